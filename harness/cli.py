@@ -48,8 +48,9 @@ COMMANDS = {
     "train": Command("harness.commands.train:train", "train one arm to its end, with checkpoints, and resume it"),
     "cost": Command("harness.commands.cost:cost", "predict hours and money of every arm's training from a few steps"),
     "upload": Command("harness.commands.upload:upload", "copy a training's folder to a URL, or the rest of it"),
+    "sweep": Command("harness.commands.sweep:sweep", "search the learning rate of a training, and report its optimum"),
     "exec": Command("harness.commands.exec:execute", "run any training command as it is, and say where its time went"),
-    "list": Command("harness.commands.list:list_shipped", "list the scenarios that are shipped"),
+    "list": Command("harness.commands.list:list_shipped", "list the scenarios and sweeps that are shipped"),
     "init": Command("harness.commands.init:init", "write a scenario for your own text, data source, loop or command"),
     "report": Command("harness.commands.report:report", "rebuild a study's report from its tables"),
     "trace": Command(

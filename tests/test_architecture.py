@@ -19,14 +19,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("launch",),
     ("timeline", "attach"),
     ("report",),
-    ("regression", "audit"),
+    ("regression", "audit", "sweep"),
     ("commands", "testing"),
     ("cli",),
     ("__main__",),
 )
 LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 TRAINER_ROOMS = {"compute", "devices", "data"}
-MOST_ROOMS = 16
+MOST_ROOMS = 17
 CLOCKS_AND_FILES = {"time", "datetime", "os", "pathlib", "io", "subprocess", "socket", "shutil", "tempfile"}
 
 

@@ -40,7 +40,27 @@ DEFAULT_PRESET: Literal["gpt2-tiny"] = "gpt2-tiny"
 DIMENSIONS = ("family", "layers", "width", "heads", "kv_heads", "ffn_width")
 
 
+MUP_FAMILIES = ("gpt2", "llama")
+
+
 Objective = Literal["causal", "masked"]
+
+
+class MupConfig(Config):
+    """Maximal update parametrization: what training does to the activations does not depend on the width, so the best
+    learning rate of a narrow model is that of a wide one (Yang et al. 2022, "Tensor Programs V", table 8)."""
+
+    base_width: int = Field(ge=1)
+    """The width at which initial weights and learning rates are the usual ones; those of other widths follow from it.
+    The same one for all the models that a learning rate is carried over between."""
+    base_heads: int | None = Field(None, ge=1)
+    """Attention heads at base_width; null: as many as the model has, so that heads are wider in a wider model."""
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> MupConfig:
+        if self.base_heads is not None and self.base_width % self.base_heads:
+            raise ValueError(f"base_width: {self.base_width} is not a multiple of base_heads ({self.base_heads})")
+        return self
 
 
 def _model_config_tag(value: Any) -> str:
@@ -107,6 +127,9 @@ class ModelConfig(Config):
     fused_gelu: bool | None = None
     """true: compute GPT-2's GELU (the tanh approximation) in one kernel of torch instead of transformers' eight. The
     same function, but other rounding: losses differ in their last digits from those of the default."""
+    mup: MupConfig | None = None
+    """Of a preset (gpt2 or llama): initial weights and learning rates by maximal update parametrization; null: the
+    usual ones. The model stays a usual one, which every reader of its checkpoints knows."""
 
     @model_validator(mode="before")
     @classmethod
@@ -130,6 +153,18 @@ class ModelConfig(Config):
                 raise ValueError(f"{given[0]} says what the model is made of; {', '.join(keys)} are of a preset alone")
             if self.pretrained is not None and self.vocab_size is not None:
                 raise ValueError("pretrained weights have the vocabulary of their config.json; leave vocab_size out")
+        return self
+
+    @model_validator(mode="after")
+    def _mup_has_a_known_shape(self) -> ModelConfig:
+        if self.mup is None:
+            return self
+        if self.is_of_files or self.factory is not None:
+            raise ValueError("mup: which weight grows with the width is known of a preset alone; allowed here: null")
+        assert self.preset is not None
+        family = self.family or PRESETS[self.preset]["family"]
+        if family not in MUP_FAMILIES:
+            raise ValueError(f"mup: not for the family {family}; allowed: {', '.join(MUP_FAMILIES)}, or mup null")
         return self
 
     @property

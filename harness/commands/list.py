@@ -12,16 +12,20 @@ def add_arguments(_parser: argparse.ArgumentParser) -> None:
 
 
 def list_shipped(_arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print every shipped scenario with its question, and every published table."""
+    """Print every shipped scenario and sweep with its question, and every published table."""
     from harness.audit.load import load_published
     from harness.scenario.load import load_scenario
-    from harness.scenario.shipped import PUBLISHED, SCENARIOS, shipped
+    from harness.scenario.shipped import PUBLISHED, SCENARIOS, SWEEPS, shipped
+    from harness.sweep.load import load_sweep
 
-    scenarios, tables = shipped(SCENARIOS), shipped(PUBLISHED)
-    width = max(map(len, [*scenarios, *tables]), default=0)
+    scenarios, sweeps, tables = shipped(SCENARIOS), shipped(SWEEPS), shipped(PUBLISHED)
+    width = max(map(len, [*scenarios, *sweeps, *tables]), default=0)
     say("harness run NAME")
     for name, path in scenarios.items():
         say(f"  {name:{width}}  {' '.join(load_scenario(path).question.split())}")
+    say("harness sweep NAME")
+    for name, path in sweeps.items():
+        say(f"  {name:{width}}  {load_sweep(path).settings.question}")
     say("harness audit NAME")
     for name, path in tables.items():
         say(f"  {name:{width}}  {load_published(path).title}")

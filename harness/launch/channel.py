@@ -9,7 +9,15 @@ import socket
 import time
 from typing import cast
 
-from harness.launch.protocol import NodeEvent, NodeOrder, RunEvent, RunOrder, StartMessage
+from harness.launch.protocol import (
+    NodeEvent,
+    NodeOrder,
+    RunEvent,
+    RunOrder,
+    StartMessage,
+    TrialEvent,
+    TrialStart,
+)
 
 _MOST_BYTES = 65536  # received at once
 
@@ -21,7 +29,9 @@ class Channel:
         self._socket = connection
         self._received = b""  # what came after the last whole line
 
-    def send(self, message: StartMessage | RunOrder | RunEvent | NodeOrder | NodeEvent) -> None:
+    def send(
+        self, message: StartMessage | RunOrder | RunEvent | NodeOrder | NodeEvent | TrialStart | TrialEvent
+    ) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive_start(self) -> StartMessage:
@@ -38,6 +48,14 @@ class Channel:
         ``timeout_s``: None waits for as long as the run lives.
         """
         return cast("RunEvent", self._receive(timeout_s))
+
+    def receive_trial_start(self) -> TrialStart:
+        """In a sweep's trial: the first message; EOFError where the sweep is gone."""
+        return cast("TrialStart", self._receive(None))
+
+    def receive_trial_event(self, timeout_s: float) -> TrialEvent:
+        """In a sweep: the next message of its trial. Raises as :meth:`receive_event` does."""
+        return cast("TrialEvent", self._receive(timeout_s))
 
     def receive_node_order(self) -> NodeOrder:
         """In a node agent: the next message; EOFError where the launcher is gone."""

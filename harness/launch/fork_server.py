@@ -31,6 +31,7 @@ from harness.launch.waiting import KILLED_S, looks
 if TYPE_CHECKING:
     from harness.launch.code import Code
 
+RUN = "harness.launch.child"  # what a forked process runs where the request does not say
 _MOST_BYTES = 4096  # of one request
 _CLOSED_S = 10.0  # for a server that has closed its socket to come to its own end
 
@@ -74,10 +75,13 @@ class ForkServer:
                 start_new_session=True,  # Ctrl-C is for the parent, which decides what is kept
             )
 
-    def fork(self, channel: socket.socket, log: Path, timeout_s: float | None = None) -> int:
-        """Fork a run that reads and writes ``channel`` and appends its output to ``log``; returns its process id."""
+    def fork(self, channel: socket.socket, log: Path, timeout_s: float | None = None, entry: str | None = None) -> int:
+        """Fork a run that reads and writes ``channel`` and appends its output to ``log``; returns its process id.
+
+        ``entry``: the module whose ``main`` it runs, in place of a run's; of this state of the code.
+        """
         with open(log, "ab") as file:
-            request: ForkRequest = {"do": "fork"}
+            request: ForkRequest = {"do": "fork"} if entry is None else {"do": "fork", "entry": entry}
             try:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], [channel.fileno(), file.fileno()])
             except OSError as error:
@@ -181,15 +185,15 @@ def main() -> int:
                 pid = os.fork()
             if pid == 0:
                 connection.close()
-                _become_run(server, *descriptors)
+                _become_run(server, message.get("entry", RUN), *descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
             answer = {"pid": pid}
         connection.send(json.dumps(answer).encode())
 
 
-def _become_run(server: int, channel: int, log: int) -> NoReturn:
-    """In the forked process: a session of its own, its output into its log, then the run; never returns."""
+def _become_run(server: int, entry: str, channel: int, log: int) -> NoReturn:
+    """In the forked process: a session of its own, its output into its log, then ``entry``; never returns."""
     code = 1
     try:
         os.setsid()
@@ -197,9 +201,7 @@ def _become_run(server: int, channel: int, log: int) -> NoReturn:
         os.dup2(log, 2)
         os.close(log)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        from harness.launch.child import main as run
-
-        code = run(channel, server)
+        code = importlib.import_module(entry).main(channel, server)
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:

@@ -5,7 +5,8 @@ starts both; the processes that it starts import modules of *their* state. So ev
 another stands here: module paths, command lines and messages. Whoever changes any of it raises :data:`VERSION`,
 and keeps the previous version in :data:`PATHS` while somebody may want to compare with it.
 
-    launcher -> fork server   packets of JSON: {"do": "fork"} with two descriptors, {"do": "wait", "pid"}
+    launcher -> fork server   packets of JSON: {"do": "fork"} with two descriptors ("entry": the module that the
+                              process runs, if not the run's), {"do": "wait", "pid"}
     fork server -> launcher   {"pid"} or {"pid", "code"}
     launcher -> run           lines of JSON: {"record", "study", "probes", "beat_s", "data"}, then
                               {"do": "profile"}, {"do": "finish"} or {"do": "turn", "turn", "settle", "steps"}: the
@@ -15,7 +16,8 @@ and keeps the previous version in :data:`PATHS` while somebody may want to compa
 
 "beat_s", "alive" and "data" came later without a new version, as each side does without the other: an older run ignores
 the keys and sends no sign of life, and an older launcher asks for none. What ranks on several machines need ("nodes",
-"meet", "clock" and the messages of node agents) stays within one state of the code: such runs are not compared.
+"meet", "clock" and the messages of node agents) stays within one state of the code: such runs are not compared. So do
+"entry" and the messages of a sweep's trials.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class ForkRequest(TypedDict):
     """Launcher to fork server, with two descriptors: the run's channel and its log."""
 
     do: Literal["fork"]
+    entry: NotRequired[str]  # module whose main(channel, fork server's pid) the process runs, in place of a run's
 
 
 class WaitRequest(TypedDict):
@@ -205,6 +208,34 @@ class RunEvent(TypedDict):
     steps: NotRequired[int]  # "alive": that the device may still have to do, for which the run now waits
     meet: NotRequired[MeetingPlace]  # "meet": rank 0 waits for the ranks of other machines
     clock_error_ns: NotRequired[int]  # "done" of a rank of another machine: of its times on rank 0's clock, at most
+
+
+class TrialStart(TypedDict):
+    """Sweep to trial: the first message."""
+
+    scenario: str  # the name that its training's folder has
+    arm: str
+    config: JsonObject
+    steps: int
+    folder: str
+    command: list[str]
+    milestones: list[int]  # after so many steps it reports and waits for an order
+    above_start: float | None  # it ends where the mean of its last losses is above the first one by this share
+    window: int  # steps of that mean
+    beat_s: float  # it says that it lives this often, while it steps
+
+
+class TrialEvent(TypedDict):
+    """Trial to sweep: where it is, or how it ended."""
+
+    event: Literal["alive", "milestone", "ended"]
+    steps: int
+    tokens: int
+    loss: float | None  # milestone: mean since the last one; ended: of the last step; None where it is not finite
+    status: NotRequired[Literal["done", "interrupted", "failed", "diverged"]]
+    validation_loss: NotRequired[float | None]
+    error: NotRequired[str | None]
+    wrong_input: NotRequired[bool]  # "error" is what the user wrote, so no other trial can work either
 
 
 def protocol_of(folder: Path) -> int:

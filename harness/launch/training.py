@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from harness.launch.budget import Allowance
 from harness.launch.channel import Channel
@@ -74,6 +74,18 @@ CHECKPOINTS, LOSSES, EVALUATIONS, LOG = "checkpoints", "losses.csv", "evaluation
 Status = Literal["done", "interrupted", "failed"]
 
 
+class Watch(Protocol):
+    """Sees a training step by step, and may end it."""
+
+    def loss(self, step: int, value: float) -> None:
+        """The loss of a step, in their order; when it is known depends on the device and on compute.sync."""
+        ...
+
+    def step(self, steps: int, tokens: int) -> bool:
+        """So many steps are done; True ends the training, as a signal does."""
+        ...
+
+
 @dataclass(frozen=True)
 class Trained:
     """How a training ended, and where it stands."""
@@ -87,6 +99,7 @@ class Trained:
     validation_loss: float | None = None  # of the last pass of this part
     part: int | None = None  # which one it is, where its ledger was written
     stopped: bool = False  # as its budget was spent
+    diverged: bool = False  # its gradient norm was not finite
 
 
 class Stopping:
@@ -123,11 +136,13 @@ def train_arm(
     source: str,
     allowed: Callable[[TrainerConfig, Goal], Allowance | None] = lambda _config, _goal: None,
     uploader: Uploader | None = None,
+    watch: Watch | None = None,
 ) -> Trained:
     """Train the one arm of ``plan`` in the folder ``out``. Raises InputError before anything ran where it cannot work.
 
     ``goal``: None for the steps that the scenario says. ``allowed``: what it may take, asked before it begins; it stops
-    when that is spent. ``uploader``: begun with the training, and asked with each checkpoint.
+    when that is spent. ``uploader``: begun with the training, and asked with each checkpoint. ``watch``: sees every
+    step, and may end the training.
     """
     arm = only_arm(plan)
     config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
@@ -169,7 +184,7 @@ def train_arm(
 
         read_header(expanded(config.resume.llmc))  # before the data of the steps before it is made
     with only_one(folder):
-        training = Training(arm, config, goal, folder, command, source, allowance, uploader)
+        training = Training(arm, config, goal, folder, command, source, allowance, uploader, watch)
         return training.run(resume, plan.scenario.name)
 
 
@@ -227,8 +242,10 @@ class Training:
         source: str,
         allowance: Allowance | None = None,
         uploader: Uploader | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.arm, self.config, self.goal, self.folder = arm, config, goal, folder
+        self._watch = watch
         self._command, self._source = list(command), source
         self._allowance, self._uploader = allowance, uploader
         self._checkpoints = folder.path / CHECKPOINTS
@@ -277,6 +294,7 @@ class Training:
             self._others.send({"do": "train", "checkpoint": where, "block": block})
         status: Status = "failed"
         error: str | None = None
+        diverged = False
         ending = RunEnding("failed", "it was interrupted")
         written = False
         tables: RunTables | None = None
@@ -319,7 +337,7 @@ class Training:
         except (RankFailedError, RanksDifferError) as raised:
             error = str(raised)
         except (LostBatchError, EndedWorkerError, FloatingPointError, OSError) as raised:
-            error = in_words(raised)
+            error, diverged = in_words(raised), isinstance(raised, FloatingPointError)
         except Exception as raised:
             if not is_out_of_memory(raised):
                 raise
@@ -338,8 +356,9 @@ class Training:
                 self._allowance.end(done=status == "done")
         part, stopped = block if written else None, self._allowance is not None and self._allowance.stopped
         return Trained(
-            self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation, part, stopped
-        )
+            self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation, part, stopped,
+            diverged,
+        )  # fmt: skip
 
     def _opened(
         self, prepared: Prepared, model: str | None, found: Checkpoint | None, run: Path
@@ -388,6 +407,8 @@ class Training:
             trained = self._steps if found is not None else 0
             rows = EvaluationTable(self.folder.path / EVALUATIONS, trained) if evaluated and first else None
             recorder = TrainingRecorder(queue if queue.available else None, table, self._tokens, rows, self.rank.of)
+            if first and self._watch is not None:
+                recorder.loss_seen = self._watch.loss
 
             def about() -> JsonObject:
                 assert table is not None
@@ -469,6 +490,8 @@ class Training:
                 share = self.goal.share(self._steps, self._tokens, batches.position.epochs)
                 if self.rank.is_first:
                     progress.step(self._steps, self._tokens, share, self._loss)
+                    if self._watch is not None and self._watch.step(self._steps, self._tokens):
+                        self._stopping.asked = True
                 if self._steps == first + max(1, self.config.warmup_steps):
                     self._compiled = compilations()
                     if queue is not None:

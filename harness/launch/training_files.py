@@ -159,6 +159,7 @@ class TrainingRecorder(StepRecorder):
         self._tokens_at: dict[int, int] = {}  # of steps whose loss is not known yet
         self.tokens = tokens
         self.last_loss: float | None = None
+        self.loss_seen: Callable[[int, float], None] | None = None  # is called with each step's
 
     def step(self, index: int) -> None:
         super().step(index)
@@ -175,6 +176,8 @@ class TrainingRecorder(StepRecorder):
         row = LossRow(step, self._tokens_at.pop(step), value)
         if self._table is not None:
             self._table.add(row)
+        if self.loss_seen is not None:
+            self.loss_seen(step, value)
 
     def validated(self, validation: Validation) -> None:
         super().validated(validation)

@@ -85,7 +85,8 @@ def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "too_short":
-        return "give at least one"
+        least = context["min_length"]
+        return "give at least one" if least == 1 else f"give at least {least}; got {context['actual_length']}"
     if kind == "literal_error":
         expected = context["expected"].replace("True", "true").replace("False", "false")  # as YAML writes them
         text = f"must be {expected}; got {shown(given)}"

@@ -82,13 +82,16 @@ def key_of_commands(document: Document) -> str | None:
     return next((key for key in (COMMAND, LOOP) if key in document.data), None)
 
 
-def read_merged(path: Path) -> Document:
-    """Merge the scenario at ``path`` over the one it extends, and nest the dotted keys of base and arms. Keep marks."""
+def read_merged(path: Path, what: str = "a scenario", needs: str = "name, question and arms") -> Document:
+    """Merge the file at ``path`` over the one it extends, and nest the dotted keys of base and arms. Keep marks.
+
+    ``what`` such files are, and ``needs``, the keys that none is without: for messages.
+    """
     chain: list[Path] = []
     documents: list[Document] = []
     while True:
         document = read_document(path, order=len(documents))
-        _check_is_mapping(document, path)
+        _check_is_mapping(document, path, what, needs)
         chain.append(path)
         documents.append(document)
         parent = document.data.get("extends")
@@ -96,7 +99,7 @@ def read_merged(path: Path) -> Document:
             break
         mark = document.marks[("extends",)]
         if not isinstance(parent, str) or not parent:
-            raise InputError(f"{mark}: extends: give the path of another scenario file")
+            raise InputError(f"{mark}: extends: give the path of another {what.removeprefix('a ')} file")
         path = Path(os.path.normpath(path.parent / parent))
         if "\0" in parent:
             raise InputError(f"{mark}: extends: {shown(parent)}: no such file")
@@ -146,11 +149,12 @@ def apply_option(document: Document, option: str, value: Json) -> None:
     document.marks[(option,)] = Mark(_COMMAND_LINE, 0, f"--{option} {value}")
 
 
-def _check_is_mapping(document: Document, path: Path) -> None:
+def _check_is_mapping(document: Document, path: Path, what: str, needs: str) -> None:
     if document.data is None:
-        raise InputError(f"{path}: empty; a scenario needs at least name, question and arms")
+        raise InputError(f"{path}: empty; {what} needs at least {needs}")
     if not isinstance(document.data, dict):
-        raise InputError(f"{document.marks[()]}: not a mapping; a scenario has keys and values (name, question, ...)")
+        some = needs.partition(" and ")[0]
+        raise InputError(f"{document.marks[()]}: not a mapping; {what} has keys and values ({some}, ...)")
 
 
 def _nest(document: Document) -> None:
@@ -192,6 +196,8 @@ def _merge(under: Document, over: Document) -> Document:
             data[key] = value
         elif key in ("base", "probes"):
             data[key] = merge(below, value)
+        elif key == "strategy":  # of a sweep: settings of another one say nothing
+            data[key] = value
         elif key == "arms":
             data[key] = below | {
                 name: merge(below[name], arm) if isinstance(arm, dict) and isinstance(below.get(name), dict) else arm

@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer.errors import InputError
 
 _ROOT = Path(__file__).parents[2]
-SCENARIOS, PUBLISHED = _ROOT / "scenarios", _ROOT / "profiles" / "published"
+SCENARIOS, SWEEPS, PUBLISHED = _ROOT / "scenarios", _ROOT / "sweeps", _ROOT / "profiles" / "published"
 
 
 def shipped(folder: Path) -> dict[str, Path]:

@@ -12,6 +12,7 @@ from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.compute.emulated import build_emulated
 from trainer.compute.host_memory import keep_freed_memory
 from trainer.compute.injected import InjectedCompute, NoCompute
+from trainer.compute.mup import scale_initial_weights
 from trainer.compute.parallel import Parallel
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
@@ -85,7 +86,10 @@ def _described(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.d
     attention = implementation(config, device)
     if (files := model_files(config.model)) is None:
         shape = resolve_shape(config.model, tokenizer_vocab_size, config.data.sequence_length)
-        return build_model(shape, attention)
+        model = build_model(shape, attention)
+        if config.model.mup is not None:
+            scale_initial_weights(model, config.model.mup)
+        return model
     shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)  # one that the data do not fit
     from trainer.transformers_models import build_from_files
 

@@ -14,6 +14,7 @@ from trainer.compute.base import Loss, Stateful
 from trainer.compute.gradients import GradientClipping
 from trainer.compute.in_flight import InFlight
 from trainer.compute.modes import compiled, fuse_gelu, keep_layer_inputs_alone
+from trainer.compute.mup import learning_rate_factors, parameter_groups
 from trainer.compute.parallel import Parallel
 from trainer.compute.precision import NormCheck, Precision
 from trainer.compute.scores import Scores, validate
@@ -74,15 +75,14 @@ class TorchCompute:
         self._config = config.optimizer
         self._extra_forwards = config.compute.extra_forwards
         self._parallel = parallel
+        rates = learning_rate_factors(self._model, config.model.mup)
         if parallel is not None:  # before the optimizer: under fsdp the parameters are others then
             self._model = parallel.wrap(self._model)
             model = self._model
         self._run = compiled(self._model, device) if config.model.compile else self._model
-        decayed = [p for p in model.parameters() if p.dim() >= 2]
-        others = [p for p in model.parameters() if p.dim() < 2]  # biases and norms: no weight decay, by custom
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": optimizer.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            [dict(one) for one in parameter_groups(model, optimizer, rates)],
             lr=optimizer.learning_rate,
             betas=(optimizer.beta1, optimizer.beta2),
             fused=True if optimizer.fused is None else optimizer.fused,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.scenario.load import load_scenario
-from harness.scenario.shipped import PUBLISHED, SCENARIOS, shipped
+from harness.scenario.shipped import PUBLISHED, SCENARIOS, SWEEPS, shipped
 from tests.commands import harness
 from trainer.errors import InputError
 
@@ -20,7 +20,7 @@ def test_every_shipped_file_is_found_by_its_name(tmp_path: Path, monkeypatch: py
         assert load_scenario(name) == load_scenario(path)
     listed = harness("list")
     assert listed.returncode == 0
-    for name in (*names, *shipped(PUBLISHED)):
+    for name in (*names, *shipped(SWEEPS), *shipped(PUBLISHED)):
         assert f"\n  {name} " in listed.stdout
     audit = harness("audit", "founding-gh200")
     assert audit.stdout == harness("audit", str(PUBLISHED / "founding-gh200.yaml")).stdout

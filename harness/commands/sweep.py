@@ -1,0 +1,98 @@
+"""harness sweep: searches the learning rate of a training, trial after trial, and reports its optimum."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.commands.arguments import PATHS_NOTE, refuse_ranks
+from harness.commands.output import say
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from harness.sweep.load import LoadedSweep
+    from harness.sweep.run import SweepEnded
+
+OUT = "results/sweeps"
+EXITS = {"done": 0, "failed": 1, "budget": 1, "diverged": 1, "interrupted": 130}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The sweep file and what overrides it, or the sweep to go on with."""
+    parser.epilog = PATHS_NOTE
+    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="sweep file, or the name of a shipped one")
+    parser.add_argument(
+        "--plan", "--dry-run", action="store_true", dest="plan", help="print the trials (and brackets), and run nothing"
+    )
+    parser.add_argument("--out", default=OUT, metavar="DIR", help="where sweeps go (default: %(default)s)")
+    parser.add_argument("--resume", metavar="DIR", help="run what the sweep in this folder still lacks")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="set a key of the sweep (strategy=greedy) or a dotted key of its base (model.layers=2); with --resume "
+        "keys of budget and limits; may be repeated",
+    )  # fmt: skip
+
+
+def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
+    """Run a sweep, or what one lacks; print what was found and where the report lies."""
+    refuse_ranks("sweep")
+    if arguments.resume is not None:
+        return _finish(_resumed(arguments, command))
+    if arguments.sweep is None:
+        raise InputError("sweep: which one? give a file (sweeps/*.yaml), the name of a shipped one, or --resume DIR")
+    from harness.sweep.load import load_sweep
+
+    loaded = load_sweep(arguments.sweep, arguments.set)
+    if arguments.plan:
+        for line in _plan(loaded):
+            say(line)
+        return 0
+    from harness.sweep.run import begin_sweep
+
+    for line in _plan(loaded):
+        print(line, file=sys.stderr)
+    return _finish(begin_sweep(loaded, Path(arguments.out), command, arguments.sweep))
+
+
+def _plan(loaded: LoadedSweep) -> list[str]:
+    from harness.sweep.messages import plan_lines
+    from harness.sweep.run import configs_of
+
+    configs, strategy = configs_of(loaded), loaded.settings.strategy
+    space = configs.space()
+    step_tokens = configs.step_tokens(configs.base)
+    asked = loaded.settings.steps
+    parameters = configs.parameters(configs.base) if asked == "compute-optimal" else None
+    title = f"sweep {loaded.settings.name}, strategy {strategy.name}"
+    return plan_lines(title, strategy.stages(space), space, step_tokens, parameters)
+
+
+def _resumed(arguments: argparse.Namespace, command: list[str]) -> SweepEnded:
+    given = {"SWEEP": arguments.sweep, "--plan": arguments.plan, "--out": arguments.out != OUT}
+    for name, value in given.items():
+        if value:
+            raise InputError(f"sweep --resume: {name} does not go with it: a sweep goes on as it was begun")
+    from harness.sweep.load import settings_with
+    from harness.sweep.run import resume_sweep
+    from harness.sweep.store import SweepFolder
+
+    path = Path(arguments.resume)
+    budget = settings_with(SweepFolder(path).read().settings, arguments.set) if arguments.set else None
+    return resume_sweep(path, command, budget)
+
+
+def _finish(ended: SweepEnded) -> int:
+    from harness.sweep.report import write_report
+
+    folder = ended.folder
+    lines = write_report(folder)
+    for line in lines:
+        say(line)
+    say(f"summary: {folder.summary_md}")
+    if ended.status == "interrupted":
+        print(f"interrupted; go on with: harness sweep --resume {folder.path}", file=sys.stderr)
+    elif ended.error is not None:
+        print(f"harness: {ended.error}; go on with: harness sweep --resume {folder.path}", file=sys.stderr)
+    return EXITS[ended.status]

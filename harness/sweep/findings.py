@@ -1,0 +1,120 @@
+"""What the trials of a sweep show: a curve for each group, its optimum, the rate that is chosen. No sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from harness.sweep.fit import Edge, LearningRateOptimum, NoOptimum, fit_optimum
+from harness.sweep.power_law import Extrapolation
+from harness.sweep.projected import Projection, project
+from harness.sweep.sizes import ProjectionPlan
+from harness.sweep.trials import Trial
+
+ChosenBy = Literal["fit", "lowest", "bound", "projection", "transfer"]
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """Trials of one group with as many steps, which differ in rate and seed alone."""
+
+    group: str
+    steps: int
+    points: tuple[tuple[float, float], ...]
+    """Learning rate and loss on held-out data, of those that came to their end."""
+    diverged: tuple[float, ...]
+    """Rates that diverged, those of short trials among them."""
+    behind: tuple[float, ...]
+    """Rates that were ended early as behind."""
+    optimum: LearningRateOptimum | NoOptimum
+
+    @property
+    def lowest(self) -> tuple[float, float] | None:
+        """Rate and loss of the trial with the lowest loss."""
+        return min(self.points, key=lambda point: point[1], default=None)
+
+
+@dataclass(frozen=True)
+class ChosenRate:
+    """The rate that a curve says is best. ``by``: fit: its minimum; bound: the end of the range that was hit; lowest:
+    the trial with the lowest loss, where no minimum could be fitted. projection: what the optima of several sizes say
+    of another size; transfer: the optimum of another width, under mup.
+    """
+
+    learning_rate: float
+    by: ChosenBy
+    ci_low: float | None
+    ci_high: float | None
+    at_edge: Edge | None
+
+
+@dataclass(frozen=True)
+class SweepFindings:
+    """The curves of a sweep, the longest trials first, and the rate that the first of them says is best.
+
+    Of a sweep that projects, the curves are in the order of their sizes, and the projection says which rate is best.
+    """
+
+    curves: tuple[RateCurve, ...]
+    chosen: ChosenRate | None
+    projection: Projection | None = None
+
+
+def findings(trials: Sequence[Trial], plan: ProjectionPlan | None = None) -> SweepFindings:
+    """What trials that have ended show; there is no chosen rate where none came to its end.
+
+    ``plan``: what is projected, where something is.
+    """
+    keys = dict.fromkeys((one.plan.group, one.plan.steps) for one in trials if one.plan.role == "curve")
+    longest: dict[str, int] = {}
+    for group, steps in keys:
+        longest[group] = max(steps, longest.get(group, 0))
+    curves = [_curve(group, steps, trials) for group, steps in longest.items()]
+    if plan is not None:
+        places = {one.group: place for place, one in enumerate(plan.sizes)}
+        curves.sort(key=lambda curve: places.get(curve.group, len(places)))
+        projection = project(plan, {curve.group: curve.optimum for curve in curves})
+        return SweepFindings(tuple(curves), _projected(projection), projection)
+    curves.sort(key=lambda curve: -curve.steps)
+    return SweepFindings(tuple(curves), _chosen(curves[0]) if curves else None)
+
+
+def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
+    own = [one for one in trials if (one.plan.group, one.plan.steps) == (group, steps) and one.plan.role == "curve"]
+    points = tuple((one.plan.learning_rate, one.score) for one in own if math.isfinite(one.score))
+    # A rate at which a shorter trial of the same model diverged would diverge here, too.
+    diverged = tuple(one.plan.learning_rate for one in own if one.status == "diverged") + tuple(
+        one.plan.learning_rate for one in trials if one.plan.role == "probe" and one.status == "diverged" and not group
+    )
+    behind = tuple(one.plan.learning_rate for one in own if one.status == "behind")
+    # Of a rate that ended early only that much is known: it is not the best. So it bounds the optimum from above.
+    worse = [*diverged, *behind]
+    rates = [rate for rate, _ in points] + worse
+    optimum = fit_optimum(rates, [loss for _, loss in points] + [math.inf] * len(worse))
+    if optimum.at_edge == "low" and any(rate < min(one for one, _ in points) for rate in behind):
+        optimum = replace(optimum, at_edge=None)
+    if len({rate for rate, _ in points}) < 2:  # one rate has no neighbour that it is better than
+        optimum = replace(optimum, at_edge=None)
+    return RateCurve(group, steps, points, diverged, behind, optimum)
+
+
+def _projected(found: Projection) -> ChosenRate | None:
+    if isinstance(one := found.prediction, Extrapolation):
+        return ChosenRate(one.learning_rate, "projection", one.ci_low, one.ci_high, None)
+    largest = found.largest
+    if found.unit != "width" or largest is None or not isinstance(optimum := largest.optimum, LearningRateOptimum):
+        return None
+    return ChosenRate(optimum.learning_rate, "transfer", optimum.ci_low, optimum.ci_high, None)
+
+
+def _chosen(curve: RateCurve) -> ChosenRate | None:
+    lowest, optimum = curve.lowest, curve.optimum
+    if lowest is None:
+        return None
+    if isinstance(optimum, NoOptimum):
+        by: ChosenBy = "lowest" if optimum.at_edge is None else "bound"
+        return ChosenRate(lowest[0], by, None, None, optimum.at_edge)
+    by = "fit" if optimum.at_edge is None else "bound"
+    return ChosenRate(optimum.learning_rate, by, optimum.ci_low, optimum.ci_high, optimum.at_edge)

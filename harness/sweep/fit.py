@@ -1,0 +1,234 @@
+"""Fits the optimum of a U-shaped curve of final loss against learning rate. Numbers only, and no clock and no file.
+
+Near its minimum the loss is taken for a quadratic in the logarithm of the learning rate:
+
+    loss
+      |  o                     .  cut: more than 4 times as steep as the others
+      |     o              o
+      |         o       o
+      |             o            lowest: the window reaches from a quarter to four times its rate
+      +------------------------ log learning rate
+
+The interval of the vertex is Fieller's (1954, "Some problems in interval estimation"): all places where the slope of
+the fitted quadratic is not distinguishable from 0 at 95 %, by Student's t with the residuals' degrees of freedom. It is
+exact for normal errors however few points there are, and it has no end where the curvature could be 0. Where a cubic
+through the same points has its minimum outside of that, the interval reaches to it: real curves are steeper on the high
+side, and their quadratic has its vertex too low (by some 15 % where the loss rises four times as fast on that side at
+four times the best rate: more than the interval says of many points with little noise).
+What it does not hold: what another seed of all trials together, or another length of training, would change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.statistics import CONFIDENCE, student_t
+
+Edge = Literal["low", "high"]
+
+MIN_RATES = 4  # distinct learning rates with a loss: a quadratic fits any three
+# The fit takes the rates within a factor of 4 of the lowest one, as curves are lopsided further out. Where these do not
+# bound the optimum (noise, or trials that lie close together) it takes those within 8, then 16.
+REACHES = (math.log(4), math.log(8), math.log(16))
+LEAST_REACH = 2  # but at least so many distinct ones on each side, where there are
+# An end of the window is a cliff (a rate where training begins to diverge) where its rise above the lowest loss, over
+# the square of its distance, is this many times the median. Evenly spaced points of a parabola have at most 2.
+CLIFF = 4.0
+LARGEST_LOSS = 1e30  # nats; above it a loss counts as not finite, and sums of squares have no overflow
+
+
+@dataclass(frozen=True)
+class LearningRateOptimum:
+    """The learning rate of the lowest loss, by a quadratic in its logarithm through the points around the lowest."""
+
+    learning_rate: float
+    """Of the vertex, held within the rates that were tried."""
+    ci_low: float | None
+    """95 % interval (Fieller's); None: the points do not bound it on this side."""
+    ci_high: float | None
+    loss: float
+    """Of the fitted quadratic at ``learning_rate``."""
+    at_edge: Edge | None
+    """The end of the tried range that was hit: the optimum may lie beyond it. Divergence above is no such end."""
+    r2: float
+    """Share of the variance of the losses of the window that the quadratic explains."""
+    points: int
+    """Trials that the fit took, of all that have a loss."""
+
+    def holds(self, learning_rate: float) -> bool:
+        """Whether the interval holds ``learning_rate``; a missing bound excludes nothing."""
+        return (self.ci_low or 0.0) <= learning_rate <= (math.inf if self.ci_high is None else self.ci_high)
+
+
+@dataclass(frozen=True)
+class NoOptimum:
+    """Why a curve has no fitted optimum."""
+
+    reason: Literal["too-few", "not-convex", "flat"]
+    """too-few: fewer than :data:`MIN_RATES` rates with a loss; not-convex: no minimum; flat: all losses alike."""
+    rates: int
+    """Distinct learning rates with a finite loss."""
+    lowest: float | None
+    """The rate of the lowest loss, where there is a loss at all."""
+    at_edge: Edge | None
+
+
+def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None]) -> LearningRateOptimum | NoOptimum:
+    """The optimum of one loss per trial. A rate may occur several times, as with several seeds.
+
+    A loss that is None or not finite is left out. Above the largest rate with a loss it says that training diverged.
+    Raises ValueError where a rate is not above 0 or the two differ in length.
+    """
+    if len(learning_rates) != len(losses):
+        raise ValueError(f"{len(learning_rates)} learning rates, {len(losses)} losses")
+    if not all(0 < rate < math.inf for rate in learning_rates):
+        raise ValueError("learning rates must be above 0 and finite")
+    trials = zip(map(math.log, learning_rates), losses, strict=True)
+    kept = sorted((rate, loss) for rate, loss in trials if loss is not None and abs(loss) < LARGEST_LOSS)
+    x, y = np.array([one for one, _ in kept]), np.array([loss for _, loss in kept], dtype=np.float64)
+    rates = np.unique(x)
+    if not len(rates):
+        return NoOptimum("too-few", 0, None, None)
+    means = np.array([y[x == rate].mean() for rate in rates])
+    lowest = int(means.argmin())
+    diverged = min((rate for rate in map(math.log, learning_rates) if rate > rates[-1]), default=None)
+    at_edge: Edge | None = None
+    if lowest == 0 < len(rates) - 1:
+        at_edge = "low"
+    elif lowest == len(rates) - 1 and diverged is None:
+        at_edge = "high"
+    if len(rates) < MIN_RATES:
+        return NoOptimum("too-few", len(rates), math.exp(rates[lowest]), at_edge)
+    fits = []
+    for reach in REACHES:
+        first, last = _window(rates, means, lowest, reach)
+        inside = (x >= rates[first]) & (x <= rates[last])
+        fits.append((_quadratic(x[inside] - rates[lowest], y[inside]), int(inside.sum())))
+        if isinstance(fits[-1][0], _Quadratic) and fits[-1][0].is_bounded:
+            break
+    else:
+        fits = fits[:1]
+    fitted, points = fits[-1]
+    if isinstance(fitted, str):
+        return NoOptimum(fitted, len(rates), math.exp(rates[lowest]), at_edge)
+    vertex, low, high = (rates[lowest] + one for one in (fitted.vertex, fitted.low, fitted.high))
+    if vertex < rates[0]:
+        at_edge = "low"
+    elif vertex > rates[-1] and diverged is None:
+        at_edge = "high"
+    held = min(max(vertex, rates[0]), rates[-1])
+    low, high = min(low, held), max(high, held)
+    if diverged is not None:  # a rate that diverges is not the best
+        high = max(held, min(high, diverged))
+    return LearningRateOptimum(
+        math.exp(held),
+        None if at_edge == "low" else _rate(low),
+        None if at_edge == "high" else _rate(high),
+        fitted.at(held - rates[lowest]),
+        at_edge,
+        fitted.r2,
+        points,
+    )
+
+
+def _rate(log: float) -> float | None:
+    """exp(log), None where no float is left of it."""
+    found = math.exp(log) if log < 700 else math.inf
+    return found if 0 < found < math.inf else None
+
+
+def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int, reach: float) -> tuple[int, int]:
+    """First and last of the rates that the fit takes: around the lowest, without cliffs, at least MIN_RATES."""
+    near = np.flatnonzero(np.abs(rates - rates[lowest]) <= reach * (1 + 1e-9))
+    last = min(len(rates) - 1, max(int(near[-1]), lowest + LEAST_REACH, MIN_RATES - 1))
+    first = max(0, min(int(near[0]), lowest - LEAST_REACH, len(rates) - MIN_RATES))
+    off = np.delete(np.arange(len(rates)), lowest)
+    curvature = np.zeros(len(rates))
+    curvature[off] = (means[off] - means[lowest]) / (rates[off] - rates[lowest]) ** 2
+    limit = CLIFF * float(np.median(curvature[off[(off >= first) & (off <= last)]]))
+    while last - first >= MIN_RATES:
+        ends = [end for end in (first, last) if abs(end - lowest) > 1]  # neighbours of the lowest stay
+        steepest = max(ends, key=lambda end: curvature[end])
+        if curvature[steepest] <= limit:
+            break
+        first, last = (first + 1, last) if steepest == first else (first, last - 1)
+    return first, last
+
+
+def _cubic_minimum(design: NDArray[np.float64], rises: NDArray[np.float64]) -> float | None:
+    """Where a cubic through the same points has its minimum; None where that is not within them."""
+    places = design[:, 1]
+    if len(np.unique(places)) <= MIN_RATES:
+        return None
+    whole = np.hstack([design, places[:, None] ** 3])
+    _, b, c, d = (float(one) for one in np.linalg.pinv(whole.T @ whole) @ whole.T @ rises)
+    root = c * c - 3 * b * d  # of b + 2 c v + 3 d v ** 2; at the minimum the second derivative is its root, above 0
+    if root <= 0:
+        return None
+    found = -b / (c + math.sqrt(root))
+    return found if places.min() <= found <= places.max() else None
+
+
+@dataclass(frozen=True)
+class _Quadratic:
+    """A convex quadratic; all places relative to the x that it was fitted on."""
+
+    vertex: float
+    low: float
+    high: float
+    r2: float
+    coefficients: tuple[float, float, float]  # of (x / scale) ** 0, 1, 2, in units of rise above base
+    scale: float
+    rise: float
+    base: float
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the curvature is above 0 with 95 %, so that the interval has two ends."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    def at(self, x: float) -> float:
+        """The fitted loss."""
+        a, b, c = self.coefficients
+        place = x / self.scale
+        return self.base + self.rise * (a + b * place + c * place**2)
+
+
+def _quadratic(x: NDArray[np.float64], y: NDArray[np.float64]) -> _Quadratic | Literal["not-convex", "flat"]:
+    """Least squares, and Fieller's interval of the vertex."""
+    base = float(y.min())
+    rise = float(y.max()) - base
+    if not rise > 1e-12 * abs(base):
+        return "flat"
+    scale = float(np.abs(x).max())
+    places, rises = x / scale, (y - base) / rise
+    design = np.stack([np.ones_like(places), places, places**2], axis=1)
+    inverse = np.linalg.pinv(design.T @ design)
+    a, b, c = (float(one) for one in inverse @ design.T @ rises)
+    if not c > 1e-9:
+        return "not-convex"
+    residuals = rises - design @ np.array([a, b, c])
+    squares = float(residuals @ residuals)
+    freedom = len(x) - 3
+    covariance = inverse * squares / freedom
+    # Places v where (b + 2 c v) ** 2 <= t ** 2 * its variance: p v ** 2 + 2 q v + r <= 0.
+    t2 = student_t(1 - (1 - CONFIDENCE) / 2, freedom) ** 2
+    p = 4 * (c * c - t2 * float(covariance[2, 2]))
+    q = 2 * (b * c - t2 * float(covariance[1, 2]))
+    r = b * b - t2 * float(covariance[1, 1])
+    low, high = -math.inf, math.inf
+    if p > 0:  # the curvature is not 0 with 95 %: then the two roots are real, but for rounding
+        root = math.sqrt(max(0.0, q * q - p * r))
+        low, high = (-q - root) / p, (-q + root) / p
+    spread = float(((rises - rises.mean()) ** 2).sum())
+    vertex = -b / (2 * c)
+    cubic = _cubic_minimum(design, rises)
+    held = (vertex, vertex if cubic is None else cubic)
+    ends = min(low, *held) * scale, max(high, *held) * scale
+    return _Quadratic(vertex * scale, *ends, 1 - squares / spread, (a, b, c), scale, rise, base)

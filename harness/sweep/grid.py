@@ -1,0 +1,86 @@
+"""Trains the rates of a grid, or rates drawn at random; the strategy early-stopping ends those that fall behind."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Literal
+
+from pydantic import Field
+
+from harness.sweep.trials import SearchSpace, TrialPlan, Trials, TrialStage
+from trainer.config import Config
+
+
+class GridStrategy(Config):
+    """Every rate of a grid, to its end."""
+
+    name: Literal["grid"]
+    trials: int = Field(10, ge=1, le=10_000)
+    """Rates; evenly spaced in their logarithm, both bounds among them."""
+
+    def stages(self, space: SearchSpace) -> list[TrialStage]:
+        return [TrialStage("grid", self.trials * len(space.seeds), space.steps)]
+
+    def search(self, space: SearchSpace) -> Trials:
+        for rate in spread(grid(space.low, space.high, self.trials)):
+            for seed in space.seeds:
+                yield TrialPlan(rate, space.steps, seed)
+
+
+class EarlyStoppingStrategy(Config):
+    """A grid or random rates at a fraction of the steps; those that fall behind end early.
+
+    A trial is behind where its mean training loss since the last milestone is above the median of those that trials
+    before it had there (median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2, with the loss of the
+    milestone in place of the best so far).
+    """
+
+    name: Literal["early-stopping"]
+    trials: int = Field(10, ge=1, le=10_000)
+    """Rates."""
+    draw: Literal["grid", "random"] = "grid"
+    """grid: evenly spaced in their logarithm, both bounds among them; random: uniform in their logarithm."""
+    fraction: float = Field(0.25, gt=0, le=1)
+    """Share of the steps that a trial has. Its schedule ends with it."""
+
+    def stages(self, space: SearchSpace) -> list[TrialStage]:
+        steps = shortened(space.steps, self.fraction)
+        return [TrialStage("early-stopping", self.trials * len(space.seeds), steps)]
+
+    def search(self, space: SearchSpace) -> Trials:
+        steps = shortened(space.steps, self.fraction)
+        if self.draw == "grid":
+            rates = spread(grid(space.low, space.high, self.trials))
+        else:
+            chance = random.Random(f"early-stopping/{space.seed}")
+            rates = [log_uniform(chance, space.low, space.high) for _ in range(self.trials)]
+        for rate in rates:
+            for seed in space.seeds:
+                yield TrialPlan(rate, steps, seed, ends_behind=True)
+
+
+def grid(low: float, high: float, count: int) -> list[float]:
+    """``count`` rates from ``low`` to ``high``, evenly spaced in their logarithm; one: the middle."""
+    if count == 1:
+        return [math.sqrt(low * high)]
+    ratio = math.log(high / low)
+    inner = [low * math.exp(ratio * place / (count - 1)) for place in range(1, count - 1)]
+    return [low, *inner, high]  # the bounds as they were given, not as rounding has them
+
+
+def spread(rates: list[float]) -> list[float]:
+    """The same rates in an order whose first ones lie all over the range: each halves what is left between others."""
+    bits = max(1, (len(rates) - 1).bit_length())
+    places = (int(format(place, f"0{bits}b")[::-1], 2) for place in range(2**bits))  # van der Corput's sequence
+    return [rates[place] for place in places if place < len(rates)]
+
+
+def log_uniform(chance: random.Random, low: float, high: float) -> float:
+    """A rate whose logarithm is uniform between those of the bounds."""
+    return min(max(math.exp(chance.uniform(math.log(low), math.log(high))), low), high)
+
+
+def shortened(steps: int, fraction: float) -> int:
+    """Optimizer steps of a trial with that share of the steps."""
+    return max(1, round(steps * fraction))

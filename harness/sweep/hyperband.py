@@ -1,0 +1,95 @@
+"""Hyperband (Li et al. 2018, "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", algorithm 1).
+
+    bracket s   n = ceil((s_max + 1) / (s + 1) * eta ** s) rates begin with R / eta ** s steps
+    rung i      the best floor(n / eta ** i) of them go on with R / eta ** (s - i) steps
+
+A rate that goes on is trained from the start, to the rung's steps, which is what the algorithm's budget counts: so
+nothing is kept between rungs, and each trial's schedule ends with it. Steps are whole: a rung's are rounded down.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, floor
+from typing import Literal
+
+from pydantic import Field
+
+from harness.sweep.grid import log_uniform
+from harness.sweep.trials import SearchSpace, Trial, TrialPlan, Trials, TrialStage
+from trainer.config import Config
+from trainer.errors import InputError
+from trainer.json_types import JsonObject
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Trials of one bracket with the same steps."""
+
+    trials: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """One round of successive halving; ``s`` is the number of times that it halves (by eta)."""
+
+    s: int
+    rungs: tuple[Rung, ...]
+
+
+class HyperbandStrategy(Config):
+    """Hyperband: brackets of successive halving, from many short trials to a few full ones."""
+
+    name: Literal["hyperband"]
+    R: int | None = Field(None, ge=1, le=10_000_000)
+    """Optimizer steps of the longest trial; null: those of the sweep."""
+    eta: int = Field(3, ge=2, le=100)
+    """Of a rung's rates one in eta goes on, with eta times as many steps."""
+
+    def stages(self, space: SearchSpace) -> list[TrialStage]:
+        return [
+            TrialStage(f"rung {place}", rung.trials, rung.steps, of=f"s = {bracket.s}")
+            for bracket in brackets(self._longest(space), self.eta)
+            for place, rung in enumerate(bracket.rungs)
+        ]
+
+    def search(self, space: SearchSpace) -> Trials:
+        yield from hyperband(space, self._longest(space), self.eta)
+
+    def _longest(self, space: SearchSpace) -> int:
+        if len(space.seeds) > 1:
+            raise InputError("seeds: hyperband trains each rate with one seed; give one")
+        return self.R or space.steps
+
+
+def hyperband(
+    space: SearchSpace, most_steps: int, eta: int, group: str = "", overrides: JsonObject | None = None
+) -> Trials:
+    """The trials of every bracket, for one size of model (``group`` and ``overrides``)."""
+    for bracket in brackets(most_steps, eta):
+        chance = random.Random(f"hyperband/{space.seed}/{group}/{bracket.s}")
+        rates = [log_uniform(chance, space.low, space.high) for _ in range(bracket.rungs[0].trials)]
+        for rung in bracket.rungs:
+            ended: list[Trial] = []
+            for rate in rates[: rung.trials]:
+                plan = TrialPlan(rate, rung.steps, space.seeds[0], group, overrides=overrides or {})
+                ended.append((yield plan))
+            # What diverged never goes on, though fewer are left then than the table says.
+            alive = [one for one in ended if one.status == "done"]
+            rates = [one.plan.learning_rate for one in sorted(alive, key=lambda one: (one.score, one.number))]
+
+
+def brackets(most_steps: int, eta: int) -> list[Bracket]:
+    """The table of Hyperband for R = ``most_steps``: every bracket with its rungs. In whole numbers throughout."""
+    s_max = 0
+    while eta ** (s_max + 1) <= most_steps:  # floor(log_eta(R)), which floating point gets wrong for powers
+        s_max += 1
+    found = []
+    for s in range(s_max, -1, -1):
+        n = ceil(Fraction(s_max + 1, s + 1) * eta**s)
+        rungs = [Rung(floor(Fraction(n, eta**i)), floor(Fraction(most_steps * eta**i, eta**s))) for i in range(s + 1)]
+        found.append(Bracket(s, tuple(rungs)))
+    return found

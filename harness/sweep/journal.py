@@ -1,0 +1,157 @@
+"""Keeps the trials in Optuna's journal, a file to which every change of a trial is appended and synchronized.
+
+A trial is created with its plan in one record, so it is there as a whole or not at all. Optuna ignores a half record at
+the end of the file, but would append the next one to it: what a kill left half written is cut off before anything is
+written. The sweep's folder is locked by the kernel as long as it runs, so Optuna's own lock file, which outlives a
+killed process, is not used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from harness.sweep.trials import Role, Trial, TrialPlan, TrialStatus
+from trainer.errors import InputError, one_line
+from trainer.json_types import Json, JsonObject
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+NAME = "learning-rate"
+FILE = "trials.journal"
+PLAN, OUTCOME, MILESTONE = "plan", "outcome", "milestone/"
+
+
+class TrialJournal:
+    """The trials of one sweep. One process at a time may have it open (``only_one``)."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the journal in ``folder``, or begin it. Raises InputError where it cannot be read."""
+        try:
+            import optuna
+            from optuna.storages import JournalStorage
+            from optuna.storages.journal import JournalFileBackend
+        except ImportError as error:
+            raise InputError(
+                "harness sweep needs the package optuna: pip install 'llm-training-harness[sweep]'"
+            ) from error
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.path = folder / FILE
+        cut_half_record(self.path)
+        try:
+            storage = JournalStorage(JournalFileBackend(str(self.path), lock_obj=_held()))
+            self._study: Study = optuna.create_study(storage=storage, study_name=NAME, load_if_exists=True)
+        except (ValueError, KeyError, TypeError, AssertionError) as error:
+            raise InputError(f"{self.path}: not a journal of a sweep ({one_line(error)})") from error
+
+    def trials(self) -> list[Trial]:
+        """All trials in their order. Raises InputError where a record is none of a sweep."""
+        try:
+            return [_trial(one) for one in self._study.get_trials(deepcopy=False)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.path}: holds a trial that no sweep wrote ({one_line(repr(error))})") from error
+
+    def begin(self, plan: TrialPlan) -> Trial:
+        """Add a trial that runs from now on."""
+        from optuna.distributions import FloatDistribution
+        from optuna.trial import TrialState, create_trial
+
+        rate = plan.learning_rate
+        self._study.add_trial(
+            create_trial(
+                state=TrialState.RUNNING,
+                params={"learning_rate": rate},
+                distributions={"learning_rate": FloatDistribution(rate, rate, log=True)},
+                user_attrs={PLAN: asdict(plan)},
+            )
+        )
+        return self.trials()[-1]
+
+    def milestone(self, trial: Trial, steps: int, loss: float) -> None:
+        """Note the mean training loss up to a milestone; once noted it stays, as a resumed trial comes there again."""
+        if steps not in trial.milestones:
+            self._study._storage.set_trial_intermediate_value(self._id(trial), steps, loss)
+
+    def end(self, trial: Trial) -> None:
+        """Note how a trial ended."""
+        from optuna.trial import TrialState
+
+        outcome = {
+            "status": trial.status, "training_loss": trial.training_loss, "steps": trial.steps, "tokens": trial.tokens,
+            "seconds": trial.seconds, "hellaswag": trial.hellaswag,
+        }  # fmt: skip
+        storage, number = self._study._storage, self._id(trial)
+        storage.set_trial_user_attr(number, OUTCOME, outcome)
+        if trial.status == "done":
+            assert trial.loss is not None
+            storage.set_trial_state_values(number, TrialState.COMPLETE, [trial.loss])
+        else:
+            storage.set_trial_state_values(number, TrialState.PRUNED)
+
+    def _id(self, trial: Trial) -> int:
+        storage, study = self._study._storage, self._study._study_id
+        return int(storage.get_trial_id_from_study_id_trial_number(study, trial.number))
+
+
+def cut_half_record(path: Path) -> None:
+    """Cut off what follows the last line end of the file, where there is a file."""
+    try:
+        with open(path, "rb+") as file:
+            content = file.read()
+            end = content.rfind(b"\n") + 1
+            if end < len(content):
+                file.truncate(end)
+                os.fsync(file.fileno())
+    except FileNotFoundError:
+        pass
+
+
+def _held() -> object:
+    """A lock for Optuna that is held already: the folder's."""
+    from optuna.storages.journal._file import BaseJournalFileLock
+
+    class HeldLock(BaseJournalFileLock):  # type: ignore[misc]  # where optuna is not installed
+        def acquire(self) -> bool:
+            return True
+
+        def release(self) -> None:
+            pass
+
+    return HeldLock()
+
+
+def _trial(frozen: FrozenTrial) -> Trial:
+    plan = _plan(frozen.user_attrs[PLAN])
+    milestones = dict(frozen.intermediate_values)
+    if not frozen.state.is_finished():
+        return Trial(frozen.number, plan, milestones=milestones)
+    found: JsonObject = frozen.user_attrs[OUTCOME]
+    return Trial(
+        frozen.number,
+        plan,
+        cast("TrialStatus", found["status"]),
+        None if frozen.values is None else frozen.values[0],
+        cast("float | None", found["training_loss"]),
+        int(cast("int", found["steps"])),
+        int(cast("int", found["tokens"])),
+        float(cast("float", found["seconds"])),
+        cast("float | None", found["hellaswag"]),
+        milestones,
+    )
+
+
+def _plan(content: Mapping[str, Json]) -> TrialPlan:
+    return TrialPlan(
+        float(cast("float", content["learning_rate"])),
+        int(cast("int", content["steps"])),
+        int(cast("int", content["seed"])),
+        str(content["group"]),
+        cast("Role", content["role"]),
+        bool(content["ends_behind"]),
+        dict(cast("JsonObject", content["overrides"])),
+    )

@@ -1,0 +1,177 @@
+"""Loads a sweep file, merges what it extends and the options over it, and checks it: one line for each mistake."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from harness.scenario.errors import Problem, did_you_mean, first_error, problems_of
+from harness.scenario.load import load_scenario, read_merged
+from harness.scenario.overrides import DottedKeyError, expand, flatten, has, merge
+from harness.scenario.plan import make_plan
+from harness.scenario.shipped import SCENARIOS, SWEEPS, find
+from harness.scenario.yaml import Document, Mark, parse_document
+from harness.sweep.model import SweepConfig
+from harness.sweep.sizes import ModelSize
+from harness.sweep.strategies import NAMES, SETTINGS
+from trainer.config import TrainerConfig
+from trainer.errors import InputError, one_line
+from trainer.json_types import Json, JsonObject, section
+
+DEFAULT_ARM = "trial"
+STEPS = "must be a number of steps from 1 to 10,000,000, compute-optimal, or {tokens: N}"
+LONGEST = 1_000_000_000  # optimizer.schedule_steps allows no more
+OPTIONS = 1_000_000  # Mark.order of options: after every file
+# What the search itself sets in each trial, and the key of the sweep that says it.
+SET_BY_SWEEP = {
+    "optimizer.learning_rate": "learning_rate",
+    "optimizer.schedule_steps": "steps",
+    "steps": "steps",
+    "seed": "seeds",
+}
+
+
+class LoadedSweep(NamedTuple):
+    """A sweep file and the configuration that its trials share."""
+
+    settings: SweepConfig
+    arm: str
+    config: TrainerConfig
+
+
+def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
+    """Read, extend, override and check the sweep file at ``path``, or the shipped one of that name.
+
+    ``sets`` are ``key=value`` texts: keys of the sweep (``strategy=greedy``) or dotted keys of its base. Raises
+    InputError, one line: file, line, dotted key, what is allowed.
+    """
+    file = find(path, SWEEPS)
+    document = read_merged(file, "a sweep", "name, learning_rate, strategy and steps")
+    for text in sets:
+        apply_sweep_set(document, text)
+    settings = check_settings(document)
+    arm, config = _arm_of(settings, document, file)
+    return LoadedSweep(settings, arm, config)
+
+
+def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None = None) -> None:
+    """Merge ``--set key=value`` over ``document``. ``allowed``: only these keys of the sweep, and none of its base."""
+    label = one_line(f"--set {text}")
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not key:
+        raise InputError(f"{label}: give key=value, as in --set strategy=greedy")
+    first = key.split(".")[0]
+    if allowed is not None and first not in allowed:
+        raise InputError(f"{label}: a sweep goes on as it was begun; allowed here: keys of {', '.join(allowed)}")
+    if first in ("extends", "scenario", "arm"):
+        raise InputError(f"{label}: {first} is set in the file; --set takes other keys of a sweep, or of its base")
+    if first not in SweepConfig.model_fields:
+        key = f"base.{key}"
+    try:
+        over = expand({key: parse_document(value, label, numbered=False).data})
+    except DottedKeyError as error:
+        raise InputError(f"{label}: {error}") from error
+    whole = key == "strategy"
+    document.data = {**document.data, **over} if whole else merge(document.data, over)
+    mark = Mark(OPTIONS, 0, label)
+    for leaf in flatten(over):
+        path = tuple(leaf.split("."))
+        document.marks |= {path[:end]: mark for end in range(2 if path[0] == "base" else 1, len(path) + 1)}
+
+
+def settings_with(settings: JsonObject, sets: Sequence[str]) -> SweepConfig:
+    """The recorded settings of a sweep with ``--set`` of a budget or a limit over them. Raises InputError."""
+    kept = {key: value for key, value in settings.items() if value is not None}
+    document = Document(kept, {(): Mark(0, 0, "sweep.json")})
+    for text in sets:
+        apply_sweep_set(document, text, ("budget", "limits"))
+    return check_settings(document)
+
+
+def check_settings(document: Document) -> SweepConfig:
+    """The sweep of a document. Raises InputError, one line for each mistake."""
+    data = {key: value for key, value in document.data.items() if value is not None}
+    try:
+        settings = SweepConfig.model_validate(data, strict=True)
+    except ValidationError as error:
+        raise _first(error, SweepConfig, document, ()) from error
+    base = settings.base
+    for key, instead in SET_BY_SWEEP.items():
+        if has(base, key):
+            where = document.nearest(("base", *key.split(".")))
+            raise InputError(f"{where}: base.{key}: the search sets it; say it by the sweep's {instead}")
+    for key in ("schedule", "final_fraction", "weight_decay"):
+        if getattr(settings, key) is not None and has(base, f"optimizer.{key}"):
+            where = document.nearest(("base", "optimizer", key))
+            raise InputError(f"{where}: base.optimizer.{key}: the sweep's {key} says it too; give one of them")
+    if settings.batch_tokens is not None and has(base, "optimizer.accumulation"):
+        where = document.nearest(("base", "optimizer", "accumulation"))
+        raise InputError(f"{where}: base.optimizer.accumulation: batch_tokens sets it; give one of them")
+    return settings
+
+
+def _arm_of(settings: SweepConfig, document: Document, file: Path) -> tuple[str, TrainerConfig]:
+    """The name and the configuration that the trials share."""
+    name, below = DEFAULT_ARM, dict[str, Json]()
+    if settings.scenario is None and settings.arm is not None:
+        raise InputError(f"{document.nearest(('arm',))}: arm: goes with scenario; give that too")
+    if settings.scenario is not None:
+        name, below = _scenario_arm(settings.scenario, settings.arm, document, file)
+    over = dict(settings.base)
+    # Of the length of a schedule nothing is known yet: each trial has its own.
+    over["optimizer"] = {**merge(section(over, "optimizer"), _optimizer(settings)), "schedule_steps": LONGEST}
+    try:
+        # Strictly what is written here; what the arm holds was checked before.
+        return name, TrainerConfig.model_validate(merge(below, over), strict=not below)
+    except ValidationError as error:
+        raise _first(error, TrainerConfig, document, ("base",)) from error
+
+
+def _scenario_arm(scenario: str, arm: str | None, document: Document, file: Path) -> tuple[str, dict[str, Json]]:
+    mark = document.nearest(("scenario",))
+    relative = Path(os.path.normpath(file.parent / scenario))
+    place = relative if relative.exists() else find(scenario, SCENARIOS)
+    try:
+        plan = make_plan(load_scenario(place), str(place), [] if arm is None else [arm])
+    except InputError as error:
+        raise InputError(f"{mark}: scenario {scenario}: {str(error).replace('--arm', 'arm', 1)}") from error
+    arms = [one for one in plan.arms if one.control is None]
+    if len(arms) != 1:
+        names = ", ".join(one.name for one in arms)
+        raise InputError(f"{mark}: arm: one arm is trained, and {scenario} has {len(arms)}: {names}")
+    return arms[0].name, arms[0].config.model_dump(mode="json")
+
+
+def _optimizer(settings: SweepConfig) -> dict[str, Json]:
+    names = ("schedule", "final_fraction", "weight_decay")
+    return {name: value for name in names if (value := getattr(settings, name)) is not None}
+
+
+def _first(error: ValidationError, model: type[BaseModel], document: Document, above: tuple[str, ...]) -> InputError:
+    """One InputError for all that pydantic found; keys of ``model`` lie below ``above`` in the document."""
+    found = []
+    for kind, problem in problems_of(error, model):
+        path = tuple(part for place, part in enumerate(problem.path) if not (place == 1 and _is_tag(problem.path)))
+        message = problem.message
+        if path[:1] == ("steps",) and not above and kind != "missing":  # pydantic has a line for each of its forms
+            path, message = path[:1], STEPS
+        elif kind == "extra_forbidden" and _is_tag(problem.path):
+            below = str(problem.path[2]) if len(problem.path) > 3 else None  # a list of a strategy's, as its sizes
+            message = _unknown_setting(str(problem.path[1]), below, str(path[-1]))
+        found.append(Problem((*above, *path), message))
+    first = first_error(found, document)
+    assert first is not None
+    return first
+
+
+def _unknown_setting(strategy: str, below: str | None, key: str) -> str:
+    allowed = list((ModelSize if below == "sizes" else SETTINGS[strategy]).model_fields)
+    return f"unknown key of {below or strategy}{did_you_mean(key, allowed) or ';'} allowed: {', '.join(allowed)}"
+
+
+def _is_tag(path: tuple[str | int, ...]) -> bool:
+    return len(path) > 1 and path[0] == "strategy" and path[1] in NAMES

@@ -1,0 +1,114 @@
+"""Words what a sweep says besides its report: what ends it, with the arithmetic; its plan; a line for each trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.report.words import count, number
+from harness.sweep.budget import Resource, Shortage
+from harness.sweep.store import Pilot
+from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
+
+MINUTE, HOUR = 60, 3600
+
+
+def rate(value: float) -> str:
+    """A learning rate: ``2.15e-03``."""
+    return f"{value:.2e}"
+
+
+def duration(seconds: float) -> str:
+    """``4.2 s``, ``3.1 min``, ``12.5 h``."""
+    if seconds < 2 * MINUTE:
+        return f"{number(seconds)} s"
+    return f"{number(seconds / MINUTE)} min" if seconds < 2 * HOUR else f"{number(seconds / HOUR)} h"
+
+
+def amount(resource: Resource, value: float) -> str:
+    """So much of what a budget limits."""
+    if resource == "tokens":
+        return f"{value:,.0f} tokens"
+    return f"{value:.4g} USD" if resource == "usd" else duration(value * HOUR)
+
+
+def all_diverged(trials: Sequence[Trial]) -> bool:
+    """Whether every trial that was to come to its end diverged; where there was none, every probe."""
+    full = [trial for trial in trials if trial.plan.role != "probe"] or trials
+    return bool(full) and all(trial.status == "diverged" for trial in full)
+
+
+def smaller_than_a_trial(
+    short: Shortage, plan: TrialPlan, step_tokens: int, pilot: Pilot | None, price: float | None
+) -> str:
+    """Why a sweep is not begun: one full trial needs more than the whole budget."""
+    if pilot is None:
+        arithmetic = f"{plan.steps:,} steps x {step_tokens:,} tokens"
+    else:
+        arithmetic = f"{plan.steps:,} steps x {number(pilot.step_s * 1e3)} ms + {number(pilot.start_s)} s beside them"
+        if short.resource == "usd":
+            arithmetic += f", at {price:g} USD an hour"
+    return (
+        f"budget.{short.resource}: {amount(short.resource, short.budget)}, but one trial of {plan.steps:,} steps needs "
+        f"{amount(short.resource, short.needed)} ({arithmetic}); allowed: one trial at least, or fewer steps"
+    )
+
+
+def too_little_left(short: Shortage, plan: TrialPlan) -> str:
+    """Why a sweep stops before its next trial."""
+    return (
+        f"of the budget ({amount(short.resource, short.budget)}) {amount(short.resource, max(0.0, short.left))} are "
+        f"left, and the next trial ({plan.steps:,} steps) is expected to need {amount(short.resource, short.needed)}"
+    )
+
+
+def stopped_within(trial: Trial, steps: int, limit_s: float) -> str:
+    """Why a sweep stopped in the middle of a trial."""
+    return (
+        f"the budget ({duration(limit_s)}) was spent in trial {trial.number}, after {steps:,} of {trial.plan.steps:,} "
+        "steps; its checkpoint is kept"
+    )
+
+
+def plan_lines(
+    title: str, stages: Sequence[TrialStage], space: SearchSpace, step_tokens: int, parameters: int | None
+) -> list[str]:
+    """What a sweep will run: a table of its stages, with the bracket that each is part of, and the sum."""
+    most = "" if all(stage.exact for stage in stages) else "at most "
+    about = "" if parameters is None else f"{parameters:,} parameters, "
+    lines = [
+        title,
+        f"{about}{step_tokens:,} tokens a step, learning rates from {rate(space.low)} to {rate(space.high)}",
+    ]
+    rows = [("stage", "trials", "steps each", "tokens each", "steps in all")]
+    for stage in stages:
+        name = f"{stage.of}, {stage.name}" if stage.of else stage.name
+        trials = f"{stage.trials:,}" if stage.exact else f"at most {stage.trials:,}"
+        tokens, in_all = stage.steps * step_tokens, stage.trials * stage.steps
+        rows.append((name, trials, f"{stage.steps:,}", f"{tokens:,}", f"{in_all:,}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells))
+    steps = sum(stage.trials * stage.steps for stage in stages)
+    number_of = sum(stage.trials for stage in stages)
+    lines.append(
+        f"{most}{count(number_of, 'trial')}, {steps:,} steps, {steps * step_tokens:,} tokens; trials that diverge or "
+        "fall behind end earlier"
+    )
+    return lines
+
+
+def trial_line(trial: Trial) -> str:
+    """How a trial ended."""
+    plan = trial.plan
+    what = {
+        "done": f"validation loss {trial.loss:.4f}" if trial.loss is not None else "",
+        "diverged": f"diverged after {trial.steps:,} of {plan.steps:,} steps",
+        "behind": f"behind the others' median after {trial.steps:,} of {plan.steps:,} steps",
+        "late": "took longer than a trial may (limits.trial_hours)",
+    }.get(trial.status, trial.status)
+    group = f", {plan.group}" if plan.group else ""
+    return (
+        f"trial {trial.number}{group}: learning rate {rate(plan.learning_rate)}, seed {plan.seed}, {plan.steps:,} "
+        f"steps: {what}, {duration(trial.seconds)}"
+    )

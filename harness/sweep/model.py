@@ -1,0 +1,115 @@
+"""Defines the sweep file: what is trained, the range of its learning rate, how long a trial is, strategy and budget.
+
+Relative paths inside a configuration are relative to the current directory, those of ``extends`` and ``scenario`` to
+the file that contains them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from harness.scenario.model import Name, Unchecked
+from harness.sweep.strategies import StrategySettings
+from trainer.config import Config
+
+TOKENS_PER_PARAMETER = 20.0  # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models": about so many
+
+
+class LearningRateRange(Config):
+    """Where the learning rate is searched; strategies work with its logarithm."""
+
+    low: float = Field(gt=0, le=1e6, allow_inf_nan=False)
+    high: float = Field(gt=0, le=1e6, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> LearningRateRange:
+        if self.low == self.high:
+            raise ValueError(f"empty: low and high are both {self.low:g}; allowed: low below high")
+        if self.low > self.high:
+            raise ValueError(f"reversed: low {self.low:g} is above high {self.high:g}; allowed: low below high")
+        return self
+
+
+class TokensOfATrial(Config):
+    """Steps by the tokens of a trial."""
+
+    tokens: int = Field(ge=1, le=10**16)
+    """Positions computed, padding included; rounded to whole steps."""
+
+
+class DivergenceConfig(Config):
+    """What ends a trial as diverged, besides a loss or gradient norm that is not finite."""
+
+    above_start: float | None = Field(0.02, ge=0, le=100)
+    """The mean loss of the last ``window`` steps is above that of the first step by more than this share of it (a rate
+    too low to learn anything stays at its start, a little above or below); null: only what is not finite ends one."""
+    window: int = Field(10, ge=1, le=100_000)
+    """Steps."""
+
+
+class BudgetConfig(Config):
+    """What the whole sweep may take. It is not begun where one full trial needs more, and stops where it is spent."""
+
+    hours: float | None = Field(None, gt=0, le=1e6)
+    usd: float | None = Field(None, gt=0, le=1e9)
+    """Needs a price: ``price_usd_per_hour``, or a device profile that has one."""
+    tokens: int | None = Field(None, ge=1, le=10**18)
+
+
+class TrialLimits(Config):
+    """How long a trial may take. One that passes a limit ends, and the sweep goes on, or says what hangs."""
+
+    start_s: float = Field(900, gt=0, le=86_400)
+    """Until its first sign of life: model and data path."""
+    silence_s: float = Field(600, gt=0, le=86_400)
+    """Without a step or a word."""
+    trial_hours: float = Field(24, gt=0, le=10_000)
+    """Of all its parts, where it was resumed. It then counts as late."""
+
+
+class SweepConfig(Config):
+    """One sweep file, resolved: ``extends`` is merged, dotted keys of ``base`` are nested."""
+
+    name: Name
+    """Names the sweep's folder."""
+    question: str = ""
+    """The report's first line."""
+    extends: str | None = None
+    """Another sweep file, relative to this one. This file overrides it key by key (a strategy as a whole)."""
+    scenario: str | None = None
+    """A scenario file, relative to this one, or the name of a shipped one: its arm is what is trained."""
+    arm: str | None = None
+    """Which of the scenario's arms; may be left out where there is one."""
+    base: dict[str, Unchecked] = Field(default_factory=dict)
+    """The trainer's configuration, over the arm's; nested or dotted keys."""
+    learning_rate: LearningRateRange
+    """The range of optimizer.learning_rate that is searched."""
+    strategy: StrategySettings
+    """How: a name, or a mapping of the name and its settings."""
+    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**62)]], Field(min_length=1, max_length=1000)] = Field([0])
+    """Of weights and document order; each rate is trained once with each."""
+    search_seed: int = 0
+    """Of the rates that a strategy draws."""
+    steps: Annotated[int, Field(ge=1, le=10_000_000)] | Literal["compute-optimal"] | TokensOfATrial
+    """Optimizer steps of a full trial; {tokens: N}; or compute-optimal: tokens_per_parameter tokens for each parameter
+    of the model, embeddings among them."""
+    tokens_per_parameter: float = Field(TOKENS_PER_PARAMETER, gt=0, le=1e6)
+    batch_tokens: int | None = Field(None, ge=1, le=10**10)
+    """Tokens of an optimizer step (positions, padding included), by gradient accumulation: sets optimizer.accumulation.
+    null: as the base has it."""
+    warmup_fraction: float | None = Field(None, ge=0, lt=1)
+    """Share of a trial's steps over which its learning rate rises. null: the base's optimizer.lr_warmup_steps, at most
+    half of the trial's steps."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] | None = None
+    """Of the learning rate; it ends with the trial. null, here and below: as the base has it."""
+    final_fraction: float | None = Field(None, ge=0, le=1)
+    weight_decay: float | None = Field(None, ge=0, le=1e6)
+    divergence: DivergenceConfig = DivergenceConfig()
+    budget: BudgetConfig = BudgetConfig()
+    price_usd_per_hour: float | None = Field(None, gt=0, le=1e6)
+    """Of the machine, for all its devices; null: the price of the device's profile, where it has one."""
+    limits: TrialLimits = TrialLimits()
+    keep: Literal["best", "all", "none"] = "best"
+    """Whose checkpoints stay: those of the trial with the lowest loss, of all that ended, or of none."""

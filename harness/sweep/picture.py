@@ -1,0 +1,59 @@
+"""Draws the U-shaped curve of a sweep: loss over the logarithm of the learning rate, with its optimum and interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.report.drawing import Picture, drawn, title
+from harness.sweep.findings import RateCurve
+from harness.sweep.fit import LearningRateOptimum
+from harness.sweep.messages import rate
+
+# Okabe and Ito's palette, safe for colour-blind readers.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#666666")
+
+
+def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
+    """The points of each curve, a line through the mean loss of each rate, and the optimum's interval as a band."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.5, 5.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_xscale("log")
+    for curve, colour in zip(curves, COLOURS, strict=False):
+        label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
+        axes.plot(*zip(*curve.points, strict=True), "o", color=colour, markersize=6, label=label)
+        means = _means(curve)
+        axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.7)
+        optimum = curve.optimum
+        if isinstance(optimum, LearningRateOptimum):
+            axes.axvline(optimum.learning_rate, color=colour, linestyle="--", linewidth=1.4)
+            ends = (optimum.ci_low or means[0][0], optimum.ci_high or means[-1][0])
+            axes.axvspan(*ends, color=colour, alpha=0.12, linewidth=0)
+    top = axes.get_ylim()[1]
+    for rates, marker, label in (
+        ([one for curve in curves for one in curve.diverged], "x", "diverged"),
+        ([one for curve in curves for one in curve.behind], "v", "ended early as behind"),
+    ):
+        if rates:
+            axes.plot(rates, [top] * len(rates), marker, color="#333333", markersize=7, label=label, clip_on=False)
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("loss on held-out data (nats per label)")
+    axes.grid(color="#EEEEEE")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    optimum = curves[0].optimum
+    found = f": optimum {rate(optimum.learning_rate)}" if isinstance(optimum, LearningRateOptimum) else ""
+    title(figure, f"{name}: loss by learning rate{found}")
+    return drawn(figure)
+
+
+def _means(curve: RateCurve) -> list[tuple[float, float]]:
+    by_rate: dict[float, list[float]] = {}
+    for one, loss in curve.points:
+        by_rate.setdefault(one, []).append(loss)
+    return [(one, sum(losses) / len(losses)) for one, losses in sorted(by_rate.items())]

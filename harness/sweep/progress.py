@@ -1,0 +1,86 @@
+"""Shows where a sweep is: a line for each trial that has ended, and one for the trial that runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from harness.launch.progress import PLAIN_INTERVAL_S, is_terminal
+from harness.report.words import count
+from harness.sweep.messages import duration, rate, trial_line
+from harness.sweep.trials import Trial, TrialStage
+
+TERMINAL_INTERVAL_S = 0.5
+
+
+class SweepProgress:
+    """Prints to standard error; on a terminal the line of the running trial rewrites itself."""
+
+    def __init__(self, stages: Sequence[TrialStage], trials: Sequence[Trial]) -> None:
+        """``trials``: what earlier parts of the sweep did."""
+        self._all = sum(stage.trials for stage in stages)
+        self._exact = all(stage.exact for stage in stages)
+        self._all_steps = sum(stage.trials * stage.steps for stage in stages)
+        self._rewrites, self._line_open = is_terminal(), False
+        self._begun_s = self._shown_s = time.monotonic()
+        self._done_steps = 0  # planned steps of trials that ended in this part
+        self._before = sum(trial.plan.steps for trial in trials if trial.status != "running")
+        ended = sum(trial.status != "running" for trial in trials)
+        if ended:
+            self._say(f"{count(ended, 'trial')} of before, none of which is run again")
+
+    def measuring(self, steps: int) -> None:
+        """A few steps are trained to know what one takes."""
+        self._say(f"training {count(steps, 'step')} to know what a trial takes (budget)")
+
+    def begin(self, trial: Trial) -> None:
+        """A trial begins, or goes on."""
+        self._show(trial, 0, None, force=self._rewrites)
+
+    def step(self, trial: Trial, steps: int, loss: float | None) -> None:
+        """A trial has said that it lives, or where it is."""
+        self._show(trial, steps, loss)
+
+    def ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
+        """A trial has ended."""
+        self._done_steps += trial.plan.steps
+        best = min((one for one in trials if one.status == "done"), key=lambda one: one.score, default=None)
+        so_far = "" if best is None else f"; lowest so far {best.score:.4f} at {rate(best.plan.learning_rate)}"
+        self._say(f"{trial_line(trial)}{so_far}")
+
+    def end(self) -> None:
+        """End the line that rewrites itself."""
+        if self._line_open:
+            print(file=sys.stderr)
+            self._line_open = False
+
+    def _show(self, trial: Trial, steps: int, loss: float | None, force: bool = False) -> None:
+        now_s = time.monotonic()
+        if not force and now_s - self._shown_s < (TERMINAL_INTERVAL_S if self._rewrites else PLAIN_INTERVAL_S):
+            return
+        self._shown_s = now_s
+        line = self.line(trial, steps, loss, now_s - self._begun_s)
+        if self._rewrites:
+            print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+            self._line_open = True
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def line(self, trial: Trial, steps: int, loss: float | None, seconds: float) -> str:
+        """Where the sweep is after ``seconds`` of this part of it."""
+        all_trials = f"{'' if self._exact else 'at most '}{self._all}"
+        value = "" if loss is None else f", loss {loss:.4f}"
+        done, left = self._done_steps + steps, ""
+        rest = self._all_steps - self._before - done
+        if done and rest > 0:
+            left = f", {'about' if self._exact else 'at most about'} {duration(seconds * rest / done)} left"
+        return (
+            f"trial {trial.number + 1} of {all_trials}: learning rate {rate(trial.plan.learning_rate)}, step {steps:,} "
+            f"of {trial.plan.steps:,}{value} | {duration(seconds)} gone{left}"
+        )
+
+    def _say(self, line: str) -> None:
+        start = "\r\x1b[K" if self._line_open else ""
+        self._line_open = False
+        print(f"{start}{line}", file=sys.stderr, flush=True)

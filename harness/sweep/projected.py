@@ -1,0 +1,63 @@
+"""What the optima of several sizes say about the sweep's own size. Numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.sweep.fit import LearningRateOptimum, NoOptimum
+from harness.sweep.power_law import (
+    Extrapolation,
+    NoExtrapolation,
+    NoPowerLaw,
+    PowerLaw,
+    extrapolate,
+    fit_power_law,
+)
+from harness.sweep.sizes import ProjectionPlan, Unit
+from trainer.json_types import JsonObject
+
+
+@dataclass(frozen=True)
+class ProjectedPoint:
+    """A size and the optimum of its curve; None where it has no curve yet."""
+
+    group: str
+    size: float
+    optimum: LearningRateOptimum | NoOptimum | None
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The optima of the sizes, the line through them, and what it predicts for the sweep's own size."""
+
+    unit: Unit
+    target: float
+    points: tuple[ProjectedPoint, ...]
+    law: PowerLaw | NoPowerLaw
+    prediction: Extrapolation | NoExtrapolation | None
+    """None where there is no line; of widths under mup always, as nothing is extrapolated along them."""
+
+    mup: JsonObject | None = None
+    """The section model.mup that the sweep's own model needs for the rate to be its best."""
+
+    @property
+    def largest(self) -> ProjectedPoint | None:
+        """The largest size with an optimum inside the rates that were tried."""
+        inside = [one for one in self.points if _is_inside(one.optimum)]
+        return max(inside, key=lambda one: one.size, default=None)
+
+
+def project(plan: ProjectionPlan, optima: Mapping[str, LearningRateOptimum | NoOptimum]) -> Projection:
+    """``optima``: of each group that has a curve."""
+    points = tuple(ProjectedPoint(one.group, one.size, optima.get(one.group)) for one in plan.sizes)
+    fitted = [(one.size, one.optimum) for one in points if isinstance(one.optimum, LearningRateOptimum)]
+    law = fit_power_law([size for size, _ in fitted], [one for _, one in fitted])
+    prediction = None
+    if isinstance(law, PowerLaw) and plan.unit != "width":
+        prediction = extrapolate(law, plan.target)
+    return Projection(plan.unit, plan.target, points, law, prediction, plan.mup)
+
+
+def _is_inside(optimum: LearningRateOptimum | NoOptimum | None) -> bool:
+    return isinstance(optimum, LearningRateOptimum) and optimum.at_edge is None

@@ -1,0 +1,162 @@
+"""Strategies that search small models or short trainings, and project the best rate to the sweep's own size.
+
+What the optima of the sizes say is a matter of the findings (``harness.sweep.projected``): the trials are the same
+whatever that is.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.sweep.grid import grid, shortened, spread
+from harness.sweep.hyperband import brackets, hyperband
+from harness.sweep.sizes import (
+    LEAST,
+    SIZES,
+    TOKENS,
+    ModelSize,
+    ProjectionPlan,
+    SizeOfTrials,
+    data_sizes,
+    model_sizes,
+    widths_under_mup,
+)
+from harness.sweep.trials import SearchSpace, TrialPlan, Trials, TrialStage
+from trainer.config import Config
+from trainer.errors import InputError
+
+Sizes = Annotated[list[ModelSize], Field(min_length=LEAST, max_length=100)]
+WIDTHS = [64]
+Tokens = Annotated[list[Annotated[int, Field(ge=1, le=10**16)]], Field(min_length=LEAST, max_length=100)]
+
+
+class ModelScalingStrategy(Config):
+    """A grid of rates for each of several smaller models, whose optima are extrapolated to the sweep's model."""
+
+    name: Literal["model-scaling"]
+    trials: int = Field(8, ge=4, le=10_000)
+    """Rates of each size."""
+    sizes: Sizes = SIZES
+    """Layers, width and heads of each."""
+
+    def projects(self, space: SearchSpace) -> ProjectionPlan:
+        """The sizes, and the sweep's own."""
+        return model_sizes(space, self.sizes)
+
+    def stages(self, space: SearchSpace) -> list[TrialStage]:
+        return _stages(self.projects(space), self.trials, space)
+
+    def search(self, space: SearchSpace) -> Trials:
+        return _grids(self.projects(space), self.trials, space)
+
+
+class DataScalingStrategy(Config):
+    """A grid of rates for each of several shorter trainings, whose optima are extrapolated to the sweep's steps."""
+
+    name: Literal["data-scaling"]
+    trials: int = Field(8, ge=4, le=10_000)
+    """Rates of each size."""
+    tokens: Tokens = TOKENS
+    """Of each training, padding included; rounded to whole steps. Its schedule ends with it."""
+
+    def projects(self, space: SearchSpace) -> ProjectionPlan:
+        """The sizes, and the sweep's own."""
+        return data_sizes(space, self.tokens)
+
+    def stages(self, space: SearchSpace) -> list[TrialStage]:
+        return _stages(self.projects(space), self.trials, space)
+
+    def search(self, space: SearchSpace) -> Trials:
+        return _grids(self.projects(space), self.trials, space)
+
+
+class HybridStrategy(Config):
+    """Hyperband for each of several smaller models or shorter trainings, whose optima are extrapolated."""
+
+    name: Literal["hybrid"]
+    project: Literal["model", "data"] = "model"
+    """model: sizes; data: tokens."""
+    sizes: Sizes = SIZES
+    tokens: Tokens = TOKENS
+    eta: int = Field(3, ge=2, le=100)
+    """Of a rung's rates one in eta goes on, with eta times as many steps."""
+    R: int = Field(27, ge=1, le=10_000_000)
+    """Units of the longest trials, which have the steps of their size: a rung of k units has k / R of these."""
+
+    def projects(self, space: SearchSpace) -> ProjectionPlan:
+        """The sizes, and the sweep's own."""
+        if len(space.seeds) > 1:
+            raise InputError("seeds: hybrid trains each rate with one seed; give one")
+        return model_sizes(space, self.sizes) if self.project == "model" else data_sizes(space, self.tokens)
+
+    def stages(self, space: SearchSpace) -> list[TrialStage]:
+        return [
+            TrialStage(f"rung {place}", rung.trials, self._steps(one, rung.steps), of=f"{one.group}, s = {bracket.s}")
+            for one in self.projects(space).sizes
+            for bracket in brackets(self.R, self.eta)
+            for place, rung in enumerate(bracket.rungs)
+        ]
+
+    def search(self, space: SearchSpace) -> Trials:
+        for one in self.projects(space).sizes:
+            asking = hyperband(space, self.R, self.eta, one.group, one.overrides)
+            plan = next(asking)
+            with suppress(StopIteration):
+                while True:
+                    ended = yield replace(plan, steps=self._steps(one, plan.steps))
+                    plan = asking.send(ended)
+
+    def _steps(self, one: SizeOfTrials, units: int) -> int:
+        return shortened(one.steps, units / self.R)
+
+
+class MupStrategy(Config):
+    """A grid of rates for a narrow model under maximal update parametrization, whose optimum is that of a wide one.
+
+    The wide model must be trained with the same section model.mup, which the report names.
+    """
+
+    name: Literal["mup"]
+    trials: int = Field(8, ge=4, le=10_000)
+    """Rates of each width."""
+    widths: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=100)] = WIDTHS
+    """The first is the base. Further ones test that the optimum is the same at every width."""
+    fraction: float = Field(1, gt=0, le=1)
+    """Share of the sweep's steps that a trial has. Its schedule ends with it."""
+
+    def projects(self, space: SearchSpace) -> ProjectionPlan:
+        """The widths, and that of the sweep's model."""
+        return widths_under_mup(space, self.widths, shortened(space.steps, self.fraction))
+
+    def stages(self, space: SearchSpace) -> list[TrialStage]:
+        return _stages(self.projects(space), self.trials, space)
+
+    def search(self, space: SearchSpace) -> Trials:
+        return _grids(self.projects(space), self.trials, space)
+
+
+PROJECTING = (ModelScalingStrategy, DataScalingStrategy, HybridStrategy, MupStrategy)
+
+
+def projection_of(strategy: Config, space: SearchSpace) -> ProjectionPlan | None:
+    """What a strategy projects; None of one that searches the sweep's own model and steps."""
+    return strategy.projects(space) if isinstance(strategy, PROJECTING) else None
+
+
+def _stages(plan: ProjectionPlan, trials: int, space: SearchSpace) -> list[TrialStage]:
+    return [TrialStage("grid", trials * len(space.seeds), one.steps, of=one.group) for one in plan.sizes]
+
+
+def _grids(plan: ProjectionPlan, trials: int, space: SearchSpace) -> Trials:
+    for one in plan.sizes:
+        yield from _grid(one, trials, space)
+
+
+def _grid(one: SizeOfTrials, trials: int, space: SearchSpace) -> Trials:
+    for rate in spread(grid(space.low, space.high, trials)):
+        for seed in space.seeds:
+            yield TrialPlan(rate, one.steps, seed, one.group, overrides=one.overrides)

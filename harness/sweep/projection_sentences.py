@@ -1,0 +1,141 @@
+"""Makes the sentences about a projection: what the line through the optima predicts, or why it predicts nothing."""
+
+from __future__ import annotations
+
+import math
+
+from harness.report.words import count
+from harness.sweep.fit import LearningRateOptimum
+from harness.sweep.messages import rate
+from harness.sweep.power_law import (
+    FARTHEST,
+    MIN_R2,
+    MIN_SIZES,
+    WIDEST,
+    WIDEST_SLOPE,
+    Extrapolation,
+    NoExtrapolation,
+    NoPowerLaw,
+    PowerLaw,
+)
+from harness.sweep.projected import Projection
+from harness.sweep.sizes import Unit
+
+_OF: dict[Unit, str] = {
+    "parameters": "parameters without embeddings and output projection",
+    "tokens": "tokens",
+    "width": "channels",
+}
+
+
+def size_of(size: float, unit: Unit) -> str:
+    """``1,327,104 parameters without embeddings and output projection``."""
+    return f"{size:,.0f} {_OF[unit]}"
+
+
+def conclusion(found: Projection) -> list[str]:
+    """What is predicted for the sweep's own size, or in bold why nothing is."""
+    if found.unit == "width":
+        return _over_widths(found)
+    if isinstance(found.prediction, Extrapolation):
+        return [_predicted(found.prediction, found.unit), *law_of(found)]
+    lines = [f"**Nothing is extrapolated to {size_of(found.target, found.unit)}: {_why_not(found)}.**", *law_of(found)]
+    if (largest := found.largest) is not None and isinstance(optimum := largest.optimum, LearningRateOptimum):
+        best = rate(optimum.learning_rate)
+        lines.append(f"Of the sizes with an optimum the largest is {largest.group}: its best rate is {best}.")
+    return lines
+
+
+def law_of(found: Projection) -> list[str]:
+    """The line through the optima, where there is one."""
+    law = found.law
+    if not isinstance(law, PowerLaw):
+        return []
+    return [
+        f"Over {law.sizes} sizes ({law.smallest:,.0f} to {size_of(law.largest, found.unit)}) the best rate changes as "
+        f"the size to the power {law.slope:.3f} (95 % interval {law.slope_low:.3f} to {law.slope_high:.3f}; "
+        f"R2 {law.r2:.3f})."
+    ]
+
+
+def hypothesis(found: Projection) -> str:
+    """What must be true for the chosen rate to be the best one at the sweep's own size."""
+    if found.largest is None or (found.unit != "width" and not isinstance(found.prediction, Extrapolation)):
+        return "No rate is chosen, so nothing is transferred."
+    searched = any(one.size == found.target and one.optimum is not None for one in found.points)
+    if found.unit == "width":
+        mup = ", ".join(f"{key}: {value}" for key, value in (found.mup or {}).items())
+        return (
+            f"Transfer hypothesis: under maximal update parametrization the best rate at {found.target:,.0f} channels "
+            f"is that of the narrow model. The wide one must be trained with `model.mup: {{{mup}}}`, and with the "
+            "depth, batch size and steps of the trials: over these the best rate may change, also under mup."
+        )
+    what = "models" if found.unit == "parameters" else "trainings"
+    where = "among" if isinstance(found.prediction, Extrapolation) and not found.prediction.beyond else "beyond"
+    tested = (
+        "One of them has that size." if searched else "This sweep trains nothing of that size, and does not test it."
+    )
+    return (
+        f"Transfer hypothesis: the power law of the searched {what} holds {where} them, at "
+        f"{size_of(found.target, found.unit)}. {tested}"
+    )
+
+
+def _predicted(one: Extrapolation, unit: Unit) -> str:
+    beyond = ""
+    if one.beyond:
+        beyond = f", {one.beyond:.2g} times as far from the searched sizes as they span (in logarithms)"
+    return (
+        f"Chosen learning rate: {rate(one.learning_rate)}, projected to {size_of(one.size, unit)}{beyond} "
+        f"(95 % prediction interval {rate(one.ci_low)} to {rate(one.ci_high)})."
+    )
+
+
+def _why_not(found: Projection) -> str:
+    law, refused = found.law, found.prediction
+    if isinstance(law, NoPowerLaw):
+        edge = "" if not law.left_out else f", and {law.left_out} {_have(law.left_out)} one at an end of them"
+        inside = f"{count(law.sizes, 'size')} {_have(law.sizes)} an optimum inside the tried rates"
+        return f"{inside}{edge}; a line needs {MIN_SIZES}"
+    assert isinstance(refused, NoExtrapolation)
+    if refused.reason == "scatter":
+        return (
+            f"the optima follow no line (R2 {refused.figure:.2f}, below {MIN_R2:g}; they lie off it by a factor of "
+            f"{math.exp(law.residual):.2f})"
+        )
+    if refused.reason == "slope":
+        return f"the power is known to +-{refused.figure:.2f} only; allowed: +-{WIDEST_SLOPE:g}"
+    if refused.reason == "too-far":
+        return (
+            f"that is {refused.figure:.2g} times as far from the searched sizes as they span (in logarithms); allowed: "
+            f"{FARTHEST:g}"
+        )
+    return f"the prediction interval spans a factor of {refused.figure:.3g}; allowed: {WIDEST:g}"
+
+
+def _have(number: int) -> str:
+    return "has" if number == 1 else "have"
+
+
+def _over_widths(found: Projection) -> list[str]:
+    largest = found.largest
+    if largest is None:
+        return ["**Nothing is transferred: no width has an optimum inside the rates that were tried.**"]
+    optimum = largest.optimum
+    assert isinstance(optimum, LearningRateOptimum)
+    lines = [
+        f"Chosen learning rate: {rate(optimum.learning_rate)}, the optimum at {size_of(largest.size, found.unit)}, for "
+        f"the model of {size_of(found.target, found.unit)} with the same model.mup."
+    ]
+    law = found.law
+    if isinstance(law, PowerLaw):
+        level = law.slope_low <= 0 <= law.slope_high
+        lines += law_of(found)
+        lines.append(
+            "That interval holds 0: no dependence of the best rate on the width is seen."
+            if level
+            else "**That interval does not hold 0: the best rate depends on the width here, against the hypothesis.**"
+        )
+    elif len(found.points) == 1:
+        lines.append("One width was searched: that the best rate does not depend on the width was not tested.")
+    return lines

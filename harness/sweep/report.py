@@ -1,0 +1,162 @@
+"""Writes the report of a sweep: the chosen learning rate and how sure that is, curve, trials, and what was spent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from harness.report.tables import NOT_MEASURED, Markdown, safe, table
+from harness.report.words import count, listing
+from harness.sweep import sentences
+from harness.sweep.budget import Spending, spent_by, usd_of
+from harness.sweep.findings import SweepFindings, findings
+from harness.sweep.fit import LearningRateOptimum
+from harness.sweep.journal import TrialJournal
+from harness.sweep.messages import duration, rate
+from harness.sweep.model import SweepConfig
+from harness.sweep.picture import loss_over_rate
+from harness.sweep.projection import projection_of
+from harness.sweep.projection_picture import has_line, rate_over_size
+from harness.sweep.run import recorded_sweep
+from harness.sweep.store import SweepFolder, SweepRecord
+from harness.sweep.trials import SearchSpace, Trial
+from trainer.config import TrainerConfig
+from trainer.files import write_bytes, write_text
+from trainer.json_types import Json
+
+PICTURE, PROJECTED = "plots/learning-rate.png", "plots/projection.png"
+OUTCOMES = {"running": "in flight", "done": "done", "diverged": "diverged", "behind": "behind", "late": "too late"}
+
+
+def write_report(folder: SweepFolder) -> list[str]:
+    """Write summary.md, summary.json and the picture from what the folder holds; the lines that say what was found."""
+    record = folder.read()
+    settings, config = recorded_sweep(record, folder)
+    trials = TrialJournal(folder.path).trials()
+    found = findings(trials, projection_of(settings.strategy, _recorded_space(record, settings, config)))
+    spent = spent_by(trials, record.price_usd_per_hour, record.lost_s)
+    lines = sentences.conclusion(record, settings, found, trials)
+    shown = [curve for curve in found.curves if curve.points]
+    if shown:
+        write_bytes(folder.path / PICTURE, loss_over_rate(shown, record.name).png)
+    projected = None if found.projection is None else rate_over_size(found.projection, record.name)
+    if projected is not None:
+        write_bytes(folder.path / PROJECTED, projected.png)
+    page = _page(record, settings, found, trials, spent, lines, bool(shown))
+    write_text(folder.summary_md, page)
+    write_text(folder.summary_json, _json(record, settings, found, trials, spent))
+    return [line.replace("**", "") for line in lines]
+
+
+def _recorded_space(record: SweepRecord, settings: SweepConfig, config: TrainerConfig) -> SearchSpace:
+    """What was searched, as far as a report asks: its steps are those of the sweep's own model."""
+    of = settings.learning_rate
+    return SearchSpace(
+        of.low, of.high, tuple(settings.seeds), settings.search_seed, config, lambda _: record.steps, record.step_tokens
+    )
+
+
+def _page(
+    record: SweepRecord,
+    settings: SweepConfig,
+    found: SweepFindings,
+    trials: Sequence[Trial],
+    spent: Spending,
+    lines: Sequence[str],
+    pictured: bool,
+) -> str:
+    parts = [
+        f"# Sweep: {safe(record.name)}",
+        f"*{safe(settings.question)}*" if settings.question else "",
+        "\n".join(f"- {line}" for line in lines),
+        f"![Loss by learning rate]({PICTURE})" if pictured else "",
+        _curves(found),
+        f"![Best rate by size]({PROJECTED})" if has_line(found.projection) else "",
+        f"## Transfer\n\n{sentences.transfer(record, settings, found)}",
+        _spent(record, settings, spent),
+        _trials(record, trials),
+        f"## How this was searched\n\n{sentences.method(settings)}",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _curves(found: SweepFindings) -> str:
+    """A table of the optima, where there are several curves."""
+    if len(found.curves) < 2:
+        return ""
+    rows = []
+    for curve in found.curves:
+        optimum = curve.optimum
+        cells = [curve.group or "trials", f"{curve.steps:,}", str(len(curve.points))]
+        if isinstance(optimum, LearningRateOptimum):
+            cells += [rate(optimum.learning_rate), sentences.interval(optimum.ci_low, optimum.ci_high)]
+        else:
+            cells += [NOT_MEASURED, sentences.why_no_optimum(optimum)]
+        rows.append(cells)
+    return "## Curves\n\n" + table(["group", "steps", "trials", "optimum", "95 % interval"], rows)
+
+
+def _spent(record: SweepRecord, settings: SweepConfig, spent: Spending) -> str:
+    budget = settings.budget
+    rows = [
+        ["time", duration(spent.seconds), NOT_MEASURED if budget.hours is None else duration(budget.hours * 3600)],
+        ["tokens", f"{spent.tokens:,}", NOT_MEASURED if budget.tokens is None else f"{budget.tokens:,}"],
+    ]
+    if spent.usd is not None:
+        rows.append(["USD", f"{spent.usd:.2f}", NOT_MEASURED if budget.usd is None else f"{budget.usd:.2f}"])
+    note = [sentences.of_time()]
+    if record.price_usd_per_hour is not None:
+        note.append(f"The price is {record.price_usd_per_hour:g} USD an hour.")
+    if record.lost_s:
+        note.append(f"{duration(record.lost_s)} of it measured what a step takes, for the budget.")
+    return "## Spent\n\n" + table(["", "spent", "budget"], rows) + "\n\n" + " ".join(note)
+
+
+def _trials(record: SweepRecord, trials: Sequence[Trial]) -> str:
+    if not trials:
+        return ""
+    grouped = any(one.plan.group for one in trials)
+    priced = record.price_usd_per_hour is not None
+    scored = any(one.hellaswag is not None for one in trials)
+    header = ["trial", *["group"] * grouped, "learning rate", "seed", "outcome", "validation loss", "training loss"]
+    header += ["HellaSwag"] * scored + ["tokens", "steps", "seconds", *["USD"] * priced]
+    lowest = min((one for one in trials if one.status == "done"), key=lambda one: one.score, default=None)
+    rows = []
+    for one in trials:
+        loss = NOT_MEASURED if one.loss is None else f"{one.loss:.4f}"
+        cells = [str(one.number), *[one.plan.group or "trials"] * grouped, rate(one.plan.learning_rate)]
+        cells += [str(one.plan.seed), OUTCOMES[one.status], Markdown(f"**{loss}**") if one is lowest else loss]
+        cells.append(NOT_MEASURED if one.training_loss is None else f"{one.training_loss:.4f}")
+        if scored:
+            cells.append(NOT_MEASURED if one.hellaswag is None else f"{one.hellaswag:.4f}")
+        cells += [f"{one.tokens:,}", f"{one.steps:,} of {one.plan.steps:,}", f"{one.seconds:.1f}"]
+        if priced:
+            cells.append(f"{usd_of(one.seconds, record.price_usd_per_hour) or 0.0:.4f}")
+        rows.append(cells)
+    ended = [f"{number} {OUTCOMES[status]}" for status, number in _counts(trials).items()]
+    return f"## Trials\n\n{count(len(trials), 'trial')}: {listing(ended)}.\n\n{table(header, rows)}"
+
+
+def _counts(trials: Sequence[Trial]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in trials:
+        found[one.status] = found.get(one.status, 0) + 1
+    return found
+
+
+def _json(
+    record: SweepRecord, settings: SweepConfig, found: SweepFindings, trials: Sequence[Trial], spent: Spending
+) -> str:
+    price = record.price_usd_per_hour
+    content: dict[str, Json] = {
+        "schema": 1, "sweep": record.name, "strategy": settings.strategy.name, "status": record.status,
+        "error": record.error,
+        "chosen": None if found.chosen is None else asdict(found.chosen),
+        "curves": [asdict(curve) for curve in found.curves],
+        "projection": None if found.projection is None else asdict(found.projection),
+        "trials": [{**asdict(one), "usd": usd_of(one.seconds, price)} for one in trials],
+        "spent": asdict(spent), "budget": settings.budget.model_dump(), "parameters": record.parameters,
+        "steps": record.steps, "step_tokens": record.step_tokens,
+    }  # fmt: skip
+    return json.dumps(content, indent=1) + "\n"

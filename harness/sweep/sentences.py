@@ -1,0 +1,194 @@
+"""Makes the sentences of a sweep's report. None says more than the trials show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.report.words import count
+from harness.sweep import projection_sentences
+from harness.sweep.findings import ChosenRate, RateCurve, SweepFindings
+from harness.sweep.fit import MIN_RATES, LearningRateOptimum, NoOptimum
+from harness.sweep.messages import all_diverged, rate
+from harness.sweep.model import SweepConfig
+from harness.sweep.store import SweepRecord
+from harness.sweep.trials import Trial
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """``1.1e-03 to 2.3e-03``; says which end is open."""
+    if low is None and high is None:
+        return "no interval"
+    if low is None:
+        return f"up to {rate(high)}, no lower end" if high is not None else ""
+    return f"from {rate(low)}, no upper end" if high is None else f"{rate(low)} to {rate(high)}"
+
+
+def why_no_optimum(found: NoOptimum) -> str:
+    """Why a curve has no fitted optimum."""
+    return {
+        "too-few": f"{count(found.rates, 'learning rate')} came to an end, a fit needs {MIN_RATES}",
+        "not-convex": "the losses have no minimum that a quadratic would show",
+        "flat": "all losses are the same",
+    }[found.reason]
+
+
+def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings, trials: Sequence[Trial]) -> list[str]:
+    """What was found, how sure that is, and what stands in its way."""
+    lines = [*_ending(record, trials)]
+    if found.projection is not None:
+        return [*projection_sentences.conclusion(found.projection), *lines] if found.curves else lines
+    if found.chosen is None or not found.curves:
+        return lines or ["No trial has come to its end, so no learning rate is chosen."]
+    curve, chosen = found.curves[0], found.chosen
+    lowest = curve.lowest
+    assert lowest is not None
+    lines.insert(0, _chosen(chosen, curve))
+    if chosen.at_edge is not None:
+        lines.insert(1, f"**{_bound(chosen, curve, settings)}**")
+    lines.append(
+        f"Of {count(len(curve.points), 'trial')} of {curve.steps:,} steps the one at {rate(lowest[0])} has the lowest "
+        f"loss on held-out data: {lowest[1]:.4f}."
+    )
+    lines += _open_ends(chosen, curve)
+    return lines
+
+
+def _ending(record: SweepRecord, trials: Sequence[Trial]) -> list[str]:
+    """Why the sweep is not whole, where it is not."""
+    flying = [one for one in trials if one.status == "running"]
+    left = f" Trial {flying[0].number} is in flight: it goes on when the sweep does." if flying else ""
+    if all_diverged(trials) and record.status != "running":
+        lowest = min(one.plan.learning_rate for one in trials)
+        return [
+            f"**Every trial diverged ({count(len(trials), 'trial')}, the lowest rate {rate(lowest)}): no learning rate "
+            "is chosen. Search below that (learning_rate.low), or look at data, precision and clipping.**"
+        ]
+    texts = {
+        "interrupted": "**The sweep was interrupted before its last trial.**",
+        "failed": "**The sweep stopped at a failure, or no trial came to its end.**",
+        "budget": "**The budget ended the sweep before its last trial.**",
+        "running": "**The sweep has not ended, or its process was killed.**",
+    }
+    return [texts[record.status] + left] if record.status in texts else []
+
+
+def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
+    value = f"Chosen learning rate: {rate(chosen.learning_rate)}"
+    optimum = curve.optimum
+    if chosen.by == "fit" and isinstance(optimum, LearningRateOptimum):
+        within = "no 95 % interval"
+        if chosen.ci_low is not None or chosen.ci_high is not None:
+            within = f"95 % interval {interval(chosen.ci_low, chosen.ci_high)}"
+        return (
+            f"{value}, where a quadratic in the logarithm of the rate through {count(optimum.points, 'trial')} has its "
+            f"minimum ({within}; R2 {optimum.r2:.3f})."
+        )
+    if chosen.by == "bound":
+        return f"{value}, the best within the rates that were tried."
+    assert isinstance(optimum, NoOptimum)
+    return f"{value}, that of the trial with the lowest loss; no optimum is fitted: {why_no_optimum(optimum)}."
+
+
+def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
+    """The end of the tried rates was hit; whether that is the bound of the search range as well."""
+    tried = sorted({one for one, _ in curve.points} | set(curve.behind))
+    low = chosen.at_edge == "low"
+    end, asked = (tried[0], settings.learning_rate.low) if low else (tried[-1], settings.learning_rate.high)
+    which, beyond = ("lowest", "below") if low else ("highest", "above")
+    is_bound = abs(end / asked - 1) < 1e-9
+    place = f"the {'lower' if low else 'upper'} bound of the search range" if is_bound else f"the {which} rate tried"
+    key = "learning_rate.low" if low else "learning_rate.high"
+    lowest = curve.lowest
+    how = (
+        f"the loss falls up to {rate(end)}"
+        if lowest is not None and lowest[0] == end
+        else (f"the fitted minimum lies {beyond} {rate(end)}")
+    )
+    return (
+        f"The optimum is not inside the rates that were tried: {how}, {place}. The best rate may lie {beyond} it. "
+        f"Search again with another {key}."
+    )
+
+
+def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
+    """What the interval does not hold."""
+    lines = []
+    if chosen.by == "fit" and (chosen.ci_low is None or chosen.ci_high is None):
+        sides = [name for name, end in (("below", chosen.ci_low), ("above", chosen.ci_high)) if end is None]
+        lines.append(f"The trials do not bound the optimum {' or '.join(sides)}: it is a guess on that side.")
+    if curve.diverged:
+        lines.append(f"The lowest rate that diverged is {rate(min(curve.diverged))}.")
+    if curve.behind:
+        lines.append(
+            f"{count(len(curve.behind), 'trial')} ended early as behind the others: their losses are in no fit, and "
+            "that they would have stayed behind is assumed."
+        )
+    return lines
+
+
+def of_time() -> str:
+    """What the seconds hold."""
+    return (
+        "Time is that of the trials from start to end, imports of the first among it; of a part that was killed it "
+        "holds what was noted at its last sign of life, some ten seconds before at most."
+    )
+
+
+def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -> str:
+    """What using the chosen rate for another training assumes."""
+    size = "" if record.parameters is None else f" of {record.parameters:,} parameters"
+    if found.projection is not None:
+        return projection_sentences.hypothesis(found.projection)
+    steps = found.curves[0].steps if found.curves else record.steps
+    tokens = steps * record.step_tokens
+    text = (
+        f"The rate is that of a model{size} trained on {tokens:,} tokens ({steps:,} steps of {record.step_tokens:,}), "
+        "with this data, schedule, warm-up, weight decay and precision."
+    )
+    if steps < record.steps:
+        text += (
+            f" Transfer hypothesis: the best rate of the full training of {record.steps:,} steps is the same. The "
+            f"trials had {steps / record.steps:.0%} of its steps, and this sweep does not test the hypothesis: with "
+            "more steps the best rate is often lower."
+        )
+    else:
+        text += (
+            " For that training nothing is transferred. For a larger model, more tokens or another batch size the same "
+            "rate is a hypothesis that this sweep does not test."
+        )
+    if len(settings.seeds) == 1:
+        text += " Each rate had one seed: what another seed would change is not in the interval."
+    return text
+
+
+def _setting(value: object) -> str:
+    """A setting of a strategy: sizes as layers/width/heads."""
+    if isinstance(value, list):
+        return " and ".join(map(_setting, value))
+    if isinstance(value, dict):
+        return "/".join(str(one) for one in value.values() if one is not None)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def method(settings: SweepConfig) -> str:
+    """Strategy and rules, in words."""
+    divergence = settings.divergence
+    rule = "a loss or gradient norm that is not finite"
+    if divergence.above_start is not None:
+        rule += (
+            f", or a mean loss of {count(divergence.window, 'step')} more than {divergence.above_start:.0%} above the "
+            "loss of the first step"
+        )
+    of = settings.learning_rate
+    name = type(settings.strategy).__doc__ or ""
+    summary = " ".join(name.split("\n\n")[0].split())
+    values = settings.strategy.model_dump(exclude={"name"})
+    given = ", ".join(f"{key} {_setting(value)}" for key, value in values.items() if value is not None)
+    return (
+        (
+            f"Strategy `{settings.strategy.name}`: {summary}{f' ({given})' if given else ''}. Range {rate(of.low)} to "
+            f"{rate(of.high)}, {count(len(settings.seeds), 'seed')}. A trial ends as diverged at {rule}."
+        )
+        .replace("..", ".")
+        .replace(". (", " (")
+    )

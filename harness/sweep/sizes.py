@@ -1,0 +1,141 @@
+"""Names the smaller models and shorter trainings of a projection, and says how large they are.
+
+The size of a model is its parameters without embeddings and output projection (Kaplan et al. 2020): those of the
+smallest models are nearly all embeddings, which grow with the width alone. (``steps: compute-optimal`` counts them, as
+Hoffmann et al. 2022 do.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from harness.sweep.trials import SearchSpace
+from trainer.config import Config, ModelConfig
+from trainer.devices.flops import flops_per_token
+from trainer.errors import InputError, one_line
+from trainer.json_types import Json, JsonObject
+from trainer.model import Shape, resolve_shape
+
+Unit = Literal["parameters", "tokens", "width"]
+LEAST = 3  # sizes of a projection: any two optima lie on a line
+
+
+class ModelSize(Config):
+    """Depth, channels and heads of a smaller model; the rest is as the sweep's model has it."""
+
+    layers: int = Field(ge=1)
+    width: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int | None = Field(None, ge=1)
+    """null: as many as heads."""
+    ffn_width: int | None = Field(None, ge=1)
+    """null: four times the width."""
+
+
+SIZES = [
+    ModelSize(layers=1, width=64, heads=1),
+    ModelSize(layers=2, width=128, heads=2),
+    ModelSize(layers=3, width=192, heads=3),
+]
+TOKENS = [26_000_000, 52_000_000, 105_000_000]
+
+
+@dataclass(frozen=True)
+class SizeOfTrials:
+    """One point of a projection: what its trials train, and for how long."""
+
+    group: str
+    size: float
+    steps: int
+    overrides: JsonObject = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProjectionPlan:
+    """What is trained at several sizes, and the size that the sweep is about."""
+
+    unit: Unit
+    sizes: tuple[SizeOfTrials, ...]
+    target: float
+    mup: JsonObject | None = None
+    """The section model.mup of all of them, and of the model that the rate is for."""
+
+
+def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPlan:
+    """Of ``sizes``, up to the sweep's model. Raises InputError where a model cannot be, or two are of one size."""
+    whole = shape_of_preset(space, "model-scaling")
+    found = []
+    for place, one in enumerate(sizes):
+        over: dict[str, Json] = {f"model.{key}": value for key, value in one.model_dump().items()}
+        shape = _shape(space, {key.removeprefix("model."): value for key, value in over.items()}, f"sizes[{place}]")
+        group = f"{one.layers}/{one.width}/{one.heads}"
+        found.append(SizeOfTrials(group, parameters_of_body(shape), space.steps_of(over), over))
+    return ProjectionPlan("parameters", _distinct(found, "sizes"), parameters_of_body(whole))
+
+
+def data_sizes(space: SearchSpace, tokens: Sequence[int]) -> ProjectionPlan:
+    """Trainings of the sweep's model on so many tokens, up to its own. Raises InputError where two are of one size."""
+    found = []
+    for one in tokens:
+        steps = max(1, round(one / space.step_tokens))
+        found.append(SizeOfTrials(f"{steps * space.step_tokens:,} tokens", steps * space.step_tokens, steps))
+    return ProjectionPlan("tokens", _distinct(found, "tokens"), float(space.steps * space.step_tokens))
+
+
+def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> ProjectionPlan:
+    """Narrower models of the sweep's depth, with heads as wide as its own, under mup whose base is the first width.
+
+    ``steps``: of each trial. Raises InputError where a width cannot be.
+    """
+    whole = shape_of_preset(space, "mup")
+    head_width = whole.width // whole.heads
+    mup: dict[str, Json] = {"base_width": widths[0], "base_heads": widths[0] // head_width}
+    found = []
+    for place, width in enumerate(widths):
+        if width % head_width:
+            raise InputError(
+                f"strategy.widths[{place}]: {width} is not a multiple of the width of the model's heads, which "
+                f"stays as it is ({head_width})"
+            )
+        over: dict[str, Json] = {
+            "model.width": width, "model.heads": width // head_width,
+            "model.kv_heads": max(1, whole.kv_heads * width // whole.width),
+            "model.ffn_width": max(1, whole.ffn_width * width // whole.width), "model.mup": mup,
+        }  # fmt: skip
+        _shape(space, {key.removeprefix("model."): value for key, value in over.items()}, f"widths[{place}]")
+        found.append(SizeOfTrials(f"width {width}", width, steps, over))
+    return ProjectionPlan("width", _distinct(found, "widths"), whole.width, mup)
+
+
+def shape_of_preset(space: SearchSpace, strategy: str) -> Shape:
+    """The shape of the sweep's model, its vocabulary apart. Raises InputError where it is of no preset."""
+    model = space.config.model
+    if model.is_of_files or model.factory is not None:
+        raise InputError(f"strategy: {strategy} makes smaller models of a preset; give model.preset")
+    return resolve_shape(model, 0, space.config.data.sequence_length)
+
+
+def parameters_of_body(shape: Shape) -> int:
+    """Parameters without embeddings and output projection."""
+    return round(flops_per_token(shape, 0, "non-embedding") / 6)
+
+
+def _shape(space: SearchSpace, over: JsonObject, where: str) -> Shape:
+    try:
+        model = ModelConfig.model_validate({**space.config.model.model_dump(mode="json"), **over})
+        return resolve_shape(model, 0, space.config.data.sequence_length)
+    except ValidationError as error:
+        raise InputError(f"strategy.{where}: {one_line(error.errors()[0]['msg'])}") from error
+    except InputError as error:
+        raise InputError(f"strategy.{where}: {error}") from error
+
+
+def _distinct(found: Sequence[SizeOfTrials], key: str) -> tuple[SizeOfTrials, ...]:
+    sizes = [one.size for one in found]
+    if again := next((one for place, one in enumerate(found) if one.size in sizes[:place]), None):
+        raise InputError(f"strategy.{key}: {again.group} is the size of another one; each must have its own")
+    return tuple(found)

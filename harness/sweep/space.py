@@ -1,0 +1,120 @@
+"""Makes the configuration of each trial, and says how many steps it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from pydantic import ValidationError
+
+from harness.scenario.errors import problems_of
+from harness.scenario.overrides import expand, merge
+from harness.scenario.yaml import dotted
+from harness.sweep.model import SweepConfig, TokensOfATrial
+from harness.sweep.trials import SearchSpace, TrialPlan
+from trainer.config import EvaluationConfig, TrainerConfig
+from trainer.devices.flops import parameters
+from trainer.errors import InputError
+from trainer.json_types import Json, JsonObject
+from trainer.model import shape_of
+
+
+class TrialConfigs:
+    """The configurations of a sweep's trials. Methods raise InputError where one cannot be."""
+
+    def __init__(self, settings: SweepConfig, config: TrainerConfig, vocabulary: Callable[[], int]) -> None:
+        """``config``: what the trials share. ``vocabulary``: of the tokenizer, where the model does not say it."""
+        self._settings = settings
+        self.base = config if config.evaluation is not None else _evaluated(config)
+        self._vocabulary = cache(vocabulary)
+
+    def space(self) -> SearchSpace:
+        """What a strategy searches."""
+        of, seeds = self._settings.learning_rate, tuple(self._settings.seeds)
+        step_tokens = self.step_tokens(self.base)
+        return SearchSpace(of.low, of.high, seeds, self._settings.search_seed, self.base, self.steps, step_tokens)
+
+    def of(self, plan: TrialPlan) -> TrainerConfig:
+        """The configuration of one trial."""
+        settings, steps = self._settings, plan.steps
+        config = self._with(plan.overrides)
+        optimizer: dict[str, Json] = {"learning_rate": plan.learning_rate}
+        constant = config.optimizer.schedule == "constant"
+        optimizer["schedule_steps"] = None if constant else steps
+        warmup = config.optimizer.lr_warmup_steps
+        optimizer["lr_warmup_steps"] = (
+            min(warmup, steps // 2) if settings.warmup_fraction is None else int(settings.warmup_fraction * steps)
+        )
+        optimizer["accumulation"] = self._accumulation(config)
+        ledger = min(config.warmup_steps, steps - 1)  # steps that count for no figure of time
+        # log_every: losses are read when a line is logged, and what ends a trial looks at the loss of each step.
+        over: dict[str, Json] = {
+            "optimizer": optimizer, "seed": plan.seed, "warmup_steps": ledger, "steps": steps - ledger, "log_every": 1,
+        }  # fmt: skip
+        return TrainerConfig.model_validate(merge(config.model_dump(mode="json"), over))
+
+    def steps(self, overrides: JsonObject) -> int:
+        """Optimizer steps of a full trial."""
+        asked = self._settings.steps
+        if isinstance(asked, int):
+            return asked
+        config = self._with(overrides)
+        each = self.step_tokens(config)
+        if isinstance(asked, TokensOfATrial):
+            return max(1, round(asked.tokens / each))
+        return max(1, round(self._settings.tokens_per_parameter * self.parameters(config) / each))
+
+    def parameters(self, config: TrainerConfig) -> int:
+        """Of the model, embeddings among them."""
+        length = config.data.sequence_length
+        shape = shape_of(config.model, 0, length)
+        if shape is not None and not shape.vocab_size:
+            shape = shape_of(config.model, self._vocabulary(), length)
+        if shape is None:
+            raise InputError(
+                "steps: compute-optimal: how many parameters the model of a model.factory has is not known before it "
+                "is built; give a number of steps, or {tokens: N}"
+            )
+        return parameters(shape)
+
+    def step_tokens(self, config: TrainerConfig) -> int:
+        """Tokens of an optimizer step, padding included."""
+        return _micro_batch(config) * self._accumulation(config)
+
+    def _accumulation(self, config: TrainerConfig) -> int:
+        tokens = self._settings.batch_tokens
+        if tokens is None:
+            return config.optimizer.accumulation
+        each = _micro_batch(config)
+        if tokens % each:
+            below, above = tokens // each * each, -(-tokens // each) * each
+            ranks = f" x {config.ranks} ranks" if config.ranks > 1 else ""
+            raise InputError(
+                f"batch_tokens: {tokens:,} is no multiple of data.batch_size {config.data.batch_size} x "
+                f"data.sequence_length {config.data.sequence_length}{ranks} = {each:,}; nearest: "
+                f"{f'{below:,} or ' if below else ''}{above:,}"
+            )
+        return tokens // each
+
+    def _with(self, overrides: JsonObject) -> TrainerConfig:
+        if not overrides:
+            return self.base
+        try:
+            return TrainerConfig.model_validate(merge(self.base.model_dump(mode="json"), expand(overrides)))
+        except ValidationError as error:
+            problem = next(iter(problems_of(error, TrainerConfig)))[1]
+            raise InputError(f"{dotted(problem.path)}: {problem.message}") from error
+
+
+def _micro_batch(config: TrainerConfig) -> int:
+    return config.data.batch_size * config.data.sequence_length * config.ranks
+
+
+def _evaluated(config: TrainerConfig) -> TrainerConfig:
+    """The same with a share of the documents held out: trials are compared by the loss on those."""
+    over: JsonObject = {"evaluation": EvaluationConfig().model_dump(mode="json")}
+    try:
+        return TrainerConfig.model_validate(merge(config.model_dump(mode="json"), over))
+    except ValidationError as error:
+        problem = next(iter(problems_of(error, TrainerConfig)))[1]
+        raise InputError(f"evaluation: trials are compared by it; {problem.message}") from error

@@ -1,0 +1,140 @@
+"""The folder of a sweep: what was asked, the journal of its trials, a training's folder for each, and the report.
+
+DIR/sweep.json        what was asked, and how it stands
+DIR/trials.journal    Optuna's journal
+DIR/trials/0003/      the training of trial 3: see launch.training; result.json once it has ended
+DIR/summary.md, summary.json, plots/
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal, cast
+
+from harness.sweep.journal import FILE
+from harness.sweep.trial_run import RESULT
+from trainer.errors import InputError
+from trainer.files import read_json, write_text
+from trainer.json_types import Json, JsonObject
+
+SCHEMA = 1
+SweepStatus = Literal["running", "done", "interrupted", "failed", "budget", "diverged"]
+CHECKPOINTS, SPENT, PILOT = "checkpoints", "spent.json", "pilot"
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What a few steps before the first trial took, for the arithmetic of a budget of time."""
+
+    start_s: float
+    """All of a short training but its steps: its start, its pass over held-out data, its end."""
+    step_s: float
+    """Median of a step."""
+
+    def seconds(self, steps: int) -> float:
+        """Expected of a trial with so many steps."""
+        return self.start_s + steps * self.step_s
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """sweep.json. ``settings``: the resolved sweep file; ``config``: what the trials share."""
+
+    name: str
+    arm: str
+    settings: JsonObject
+    config: JsonObject
+    steps: int
+    step_tokens: int
+    parameters: int | None
+    price_usd_per_hour: float | None
+    status: SweepStatus
+    created_utc: str
+    command: list[str]
+    file: str
+    environment: JsonObject
+    ended_utc: str | None = None
+    error: str | None = None
+    pilot: Pilot | None = None
+    lost_s: float = 0.0
+    """Spent on the pilot, which is no trial."""
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """Where everything of one sweep lies."""
+
+    path: Path
+
+    @property
+    def sweep_json(self) -> Path:
+        return self.path / "sweep.json"
+
+    @property
+    def summary_md(self) -> Path:
+        return self.path / "summary.md"
+
+    @property
+    def summary_json(self) -> Path:
+        return self.path / "summary.json"
+
+    def trial(self, number: int) -> Path:
+        """The folder of that trial's training."""
+        return self.path / "trials" / f"{number:04d}"
+
+    def write(self, record: SweepRecord) -> None:
+        write_text(self.sweep_json, json.dumps({"schema": SCHEMA, **asdict(record)}, indent=1) + "\n")
+
+    def read(self) -> SweepRecord:
+        """sweep.json. Raises InputError where there is none that can be read, or no journal beside it."""
+        try:
+            found = read_json(self.sweep_json)
+        except FileNotFoundError as error:
+            raise InputError(f"{self.path}: no sweep lies there (no sweep.json)") from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.sweep_json}: cannot be read ({error})") from error
+        try:
+            content = dict(found)
+            if content.pop("schema") != SCHEMA:
+                raise InputError(
+                    f"{self.sweep_json}: of another version of this program; this one reads schema {SCHEMA}"
+                )
+            if content["pilot"] is not None:
+                content["pilot"] = Pilot(**content["pilot"])
+            record = SweepRecord(**content)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{self.sweep_json}: not one of harness sweep") from error
+        if not (self.path / FILE).exists() and any(self.path.glob("trials/*")):
+            raise InputError(f"{self.path}: its trials.journal is gone, so which trials there were is not known")
+        return record
+
+    def result(self, number: int) -> JsonObject | None:
+        """What a trial left when it ended; None where it did not come so far, or left half of it."""
+        with suppress(OSError, ValueError):
+            return cast("JsonObject", read_json(self.trial(number) / RESULT))
+        return None
+
+    def spent_s(self, number: int) -> float:
+        """What the earlier parts of a trial took, as far as that was noted."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return float(read_json(self.trial(number) / SPENT)["seconds"])
+        return 0.0
+
+    def note_spent(self, number: int, seconds: float) -> None:
+        write_text(self.trial(number) / SPENT, json.dumps({"seconds": seconds}) + "\n")
+
+    def remove_checkpoints(self, number: int) -> None:
+        """Of a trial that is not needed any more."""
+        shutil.rmtree(self.trial(number) / CHECKPOINTS, ignore_errors=True)
+
+    def update(self, record: SweepRecord, **changes: Json) -> SweepRecord:
+        """Write ``record`` with ``changes``, and return it."""
+        changed = replace(record, **changes)  # type: ignore[arg-type]  # checked by its dataclass's readers
+        self.write(changed)
+        return changed

@@ -1,0 +1,61 @@
+"""Lists the strategies: a new one is a class with its settings as fields and the methods of ``trials.Strategy``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Discriminator, Tag
+
+from harness.scenario.errors import did_you_mean, shown
+from harness.sweep.greedy import GreedyStrategy
+from harness.sweep.grid import EarlyStoppingStrategy, GridStrategy
+from harness.sweep.hyperband import HyperbandStrategy
+from harness.sweep.projection import DataScalingStrategy, HybridStrategy, ModelScalingStrategy, MupStrategy
+from trainer.config import Config
+
+SETTINGS: Mapping[str, type[Config]] = {
+    "grid": GridStrategy,
+    "greedy": GreedyStrategy,
+    "early-stopping": EarlyStoppingStrategy,
+    "hyperband": HyperbandStrategy,
+    "model-scaling": ModelScalingStrategy,
+    "data-scaling": DataScalingStrategy,
+    "hybrid": HybridStrategy,
+    "mup": MupStrategy,
+}
+NAMES = tuple(SETTINGS)
+
+
+def _named(value: Any) -> Any:
+    """A name alone is the strategy with its defaults. Raises ValueError for a name that no strategy has."""
+    found = {"name": value} if isinstance(value, str) else value
+    allowed = f"allowed: {', '.join(NAMES)}"
+    if not isinstance(found, dict):
+        raise ValueError(f"must be a name, or a mapping with one; got {shown(value)}; {allowed}")
+    name = found.get("name")
+    if name is None:
+        raise ValueError(f"name: this key is required; {allowed}")
+    if name not in NAMES:
+        raise ValueError(f"no such strategy: {shown(name)}{did_you_mean(str(name), NAMES) or ';'} {allowed}")
+    return found
+
+
+def _name_of(value: Any) -> Any:
+    return value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+
+
+StrategySettings = Annotated[
+    Annotated[
+        Annotated[GridStrategy, Tag("grid")]
+        | Annotated[GreedyStrategy, Tag("greedy")]
+        | Annotated[EarlyStoppingStrategy, Tag("early-stopping")]
+        | Annotated[HyperbandStrategy, Tag("hyperband")]
+        | Annotated[ModelScalingStrategy, Tag("model-scaling")]
+        | Annotated[DataScalingStrategy, Tag("data-scaling")]
+        | Annotated[HybridStrategy, Tag("hybrid")]
+        | Annotated[MupStrategy, Tag("mup")],
+        Discriminator(_name_of),
+    ],
+    BeforeValidator(_named),
+]

@@ -1,0 +1,171 @@
+"""Drives trials from the sweep: forks each from a server that has everything imported, waits, and ends it in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from harness.launch.block import modules_of
+from harness.launch.channel import Channel
+from harness.launch.diagnosis import diagnose, killed_by, look_at
+from harness.launch.fork_server import ForkServer, ForkServerGone
+from harness.launch.protocol import TrialEvent, TrialStart
+from harness.launch.waiting import BEAT_S, BEATS_PER_LIMIT, KILLED_S, looks
+from harness.sweep.model import TrialLimits
+from trainer.json_types import JsonObject
+
+ENTRY = "harness.sweep.trial_run"
+PRELOADED = (ENTRY, "harness.launch.training", "trainer.evaluate", "trainer.checkpoint")
+STOPPING_S = 120.0  # for a trial that was asked to end: its step, and its last checkpoint
+
+Order = Literal["step", "stop"]
+
+
+class TrialFailed(Exception):  # noqa: N818 - an outcome, reported; the trial is tried again when the sweep is resumed
+    """A trial ended by a fault that is none of its learning rate's: the machine, the memory, the code."""
+
+
+class TrialLate(Exception):  # noqa: N818 - an outcome of a trial
+    """A trial took longer than its limit."""
+
+
+class TrialServer:
+    """Forks trials, one after the other; its own process is started when the first is asked for."""
+
+    def __init__(self, configs: Sequence[JsonObject], limits: TrialLimits) -> None:
+        self._modules = [*modules_of(configs), *PRELOADED]
+        self._limits = limits
+        self._server: ForkServer | None = None
+        self._pid: int | None = None
+
+    @property
+    def beat_s(self) -> float:
+        """How often a trial says that it lives."""
+        return min(BEAT_S, self._limits.silence_s / BEATS_PER_LIMIT)
+
+    def train(
+        self,
+        start: TrialStart,
+        log: Path,
+        before_s: float,
+        decide: Callable[[TrialEvent], Order],
+        going_on: Callable[[TrialEvent], bool] = lambda _: True,
+    ) -> TrialEvent:
+        """Train one trial to its end, and return how it ended.
+
+        ``before_s``: what earlier parts of it took. ``decide`` answers milestones; ``going_on`` hears every sign of
+        life, and ends the trial where it says False. Raises TrialLate or TrialFailed.
+        """
+        ours, theirs = socket.socketpair()
+        channel, log_start = Channel(ours), log.stat().st_size if log.exists() else 0
+        end_s = time.monotonic() + self._limits.trial_hours * 3600 - before_s
+        with ours:
+            with theirs:
+                self._fork(theirs, log)
+            try:
+                with suppress(OSError):
+                    channel.send(start)
+                limit_s = self._limits.start_s
+                while True:
+                    event = self._receive(channel, limit_s, end_s, log, log_start)
+                    limit_s = self._limits.silence_s
+                    if event["event"] == "ended":
+                        self._wait()
+                        return event
+                    continues = going_on(event)
+                    if event["event"] == "milestone":
+                        order: Order = decide(event) if continues else "stop"
+                        with suppress(OSError):
+                            channel.send({"do": order})
+                    elif not continues:
+                        self._signal(signal.SIGTERM)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    self._stop(channel)
+                self._kill()
+                raise
+
+    def close(self) -> None:
+        """End the server, and a trial that is left with it."""
+        self._kill()
+        if self._server is not None:
+            self._server.close()
+
+    def _fork(self, theirs: socket.socket, log: Path) -> None:
+        if self._server is not None and self._server.ended:
+            self._server.close()
+            self._server = None
+        if self._server is None:
+            self._server = ForkServer(self._modules)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._pid = self._server.fork(theirs, log, self._limits.start_s, ENTRY)
+        except ForkServerGone as gone:
+            raise TrialFailed(f"it did not start: {gone}") from gone
+
+    def _receive(self, channel: Channel, limit_s: float, end_s: float, log: Path, log_start: int) -> TrialEvent:
+        parts = looks(limit_s)
+        for _ in range(parts):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise TrialLate
+            try:
+                return channel.receive_trial_event(min(limit_s / parts, left_s))
+            except TimeoutError:
+                continue
+            except (EOFError, OSError):
+                raise TrialFailed(self._why_gone(log)) from None
+        assert self._pid is not None
+        finding = diagnose(look_at(self._pid, 0, log, log_start), "limits.silence_s")
+        raise TrialFailed(f"it gave no sign of life for {limit_s:g} s: {finding}")
+
+    def _why_gone(self, log: Path) -> str:
+        if self._pid is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)  # what closed its channel has nothing more to say
+        code = self._wait()
+        if code is not None and code < 0:
+            return f"its process was {killed_by(-code)}"
+        return f"its process ended with status {code} and no word; see {log}"
+
+    def _stop(self, channel: Channel) -> None:
+        """Ask the trial for a last checkpoint, and wait for it within a limit."""
+        self._signal(signal.SIGTERM)
+        end_s = time.monotonic() + STOPPING_S
+        with suppress(EOFError, OSError, TimeoutError, KeyboardInterrupt):
+            channel.send({"do": "stop"})  # it may be waiting for the answer to a milestone
+            while (left_s := end_s - time.monotonic()) > 0:
+                event = channel.receive_trial_event(left_s)
+                if event["event"] == "ended":
+                    return
+                if event["event"] == "milestone":
+                    channel.send({"do": "stop"})
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+
+    def _kill(self) -> None:
+        """End the trial and its loader workers at once."""
+        if self._pid is None:
+            return
+        try:
+            os.killpg(self._pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self._signal(signal.SIGKILL)
+        self._wait()
+
+    def _wait(self) -> int | None:
+        code = None
+        if self._pid is not None and self._server is not None:
+            with suppress(ForkServerGone):
+                code = self._server.wait(self._pid, KILLED_S)
+        self._pid = None
+        return code

@@ -1,0 +1,164 @@
+"""Trains one trial in a process of its own, forked by ``launch.fork_server``: its training, and when it ends early.
+
+At each milestone it reports and waits for the sweep's order: what is decided there depends on losses alone, not on when
+a message arrives. Standard output and error are the trial's log.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.launch.channel import Channel
+from harness.launch.protocol import TrialEvent, TrialStart
+from harness.machine.lifetime import die_with_parent
+from trainer.errors import InputError, in_words
+
+if TYPE_CHECKING:
+    from harness.launch.training import Trained
+
+RESULT = "result.json"
+
+
+class Watching:
+    """Sees every step of a training: says that it lives, reports milestones, and ends it where it diverged.
+
+    An asynchronous device makes the loss of a step known one step later. So what is decided after N steps rests on the
+    losses of all but the last of them, on every device.
+    """
+
+    def __init__(self, start: TrialStart, channel: Channel) -> None:
+        self._channel, self._beat_s = channel, start["beat_s"]
+        self._milestones = list(start["milestones"])
+        self._above_start, self._window = start["above_start"], start["window"]
+        self._losses: list[float] = []  # of every step from the first on, of earlier parts too
+        self._table = Path(start["folder"]) / "losses.csv"
+        self._begun = False
+        self._part_begin = 0  # index of the first loss that the next milestone's mean holds
+        self._last_message_s = time.monotonic()
+        self.diverged: str | None = None  # why
+
+    def loss(self, step: int, value: float) -> None:
+        """The loss of a step is known."""
+        self._recall(step)
+        self._losses.append(value)
+
+    def step(self, steps: int, tokens: int) -> bool:
+        """A step was done; whether the training ends with it."""
+        self._recall(steps - 1)
+        known = steps - 1
+        if self.diverged is None:
+            self.diverged = self._divergence(known)
+        if self.diverged is not None:
+            return True
+        if self._milestones and steps >= self._milestones[0]:
+            while self._milestones and steps > self._milestones[0]:  # of a part before this one
+                self._begin_part()
+            if self._milestones and steps == self._milestones[0]:
+                since = self._losses[self._part_begin : known]
+                self._begin_part()
+                mean = sum(since) / len(since) if since else None
+                self._last_message_s = time.monotonic()
+                self._channel.send({"event": "milestone", "steps": steps, "tokens": tokens, "loss": mean})
+                return self._channel.receive_order()["do"] == "stop"
+        if time.monotonic() - self._last_message_s >= self._beat_s:
+            self._last_message_s = time.monotonic()
+            self._channel.send({"event": "alive", "steps": steps, "tokens": tokens, "loss": None})
+        return False
+
+    def _begin_part(self) -> None:
+        self._part_begin = self._milestones.pop(0) - 1
+
+    def _recall(self, first: int) -> None:
+        """Take the losses of the ``first`` steps, which earlier parts of the training did: it is judged as a whole."""
+        from harness.launch.training_files import read_losses
+
+        if not self._begun:
+            self._begun = True
+            rows = read_losses(self._table) if first and self._table.exists() else []
+            self._losses = [row.loss for row in rows if row.step < first]
+
+    def _divergence(self, known: int) -> str | None:
+        """Why the training diverged, by the losses of its first ``known`` steps; None where it has not."""
+        if not known:
+            return None
+        if not math.isfinite(self._losses[known - 1]):
+            return "its loss was not finite"
+        last = self._losses[max(0, known - self._window) : known]
+        if self._above_start is None or len(last) < self._window:
+            return None
+        mean, first = sum(last) / len(last), self._losses[0]
+        if mean <= first + self._above_start * abs(first):
+            return None
+        return f"its loss was {mean:.4g} over {len(last)} steps, above {first:.4g} at its start"
+
+
+def main(descriptor: int, parent: int) -> int:
+    """Train the trial that the first message describes; the exit status."""
+    die_with_parent(parent)
+    channel = Channel(socket.socket(fileno=descriptor))
+    start = channel.receive_trial_start()
+    watching = Watching(start, channel)
+    try:
+        event = _ended(_train(start, watching), watching, Path(start["folder"]))
+    except EOFError:  # the sweep is gone
+        return 1
+    except InputError as error:
+        event = {
+            "event": "ended", "steps": 0, "tokens": 0, "loss": None, "status": "failed", "error": str(error),
+            "wrong_input": True,
+        }  # fmt: skip
+    except Exception as error:
+        traceback.print_exc()
+        event = {
+            "event": "ended", "steps": 0, "tokens": 0, "loss": None, "status": "failed", "error": in_words(error),
+        }  # fmt: skip
+    channel.send(event)
+    return 0 if event.get("status") == "done" else 1
+
+
+def _train(start: TrialStart, watching: Watching) -> Trained:
+    from harness.launch.training import train_arm
+    from harness.launch.training_progress import Goal
+    from harness.scenario.model import Scenario
+    from harness.scenario.plan import Arm, Plan
+    from trainer.config import TrainerConfig
+
+    config = TrainerConfig.model_validate(start["config"])
+    scenario = Scenario(name=start["scenario"], question="", arms={start["arm"]: None})
+    plan = Plan(scenario, (Arm(start["arm"], None, None, {}, config),), (), ())
+    folder, goal = Path(start["folder"]), Goal(steps=start["steps"])
+    return train_arm(plan, goal, folder, True, start["command"], "", watching)
+
+
+def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
+    """What is said of a training that has ended, and kept beside it, so that a killed sweep finds it."""
+    import json
+
+    from harness.launch.training import EVALUATIONS
+    from harness.launch.training_files import read_evaluations
+    from trainer.files import write_text
+
+    status, error = trained.status, trained.error
+    diverged = trained.diverged or watching.diverged is not None
+    validation = trained.validation_loss
+    table = folder / EVALUATIONS
+    if status == "done" and validation is None and table.exists():  # of a part before this one
+        last = [row for row in read_evaluations(table) if row.step == trained.steps - 1]
+        validation = last[-1].loss if last else None
+    event: TrialEvent = {
+        "event": "ended", "steps": trained.steps, "tokens": trained.tokens, "loss": _finite(trained.loss),
+        "status": "diverged" if diverged else status, "validation_loss": _finite(validation),
+        "error": watching.diverged or error,
+    }  # fmt: skip
+    if diverged or status == "done":
+        write_text(folder / RESULT, json.dumps(event, indent=1) + "\n")
+    return event
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

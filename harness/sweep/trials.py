@@ -1,0 +1,118 @@
+"""Defines what a trial is, and the protocol of strategies, which decide which trials are run.
+
+A strategy is a generator: it yields the plan of its next trial and is sent the trial when that has ended. So one
+strategy can use another (``yield from``), and a sweep that was killed is resumed by sending the trials that its journal
+holds: a strategy must not look at a clock, nor draw what its seed does not determine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from trainer.config import TrainerConfig
+from trainer.json_types import JsonObject
+
+TrialStatus = Literal["running", "done", "diverged", "behind", "late"]
+Role = Literal["curve", "probe", "check"]
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """One training that a strategy asks for."""
+
+    learning_rate: float
+    steps: int
+    """Optimizer steps in all."""
+    seed: int = 0
+    group: str = ""
+    """Trials of one group and as many steps are points of one curve: a bracket, a size of model; "" where all are."""
+    role: Role = "curve"
+    """curve: a point of a loss curve; probe: only looks for divergence; check: tries a predicted rate."""
+    ends_behind: bool = False
+    """It is ended at a milestone where its loss is above the median of its group's."""
+    overrides: JsonObject = field(default_factory=dict)
+    """Dotted keys of the trainer's configuration, with values that differ from the sweep's."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial as it stands."""
+
+    number: int
+    plan: TrialPlan
+    status: TrialStatus = "running"
+    """diverged: a loss or gradient norm that is not finite, or a loss above its start; behind: its loss was above the
+    others' median; late: it took longer than a trial may."""
+    loss: float | None = None
+    """On held-out data, after the last step; None where it did not come so far."""
+    training_loss: float | None = None
+    """Of the last step that is known."""
+    steps: int = 0
+    tokens: int = 0
+    """Positions computed, padding included."""
+    seconds: float = 0.0
+    """From its start to its end, of all its parts where it was resumed."""
+    hellaswag: float | None = None
+    """Share of HellaSwag's items answered right, where it was evaluated."""
+    milestones: Mapping[int, float] = field(default_factory=dict)
+    """Mean training loss since the milestone before, by steps."""
+
+    @property
+    def score(self) -> float:
+        """What strategies rank by: the loss on held-out data, infinite where training did not come to its end."""
+        return self.loss if self.status == "done" and self.loss is not None else math.inf
+
+
+Trials: TypeAlias = Generator[TrialPlan, Trial, None]
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What a strategy searches: the range, and how long a trial is."""
+
+    low: float
+    high: float
+    seeds: tuple[int, ...]
+    """Of the trials: a rate is trained once with each."""
+    seed: int
+    """Of what the strategy draws."""
+    config: TrainerConfig
+    """Of every trial, but for its rate, steps, seed and overrides."""
+    steps_of: Callable[[JsonObject], int]
+    """Optimizer steps of a full trial whose configuration has these overrides."""
+    step_tokens: int = 1
+    """Tokens of an optimizer step, padding included."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a full trial."""
+        return self.steps_of({})
+
+
+@dataclass(frozen=True)
+class TrialStage:
+    """Trials that a strategy will ask for, as far as it knows before it starts."""
+
+    name: str
+    trials: int
+    """At most; exactly, where ``exact``."""
+    steps: int
+    """Optimizer steps of each."""
+    exact: bool = True
+    of: str = ""
+    """The bracket, or size, that it is part of."""
+
+
+class Strategy(Protocol):
+    """Decides which trials are run. Its settings are a section of the sweep file (harness.sweep.strategies)."""
+
+    def search(self, space: SearchSpace) -> Trials:
+        """Yields plans, and is sent each trial when it has ended; the learning rate is chosen from all of them."""
+        ...
+
+    def stages(self, space: SearchSpace) -> list[TrialStage]:
+        """What it will ask for, in order. Raises InputError where that cannot be."""
+        ...

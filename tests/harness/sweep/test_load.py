@@ -1,0 +1,191 @@
+"""What a sweep file says, what is shipped, and what is wrong with one: a line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.scenario.shipped import SWEEPS, shipped
+from harness.sweep.load import load_sweep
+from harness.sweep.space import TrialConfigs
+from harness.sweep.trials import TrialPlan
+from tests.commands import harness
+from trainer.devices.flops import parameters
+from trainer.errors import InputError
+from trainer.model import resolve_shape
+
+SWEEP = """\
+name: small
+base:
+  model: {layers: 1, width: 32, heads: 1, vocab_size: 512}
+  data: {sequence_length: 16, batch_size: 4, path: tokens-mmap}
+learning_rate: {low: 1.0e-4, high: 1.0e-1}
+strategy: grid
+steps: 100
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "small.yaml").write_text(SWEEP)
+    return tmp_path / "small.yaml"
+
+
+def configs(path: Path, *sets: str) -> TrialConfigs:
+    loaded = load_sweep(path, sets)
+    return TrialConfigs(loaded.settings, loaded.config, lambda: 300)
+
+
+def test_what_is_shipped_loads_by_name_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert set(shipped(SWEEPS)) == {"tiniest", "gpt2-124m"}
+    for name, path in shipped(SWEEPS).items():
+        assert load_sweep(name) == load_sweep(path)
+
+
+def test_tiniest_is_compute_optimal_with_ten_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_sweep("tiniest")
+    of = TrialConfigs(loaded.settings, loaded.config, lambda: 0)
+    shape = resolve_shape(loaded.config.model, 0, loaded.config.data.sequence_length)
+    assert (shape.layers, shape.width, shape.heads) == (1, 64, 1)
+    tokens = of.space().steps * of.step_tokens(of.base)
+    assert abs(tokens - 20 * parameters(shape)) <= of.step_tokens(of.base) / 2
+    assert [stage.trials for stage in loaded.settings.strategy.stages(of.space())] == [10]
+    monkeypatch.chdir(tmp_path)
+    done = harness("sweep", "tiniest", "--plan")
+    assert done.returncode == 0, done.stderr
+    assert "86,976 parameters, 2,048 tokens a step" in done.stdout
+    assert "10 trials, 8,490 steps, 17,387,520 tokens" in done.stdout
+
+
+def test_the_full_exercise_prints_its_brackets() -> None:
+    done = harness("sweep", "gpt2-124m", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "524,288 tokens a step" in done.stdout
+    lines = done.stdout.splitlines()
+    assert any(line.split()[:6] == ["s", "=", "5,", "rung", "0", "243"] and " 2 " in line for line in lines)
+    assert any(line.split()[:7] == ["s", "=", "0,", "rung", "0", "6", "555"] for line in lines)
+
+
+def test_a_trial_has_its_rate_seed_schedule_and_warm_up(file: Path) -> None:
+    of = configs(file, "schedule=cosine", "warmup_fraction=0.1", "final_fraction=0.2", "weight_decay=0.3")
+    config = of.of(TrialPlan(3e-3, 50, seed=7, overrides={"model.width": 64}))
+    optimizer = config.optimizer
+    assert (optimizer.learning_rate, optimizer.schedule, optimizer.schedule_steps) == (3e-3, "cosine", 50)
+    assert (optimizer.lr_warmup_steps, optimizer.final_fraction, optimizer.weight_decay) == (5, 0.2, 0.3)
+    assert (config.seed, config.warmup_steps + config.steps, config.model.width) == (7, 50, 64)
+    assert config.evaluation is not None  # trials are compared by it
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 19])
+def test_a_very_short_trial_has_a_schedule_that_outlasts_its_warm_up(file: Path, steps: int) -> None:
+    config = configs(file, "schedule=cosine").of(TrialPlan(1e-3, steps))
+    assert config.optimizer.lr_warmup_steps < steps
+    assert config.warmup_steps + config.steps == steps
+
+
+def test_batch_tokens_are_reached_by_accumulation(file: Path) -> None:
+    of = configs(file, "batch_tokens=524288")
+    assert of.of(TrialPlan(1e-3, 5)).optimizer.accumulation == 524288 // (4 * 16)
+    with pytest.raises(
+        InputError,
+        match=r"^batch_tokens: 100 is no multiple of data.batch_size 4 x data.sequence_length 16 = 64; nearest: ",
+    ):
+        configs(file, "batch_tokens=100").of(TrialPlan(1e-3, 5))
+
+
+def test_steps_by_tokens_and_by_parameters(file: Path) -> None:
+    assert configs(file, "steps={tokens: 6400}").space().steps == 100
+    of = configs(file, "steps=compute-optimal")
+    assert of.space().steps == round(20 * of.parameters(of.base) / 64)
+    assert of.steps({"model.width": 64}) > of.space().steps
+
+
+def test_a_vocabulary_that_the_model_does_not_say_is_the_tokenizers(file: Path) -> None:
+    of = configs(file, "steps=compute-optimal", "model.vocab_size=null")
+    assert of.parameters(of.base) == parameters(resolve_shape(of.base.model, 300, 16))
+
+
+def test_extends_overrides_key_by_key_and_a_strategy_as_a_whole(file: Path) -> None:
+    other = file.with_name("other.yaml")
+    text = "extends: small.yaml\nname: other\nstrategy: {name: hyperband, R: 9}\n"
+    other.write_text(f"{text}learning_rate.low: 1.0e-3\n")
+    with pytest.raises(InputError, match=r"learning_rate\.low"):  # dotted keys are for base
+        load_sweep(other)
+    other.write_text(
+        "extends: small.yaml\nname: other\nstrategy: {name: hyperband, R: 9}\nlearning_rate: {low: 1.0e-3}\n"
+    )
+    settings = load_sweep(other).settings
+    assert (settings.name, settings.strategy.name, settings.learning_rate.low) == ("other", "hyperband", 1e-3)
+    assert settings.learning_rate.high == 1e-1
+
+
+def test_an_arm_of_a_scenario_is_the_base(file: Path) -> None:
+    text = SWEEP.replace("base:\n", "scenario: quickstart\narm: tokens-padded\nbase:\n", 1)
+    file.write_text(text)
+    loaded = load_sweep(file)
+    assert loaded.arm == "tokens-padded"
+    assert (loaded.config.data.path, loaded.config.data.access) == ("tokens-mmap", "scalar")  # the base's, the arm's
+    assert loaded.config.data.tokenizer.train is not None
+    assert loaded.config.data.tokenizer.train.vocab_size == 2048
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("low: 1.0e-4", "low: 1.0", ":5: learning_rate: reversed: low 1 is above high 0.1; allowed: low below high"),
+        ("low: 1.0e-4", "low: 0.1", ":5: learning_rate: empty: low and high are both 0.1; allowed: low below high"),
+        ("low: 1.0e-4", "low: -1", ":5: learning_rate.low: must be greater than 0; got -1"),
+        ("low: 1.0e-4, ", "", ":5: learning_rate.low: this key is required"),
+        ("grid", "gird", ":6: strategy: no such strategy: 'gird'; did you mean 'grid'? allowed: grid, "),
+        ("grid", "{trials: 3}", ":6: strategy: name: this key is required; allowed: grid, "),
+        ("grid", "{name: grid, trails: 3}", ":6: strategy.trails: unknown key of grid; did you mean 'trials'? "),
+        ("grid", "{name: grid, trials: 0}", ":6: strategy.trials: must be greater than or equal to 1; got 0"),
+        ("grid", "7", ":6: strategy: must be a name, or a mapping with one; got 7; allowed: grid, "),
+        ("100", "many", ":7: steps: must be a number of steps from 1 to 10,000,000, compute-optimal, or {tokens: N}"),
+        ("100", "0", ":7: steps: must be a number of steps from 1 to 10,000,000, compute-optimal, or {tokens: N}"),
+        ("100", "{tokens: -1}", ":7: steps: must be a number of steps from 1 to 10,000,000, compute-optimal, or "),
+        ("layers: 1", "layerz: 1", ":3: base.model.layerz: unknown key; did you mean 'layers'?"),
+        ("steps: 100", "", ":1: steps: this key is required"),
+        ("name: small", "name: small\nnam: 3", ":2: nam: unknown key; did you mean 'name'?"),
+        ("base:", "arm: x\nbase:", ":2: arm: goes with scenario; give that too"),
+        ("base:", "scenario: quickstart\nbase:", ":2: arm: one arm is trained, and quickstart has 2: text-padded, "),
+        ("base:", "scenario: quickstart\narm: x\nbase:", ":2: scenario quickstart: arm x: no arm matches; arms: "),
+        ("base:", "seeds: []\nbase:", ":2: seeds: give at least one"),
+        ("base:\n", "base:\n  optimizer.learning_rate: 1\n", ":3: base.optimizer.learning_rate: the search sets it; "),
+        ("base:\n", "base:\n  steps: 7\n", ":3: base.steps: the search sets it; say it by the sweep's steps"),
+        ("base:\n", "batch_tokens: 64\nbase:\n  optimizer.accumulation: 2\n", ": batch_tokens sets it; give one of "),
+        ("base:\n", "schedule: wsd\nbase:\n  optimizer.schedule: wsd\n", ": the sweep's schedule says it too; "),
+        ("base:\n", "budget: {hours: 0}\nbase:\n", ":2: budget.hours: must be greater than 0; got 0"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line(file: Path, old: str, new: str, line: str) -> None:
+    assert old in SWEEP
+    file.write_text(SWEEP.replace(old, new, 1))
+    done = harness("sweep", str(file), "--plan")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert line in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "sweep: which one? give a file (sweeps/*.yaml), the name of a shipped one, or --resume DIR"),
+        (["tiniets"], "tiniets: no such file; did you mean 'tiniest'? shipped: gpt2-124m, tiniest"),
+        (["tiniest", "--set", "strategy"], "--set strategy: give key=value, as in --set strategy=greedy"),
+        (["tiniest", "--set", "model.layerz=1", "--plan"], "--set model.layerz=1: base.model.layerz: unknown key; "),
+        (["--resume", "nowhere"], "nowhere: no sweep lies there (no sweep.json)"),
+        (["tiniest", "--resume", "nowhere"], "sweep --resume: SWEEP does not go with it"),
+        (["tiniest", "--set", "budget.tokens=1000"], "budget.tokens: 1,000 tokens, but one trial of 849 steps needs "
+         "1,738,752 tokens (849 steps x 2,048 tokens); allowed: one trial at least, or fewer steps"),
+        (["tiniest", "--set", "budget.usd=1"], "budget.usd: no price of this machine is known; give price_"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_on_the_command_line_is_one_line(tmp_path: Path, words: list[str], line: str) -> None:
+    done = harness("sweep", *words, *([] if "--resume" in words else ["--out", str(tmp_path / "out")]))
+    assert done.returncode == 2, done.stdout
+    assert line in done.stderr.splitlines()[-1], done.stderr
+    assert not (tmp_path / "out").exists()

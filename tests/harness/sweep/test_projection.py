@@ -1,0 +1,236 @@
+"""Strategies that project: what they ask for, and what trials with a known truth say of the sweep's own size."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from harness.sweep import projection_sentences
+from harness.sweep.findings import SweepFindings, findings
+from harness.sweep.hyperband import brackets
+from harness.sweep.power_law import Extrapolation, NoExtrapolation, NoPowerLaw
+from harness.sweep.projection import (
+    DataScalingStrategy,
+    HybridStrategy,
+    ModelScalingStrategy,
+    MupStrategy,
+    projection_of,
+)
+from harness.sweep.sizes import ModelSize, model_sizes
+from harness.sweep.strategies import StrategySettings
+from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStatus
+from tests.harness.sweep.test_strategies import run
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+from trainer.json_types import JsonObject
+
+STEP_TOKENS = 2048
+GPT2 = {"preset": "gpt2-small"}
+
+
+def space(
+    model: dict[str, Any] = GPT2, steps: int = 1000, steps_of: Callable[[JsonObject], int] | None = None
+) -> SearchSpace:
+    config = TrainerConfig.model_validate({"model": model})
+    return SearchSpace(1e-4, 1e-1, (0,), 0, config, steps_of or (lambda _: steps), STEP_TOKENS)
+
+
+def strategy(given: object) -> Any:
+    return TypeAdapter(StrategySettings).validate_python(given)
+
+
+def answering(size: Callable[[TrialPlan], float], power: float, at_one: float = 0.03) -> Callable[[TrialPlan], Trial]:
+    """Trials whose best rate is a power of their size; a little noise, which the rate and size determine."""
+
+    def answer(plan: TrialPlan) -> Trial:
+        best = at_one * size(plan) ** power
+        off = math.log(plan.learning_rate / best)
+        status: TrialStatus = "diverged" if off > 3 else "done"
+        loss = 3 + 0.1 * off**2 + 0.003 * math.sin(1e5 * plan.learning_rate + size(plan)) + 1 / plan.steps
+        return Trial(0, plan, status, loss if status == "done" else None)
+
+    return answer
+
+
+def body(plan: TrialPlan) -> float:
+    """Parameters of the trial's model beside its embeddings."""
+    width, layers = plan.overrides["model.width"], plan.overrides["model.layers"]
+    assert isinstance(width, int)
+    assert isinstance(layers, int)
+    return layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+def found(of: Any, answer: Callable[[TrialPlan], Trial], where: SearchSpace) -> SweepFindings:
+    trials = run(of, where, answer)
+    planned = sum(stage.trials for stage in of.stages(where))
+    assert len(trials) == planned or (len(trials) < planned and any(one.status == "diverged" for one in trials))
+    # What a journal gives back must be what the strategy asks for again.
+    for one in trials:
+        assert TrialPlan(**json.loads(json.dumps(one.plan.__dict__))) == one.plan
+    return findings(trials, projection_of(of, where))
+
+
+def test_the_issue_s_sizes_are_the_default() -> None:
+    assert [(one.layers, one.width, one.heads) for one in strategy("model-scaling").sizes] == [
+        (1, 64, 1), (2, 128, 2), (3, 192, 3),
+    ]  # fmt: skip
+    assert strategy("data-scaling").tokens == [26_000_000, 52_000_000, 105_000_000]
+
+
+def test_sizes_are_parameters_without_embeddings() -> None:
+    plan = model_sizes(space(), strategy("model-scaling").sizes)
+    assert [one.size for one in plan.sizes] == [50_112, 396_800, 1_334_976]
+    assert plan.target == 85_056_000  # GPT-2 124M: 12 x (12 x 768^2 + 13 x 768) + 2 x 768
+
+
+@pytest.mark.parametrize(
+    "given", [{"name": "model-scaling"}, {"name": "hybrid"}, {"name": "model-scaling", "trials": 12}]
+)
+def test_model_scaling_predicts_the_large_model_s_rate(given: dict[str, Any]) -> None:
+    one = found(strategy(given), answering(body, -0.2), space())
+    assert one.projection is not None
+    prediction = one.projection.prediction
+    assert isinstance(prediction, Extrapolation)
+    truth = 0.03 * 85_056_000**-0.2
+    assert prediction.ci_low < truth < prediction.ci_high
+    assert one.chosen is not None
+    assert one.chosen.by == "projection"
+    assert one.chosen.learning_rate == pytest.approx(truth, rel=0.3)
+    lines = projection_sentences.conclusion(one.projection)
+    assert lines[0].startswith("Chosen learning rate: ")
+    assert "projected to 85,056,000 parameters" in lines[0]
+    assert "This sweep trains nothing of that size" in projection_sentences.hypothesis(one.projection)
+
+
+def test_data_scaling_predicts_the_long_training_s_rate() -> None:
+    where = space(steps=200_000)  # 409.6M tokens
+    one = found(strategy("data-scaling"), answering(lambda plan: plan.steps, -0.3, 0.1), where)
+    assert one.projection is not None
+    assert [point.size for point in one.projection.points] == [25_999_360, 52_000_768, 105_000_960]
+    assert one.projection.target == 200_000 * STEP_TOKENS
+    prediction = one.projection.prediction
+    assert isinstance(prediction, Extrapolation)
+    assert prediction.ci_low < 0.1 * 200_000**-0.3 < prediction.ci_high
+
+
+def test_hybrid_is_hyperband_at_every_size() -> None:
+    of = strategy({"name": "hybrid", "project": "data", "tokens": [204_800, 409_600, 819_200], "R": 9})
+    trials = run(of, space(), answering(lambda _: 1, 0, 3e-3))
+    table = brackets(9, 3)
+    for steps in (100, 200, 400):
+        own = [one for one in trials if one.plan.group == f"{steps * STEP_TOKENS:,} tokens"]
+        assert [one.plan.steps for one in own] == [
+            round(steps * rung.steps / 9) for bracket in table for rung in bracket.rungs for _ in range(rung.trials)
+        ]
+
+
+def test_an_optimum_at_the_bound_is_in_no_line() -> None:
+    """The best rate of the smallest size lies above the range: two sizes are left, and nothing is extrapolated."""
+    one = found(strategy("model-scaling"), answering(body, -0.5, 30.0), space())
+    assert one.projection is not None
+    assert isinstance(one.projection.law, NoPowerLaw)
+    assert one.chosen is None
+    line = projection_sentences.conclusion(one.projection)[0]
+    assert line.startswith("**Nothing is extrapolated to 85,056,000 parameters")
+    assert "2 sizes have an optimum inside the tried rates, and 1 has one at an end of them; a line needs 3" in line
+
+
+@pytest.mark.parametrize(
+    ("best", "reason", "words"),
+    [
+        ({1: 1e-3, 2: 2e-2, 3: 1e-3}, "scatter", "the optima follow no line (R2 0.0"),
+        ({1: 2e-2, 2: 8e-3, 3: 4.2e-3}, "interval", "the prediction interval spans a factor of"),
+    ],
+)
+def test_a_meaningless_line_is_refused(best: dict[int, float], reason: str, words: str) -> None:
+    def answer(plan: TrialPlan) -> Trial:
+        layers = plan.overrides["model.layers"]
+        assert isinstance(layers, int)
+        off = math.log(plan.learning_rate / best[layers])
+        return Trial(0, plan, "done", 3 + 0.1 * off**2 + 0.01 * math.sin(1e6 * plan.learning_rate))
+
+    one = found(strategy("model-scaling"), answer, space())
+    assert one.projection is not None
+    assert isinstance(one.projection.prediction, NoExtrapolation)
+    assert one.projection.prediction.reason == reason
+    assert one.chosen is None
+    assert words in projection_sentences.conclusion(one.projection)[0]
+
+
+def test_mup_searches_narrow_models_of_the_same_depth_and_head_width() -> None:
+    of = strategy({"name": "mup", "widths": [64, 128, 256], "fraction": 0.5})
+    trials = run(of, space(), answering(lambda _: 1, 0, 3e-3))
+    over = {one.plan.group: one.plan.overrides for one in trials}
+    assert over["width 128"] == {
+        "model.width": 128, "model.heads": 2, "model.kv_heads": 2, "model.ffn_width": 512,
+        "model.mup": {"base_width": 64, "base_heads": 1},
+    }  # fmt: skip
+    assert {one.plan.steps for one in trials} == {500}
+    one = findings(trials, projection_of(of, space()))
+    assert one.chosen is not None
+    assert one.chosen.by == "transfer"
+    assert one.projection is not None
+    assert one.projection.prediction is None
+    lines = projection_sentences.conclusion(one.projection)
+    assert "the optimum at 256 channels, for the model of 768 channels" in lines[0]
+    assert lines[-1].startswith("That interval holds 0")
+    assert "`model.mup: {base_width: 64, base_heads: 1}`" in projection_sentences.hypothesis(one.projection)
+
+
+def test_an_optimum_that_moves_with_the_width_is_said_in_bold() -> None:
+    def width(plan: TrialPlan) -> float:
+        found = plan.overrides["model.width"]
+        assert isinstance(found, int)
+        return found
+
+    of = strategy({"name": "mup", "widths": [64, 128, 256], "trials": 10})
+    one = found(of, answering(width, -1.0, 0.6), space())
+    assert one.projection is not None
+    assert projection_sentences.conclusion(one.projection)[-1].startswith("**That interval does not hold 0")
+
+
+def test_one_width_tests_nothing_and_says_so() -> None:
+    one = found(strategy("mup"), answering(lambda _: 1, 0, 3e-3), space())
+    assert one.projection is not None
+    assert projection_sentences.conclusion(one.projection)[-1].startswith("One width was searched")
+
+
+def test_no_trial_has_ended_yet() -> None:
+    for given in ("model-scaling", "data-scaling", "hybrid", "mup"):
+        one = findings([], projection_of(strategy(given), space()))
+        assert one.chosen is None
+        assert one.curves == ()
+
+
+@pytest.mark.parametrize(
+    ("of", "model", "message"),
+    [
+        (ModelScalingStrategy(name="model-scaling"), {"config": {"model_type": "gpt2"}}, "give model.preset"),
+        (MupStrategy(name="mup"), {"preset": "distilbert"}, r"strategy.widths\[0\]: .*not for the family distilbert"),
+        (MupStrategy(name="mup", widths=[96]), GPT2, "96 is not a multiple of the width of the model's heads"),
+        (MupStrategy(name="mup", widths=[64, 64]), GPT2, "width 64 is the size of another one"),
+        (DataScalingStrategy(name="data-scaling", tokens=[1, 2, 3]), GPT2, "2,048 tokens is the size of another one"),
+        (
+            ModelScalingStrategy(
+                name="model-scaling",
+                sizes=[ModelSize(layers=1, width=64, heads=3), *ModelScalingStrategy(name="model-scaling").sizes[1:]],
+            ),
+            GPT2,
+            r"strategy.sizes\[0\]: model.width: 64 is not a multiple of model.heads",
+        ),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(of: Any, model: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        of.stages(space(model))
+
+
+def test_hybrid_takes_one_seed() -> None:
+    where = SearchSpace(1e-4, 1e-1, (0, 1), 0, TrainerConfig(), lambda _: 10, 1)
+    with pytest.raises(InputError, match="one seed"):
+        HybridStrategy(name="hybrid").stages(where)

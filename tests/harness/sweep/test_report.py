@@ -1,0 +1,176 @@
+"""The report of a sweep says what its trials show: the optimum inside, a bound that was hit, or nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from harness.sweep import report
+from harness.sweep.grid import grid
+from harness.sweep.journal import TrialJournal
+from harness.sweep.load import load_sweep
+from harness.sweep.store import SweepFolder, SweepRecord
+from harness.sweep.trials import Trial, TrialPlan
+from tests.conftest import PICTURE
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "loss_over_rate", lambda *_: PICTURE)
+
+
+def plan(rate: float, **more: object) -> TrialPlan:
+    return replace(TrialPlan(rate, 849), **more)  # type: ignore[arg-type]
+
+
+def done(rate: float, optimum: float, **more: object) -> Trial:
+    """Its loss is near a parabola in the logarithm of the rate."""
+    loss = 3 + 0.1 * math.log(rate / optimum) ** 2 + 1e-3 * math.sin(1e5 * rate)
+    return Trial(0, plan(rate, **more), "done", loss, loss, 849, 849 * 2048, 30.0)
+
+
+def written(
+    folder: Path, trials: Sequence[Trial], sets: Sequence[str] = (), **changes: object
+) -> tuple[list[str], str]:
+    """The lines that a sweep prints, and its page."""
+    loaded = load_sweep("tiniest", sets)
+    record = SweepRecord(
+        "tiniest", "trial", loaded.settings.model_dump(mode="json"), loaded.config.model_dump(mode="json"), 849, 2048,
+        86976, None, "done", "2026-01-01T00:00:00+00:00", ["harness", "sweep"], "tiniest", {},
+    )  # fmt: skip
+    SweepFolder(folder).write(replace(record, **changes))  # type: ignore[arg-type]
+    journal = TrialJournal(folder)
+    for one in trials:
+        begun = journal.begin(one.plan)
+        if one.status != "running":
+            journal.end(replace(one, number=begun.number))
+    lines = report.write_report(SweepFolder(folder))
+    return lines, (folder / "summary.md").read_text()
+
+
+def test_an_optimum_inside_the_range(tmp_path: Path) -> None:
+    lines, page = written(tmp_path, [done(rate, 8e-3) for rate in grid(1e-4, 1e-1, 10)])
+    found = re.match(
+        r"Chosen learning rate: (\S+), where a quadratic in the logarithm of the rate through \d+ trials has its "
+        r"minimum \(95 % interval (\S+) to (\S+); R2 (\d\.\d+)\)\.",
+        lines[0],
+    )
+    assert found is not None, lines
+    low, high = float(found[2]), float(found[3])
+    assert low < 8e-3 < high
+    assert low <= float(found[1]) <= high
+    assert "**The optimum is not inside" not in page
+    assert "For that training nothing is transferred" in page
+    assert "10 trials: 10 done." in page
+    content = json.loads((tmp_path / "summary.json").read_text())
+    assert content["chosen"]["by"] == "fit"
+    assert len(content["trials"]) == 10
+    assert content["spent"] == {"seconds": 300.0, "tokens": 10 * 849 * 2048, "usd": None}
+
+
+@pytest.mark.parametrize(
+    ("optimum", "words"),
+    [
+        (1e-6, "the loss falls up to 1.00e-04, the lower bound of the search range. The best rate may lie below it. "
+         "Search again with another learning_rate.low."),
+        (3.0, "the loss falls up to 1.00e-01, the upper bound of the search range. The best rate may lie above it. "
+         "Search again with another learning_rate.high."),
+    ],
+)  # fmt: skip
+def test_a_bound_that_was_hit_is_said_in_bold(tmp_path: Path, optimum: float, words: str) -> None:
+    lines, page = written(tmp_path, [done(rate, optimum) for rate in grid(1e-4, 1e-1, 10)])
+    assert f"- **The optimum is not inside the rates that were tried: {words}**" in page
+    assert "the best within the rates that were tried" in lines[0]
+    assert "minimum" not in lines[0]
+
+
+def test_a_bound_of_the_tried_rates_is_not_called_that_of_the_search(tmp_path: Path) -> None:
+    _, page = written(tmp_path, [done(rate, 3.0) for rate in grid(1e-3, 1e-2, 6)])
+    assert "the loss falls up to 1.00e-02, the highest rate tried." in page
+
+
+def test_a_rate_that_diverged_bounds_the_optimum(tmp_path: Path) -> None:
+    trials = [done(rate, 8e-2) for rate in grid(1e-3, 5e-2, 8)]
+    _, page = written(tmp_path, [*trials, Trial(0, plan(1e-1), "diverged", steps=3)])
+    assert "**The optimum is not inside" not in page
+    assert "The lowest rate that diverged is 1.00e-01." in page
+    assert "8 done and 1 diverged" in page
+
+
+def test_trials_behind_are_in_no_fit_and_said(tmp_path: Path) -> None:
+    trials = [done(rate, 8e-3) for rate in grid(2e-3, 4e-2, 7)]
+    behind = [Trial(0, plan(rate), "behind", steps=300) for rate in (1e-4, 9e-2)]
+    _, page = written(tmp_path, [*trials, *behind])
+    assert "2 trials ended early as behind the others: their losses are in no fit" in page
+    assert "**The optimum is not inside" not in page
+
+
+def test_too_few_trials_have_no_optimum(tmp_path: Path) -> None:
+    lines, page = written(tmp_path, [done(rate, 8e-3) for rate in (1e-3, 8e-3, 5e-2)])
+    assert lines[0] == (
+        "Chosen learning rate: 8.00e-03, that of the trial with the lowest loss; no optimum is fitted: 3 learning "
+        "rates came to an end, a fit needs 4."
+    )
+    assert "95 % interval" not in page
+
+
+def test_every_trial_diverged(tmp_path: Path) -> None:
+    trials = [Trial(0, plan(rate), "diverged", steps=2) for rate in (1.0, 10.0)]
+    lines, page = written(tmp_path, trials, status="diverged")
+    assert lines == [
+        "Every trial diverged (2 trials, the lowest rate 1.00e+00): no learning rate is chosen. Search below that "
+        "(learning_rate.low), or look at data, precision and clipping."
+    ]
+    assert f"- **{lines[0]}**" in page
+    assert "![" not in page
+
+
+def test_a_sweep_that_was_killed_says_so_and_what_is_in_flight(tmp_path: Path) -> None:
+    trials = [done(1e-3, 8e-3), Trial(0, plan(2e-3))]
+    lines, _ = written(tmp_path, trials, status="running")
+    assert (
+        "The sweep has not ended, or its process was killed. Trial 1 is in flight: it goes on when the sweep does."
+    ) in lines
+
+
+def test_nothing_ended(tmp_path: Path) -> None:
+    lines, page = written(tmp_path, [], status="interrupted")
+    assert lines == ["The sweep was interrupted before its last trial."]
+    assert "Chosen" not in page
+
+
+def test_shorter_trials_carry_a_hypothesis(tmp_path: Path) -> None:
+    trials = [done(rate, 8e-3, steps=212) for rate in grid(1e-4, 1e-1, 10)]
+    _, page = written(tmp_path, trials, ["strategy=early-stopping"])
+    assert (
+        "Transfer hypothesis: the best rate of the full training of 849 steps is the same. The trials had 25% of"
+        in page
+    )
+    assert "what another seed would change is not in the interval" in page
+
+
+def test_money_and_budgets_are_in_the_table_of_what_was_spent(tmp_path: Path) -> None:
+    sets = ["price_usd_per_hour=1.5", "budget={usd: 20, hours: 6}"]
+    _, page = written(tmp_path, [done(rate, 8e-3) for rate in grid(1e-4, 1e-1, 8)], sets, price_usd_per_hour=1.5)
+    assert "| USD | 0.10 | 20.00 |" in page  # 8 x 30 s at 1.50 USD an hour
+    assert "| time | 4.00 min | 6.00 h |" in page
+    assert "| 0.0125 |" in page
+
+
+def test_short_trials_and_probes_are_on_no_curve(tmp_path: Path) -> None:
+    probes = [
+        Trial(0, plan(1e-4, steps=85, group="doubling", role="probe"), "done", 0.1, 0.1, 85),
+        Trial(0, plan(9e-2, steps=85, group="doubling", role="probe"), "diverged", steps=20),
+    ]
+    short = [done(rate, 1e-4, steps=2) for rate in grid(1e-4, 1e-1, 10)]
+    _, page = written(tmp_path, [*probes, *short, *(done(rate, 8e-3) for rate in grid(1e-3, 5e-2, 6))])
+    assert "Of 6 trials of 849 steps" in page
+    assert "The lowest rate that diverged is 9.00e-02." in page

@@ -1,0 +1,155 @@
+"""Sweeps that train: from the file to the report, ended by a budget, killed and resumed, with every trial diverging."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from harness.sweep.journal import FILE, TrialJournal
+from harness.sweep.trials import Trial
+from tests.commands import Done, harness
+from tests.trainer.data.conftest import make_texts, write_parquet
+
+SWEEP = """\
+name: small
+base:
+  model: {{layers: 1, width: 32, heads: 1}}
+  data:
+    corpus: {{parquet: {corpus}}}
+    tokenizer: {{train: {{vocab_size: 300}}}}
+    path: tokens-mmap
+    sequence_length: 16
+    batch_size: 4
+  compute: {{device: cpu, threads: 1}}
+  checkpoint: {{every_steps: 5, asynchronous: false}}
+  evaluation: {{documents: 8, batches: 2}}
+learning_rate: {{low: 1.0e-3, high: 1.0}}
+strategy: {{name: grid, trials: 4}}
+steps: 12
+warmup_fraction: 0.1
+schedule: cosine
+keep: all
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    corpus = write_parquet(tmp_path / "corpus.parquet", make_texts(60))
+    (tmp_path / "small.yaml").write_text(SWEEP.format(corpus=corpus))
+    return tmp_path / "small.yaml"
+
+
+def only(out: Path) -> Path:
+    (found,) = out.glob("small/*")
+    return found
+
+
+def resume(folder: Path, *words: str) -> Done:
+    done = harness("sweep", "--resume", str(folder), *words)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def without_times(trials: list[Trial]) -> list[tuple[object, ...]]:
+    return [(one.number, one.plan, one.status, one.loss, one.steps, one.tokens, one.milestones) for one in trials]
+
+
+def cut_after(folder: Path, number: int) -> None:
+    """Leave the journal as a kill does that comes when trial ``number`` has begun."""
+    lines = (folder / FILE).read_bytes().splitlines(keepends=True)
+    created = [place for place, line in enumerate(lines) if b'"op_code":4' in line]
+    (folder / FILE).write_bytes(b"".join(lines[: created[number] + 3]) + b'{"op_code":7,"wor')
+
+
+@pytest.mark.slow
+def test_a_sweep_that_a_budget_ended_and_kills_interrupted_has_the_trials_of_a_whole_one(file: Path) -> None:
+    out = file.parent / "out"
+    first = harness("sweep", str(file), "--out", str(out), "--set", "budget.tokens=1600")
+    assert first.returncode == 1, first.stderr
+    folder = only(out)
+    assert [one.status for one in TrialJournal(folder).trials()] == ["done", "done"]
+    assert (
+        "of the budget (1,600 tokens) 64 tokens are left, and the next trial (12 steps) is expected to need 768 tokens"
+    ) in first.stderr
+    assert "The budget ended the sweep before its last trial." in first.stdout
+
+    assert resume(folder, "--set", "strategy=greedy").returncode == 2  # a sweep goes on as it was begun
+    done = resume(folder, "--set", "budget.tokens=100000")
+    assert done.returncode == 0, done.stderr
+    whole = TrialJournal(folder).trials()
+    assert len(whole) == 4
+    assert all(one.status in ("done", "diverged") for one in whole)
+    assert sorted(one.plan.learning_rate for one in whole) == pytest.approx([1e-3, 1e-2, 1e-1, 1.0])
+    content = json.loads((folder / "summary.json").read_text())
+    assert content["status"] == "done"
+    assert [one["tokens"] for one in content["trials"]] == [12 * 64] * 4
+    assert (folder / "plots" / "learning-rate.png").exists()
+
+    # Killed between the end of a training and its record: the result that lies there counts, nothing is trained.
+    cut_after(folder, 2)
+    log = (folder / "trials" / "0002" / "log.txt").read_bytes()
+    assert resume(folder).returncode == 0
+    assert without_times(TrialJournal(folder).trials())[:3] == without_times(whole)[:3]
+    assert (folder / "trials" / "0002" / "log.txt").read_bytes() == log
+
+    # Killed within a training: the same trial goes on from its checkpoint, and ends with the same loss.
+    cut_after(folder, 3)
+    (folder / "trials" / "0003" / "result.json").unlink()
+    shutil.rmtree(max((folder / "trials" / "0003" / "checkpoints").glob("step-*")))
+    assert resume(folder).returncode == 0
+    assert without_times(TrialJournal(folder).trials()) == without_times(whole)
+    study = json.loads((folder / "trials" / "0003" / "study.json").read_text())
+    assert study["blocks"] == 2  # two parts
+
+
+@pytest.mark.slow
+def test_every_trial_diverges(file: Path) -> None:
+    out = file.parent / "out"
+    done = harness(
+        "sweep", str(file), "--out", str(out), "--set", "learning_rate={low: 1.0e+3, high: 1.0e+6}",
+        "--set", "strategy.trials=2", "--set", "divergence.window=3", "--set", "steps=30", "--set", "warmup_fraction=0",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "Every trial diverged (2 trials, the lowest rate 1.00e+03): no learning rate is chosen." in done.stdout
+    trials = TrialJournal(only(out)).trials()
+    assert [one.status for one in trials] == ["diverged", "diverged"]
+    assert all(one.steps < 30 for one in trials)
+
+
+@pytest.mark.slow
+def test_a_trial_that_takes_longer_than_its_limit_ends(file: Path) -> None:
+    out = file.parent / "out"
+    sets = ["limits.trial_hours=0.00003", "strategy.trials=1", "data.inject={pack_ms: 100, how: sleep}", "steps=1000"]
+    done = harness("sweep", str(file), "--out", str(out), *(word for one in sets for word in ("--set", one)))
+    assert done.returncode == 1, done.stderr
+    assert "no trial came to its end" in done.stderr
+    (trial,) = TrialJournal(only(out)).trials()
+    assert trial.status == "late"
+    assert trial.seconds < 60
+
+
+@pytest.mark.slow
+def test_a_sweep_of_narrow_models_trains_them_under_mup_and_is_resumed(file: Path) -> None:
+    out = file.parent / "out"
+    done = harness(
+        "sweep", str(file), "--out", str(out), "--set", "strategy={name: mup, widths: [16], trials: 4}",
+        "--set", "model.width=64", "--set", "model.heads=4", "--set", "steps=4", "--set", "keep=none",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folder = only(out)
+    whole = TrialJournal(folder).trials()
+    assert [one.plan.group for one in whole] == ["width 16"] * 4
+    projection = json.loads((folder / "summary.json").read_text())["projection"]
+    assert (projection["unit"], projection["target"]) == ("width", 64)
+    assert projection["mup"] == {"base_width": 16, "base_heads": 1}
+    config = json.loads((folder / "trials" / "0003" / "study.json").read_text())
+    assert '"mup": {"base_heads": 1, "base_width": 16}' in json.dumps(config, sort_keys=True)
+    cut_after(folder, 3)
+    (folder / "trials" / "0003" / "result.json").unlink()
+    assert resume(folder).returncode == 0
+    assert without_times(TrialJournal(folder).trials()) == without_times(whole)

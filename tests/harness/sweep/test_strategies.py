@@ -1,0 +1,212 @@
+"""What each strategy asks for: Hyperband's published table, greedy's doubling, grids; a replay asks the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.sweep.greedy import GreedyStrategy, doubled
+from harness.sweep.grid import EarlyStoppingStrategy, GridStrategy, grid, log_uniform, spread
+from harness.sweep.hyperband import HyperbandStrategy, brackets
+from harness.sweep.milestones import is_behind, milestones
+from harness.sweep.trials import SearchSpace, Strategy, Trial, TrialPlan, TrialStatus
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+
+Answer = Callable[[TrialPlan], Trial]
+
+
+def space(low: float = 1e-4, high: float = 1e-1, steps: int = 100, seeds: tuple[int, ...] = (0,)) -> SearchSpace:
+    return SearchSpace(low, high, seeds, 0, TrainerConfig(), lambda _: steps)
+
+
+def curve(optimum: float, diverges: float = math.inf) -> Answer:
+    """Trials whose loss is a parabola in the logarithm of the rate, and that diverge from ``diverges`` on."""
+
+    def answer(plan: TrialPlan) -> Trial:
+        status: TrialStatus = "diverged" if plan.learning_rate >= diverges else "done"
+        loss = 3 + math.log(plan.learning_rate / optimum) ** 2 + 1 / plan.steps
+        return Trial(0, plan, status, loss if status == "done" else None)
+
+    return answer
+
+
+def run(strategy: Strategy, of: SearchSpace, answer: Answer) -> list[Trial]:
+    asking = strategy.search(of)
+    trials: list[Trial] = []
+    plan = next(asking, None)
+    while plan is not None:
+        assert len(trials) < 10_000
+        trials.append(replace(answer(plan), number=len(trials)))
+        try:
+            plan = asking.send(trials[-1])
+        except StopIteration:
+            break
+    return trials
+
+
+def test_hyperband_has_the_brackets_of_the_published_algorithm() -> None:
+    """Li et al. 2018, table 1: R = 81 and eta = 3, in whole numbers."""
+    assert [[(rung.trials, rung.steps) for rung in bracket.rungs] for bracket in brackets(81, 3)] == [
+        [(81, 1), (27, 3), (9, 9), (3, 27), (1, 81)],
+        [(34, 3), (11, 9), (3, 27), (1, 81)],
+        [(15, 9), (5, 27), (1, 81)],
+        [(8, 27), (2, 81)],
+        [(5, 81)],
+    ]
+
+
+def test_hyperband_has_exactly_the_steps_and_eta_that_were_given() -> None:
+    assert [[(rung.trials, rung.steps) for rung in bracket.rungs] for bracket in brackets(555, 3)] == [
+        [(243, 2), (81, 6), (27, 20), (9, 61), (3, 185), (1, 555)],
+        [(98, 6), (32, 20), (10, 61), (3, 185), (1, 555)],
+        [(41, 20), (13, 61), (4, 185), (1, 555)],
+        [(18, 61), (6, 185), (2, 555)],
+        [(9, 185), (3, 555)],
+        [(6, 555)],
+    ]
+
+
+@given(st.integers(1, 10_000), st.integers(2, 10))
+def test_every_bracket_ends_with_all_steps_and_spends_no_more_than_its_share(steps: int, eta: int) -> None:
+    table = brackets(steps, eta)
+    assert eta ** table[0].s <= steps < eta ** (table[0].s + 1)  # floor(log_eta(R)), powers of eta included
+    for bracket in table:
+        assert bracket.rungs[-1].steps == steps
+        assert bracket.rungs[-1].trials >= 1
+        assert len(bracket.rungs) == bracket.s + 1
+        # n = ceil(...) may be one trial above the share of the first rung.
+        most = len(table) * steps + bracket.rungs[0].steps * (bracket.s + 1)
+        assert sum(rung.trials * rung.steps for rung in bracket.rungs) <= most
+
+
+def test_hyperband_promotes_the_best_and_never_what_diverged() -> None:
+    trials = run(HyperbandStrategy(name="hyperband", R=81), space(), curve(3e-3, diverges=3e-2))
+    first = [one for one in trials if one.plan.steps == 1]
+    assert len(first) == 81
+    promoted = [one.plan.learning_rate for one in trials[81 : 81 + 27]]
+    done = sorted((one for one in first if one.status == "done"), key=lambda one: one.score)
+    assert promoted == [one.plan.learning_rate for one in done[:27]]
+    assert all(one.plan.learning_rate < 3e-2 for one in trials[81 : 81 + 27])
+    assert min(trials, key=lambda one: one.score).plan.learning_rate == pytest.approx(3e-3, rel=0.2)
+
+
+def test_hyperband_takes_one_seed() -> None:
+    with pytest.raises(InputError, match=r"^seeds: hyperband trains each rate with one seed; give one$"):
+        HyperbandStrategy(name="hyperband").stages(space(seeds=(0, 1)))
+
+
+def test_greedy_doubles_until_training_diverges_and_trains_fractions_of_that() -> None:
+    trials = run(GreedyStrategy(name="greedy"), space(), curve(2e-3, diverges=1e-2))
+    probes = [one for one in trials if one.plan.role == "probe"]
+    assert [one.plan.learning_rate for one in probes] == [1e-4 * 2**n for n in range(8)]
+    assert [one.status for one in probes] == ["done"] * 7 + ["diverged"]
+    assert {one.plan.steps for one in probes} == {10}
+    full = [one for one in trials if one.plan.role == "curve"]
+    assert [one.plan.learning_rate for one in full] == [1.28e-2 / 2**n for n in range(1, 6)]  # two worse end it
+    assert {one.plan.steps for one in full} == {100}
+    assert min(full, key=lambda one: one.score).plan.learning_rate == 1.28e-2 / 2**3
+
+
+def test_greedy_begins_with_the_highest_rate_where_none_diverges() -> None:
+    trials = run(GreedyStrategy(name="greedy"), space(), curve(1e-1))
+    full = [one.plan.learning_rate for one in trials if one.plan.role == "curve"]
+    assert full == [1e-1, 5e-2, 2.5e-2]
+
+
+def test_greedy_ends_where_the_lowest_rate_diverges() -> None:
+    trials = run(GreedyStrategy(name="greedy"), space(), curve(1e-3, diverges=0))
+    assert [one.status for one in trials] == ["diverged"]
+
+
+@given(st.floats(1e-8, 1e-2), st.floats(1.0001, 1e6))
+def test_doubling_stays_in_the_range_and_ends_with_its_bound(low: float, factor: float) -> None:
+    rates = doubled(space(low, low * factor))
+    assert rates[0] == low
+    assert rates[-1] == low * factor
+    assert all(one < other <= 2 * one * 1.0001 for one, other in pairwise(rates))
+
+
+@given(st.integers(1, 300), st.floats(1e-8, 1e-2), st.floats(1.001, 1e6))
+def test_a_grid_has_both_bounds_and_every_order_of_it_all_rates(count: int, low: float, factor: float) -> None:
+    rates = grid(low, low * factor, count)
+    assert len(rates) == count
+    assert rates == sorted(rates)
+    assert sorted(spread(rates)) == rates
+    if count > 1:
+        assert (rates[0], rates[-1]) == (low, low * factor)
+
+
+def test_the_first_rates_of_a_grid_lie_all_over_the_range() -> None:
+    assert spread([float(one) for one in range(8)]) == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        GridStrategy(name="grid"),
+        GreedyStrategy(name="greedy"),
+        EarlyStoppingStrategy(name="early-stopping", draw="random"),
+        HyperbandStrategy(name="hyperband", R=9),
+    ],
+)
+def test_a_strategy_that_is_sent_the_same_trials_asks_the_same(strategy: Strategy) -> None:
+    """So a sweep that was killed anywhere goes on with what it would have asked for."""
+    answer = curve(3e-3, diverges=3e-2)
+    assert run(strategy, space(), answer) == run(strategy, space(), answer)
+    assert all(space().low <= one.plan.learning_rate <= space().high for one in run(strategy, space(), answer))
+
+
+@pytest.mark.parametrize("strategy", [GridStrategy(name="grid"), HyperbandStrategy(name="hyperband", R=27)])
+def test_exact_stages_are_what_is_asked_for(strategy: Strategy) -> None:
+    stages = strategy.stages(space())
+    assert all(stage.exact for stage in stages)
+    planned = [stage.steps for stage in stages for _ in range(stage.trials)]
+    assert [one.plan.steps for one in run(strategy, space(), curve(1e-3))] == planned
+
+
+def test_every_rate_has_every_seed() -> None:
+    trials = run(GridStrategy(name="grid", trials=3), space(seeds=(4, 5)), curve(1e-3))
+    assert [(one.plan.learning_rate, one.plan.seed) for one in trials] == [
+        (rate, seed) for rate in spread(grid(1e-4, 1e-1, 3)) for seed in (4, 5)
+    ]
+
+
+def test_random_rates_are_uniform_in_their_logarithm() -> None:
+    trials = run(EarlyStoppingStrategy(name="early-stopping", draw="random", trials=400), space(), curve(1e-3))
+    below = sum(one.plan.learning_rate < 10**-2.5 for one in trials)  # the middle of the logarithmic range
+    assert 160 < below < 240
+    assert {one.plan.steps for one in trials} == {25}
+
+
+@pytest.mark.parametrize(("steps", "at"), [(1, []), (2, [1]), (5, [1, 2, 3, 4]), (100, list(range(10, 100, 10)))])
+def test_milestones_are_whole_steps_before_the_end(steps: int, at: list[int]) -> None:
+    assert milestones(steps) == at
+
+
+def peer(loss: float, plan: TrialPlan) -> Trial:
+    return Trial(0, plan, "behind", milestones={50: loss})
+
+
+def test_a_trial_is_behind_where_it_is_above_the_median_of_its_group() -> None:
+    plan = TrialPlan(1e-3, 100, ends_behind=True)
+    others = [peer(loss, replace(plan, learning_rate=2e-3)) for loss in (2.0, 3.0, 4.0)]
+    assert is_behind(plan, 50, 3.1, others)
+    assert not is_behind(plan, 50, 3.0, others)
+    assert not is_behind(plan, 50, 9.0, others[:2])  # a median of two says little
+    assert not is_behind(plan, 20, 9.0, [replace(one, milestones={20: 1.0}) for one in others])  # in its warm-up
+    assert not is_behind(replace(plan, ends_behind=False), 50, 9.0, others)
+    assert not is_behind(replace(plan, group="other"), 50, 9.0, others)
+    assert not is_behind(replace(plan, seed=1), 50, 9.0, others)
+
+
+def test_a_log_uniform_draw_never_leaves_its_bounds() -> None:
+    import random
+
+    assert all(1e-3 <= log_uniform(random.Random(seed), 1e-3, 1.0000001e-3) <= 1.0000001e-3 for seed in range(100))
