@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.sweep.model import BudgetConfig
+from harness.sweep.model import SweepBudget
 from harness.sweep.store import Pilot
 from harness.sweep.trials import Trial, TrialPlan
 
@@ -44,7 +44,7 @@ def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s:
 
 
 def shortage(
-    budget: BudgetConfig,
+    budget: SweepBudget,
     plan: TrialPlan,
     step_tokens: int,
     spent: Spending,
@@ -65,7 +65,7 @@ def shortage(
     return None
 
 
-def limit_s(budget: BudgetConfig, price_usd_per_hour: float | None) -> float | None:
+def limit_s(budget: SweepBudget, price_usd_per_hour: float | None) -> float | None:
     """The seconds that the budget allows in all; None where time is not limited."""
     limits = [] if budget.hours is None else [budget.hours * 3600]
     if budget.usd is not None and price_usd_per_hour is not None:

@@ -49,7 +49,7 @@ class DivergenceConfig(Config):
     """Steps."""
 
 
-class BudgetConfig(Config):
+class SweepBudget(Config):
     """What the whole sweep may take. It is not begun where one full trial needs more, and stops where it is spent."""
 
     hours: float | None = Field(None, gt=0, le=1e6)
@@ -107,7 +107,7 @@ class SweepConfig(Config):
     final_fraction: float | None = Field(None, ge=0, le=1)
     weight_decay: float | None = Field(None, ge=0, le=1e6)
     divergence: DivergenceConfig = DivergenceConfig()
-    budget: BudgetConfig = BudgetConfig()
+    budget: SweepBudget = SweepBudget()
     price_usd_per_hour: float | None = Field(None, gt=0, le=1e6)
     """Of the machine, for all its devices; null: the price of the device's profile, where it has one."""
     limits: TrialLimits = TrialLimits()
