@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from harness.analysis.replay import parse_edits, predict
 from harness.analysis.replay.recording import record
 from harness.launch.tables import RunTables
+from harness.probes.ledger.run_queue import RunQueue
 from harness.probes.ledger.stages import StageRecorder
 from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import RECEIVE, SPAN_COLUMNS, STEP_COLUMNS
@@ -34,6 +35,7 @@ from trainer.data.loader import Batches, LateBatch
 
 WARMUP, STEPS = 6, 40
 COMPUTE_MS = 10.0
+LITTLE = 0.1  # quantile
 WITHIN_MS = 1.0  # what a machine's own hand-over takes, and varies by from run to run, beside the 8 or 12 declared
 
 
@@ -84,7 +86,7 @@ def run(costs: Costs, folder: Path) -> RunData:
         Dataset(costs), batch_size=None, num_workers=1, collate_fn=_as_it_is, timeout=5, multiprocessing_context="fork"
     )
     iterator = iter(loader)
-    recorder = StepRecorder()
+    recorder = StepRecorder(RunQueue(compute_threads=False))
     tables = RunTables(recorder, folder, os.getpid(), threading.get_native_id(), 0)
     telemetry.attach(recorder)
     try:
@@ -108,16 +110,20 @@ def run(costs: Costs, folder: Path) -> RunData:
 
 
 def received_ms(found: RunData) -> float:
-    """What a run's recording says that receiving a batch costs."""
+    """What a run's recording says that receiving a batch costs; as :func:`little_ms`."""
     batches = record(found).batches
-    return float(np.median(batches.receive[batches.usable])) / 1e6
+    return float(np.quantile(batches.receive[batches.usable], LITTLE)) / 1e6
 
 
-def median_ms(found: RunData, column: str) -> float:
-    """Of the measured steps; a step that had no core for a while leaves the median alone."""
+def values_ms(found: RunData, column: str) -> list[float]:
+    """Of the measured steps."""
     assert found.steps is not None
-    rows = [row for row in found.steps.to_pylist() if not row["warmup"]]
-    return float(np.median([row[f"{column}_ns"] for row in rows])) / 1e6
+    return [(row[f"{column}_ns"] or 0) / 1e6 for row in found.steps.to_pylist() if not row["warmup"]]
+
+
+def little_ms(found: RunData, column: str) -> float:
+    """What most measured steps exceed: a thread that had no core for a while is late, and never early."""
+    return float(np.quantile(values_ms(found, column), LITTLE))
 
 
 @pytest.mark.slow
@@ -126,13 +132,16 @@ def median_ms(found: RunData, column: str) -> float:
 def test_a_run_that_waits_shows_what_receiving_costs(tmp_path: Path, send: float, receive: float) -> None:
     costs = Costs(40.0, send, receive)
     waiting, edited = run(costs, tmp_path / "waiting"), run(replace(costs, tokenize=0.0), tmp_path / "edited")
-    assert median_ms(waiting, "fetch") > 20, "it waits"
-    true = median_ms(edited, "fetch")  # there every batch lies ready, so its fetch is what receiving costs
+    assert little_ms(waiting, "fetch") > 20, "it waits"
+    true = little_ms(edited, "fetch")  # there every batch lies ready, so its fetch is what receiving costs
     assert receive <= true <= receive + 2 * WITHIN_MS
     assert not record(waiting).batches.assumed
     assert received_ms(waiting) == pytest.approx(true, abs=WITHIN_MS)
     predicted = predict([waiting], parse_edits(["tokenize=0"])).step_ms.median
-    assert predicted == pytest.approx(median_ms(edited, "wall"), abs=WITHIN_MS)
+    # Without a core the steps of either run last longer, which says nothing about the other's.
+    late = sum(np.mean(values_ms(one, "wall")) - np.median(values_ms(one, "wall")) for one in (waiting, edited))
+    waited = sum(np.mean(values_ms(one, "contended")) for one in (waiting, edited))
+    assert predicted == pytest.approx(np.median(values_ms(edited, "wall")), abs=WITHIN_MS + abs(late) + waited)
     assert waiting.spans is not None
     without = waiting.spans.filter([role != RECEIVE for role in waiting.spans.column("role").to_pylist()])
     older = RunData(waiting.record, waiting.steps, without, None)
