@@ -85,11 +85,14 @@ def dedup(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _make(arguments: argparse.Namespace) -> int:
     from harness.launch.progress import announced
-    from trainer.data.corpus.dedup.labelled import CORPUS_FILE, LABELS_FILE, write_labelled
+    from trainer.data.corpus.dedup.labelled import CORPUS_FILE, LABELS_FILE, check_count, write_labelled
+    from trainer.data.corpus.dedup.new_folder import check_new
 
     for name, value in vars(arguments).items():
         if name in _OTHERS and value != arguments.parser.get_default(name):
             raise InputError(f"--{name.replace('_', '-')}: does not go with --make-labelled")
+    check_count(arguments.make_labelled)
+    check_new(Path(arguments.out))
     with announced(f"making {arguments.make_labelled:,} labelled documents"):
         write_labelled(Path(arguments.out), arguments.make_labelled, arguments.seed)
     folder = Path(arguments.out)

@@ -99,7 +99,9 @@ class MinHash:
         A large set is worked on in parts: the least of a set is the least of its parts' least.
         """
         if len(sets.lengths) == 1 and len(sets.hashes) > _PART:
-            return np.minimum.reduce([self._whole(ShingleSets(one, np.array([len(one)]))) for one in _parts(sets)])
+            parts = [self._whole(ShingleSets(one, np.array([len(one)]))) for one in _parts(sets)]
+            least: Hashes = np.minimum.reduce(parts)
+            return least
         return self._whole(sets)
 
     def _whole(self, sets: ShingleSets) -> Hashes:
