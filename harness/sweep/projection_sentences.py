@@ -113,6 +113,12 @@ def _why_not(found: Projection) -> str:
     return f"the prediction interval spans a factor of {refused.figure:.3g}; allowed: {WIDEST:g}"
 
 
+def _interval(optimum: LearningRateOptimum) -> str:
+    if optimum.ci_low is None or optimum.ci_high is None:
+        return "without an interval: the trials do not bound it"
+    return f"95 % interval {rate(optimum.ci_low)} to {rate(optimum.ci_high)}"
+
+
 def _have(number: int) -> str:
     return "has" if number == 1 else "have"
 
@@ -124,8 +130,8 @@ def _over_widths(found: Projection) -> list[str]:
     optimum = largest.optimum
     assert isinstance(optimum, LearningRateOptimum)
     lines = [
-        f"Chosen learning rate: {rate(optimum.learning_rate)}, the optimum at {size_of(largest.size, found.unit)}, for "
-        f"the model of {size_of(found.target, found.unit)} with the same model.mup."
+        f"Chosen learning rate: {rate(optimum.learning_rate)}, the optimum at {size_of(largest.size, found.unit)} "
+        f"({_interval(optimum)}), for the model of {size_of(found.target, found.unit)} with the same model.mup."
     ]
     law = found.law
     if isinstance(law, PowerLaw):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -177,7 +178,7 @@ def test_mup_searches_narrow_models_of_the_same_depth_and_head_width() -> None:
     assert one.projection is not None
     assert one.projection.prediction is None
     lines = projection_sentences.conclusion(one.projection)
-    assert "the optimum at 256 channels, for the model of 768 channels" in lines[0]
+    assert re.search(r"the optimum at 256 channels \(95 % interval .*\), for the model of 768 channels", lines[0])
     assert lines[-1].startswith("That interval holds 0")
     assert "`model.mup: {base_width: 64, base_heads: 1}`" in projection_sentences.hypothesis(one.projection)
 
