@@ -55,23 +55,23 @@ class Watching:
             self.diverged = self._divergence(known)
         if self.diverged is not None:
             return True
-        if self._milestones and steps >= self._milestones[0]:
-            while self._milestones and steps > self._milestones[0]:  # of a part before this one
-                self._begin_part()
-            if self._milestones and steps == self._milestones[0]:
-                since = self._losses[self._part_begin : known]
-                self._begin_part()
-                mean = sum(since) / len(since) if since else None
-                self._last_message_s = time.monotonic()
-                self._channel.send({"event": "milestone", "steps": steps, "tokens": tokens, "loss": mean})
-                return self._channel.receive_order()["do"] == "stop"
+        # Those of earlier parts too: what a kill kept from being decided, or from being obeyed, is decided now.
+        while self._milestones and steps >= self._milestones[0]:
+            if self._report(self._milestones.pop(0), tokens) == "stop":
+                return True
         if time.monotonic() - self._last_message_s >= self._beat_s:
             self._last_message_s = time.monotonic()
             self._channel.send({"event": "alive", "steps": steps, "tokens": tokens, "loss": None})
         return False
 
-    def _begin_part(self) -> None:
-        self._part_begin = self._milestones.pop(0) - 1
+    def _report(self, milestone: int, tokens: int) -> str:
+        """Send the mean loss since the milestone before; the sweep's order."""
+        since = self._losses[self._part_begin : milestone - 1]
+        self._part_begin = milestone - 1
+        mean = sum(since) / len(since) if since else None
+        self._last_message_s = time.monotonic()
+        self._channel.send({"event": "milestone", "steps": milestone, "tokens": tokens, "loss": mean})
+        return self._channel.receive_order()["do"]
 
     def _recall(self, first: int) -> None:
         """Take the losses of the ``first`` steps, which earlier parts of the training did: it is judged as a whole."""

@@ -95,7 +95,14 @@ Outcome = tuple[float, str, float | None, int, tuple[tuple[int, float], ...]]
 def outcomes(sweep: Path) -> list[Outcome]:
     """What each trial came to, without its times."""
     return [
-        (one.plan.learning_rate, one.status, one.loss, one.steps, tuple(sorted(one.milestones.items())))
+        # One that a kill kept from being ended as behind is ended a few steps later.
+        (
+            one.plan.learning_rate,
+            one.status,
+            one.loss,
+            one.steps if one.status == "done" else 0,
+            tuple(sorted(one.milestones.items())),
+        )
         for one in TrialJournal(sweep).trials()
     ]
 

@@ -94,16 +94,18 @@ def test_a_resumed_trial_is_judged_as_a_whole_one(
     sweep, trial = channels
     watching = Watching(start(tmp_path), trial)
     found = None
-    for steps in range(resumed + 1, 25):
+    for _ in range(2):
         sweep.send({"do": "step"})
+    for steps in range(resumed + 1, 25):
         if steps - 1 - late >= resumed:
             watching.loss(steps - 1 - late, losses[steps - 1 - late])
         if watching.step(steps, 64 * steps):
             found = steps
             break
     assert found == 24  # above 6.0, not above its first loss of this part alone
-    means = [sweep.receive_trial_event(1)["loss"] for _ in range(2 if resumed < 10 else 1)]
-    assert means[-1] == pytest.approx(sum(losses[9:19]) / 10)
+    events = [sweep.receive_trial_event(1) for _ in range(2)]  # also what a kill kept from being decided
+    assert [one["steps"] for one in events] == [10, 20]
+    assert [one["loss"] for one in events] == pytest.approx([sum(losses[:9]) / 9, sum(losses[9:19]) / 10])
 
 
 def test_a_sweep_that_is_gone_ends_it(tmp_path: Path, channels: tuple[Channel, Channel]) -> None:
