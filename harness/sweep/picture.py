@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from harness.report.drawing import Picture, drawn, title
 from harness.sweep.findings import RateCurve
@@ -41,15 +42,23 @@ def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
             axes.plot(rates, [top] * len(rates), marker, color="#333333", markersize=7, label=label, clip_on=False)
     axes.set_xlabel("learning rate")
     axes.set_ylabel("loss on held-out data (nats per label)")
-    axes.grid(color="#EEEEEE")
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
+    dress(axes, axes.xaxis)
     optimum = curves[0].optimum
     found = f": optimum {rate(optimum.learning_rate)}" if isinstance(optimum, LearningRateOptimum) else ""
     title(figure, f"{name}: loss by learning rate{found}")
     return drawn(figure)
+
+
+def dress(axes: Any, *logarithmic: Any) -> None:
+    """Grid and legend; the ticks of the logarithmic axes as numbers, as matplotlib's own would be formulas."""
+    axes.grid(color="#EEEEEE")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for axis in logarithmic:
+        axis.set_major_formatter(lambda value, _: f"{value:.0e}")
+        axis.set_minor_formatter(lambda value, _: f"{value:.0e}" if f"{value:.0e}"[0] in "25" else "")
+    axes.legend(frameon=False, fontsize=9)
 
 
 def _means(curve: RateCurve) -> list[tuple[float, float]]:

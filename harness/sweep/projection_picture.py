@@ -6,6 +6,7 @@ import math
 
 from harness.report.drawing import Picture, drawn, title
 from harness.sweep.fit import LearningRateOptimum
+from harness.sweep.picture import dress
 from harness.sweep.power_law import Extrapolation, PowerLaw
 from harness.sweep.projected import Projection
 from harness.sweep.projection_sentences import size_of
@@ -58,10 +59,6 @@ def rate_over_size(found: Projection, name: str) -> Picture | None:
             axes.annotate(point.group, (point.size, centre), xytext=(6, 6), textcoords="offset points", fontsize=9)
     axes.set_xlabel(size_of(0, found.unit).removeprefix("0 "))
     axes.set_ylabel("best learning rate")
-    axes.grid(color="#EEEEEE")
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
+    dress(axes, axes.xaxis, axes.yaxis)
     title(figure, f"{name}: best learning rate by size")
     return drawn(figure)

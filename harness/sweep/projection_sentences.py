@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness.report.words import count
+from harness.report.words import count, listing
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.messages import rate
 from harness.sweep.power_law import (
@@ -36,13 +36,26 @@ def size_of(size: float, unit: Unit) -> str:
 def conclusion(found: Projection) -> list[str]:
     """What is predicted for the sweep's own size, or in bold why nothing is."""
     if found.unit == "width":
-        return _over_widths(found)
+        return [*_over_widths(found), *_bounds(found)]
     if isinstance(found.prediction, Extrapolation):
-        return [_predicted(found.prediction, found.unit), *law_of(found)]
+        return [_predicted(found.prediction, found.unit), *law_of(found), *_bounds(found)]
     lines = [f"**Nothing is extrapolated to {size_of(found.target, found.unit)}: {_why_not(found)}.**", *law_of(found)]
     if (largest := found.largest) is not None and isinstance(optimum := largest.optimum, LearningRateOptimum):
         best = rate(optimum.learning_rate)
         lines.append(f"Of the sizes with an optimum the largest is {largest.group}: its best rate is {best}.")
+    return [*lines, *_bounds(found)]
+
+
+def _bounds(found: Projection) -> list[str]:
+    """The ends of the tried rates that were hit, in bold."""
+    lines = []
+    for edge, which, beyond in (("low", "lowest", "below"), ("high", "highest", "above")):
+        hit = [one.group for one in found.points if one.optimum is not None and one.optimum.at_edge == edge]
+        if hit:
+            lines.append(
+                f"**At {listing(hit)} the loss falls up to the {which} rate tried: the best rate may lie {beyond} it. "
+                f"Search again with another learning_rate.{edge}.**"
+            )
     return lines
 
 
@@ -113,6 +126,12 @@ def _why_not(found: Projection) -> str:
     return f"the prediction interval spans a factor of {refused.figure:.3g}; allowed: {WIDEST:g}"
 
 
+def _interval(optimum: LearningRateOptimum) -> str:
+    if optimum.ci_low is None or optimum.ci_high is None:
+        return "without an interval: the trials do not bound it"
+    return f"95 % interval {rate(optimum.ci_low)} to {rate(optimum.ci_high)}"
+
+
 def _have(number: int) -> str:
     return "has" if number == 1 else "have"
 
@@ -124,8 +143,8 @@ def _over_widths(found: Projection) -> list[str]:
     optimum = largest.optimum
     assert isinstance(optimum, LearningRateOptimum)
     lines = [
-        f"Chosen learning rate: {rate(optimum.learning_rate)}, the optimum at {size_of(largest.size, found.unit)}, for "
-        f"the model of {size_of(found.target, found.unit)} with the same model.mup."
+        f"Chosen learning rate: {rate(optimum.learning_rate)}, the optimum at {size_of(largest.size, found.unit)} "
+        f"({_interval(optimum)}), for the model of {size_of(found.target, found.unit)} with the same model.mup."
     ]
     law = found.law
     if isinstance(law, PowerLaw):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from harness.sweep.projection import (
     MupStrategy,
     projection_of,
 )
+from harness.sweep.projection_picture import has_line, rate_over_size
 from harness.sweep.sizes import ModelSize, model_sizes
 from harness.sweep.strategies import StrategySettings
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStatus
@@ -135,7 +137,8 @@ def test_an_optimum_at_the_bound_is_in_no_line() -> None:
     assert one.projection is not None
     assert isinstance(one.projection.law, NoPowerLaw)
     assert one.chosen is None
-    line = projection_sentences.conclusion(one.projection)[0]
+    line, *_, bound = projection_sentences.conclusion(one.projection)
+    assert bound.startswith("**At 1/64/1 the loss falls up to the highest rate tried: the best rate may lie above it.")
     assert line.startswith("**Nothing is extrapolated to 85,056,000 parameters")
     assert "2 sizes have an optimum inside the tried rates, and 1 has one at an end of them; a line needs 3" in line
 
@@ -177,7 +180,7 @@ def test_mup_searches_narrow_models_of_the_same_depth_and_head_width() -> None:
     assert one.projection is not None
     assert one.projection.prediction is None
     lines = projection_sentences.conclusion(one.projection)
-    assert "the optimum at 256 channels, for the model of 768 channels" in lines[0]
+    assert re.search(r"the optimum at 256 channels \(95 % interval .*\), for the model of 768 channels", lines[0])
     assert lines[-1].startswith("That interval holds 0")
     assert "`model.mup: {base_width: 64, base_heads: 1}`" in projection_sentences.hypothesis(one.projection)
 
@@ -234,3 +237,16 @@ def test_hybrid_takes_one_seed() -> None:
     where = SearchSpace(1e-4, 1e-1, (0, 1), 0, TrainerConfig(), lambda _: 10, 1)
     with pytest.raises(InputError, match="one seed"):
         HybridStrategy(name="hybrid").stages(where)
+
+
+def test_the_line_is_drawn_where_there_is_one() -> None:
+    one = found(strategy("model-scaling"), answering(body, -0.2), space()).projection
+    none = found(strategy("mup"), answering(lambda _: 1, 0, 3e-3), space()).projection
+    assert one is not None
+    assert none is not None
+    drawing = rate_over_size(one, "projected")
+    assert drawing is not None
+    assert drawing.png.startswith(b"\x89PNG")
+    assert has_line(one)
+    assert rate_over_size(none, "one width") is None
+    assert not has_line(none)
