@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from harness.analysis.choices import ChoicePass
 from harness.analysis.learning import ArmCurves
 from harness.analysis.probes.stacks import wilson
+from harness.report.curve import SMOOTHED_STEPS
 from harness.report.drawing import thinned, title
 from harness.report.loss_curves import COLOURS
 from harness.report.names import ArmNames
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_RUNS = len(COLOURS)  # that a reader can tell apart in one picture
-SMOOTHED_SHARE, SMOOTHED_STEPS = 20, 50  # the mean is over a twentieth of the curve, but over no more steps than these
 GUESS = 0.25  # of four endings
 MOST_BANDS = 3  # intervals that are drawn at every pass
 Axis = Literal["steps", "tokens"]
@@ -84,7 +84,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
     widest = 1
     for run, colour in zip(runs[:MOST_RUNS], COLOURS, strict=False):
         finite, broken = _split(run.training)
-        window = max(1, min(SMOOTHED_STEPS, finite.shape[1] // SMOOTHED_SHARE))
+        window = max(1, min(SMOOTHED_STEPS, finite.shape[1] // 20))
         widest = max(widest, window)
         if finite.shape[1]:
             places = run.at(finite[0], axis)
