@@ -53,6 +53,8 @@ COMMANDS = {
     "list": Command("harness.commands.list:list_shipped", "list the scenarios and sweeps that are shipped"),
     "init": Command("harness.commands.init:init", "write a scenario for your own text, data source, loop or command"),
     "report": Command("harness.commands.report:report", "rebuild a study's report from its tables"),
+    "evaluate": Command("harness.commands.evaluate:evaluate", "ask a trained model multiple-choice questions"),
+    "plot": Command("harness.commands.plot:plot", "draw losses and multiple choice of several runs over one another"),
     "trace": Command(
         "harness.commands.trace:trace", "show the timeline of a study in Perfetto, here or over an ssh tunnel"
     ),

@@ -135,6 +135,7 @@ class _Model:
 
     parameters: int | None = None
     attention: str | None = None
+    longest_row: int | None = None
 
     device, asynchronous, emulated = "a CUDA stream on paper", True, False
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # What may differ between a training and its resumption: no step computes anything else for it.
 FREE = {
     "steps", "warmup_steps", "log_every", "checkpoint", "evaluation.every_steps", "evaluation.batches",
+    "evaluation.multiple_choice",
     "data.prefetch", "data.pin_memory", "data.timeout_s", "data.start_method", "data.transport", "launch.timeout_s",
     "resume.llmc",
 }  # fmt: skip

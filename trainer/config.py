@@ -41,6 +41,7 @@ __all__ = [
     "LaunchConfig",
     "Milliseconds",
     "ModelConfig",
+    "MultipleChoiceConfig",
     "Objective",
     "OptimizerConfig",
     "ResumeConfig",
@@ -51,6 +52,23 @@ __all__ = [
     "TrainerConfig",
     "recorded_config",
 ]
+
+
+class MultipleChoiceConfig(Config):
+    """Questions with four endings (HellaSwag): the ending that the model finds the most likely is its answer."""
+
+    path: str = Field(min_length=1)
+    """A jsonl file with ctx (or ctx_a, ctx_b and activity_label), endings and label in each line; or llm.c's
+    hellaswag_val.bin, for a model with the tokenizer that it was made with."""
+    every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
+    """Steps between two passes over the questions; null: one pass alone, when training ends. There is one then in any
+    case."""
+    most: int | None = Field(None, ge=1)
+    """Use the first so many questions; null: all of them."""
+    prompt: Literal["auto", "ctx", "lm-eval"] = "auto"
+    """What comes before the endings, of a jsonl file. ctx: that field as it is, as in llm.c. lm-eval: what
+    lm-evaluation-harness makes of activity_label, ctx_a and ctx_b, the endings cleaned alike. auto: ctx where a line
+    has it, else lm-eval."""
 
 
 class EvaluationConfig(Config):
@@ -69,6 +87,8 @@ class EvaluationConfig(Config):
     has. Its first batches are taken, none twice."""
     arguments: dict[str, Json] = Field({})
     """More arguments of that function, by name."""
+    multiple_choice: MultipleChoiceConfig | None = None
+    """Questions that the model answers between steps, beside the passes over held-out documents."""
 
     @model_validator(mode="after")
     def _one_size(self) -> EvaluationConfig:

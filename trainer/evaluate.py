@@ -1,4 +1,4 @@
-"""Evaluates the model on held-out documents between training steps.
+"""Evaluates the model between training steps: on held-out documents, and on multiple-choice questions.
 
 A pass changes nothing that training sees: no gradient, no random state, no mode of the model. Its time belongs to no
 step: the device has done everything queued before a pass begins, and everything of the pass before the next step does.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trainer import telemetry
 from trainer.compute.base import Compute
@@ -17,10 +17,14 @@ from trainer.compute.scores import Beat, untouched_randomness
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 from trainer.errors import InputError
+from trainer.multiple_choice import Choices, check_causal, load_choices
 from trainer.telemetry import Validation
 
 if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
+
+Kind = Literal["loss", "choices"]
+KINDS: frozenset[Kind] = frozenset({"loss", "choices"})  # of passes
 
 
 class Evaluator:
@@ -34,43 +38,77 @@ class Evaluator:
         beat: Beat = lambda: None,
         *,
         prints: bool = True,
+        choices: Choices | None = None,
+        choices_every_steps: int | None = None,
     ) -> None:
-        """``prints``: a log line for each pass, which one of several ranks does for all."""
+        """``prints``: a log line for each pass, which one of several ranks does for all. ``choices``: questions, which
+        have steps of their own between two passes."""
         self._prints = prints
-        self._compute, self._batches, self._every, self._beat = compute, batches, every_steps, beat
+        self._compute, self._batches, self._beat = compute, batches, beat
+        self._choices = choices
+        self._every: dict[Kind, int | None] = {"loss": every_steps}
+        if choices is not None:
+            self._every["choices"] = choices_every_steps
         self._last: int | None = None  # the last step that ended
-        self._evaluated: int | None = None
+        self._evaluated: dict[Kind, int] = {}
         self.compilations = 0
         """Graphs that torch.compile compiled in passes: no step holds that."""
 
-    def after(self, step: int) -> None:
-        """Take note of a step that ended, and evaluate where a pass is due."""
+    def after(self, step: int, kinds: frozenset[Kind] = KINDS) -> None:
+        """Take note of a step that ended, and make what of the ``kinds`` of passes is due."""
         self._last = step
-        if self._every is not None and (step + 1) % self._every == 0:
-            self._evaluate(step)
+        for kind, every in self._every.items():
+            if kind in kinds and every is not None and (step + 1) % every == 0:
+                self._pass(kind, step)
 
     def finish(self) -> None:
-        """Evaluate once more when training ends, unless nothing was trained since the last pass."""
-        if self._last is not None and self._last != self._evaluated:
-            self._evaluate(self._last)
+        """Make each kind of pass once more when training ends, unless nothing was trained since its last one."""
+        if self._last is not None:
+            for kind in self._every:
+                if self._last != self._evaluated.get(kind):
+                    self._pass(kind, self._last)
 
-    def _evaluate(self, step: int) -> None:
+    def _pass(self, kind: Kind, step: int) -> None:
         self._compute.synchronize()  # in the step whose work it is: the next one begins on an idle device
         telemetry.pause()
         compiled = compilations()
+        if kind == "loss":
+            self._evaluate(step)
+        else:
+            self._answer(step)
+        self._evaluated[kind] = step
+        self.compilations += compilations() - compiled
+
+    def _evaluate(self, step: int) -> None:
         start = monotonic_ns()
         with telemetry.span("evaluate"):
             scores = self._compute.validate(self._batches, self._beat)
             self._compute.synchronize()
-        self._evaluated = step
-        self.compilations += compilations() - compiled
         telemetry.validated(
             Validation(step, start, monotonic_ns(), scores.loss, scores.accuracy, scores.tokens, len(self._batches))
         )
-        if not self._prints:
-            return
         accuracy = "" if scores.accuracy is None else f", masked-token accuracy {scores.accuracy:.4f}"
-        print(f"step {step + 1}: validation loss {scores.loss:.4f}{accuracy}", flush=True)
+        self._print(step, f"validation loss {scores.loss:.4f}{accuracy}")
+
+    def _answer(self, step: int) -> None:
+        choices = self._choices
+        assert choices is not None
+        start = monotonic_ns()
+        with telemetry.span("evaluate"):
+            likelihoods = self._compute.log_likelihoods(choices.rows, self._beat)
+            self._compute.synchronize()
+        found = choices.scores(likelihoods)
+        telemetry.validated(Validation(step, start, monotonic_ns(), None, None, None, None, *found))
+        norm = "" if found.acc_norm is None else f", acc_norm {found.acc_norm:.4f}"
+        self._print(
+            step,
+            f"multiple choice acc {found.acc:.4f}{norm}, per token {found.acc_tokens:.4f} "
+            f"({found.questions:,} question{'' if found.questions == 1 else 's'})",
+        )
+
+    def _print(self, step: int, line: str) -> None:
+        if self._prints:
+            print(f"step {step + 1}: {line}", flush=True)
 
 
 def make_evaluator(
@@ -79,7 +117,17 @@ def make_evaluator(
     """The evaluator that ``config`` asks for, with its batches made. Start loader workers first: this may tokenize."""
     asked = config.evaluation
     assert asked is not None
-    return Evaluator(compute, validation_batches(config, prepared), asked.every_steps, beat, prints=prints)
+    batches = validation_batches(config, prepared)
+    if (questions := asked.multiple_choice) is None:
+        return Evaluator(compute, batches, asked.every_steps, beat, prints=prints)
+    check_causal(prepared.objective)
+    choices = load_choices(questions, prepared.tokenizer, compute.longest_row)
+    if choices.shortened and prints:
+        print(f"evaluation.multiple_choice: {choices.what_was_left_out}", flush=True)
+    return Evaluator(
+        compute, batches, asked.every_steps, beat, prints=prints, choices=choices,
+        choices_every_steps=questions.every_steps,
+    )  # fmt: skip
 
 
 def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]:

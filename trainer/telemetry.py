@@ -61,16 +61,23 @@ class Blocked(NamedTuple):
 class Validation(NamedTuple):
     """One pass over held-out data after step ``step``, from ``start_ns`` to ``end_ns``, outside of any step.
 
-    ``loss`` is the mean over ``tokens`` labels. ``accuracy``: of a masked-LM objective, else None.
+    Of held-out documents: ``loss`` is the mean over ``tokens`` labels; ``accuracy``: of a masked-LM objective. Of
+    multiple-choice questions: how many, and the shares that were answered right (trainer.multiple_choice). What a pass
+    is not about is None.
     """
 
     step: int
     start_ns: int
     end_ns: int
-    loss: float
+    loss: float | None
     accuracy: float | None
-    tokens: int
-    batches: int
+    tokens: int | None
+    batches: int | None
+    questions: int | None = None
+    acc: float | None = None
+    acc_norm: float | None = None
+    acc_bytes: float | None = None
+    acc_tokens: float | None = None
 
 
 class BatchTrace(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.choices import ChoicePass, choice_passes
 from harness.analysis.ledger import column
 from harness.analysis.step_losses import StepLosses
 from harness.scenario.overrides import lookup
@@ -33,6 +34,8 @@ class RunCurves:
     steps_s: float  # of all steps, warm-up too
     workers: int  # of its loader
     labels: tuple[object, ...] = ()  # what tells the labels of its last pass from others; None in it: not known
+    choices: tuple[ChoicePass, ...] = ()  # every pass over multiple-choice questions
+    questions: tuple[object, ...] = ()  # what tells these questions from others
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,23 @@ class ArmCurves:
     runs: tuple[RunCurves, ...]
 
     @property
-    def final_loss(self) -> float:
-        """Of the last pass, the median over blocks; NaN where that of any is not finite."""
-        last = [run.validation[-1][1] for run in self.runs]
+    def final_loss(self) -> float | None:
+        """Of the last pass, the median over blocks; NaN where that of any is not finite, None where there is none."""
+        last = [run.validation[-1][1] for run in self.runs if run.validation]
+        if not last:
+            return None
         return median(last) if all(map(math.isfinite, last)) else math.nan
 
     @property
     def perplexity(self) -> float | None:
         """The exponential of the final loss; None where no float holds it, or the loss is not finite."""
-        return math.exp(self.final_loss) if self.final_loss < 700 else None  # math.exp ends at 709
+        final = self.final_loss
+        return math.exp(final) if final is not None and final < 700 else None  # math.exp ends at 709
+
+    @property
+    def answers(self) -> tuple[ChoicePass, ...]:
+        """The last pass of each run over multiple-choice questions."""
+        return tuple(run.choices[-1] for run in self.runs if run.choices)
 
     @property
     def accuracy(self) -> float | None:
@@ -61,11 +72,16 @@ class ArmCurves:
     @property
     def final_steps(self) -> tuple[int, ...]:
         """After how many steps the last passes were, each number once."""
-        return tuple(sorted({run.validation[-1][0] + 1 for run in self.runs}))
+        return tuple(sorted({run.validation[-1][0] + 1 for run in self.runs if run.validation}))
 
     @property
     def passes(self) -> int:
+        """Over held-out documents."""
         return sum(len(run.validation) for run in self.runs)
+
+    @property
+    def choice_passes(self) -> int:
+        return sum(len(run.choices) for run in self.runs)
 
     @property
     def evaluate_s(self) -> float:
@@ -113,9 +129,18 @@ class Learning:
     @property
     def other_labels(self) -> bool:
         """Whether arms were evaluated on other labels: then a lower loss of one is not a better one."""
+        return self._differ([(run.block, run.labels) for arm in self.arms for run in arm.runs])
+
+    @property
+    def other_questions(self) -> bool:
+        """The same of the multiple-choice questions, and of how they are asked."""
+        return self._differ([(run.block, run.questions) for arm in self.arms for run in arm.runs if run.choices])
+
+    @staticmethod
+    def _differ(runs: Sequence[tuple[int, tuple[object, ...]]]) -> bool:
         by_block: dict[int, list[tuple[object, ...]]] = {}
-        for run in (run for arm in self.arms for run in arm.runs):
-            by_block.setdefault(run.block, []).append(run.labels)
+        for block, facts in runs:
+            by_block.setdefault(block, []).append(facts)
         parts = [zip(*group, strict=True) for group in by_block.values()]
         return any(len({one for one in values if one is not None}) > 1 for part in parts for values in part)
 
@@ -127,7 +152,7 @@ def learning(
 
     ``one_training``: the blocks of an arm are parts of one training, so they have one curve.
     """
-    evaluated = {name: [run for run in group if _passes(run)] for name, group in runs.items()}
+    evaluated = {name: [run for run in group if _passes(run) or choice_passes(run)] for name, group in runs.items()}
     arms = tuple(
         ArmCurves(name, (_joined([*map(_curves, runs[name])]),) if one_training else tuple(map(_curves, group)))
         for name, group in evaluated.items()
@@ -153,18 +178,25 @@ def _joined(parts: Sequence[RunCurves]) -> RunCurves:
         parts[0].block,
         tuple(sorted(dict(point for part in parts for point in part.training).items())),
         tuple(sorted(dict(point for part in parts for point in part.validation).items())),
-        accuracies[-1],
+        accuracies[-1] if accuracies else None,
         sum(part.evaluate_s for part in parts),
         sum(part.steps_s for part in parts),
         parts[-1].workers,
+        choices=tuple(sorted({one.step: one for part in parts for one in part.choices}.values(), key=_step)),
     )
+
+
+def _step(one: ChoicePass) -> int:
+    return one.step
 
 
 def _curves(run: RunData) -> RunCurves:
     times = run.step_columns(["wall_ns"])
-    accuracy, labels, lasted = None, None, np.zeros(1)
+    accuracy, labels, lasted, choices = None, None, np.zeros(1), choice_passes(run)
     if run.evaluations is not None and len(run.evaluations):
-        accuracy, labels = (run.evaluations.column(name).to_pylist()[-1] for name in ("accuracy", "tokens"))
+        rows = run.evaluations.select(["accuracy", "tokens", "questions"]).to_pylist()
+        if of_documents := [row for row in rows if row["questions"] is None]:
+            accuracy, labels = of_documents[-1]["accuracy"], of_documents[-1]["tokens"]
         lasted = column(run.evaluations, "end_ns") - column(run.evaluations, "start_ns")
     steps, losses = StepLosses(run).by_step()
     kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).astype(np.int64))
@@ -183,6 +215,12 @@ def _curves(run: RunData) -> RunCurves:
             run.record.facts.corpus_fingerprint,
             lookup(run.record.config, "model.objective"),
             lookup(run.record.config, "evaluation.source"),
+        ),
+        choices,
+        (
+            choices[-1].questions if choices else None,
+            run.record.facts.questions_fingerprint,
+            lookup(run.record.config, "evaluation.multiple_choice.prompt"),
         ),
     )
 

@@ -48,7 +48,7 @@ def read(arguments: argparse.Namespace, _command: list[str]) -> int:
         say(f"validation loss {last_score.value:.4f} after {last_score.updates:,} steps")
     if log.hellaswag:
         scored = log.hellaswag[-1]
-        say(f"HellaSwag {scored.value:.4f} after {scored.updates:,} steps; {len(log.hellaswag):,} in hellaswag.csv")
+        say(f"HellaSwag {scored.value:.4f} after {scored.updates:,} steps; {len(log.hellaswag):,} in evaluations.csv")
     say(f"tokens are counted as {arguments.tokens_per_step:,} a step: the log does not say them (--tokens-per-step)")
     if log.other_lines:
         say(f"{log.other_lines:,} lines of other kinds are left out")

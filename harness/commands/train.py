@@ -65,6 +65,9 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     loss = "" if trained.loss is None else f", loss {trained.loss:.4f}"
     if trained.validation_loss is not None:
         loss += f", validation loss {trained.validation_loss:.4f}"
+    if (choices := trained.choices) is not None:
+        norm = "" if choices.acc_norm is None else f", acc_norm {choices.acc_norm:.4f}"
+        loss += f", multiple choice acc {choices.acc:.4f}{norm}"
     say(f"{trained.status}: {trained.steps:,} steps, {trained.tokens:,} tokens{loss}")
     say(f"training: {trained.folder} (losses.csv, loss.png, checkpoints); where its time went: harness report {out}")
     say_cost(trained.folder)

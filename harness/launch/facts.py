@@ -63,8 +63,18 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
         tokenizer_engine=prepared.tokenizer.engine or None,
         tokenizer_proof=None if prepared.tokenizer.proof is None else prepared.tokenizer.proof.text,
         iterable=iterable_sources.get(config.data.source or ""),
+        questions_fingerprint=_questions_fingerprint(config),
         nulls=frozenset(nulls if profile.profile is None else {*nulls, "price_per_hour_usd"}),
     )
+
+
+def _questions_fingerprint(config: TrainerConfig) -> str | None:
+    from trainer.data.cache import file_fingerprint
+    from trainer.files import expanded
+
+    if config.evaluation is None or (questions := config.evaluation.multiple_choice) is None:
+        return None
+    return file_fingerprint(expanded(questions.path))
 
 
 def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:

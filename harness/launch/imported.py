@@ -8,14 +8,12 @@ from harness.launch.training import EVALUATIONS, LOSSES
 from harness.launch.training_files import EvaluationRow, EvaluationTable, LossRow, LossTable
 from trainer.data import cache
 from trainer.errors import InputError
-from trainer.files import expanded, write_text
+from trainer.files import expanded
 from trainer.llmc_log import LlmcLog
-
-HELLASWAG = "hellaswag.csv"
 
 
 def import_log(log: LlmcLog, tokens_per_step: int, out: Path) -> None:
-    """Write losses.csv, evaluations.csv and hellaswag.csv of llm.c's log into the new folder ``out``.
+    """Write losses.csv and evaluations.csv of llm.c's log into the new folder ``out``: its HellaSwag is by token.
 
     The numbers of steps are ours: the step after which something was found, from 0. What llm.c found before the first
     one stands at step -1. Which steps are in the tables, the log says: there may be gaps.
@@ -29,12 +27,11 @@ def import_log(log: LlmcLog, tokens_per_step: int, out: Path) -> None:
         for step in log.training:
             losses.add(LossRow(step.step, (step.step + 1) * tokens_per_step, step.loss))
         losses.close()
-        if log.validation:
+        if log.validation or log.hellaswag:
             passes = EvaluationTable(to / EVALUATIONS, 0)
             for score in log.validation:
                 passes.add(EvaluationRow(score.updates - 1, score.value, None, None))
-        if log.hellaswag:
-            rows = [f"{score.updates - 1},{score.value!r}\n" for score in log.hellaswag]
-            write_text(to / HELLASWAG, "".join(["step,acc_norm\n", *rows]))
+            for score in log.hellaswag:
+                passes.add(EvaluationRow(score.updates - 1, None, None, None, acc_tokens=score.value))
 
     cache.create_folder(target, build)

@@ -82,6 +82,7 @@ def prepare_data(
     by_arm: dict[str, Prepared] = {}
     fingerprints: dict[str, str] = {}
     needs = []
+    asked: set[str] = set()
     for name, config in configs.items():
         data = config.data
         code = codes.get(name)
@@ -99,6 +100,7 @@ def prepare_data(
         except InputError as error:
             raise InputError(f"arm {name}: {error}") from error
         check_workers(data, found, config.ranks)
+        _check_questions(name, config, found, asked)
         if data.source is not None:
             tried.check(name, config, code)
         else:
@@ -120,6 +122,28 @@ def prepare_data(
         name: _message(config, by_arm[name], tried, fingerprints, codes.get(name)) for name, config in configs.items()
     }
     return StudyData(needs, fingerprints, messages, tuple(tried.notes))
+
+
+def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked: set[str]) -> None:
+    """InputError where an arm's multiple-choice questions cannot be asked: a run would find out after its start.
+
+    ``asked``: what was found to work for arms before this one; what works for this one is added.
+    """
+    from trainer.model import shape_of
+    from trainer.multiple_choice import check_causal, load_choices
+
+    if config.evaluation is None or (questions := config.evaluation.multiple_choice) is None:
+        return
+    try:
+        shape = shape_of(config.model, prepared.vocab_size, config.data.sequence_length)
+        longest_row = None if shape is None else shape.positions + 1
+        check_causal(prepared.objective)
+        key = f"{questions.model_dump_json()} {prepared.tokenizer.fingerprint} {longest_row}"
+        if key not in asked:
+            load_choices(questions, prepared.tokenizer, longest_row)
+            asked.add(key)
+    except InputError as error:
+        raise InputError(f"arm {name}: {error}") from error
 
 
 def _message(

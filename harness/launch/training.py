@@ -3,7 +3,7 @@
     DIR/checkpoints/    the newest checkpoints: see trainer.checkpoint_folder
     DIR/tokenizer/      of the model, for harness generate and others that read its checkpoints
     DIR/losses.csv      a row for each step
-    DIR/evaluations.csv a row for each pass over held-out data
+    DIR/evaluations.csv a row for each pass over held-out documents or multiple-choice questions
     DIR/runs/ARM/K/     the ledger of the K-th part: a training that was stopped and resumed has several
     DIR/study.json      so `harness report DIR` shows where the time went, as of a study of one arm
 
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from trainer.data.loader import Batches
     from trainer.data.prepare import Prepared
     from trainer.evaluate import Evaluator
+    from trainer.telemetry import Validation
 
 CHECKPOINTS, LOSSES, EVALUATIONS, LOG = "checkpoints", "losses.csv", "evaluations.csv", "log.txt"
 Status = Literal["done", "interrupted", "failed"]
@@ -97,6 +98,7 @@ class Trained:
     loss: float | None
     error: str | None = None
     validation_loss: float | None = None  # of the last pass of this part
+    choices: Validation | None = None  # the last pass of this part over multiple-choice questions
     part: int | None = None  # which one it is, where its ledger was written
     stopped: bool = False  # as its budget was spent
     diverged: bool = False  # its gradient norm was not finite
@@ -254,6 +256,7 @@ class Training:
         self._steps, self._tokens = config.first_step, 0
         self._loss: float | None = None
         self._validation: float | None = None
+        self._choices: Validation | None = None
         self._compute: Compute | None = None
         self._skipped = self._compiled = 0  # before this part, and before its measured steps
         self._digest: str | None = None
@@ -355,10 +358,8 @@ class Training:
             if self._allowance is not None:
                 self._allowance.end(done=status == "done")
         part, stopped = block if written else None, self._allowance is not None and self._allowance.stopped
-        return Trained(
-            self.folder.path, status, self._steps, self._tokens, self._loss, error, self._validation, part, stopped,
-            diverged,
-        )  # fmt: skip
+        known = self._loss, error, self._validation, self._choices, part, stopped, diverged
+        return Trained(self.folder.path, status, self._steps, self._tokens, *known)
 
     def _opened(
         self, prepared: Prepared, model: str | None, found: Checkpoint | None, run: Path
@@ -481,8 +482,8 @@ class Training:
         try:
             # Where several ranks are resumed, only one would know that a pass lacks, which all have to make.
             passes = recorder.evaluations if self.rank.of == 1 else None
-            if evaluator is not None and passes is not None and passes.lacks(first - 1):
-                evaluator.after(first - 1)
+            if evaluator is not None and passes is not None and (lacking := passes.lacking(first - 1)):
+                evaluator.after(first - 1, lacking)
             while (order := self._order(share)) == "step":
                 recorder.warmup = self._steps - first < self.config.warmup_steps
                 self._steps = next(steps) + 1
@@ -507,8 +508,11 @@ class Training:
         self._loss = recorder.last_loss
         if order == "finish" and evaluator is not None:
             evaluator.finish()  # before the last checkpoint: a training that has one is whole
-        if recorder.validations:
-            self._validation = recorder.validations[-1].loss
+        for one in recorder.validations:
+            if one.questions is None:
+                self._validation = one.loss
+            else:
+                self._choices = one
         if self._steps != saver.last:
             saver.save(self._steps)
         saver.wait()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeVar
 
 from harness.probes.ledger.steps import StepRecorder
 from trainer.errors import InputError
+from trainer.evaluate import KINDS, Kind
 from trainer.files import write_text
 
 if TYPE_CHECKING:
@@ -62,13 +63,29 @@ class LossTable:
 
 
 class EvaluationRow(NamedTuple):
-    """A pass over held-out data after a step; ``accuracy``: of a masked-LM objective, else None."""
+    """A pass after a step, over held-out documents or multiple-choice questions. What it is not about is None.
+
+    ``accuracy``: of a masked-LM objective. The others are as in :class:`trainer.telemetry.Validation`.
+    """
 
     step: int
-    loss: float
+    loss: float | None
     accuracy: float | None
     tokens: int | None
     """Labels that the loss is the mean over; None where another trainer's log does not say."""
+    questions: int | None = None
+    acc: float | None = None
+    acc_norm: float | None = None
+    acc_bytes: float | None = None
+    acc_tokens: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What the pass was over: a diverged model has a loss too, which is NaN."""
+        return "choices" if self.loss is None else "loss"
+
+
+OLD_COLUMNS = EvaluationRow._fields[:4]  # before there were questions
 
 
 class EvaluationTable:
@@ -78,19 +95,19 @@ class EvaluationTable:
         """Go on after ``steps`` steps: rows beyond are of passes that are done again."""
         self.is_whole = not steps or path.exists()  # else an older state of the code began the training, without it
         kept = [row for row in read_evaluations(path) if row.step < steps] if path.exists() else []
-        self.last = kept[-1].step if kept else None
+        self.last: dict[Kind, int] = {row.kind: row.step for row in kept}
         write_text(path, "\n".join([",".join(EvaluationRow._fields), *map(_evaluation_line, kept)]) + "\n")
         self._path = path
 
-    def lacks(self, step: int) -> bool:
-        """Whether a pass after ``step``, the last one before this part, may be missing: checkpoints are saved first."""
-        return step >= 0 and self.is_whole and self.last != step
+    def lacking(self, step: int) -> frozenset[Kind]:
+        """Which passes after ``step``, the last one before this part, may be missing: checkpoints are saved first."""
+        return frozenset(kind for kind in KINDS if step >= 0 and self.is_whole and self.last.get(kind) != step)
 
     def add(self, row: EvaluationRow) -> None:
         """Passes are rare: each is handed to the system at once."""
         with open(self._path, "a") as file:
             file.write(_evaluation_line(row) + "\n")
-        self.last = row.step
+        self.last[row.kind] = row.step
 
 
 def _evaluation_line(row: EvaluationRow) -> str:
@@ -100,12 +117,14 @@ def _evaluation_line(row: EvaluationRow) -> str:
 def read_evaluations(path: Path) -> list[EvaluationRow]:
     """The rows of a table of passes; see :func:`read_losses` for what is left out and what is refused."""
 
-    def made(step: str, loss: str, accuracy: str, tokens: str) -> EvaluationRow:
-        return EvaluationRow(
-            int(step), float(loss), float(accuracy) if accuracy else None, int(tokens) if tokens else None
-        )
+    def made(step: str, loss: str, accuracy: str, tokens: str, questions: str = "", *shares: str) -> EvaluationRow:
+        if shares and len(shares) != len(EvaluationRow._fields) - 5:
+            raise ValueError("a row that is not whole")
+        values = [float(one) if one else None for one in (loss, accuracy, *shares)]
+        labels, asked = (int(one) if one else None for one in (tokens, questions))
+        return EvaluationRow(int(step), values[0], values[1], labels, asked, *values[2:])
 
-    return _rows(path, EvaluationRow._fields, made)
+    return _rows(path, EvaluationRow._fields, made, OLD_COLUMNS)
 
 
 def read_losses(path: Path) -> list[LossRow]:
@@ -116,13 +135,16 @@ def read_losses(path: Path) -> list[LossRow]:
     return _rows(path, COLUMNS, lambda step, tokens, loss: LossRow(int(step), int(tokens), float(loss)))
 
 
-def _rows(path: Path, columns: Sequence[str], made: Callable[..., Row]) -> list[Row]:
+def _rows(
+    path: Path, columns: Sequence[str], made: Callable[..., Row], older: Sequence[str] | None = None
+) -> list[Row]:
+    """``older``: the columns of a table of before some of them."""
     try:
         with open(path, newline="") as file:
             rows = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
-    if not rows or rows[0] != list(columns):
+    if not rows or rows[0] not in (list(columns), list(older or columns)):
         raise InputError(f"{path}: not a table of losses: its first line is not {','.join(columns)}")
     found = []
     for number, row in enumerate(rows[1:], 2):
@@ -183,4 +205,5 @@ class TrainingRecorder(StepRecorder):
         super().validated(validation)
         if self.evaluations is not None:
             one = validation
-            self.evaluations.add(EvaluationRow(one.step, one.loss, one.accuracy, one.tokens))
+            known = {name: getattr(one, name) for name in EvaluationRow._fields}
+            self.evaluations.add(EvaluationRow(**known))

@@ -112,6 +112,8 @@ def _anchored(config: TrainerConfig) -> TrainerConfig:
         # Whatever is not here may be a name on the hub.
         if name is not None and "://" not in name and (key != "pretrained" or expanded(name).exists()):
             section[key] = str(expanded(name).absolute())
+    if (questions := (nested["evaluation"] or {}).get("multiple_choice")) is not None:
+        questions["path"] = str(expanded(questions["path"]).absolute())
     if isinstance(device, dict):
         for key in ("emulated", "recorded"):
             if device[key] is not None and (key == "recorded" or is_file_name(device[key])):

@@ -10,8 +10,7 @@ import numpy as np
 
 from harness.launch.training import LOSSES
 from harness.launch.training_files import read_losses
-from harness.report.drawing import Picture, drawn, title
-from harness.report.plots import thinned
+from harness.report.drawing import Picture, drawn, thinned, title
 from trainer.files import write_bytes
 
 if TYPE_CHECKING:

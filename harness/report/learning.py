@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from harness.analysis.learning import ArmCurves, CurvesCompared, Learning
+from harness.report import choices
 from harness.report.as_json import finite
 from harness.report.names import ArmNames
 from harness.report.tables import NOT_MEASURED, Markdown, safe, table
@@ -22,15 +23,19 @@ def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) ->
     if found is None:
         return ""
     header = [name for name in _HEADER if name != _HEADER[3] or any(arm.accuracy is not None for arm in found.arms)]
-    parts = ["## What was learned", table(header, [_row(arm, len(header), names) for arm in found.arms])]
+    parts = ["## What was learned"]
+    if documents := [arm for arm in found.arms if arm.passes]:
+        parts.append(table(header, [_row(arm, len(header), names) for arm in documents]))
     parts += ["\n".join(f"- {safe(names.within(agreement(one)))}." for one in found.compared)] if found.compared else []
     if found.other_labels:
         parts.append(
             "The arms are evaluated on other labels (their tokenizer, held-out documents, tokens or objective differ): "
             "a lower loss or perplexity of one is not a better one."
         )
+    parts += choices.parts(found, names)
     parts.append(f"{cost(found.arms)}.")
     parts += [f"![{ALT}](plots/{PICTURE})"] if PICTURE in pictures else []
+    parts += [f"![{choices.ALT}](plots/{choices.PICTURE})"] if choices.PICTURE in pictures else []
     return "\n\n".join(parts)
 
 
@@ -38,7 +43,8 @@ def _row(arm: ArmCurves, columns: int, names: ArmNames) -> list[str]:
     perplexity = NOT_MEASURED if arm.perplexity is None else number(arm.perplexity)
     accuracy = [NOT_MEASURED if arm.accuracy is None else percent(arm.accuracy)] if columns == len(_HEADER) else []
     steps = listing([f"{step:,}" for step in arm.final_steps])
-    return [names.short(arm.arm), loss(arm.final_loss), perplexity, *accuracy, steps, str(arm.passes)]
+    final = NOT_MEASURED if arm.final_loss is None else loss(arm.final_loss)
+    return [names.short(arm.arm), final, perplexity, *accuracy, steps, str(arm.passes)]
 
 
 def loss(value: float) -> str:
@@ -84,7 +90,8 @@ def _relative(fraction: float) -> str:
 
 def cost(arms: Sequence[ArmCurves]) -> str:
     """What evaluation took: its time is in no step and in no throughput."""
-    passes, seconds = sum(arm.passes for arm in arms), sum(arm.evaluate_s for arm in arms)
+    passes = sum(arm.passes + arm.choice_passes for arm in arms)
+    seconds = sum(arm.evaluate_s for arm in arms)
     shares = sorted(arm.share for arm in arms)
     share = percent(shares[0]) if len(arms) == 1 else f"{percent(shares[0])} to {percent(shares[-1])}"
     ahead = any(run.workers for arm in arms for run in arm.runs)
@@ -107,6 +114,7 @@ def learning_json(found: Learning) -> Json:
                 "passes": arm.passes,
                 "evaluate_s": finite(arm.evaluate_s),
                 "share_of_run": finite(arm.share),
+                **choices.as_json(arm),
             }
             for arm in found.arms
         },

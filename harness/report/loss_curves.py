@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, safe for colour-blind readers.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#666666")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#666666")
 
 
 def loss_curves(found: Learning, names: ArmNames) -> Figure:
@@ -23,8 +23,8 @@ def loss_curves(found: Learning, names: ArmNames) -> Figure:
     figure = Figure(figsize=(10.5, 5.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    shown = found.arms[: len(_COLOURS)]
-    for place, (arm, colour) in enumerate(zip(shown, _COLOURS, strict=False)):
+    shown = found.arms[: len(COLOURS)]
+    for place, (arm, colour) in enumerate(zip(shown, COLOURS, strict=False)):
         run, width = arm.runs[0], max(1.2, 6.0 - 3.0 * place)
         name, alpha = names.short(arm.arm), 0.9 if place else 0.45
         if run.training:
@@ -37,6 +37,8 @@ def loss_curves(found: Learning, names: ArmNames) -> Figure:
                 alpha=alpha,
                 label=f"{name}: training",
             )
+        if not run.validation:  # it was asked multiple-choice questions alone, until it was ended
+            continue
         steps, losses = zip(*run.validation, strict=True)
         size = max(3.0, 9.0 - 2.0 * place)
         axes.plot(steps, losses, "o-", color=colour, linewidth=1.2, markersize=size, label=f"{name}: validation")

@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from harness.analysis.comparisons import SAME
 from harness.analysis.probes.memory_timeline import MemoryTimeline
 from harness.analysis.probes.probe_cost import is_probe_control
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import ArmReport, Comparison, StudyReport
-from harness.report import learning
+from harness.report import choices, learning
 from harness.report.chain import chain
 from harness.report.drawing import (
     GAIN,
@@ -28,11 +26,13 @@ from harness.report.drawing import (
     row_axes,
     row_labels,
     text_right_of,
+    thinned,
     title,
 )
 from harness.report.first_screen import VERDICTS, could_gain
 from harness.report.loss_curves import loss_curves
 from harness.report.names import ArmNames, middle_out
+from harness.report.run_curves import best_measure, choices_figure, of_arm
 from harness.report.words import interval, number, percent, ratio
 from harness.study.contract import CAUSES, PHASES, STAGES
 
@@ -72,7 +72,6 @@ STATIONS = {
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#666666")
 MOST_LINES = len(LINE_COLOURS)  # lines that can still be distinguished
 MOST_CURVES = 8
-_MOST_POINTS = 4000  # per curve: more than the picture has pixels
 _CURVE, _PEAK, _STEP = "#0072B2", "#D55E00", "#DDDDDD"
 
 
@@ -91,6 +90,8 @@ def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
         found[LEDGER] = drawn(ledger(arms, names), report.emulated)
     if report.learning is not None:
         found[learning.PICTURE] = drawn(loss_curves(report.learning, names), report.emulated)
+        if asked := [of_arm(arm, names) for arm in report.learning.arms if arm.choice_passes > len(arm.answers)]:
+            found[choices.PICTURE] = drawn(choices_figure(asked, best_measure(asked), "steps"), report.emulated)
     return found
 
 
@@ -321,12 +322,3 @@ def _memory_row(axes: Axes, arm: str, one: MemoryTimeline) -> None:
     axes.grid(axis="y", color="#EEEEEE")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-
-
-def thinned(time: np.ndarray, size: np.ndarray, most: int = _MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """Of long curves the lowest and the highest point of each of ``most / 2`` pieces, in order: no peak is lost."""
-    if len(size) <= most:
-        return time, size
-    pieces = np.array_split(np.arange(len(size)), most // 2)
-    kept = np.unique([at for piece in pieces for at in (piece[size[piece].argmin()], piece[size[piece].argmax()])])
-    return time[kept], size[kept]

@@ -54,7 +54,7 @@ _STEPS = {
 _SPANS = {
     "pid": "process",
     "tid": "thread",
-    "role": "main: a phase of the main thread, a stage it ran, or a pass over held-out data (evaluate, in no step); "
+    "role": "main: a phase of the main thread, a stage it ran, or a pass of the evaluation (evaluate, in no step); "
     "loader-K: a stage of loader worker K; device: work of an asynchronous device; launch: when the host queued that "
     "work, in the same order; sync: a blocking call; exchange: from when this rank was ready to exchange with the "
     "others until that was over; receive: from when a worker's batch had arrived in the main process until it was "
@@ -78,10 +78,16 @@ _EVALUATIONS = {
     "step": "number of the step that it followed",
     "start_ns": "CLOCK_MONOTONIC; no step is open then",
     "end_ns": "CLOCK_MONOTONIC",
-    "loss": "mean over the labels of the held-out batches; perplexity is its exponential",
+    "loss": "mean over the labels of the held-out batches; perplexity is its exponential; null of questions",
     "accuracy": "share of the masked tokens that were predicted right; null without a masked-LM objective",
-    "tokens": "labels that the mean is over",
-    "batches": "batches of the pass",
+    "tokens": "labels that the mean is over; null of questions",
+    "batches": "batches of the pass; null of questions",
+    "questions": "multiple-choice questions of the pass; null of held-out documents, as the columns behind it",
+    "acc": "share of them whose right ending has the largest log-likelihood",
+    "acc_norm": "the same of log-likelihood by characters of the ending (acc_norm of lm-evaluation-harness); null "
+    "where the text is not known",
+    "acc_bytes": "the same by its bytes as UTF-8 (acc_bytes of lm-evaluation-harness)",
+    "acc_tokens": "the same by its tokens (what llm.c calls acc_norm)",
 }
 TABLES = (
     ("steps.parquet", "One row for each step.", STEP_COLUMNS, _STEPS),
@@ -89,7 +95,7 @@ TABLES = (
     ("samples.parquet", "One row for each reading of a counter.", SAMPLE_COLUMNS, _SAMPLES),
     (
         "evaluations.parquet",
-        "One row for each pass over held-out data; only of runs with `evaluation`.",
+        "One row for each pass over held-out documents or multiple-choice questions; only of runs with `evaluation`.",
         EVALUATION_COLUMNS,
         _EVALUATIONS,
     ),

@@ -78,6 +78,11 @@ ADDED_COLUMNS = {
     "cpu_ns",
     "checkpoint_ns",
     "learning_rate",
+    "questions",
+    "acc",
+    "acc_norm",
+    "acc_bytes",
+    "acc_tokens",
     *(f"starved_{cause}_ns" for cause in CAUSES),
     *(f"{kind}_{stage}_ns" for kind in PLACES for stage in STAGES),
 }
@@ -88,7 +93,7 @@ SAMPLE_COLUMNS: tuple[tuple[str, str], ...] = (
     ("value", "float64"),
     ("unit", "string"),
 )
-# One row for each pass over held-out data; a run without evaluation has no such table.
+# One row for each pass over held-out documents or multiple-choice questions; a run without evaluation has no table.
 EVALUATION_COLUMNS: tuple[tuple[str, str], ...] = (
     ("step", "int64"),
     ("start_ns", "int64"),  # CLOCK_MONOTONIC
@@ -97,7 +102,14 @@ EVALUATION_COLUMNS: tuple[tuple[str, str], ...] = (
     ("accuracy", "float64"),
     ("tokens", "int64"),
     ("batches", "int64"),
+    # Null but in rows of multiple-choice questions, which have no loss, accuracy, tokens or batches.
+    ("questions", "int64"),
+    ("acc", "float64"),
+    ("acc_norm", "float64"),
+    ("acc_bytes", "float64"),
+    ("acc_tokens", "float64"),
 )
+CHOICE_COLUMNS = ("questions", "acc", "acc_norm", "acc_bytes", "acc_tokens")
 Columns = dict[str, list[Any]]
 
 EXCHANGE = "exchange"  # the role of spans in which ranks exchange something, gradients say

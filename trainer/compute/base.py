@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainer.data.batch import Batch
 
 if TYPE_CHECKING:
+    from trainer.compute.likelihood import EndingRow
     from trainer.compute.scores import Scores
 
 Loss = Any  # what forward returns: a device scalar for torch, None where nothing is computed
@@ -31,6 +32,7 @@ class Compute(Protocol):
     emulated: bool  # whether the device is emulated: it takes time and computes nothing
     parameters: int | None  # of the model that it computes; None where there is none
     attention: str | None  # its implementation by transformers' name; None where there is none, or nobody knows
+    longest_row: int | None  # ids of a row of log_likelihoods at most; None where nothing is computed
 
     def begin_step(self, step: int) -> None:
         """Called once per step, before its first batch is asked for."""
@@ -66,6 +68,12 @@ class Compute(Protocol):
         """Block until the model has been through ``batches``, which training does not see. Changes nothing of it.
 
         ``beat`` is called after each batch. Never called where nothing is computed.
+        """
+
+    def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
+        """Block until it is known how likely the model finds each row's ending. Changes nothing of it.
+
+        ``beat`` is called now and then. Never called where nothing is computed.
         """
 
     def drain_to_one_step(self) -> None:

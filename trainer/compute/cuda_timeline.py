@@ -21,6 +21,7 @@ from trainer.telemetry import Blocked, Kernel
 
 if TYPE_CHECKING:
     from trainer.compute.base import Compute, Stateful
+    from trainer.compute.likelihood import EndingRow
     from trainer.compute.scores import Scores
 
 AUDITED_STEP = 1  # its unannounced blocking calls are reported too; step 0 also has those of the start-up
@@ -50,6 +51,7 @@ class CudaTimeline:
         self.device = inner.device
         self.parameters = inner.parameters
         self.attention = inner.attention
+        self.longest_row = inner.longest_row
         self._pinned = pinned
         self._pending: list[_Pending] = []
         self._before: Any = None  # an event that is reached when everything queued before this step is done
@@ -108,6 +110,9 @@ class CudaTimeline:
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
         return self._inner.validate(batches, beat)  # outside of every step, so no event of it is recorded
+
+    def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
+        return self._inner.log_likelihoods(rows, beat)
 
     def drain_to_one_step(self) -> None:
         if self._before is not None:

@@ -25,6 +25,7 @@ from typing import Any
 from trainer import telemetry
 from trainer.compute.base import Stateful, call_site
 from trainer.compute.in_flight import InFlight
+from trainer.compute.likelihood import EndingRow
 from trainer.compute.scores import Scores
 from trainer.config import How, KernelDurations, TrainerConfig
 from trainer.data.batch import Batch
@@ -105,6 +106,7 @@ class EmulatedCompute:
     emulated = True
     parameters: int | None = None
     attention: str | None = None
+    longest_row: int | None = None
 
     def __init__(self, config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> None:
         device = config.compute.emulated
@@ -168,6 +170,9 @@ class EmulatedCompute:
         return None
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
+        raise AssertionError("an emulated device computes nothing: the configuration refuses evaluation")
+
+    def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
         raise AssertionError("an emulated device computes nothing: the configuration refuses evaluation")
 
     def drain_to_one_step(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.compute.base import Compute, Loss, Stateful
+from trainer.compute.likelihood import EndingRow
 from trainer.compute.scores import Scores
 from trainer.config import ComputeInject
 from trainer.data.batch import Batch
@@ -20,6 +21,7 @@ class NoCompute:
     emulated = False
     parameters: int | None = None
     attention: str | None = None
+    longest_row: int | None = None
 
     def begin_step(self, step: int) -> None:
         pass
@@ -57,6 +59,9 @@ class NoCompute:
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
         raise AssertionError("without a model there is nothing to evaluate")
 
+    def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
+        raise AssertionError("without a model there is nothing to evaluate")
+
     def drain_to_one_step(self) -> None:
         pass
 
@@ -84,6 +89,7 @@ class InjectedCompute:
         self.asynchronous = inner.asynchronous
         self.emulated = inner.emulated
         self.parameters = inner.parameters
+        self.longest_row = inner.longest_row
 
     def begin_step(self, step: int) -> None:
         self._inner.begin_step(step)
@@ -126,6 +132,9 @@ class InjectedCompute:
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
         return self._inner.validate(batches, beat)  # declared costs are of training steps
+
+    def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
+        return self._inner.log_likelihoods(rows, beat)
 
     def drain_to_one_step(self) -> None:
         self._inner.drain_to_one_step()

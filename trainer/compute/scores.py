@@ -43,22 +43,16 @@ def validate(
     import torch
 
     losses, right, counts = [], [], []
-    training = [one for one in model.modules() if one.training]
-    with untouched_randomness(), torch.no_grad():
-        model.eval()
-        try:
-            for batch in batches:
-                if batch.trained_tokens:
-                    moved = to_device(batch)
-                    loss, logits = score(moved)
-                    losses.append(loss.detach())
-                    counts.append(batch.trained_tokens)
-                    if masked and logits is not None:
-                        right.append(_right(logits, moved.labels))
-                beat()
-        finally:
-            for module in training:  # as each was: a part of the model may be frozen in eval()
-                module.training = True
+    with evaluating(model):
+        for batch in batches:
+            if batch.trained_tokens:
+                moved = to_device(batch)
+                loss, logits = score(moved)
+                losses.append(loss.detach())
+                counts.append(batch.trained_tokens)
+                if masked and logits is not None:
+                    right.append(_right(logits, moved.labels))
+            beat()
         tokens = sum(counts)
         means = torch.stack(losses).double().tolist()  # one transfer for all of them
         hits = sum(torch.stack(right).tolist()) if right else None
@@ -70,6 +64,21 @@ def _right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """How many labels have the largest logit at their own position."""
     found: torch.Tensor = ((logits.argmax(dim=-1) == labels) & (labels != IGNORED)).sum()
     return found
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Within, ``model`` is in eval() and makes no graph; then each part is in its mode again, and random states too."""
+    import torch
+
+    training = [one for one in model.modules() if one.training]
+    with untouched_randomness(), torch.no_grad():
+        model.eval()
+        try:
+            yield
+        finally:
+            for module in training:  # as each was: a part of the model may be frozen in eval()
+                module.training = True
 
 
 @contextmanager

@@ -13,11 +13,12 @@ from trainer.compute import attention
 from trainer.compute.base import Loss, Stateful
 from trainer.compute.gradients import GradientClipping
 from trainer.compute.in_flight import InFlight
+from trainer.compute.likelihood import EndingRow, log_likelihoods
 from trainer.compute.modes import compiled, fuse_gelu, keep_layer_inputs_alone
 from trainer.compute.mup import learning_rate_factors, parameter_groups
 from trainer.compute.parallel import Parallel
 from trainer.compute.precision import NormCheck, Precision
-from trainer.compute.scores import Scores, validate
+from trainer.compute.scores import Scores, evaluating, validate
 from trainer.compute.separation import check_separation
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
@@ -62,6 +63,12 @@ class TorchCompute:
         if self._own is not None:
             self._vocab_size = config.model.vocab_size
         self._takes_mask = _takes(model, "attention_mask")
+        positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+        # The last id of a row is predicted alone, so it needs no position; a model of the user's own is given all.
+        self.longest_row: int | None = (positions or config.data.sequence_length) + 1
+        if self._own is not None:
+            self.longest_row = config.data.sequence_length
+        self._most_ids = config.data.batch_size * config.data.sequence_length  # of a batch that is trained on
         self._pinned, self._in_flight = config.data.pin_memory, InFlight()
         if config.data.documents == "separated" and config.data.source is None:
             check_separation(config, self._model)
@@ -238,6 +245,34 @@ class TorchCompute:
         output = self._run_model(batch)
         loss = output.loss if self._own is None else loss_of(output, self._own)
         return loss, getattr(output, "logits", None)
+
+    def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
+        largest = max(int(one.ids.max()) for one in rows)
+        if self._vocab_size is not None and largest >= self._vocab_size:
+            raise InputError(
+                f"evaluation.multiple_choice.path: it holds the id {largest}; model.vocab_size is {self._vocab_size}"
+            )
+        with nullcontext() if self._parallel is None else self._parallel.in_a_pass(), evaluating(self._model):
+            if self._own is not None:
+                return [self._own_likelihood(row, beat) for row in rows]
+            return log_likelihoods(rows, self._logits, self._device, self._most_ids, beat)
+
+    def _logits(self, ids: torch.Tensor) -> torch.Tensor:
+        with self._precision.autocast(), self._attention():
+            # Not the compiled model: rows of each length would compile it once more.
+            logits: torch.Tensor = self._model(input_ids=ids).logits
+        return logits
+
+    def _own_likelihood(self, row: EndingRow, beat: Callable[[], None]) -> float:
+        """By the mean loss of one row, which is all that a model of the user's own promises to return."""
+        ids = self._torch.from_numpy(row.ids)[None].to(self._device)
+        labels = ids.clone()
+        labels[0, : len(row.ids) - row.scored] = IGNORED
+        assert self._own is not None
+        with self._precision.autocast(), self._attention():
+            loss = loss_of(self._model(input_ids=ids, labels=labels), self._own)
+        beat()
+        return -float(loss) * row.scored
 
     def drain_to_one_step(self) -> None:
         pass  # a CPU is never behind; CudaTimeline does this for CUDA

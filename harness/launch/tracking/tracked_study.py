@@ -21,6 +21,7 @@ from harness.launch.tracking.feed import TrackerFeed
 from harness.launch.tracking.trackers import missing
 from harness.scenario.model import LimitsConfig
 from harness.scenario.overrides import flatten
+from harness.study.contract import CHOICE_COLUMNS
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
@@ -177,6 +178,7 @@ def metric_rows(run: RunData) -> list[Json]:
         values = {"validation_loss": loss, "validation_accuracy": accuracy}
         if loss is not None and loss < 700:  # math.exp ends at 709
             values["perplexity"] = math.exp(loss)
+        values |= {f"multiple_choice_{name}": row[name] for name in CHOICE_COLUMNS}
         known = {name: value for name, value in values.items() if value is not None}
         found.append((row["step"], row["end_ns"] + offset, known))
     return [[step, time_ns // 1_000_000, values] for step, time_ns, values in sorted(found, key=lambda one: one[1])]

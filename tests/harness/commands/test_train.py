@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from harness.launch.training_files import (
 )
 from harness.launch.training_progress import Goal, TrainingProgress
 from tests.trainer.data.conftest import make_texts, write_parquet
+from tests.trainer.questions import FILE
 from trainer import checkpoint_folder
 from trainer.errors import InputError
 
@@ -71,19 +73,29 @@ def test_a_loss_table_has_neither_gap_nor_repeat(tmp_path: Path, capsys: pytest.
 def test_a_table_of_passes_goes_on_where_the_training_does(tmp_path: Path) -> None:
     path = tmp_path / "evaluations.csv"
     table = EvaluationTable(path, 0)
-    assert not table.lacks(-1)
+    assert not table.lacking(-1)
     for step in (3, 7):
         table.add(EvaluationRow(step, 1 / (step + 3), None if step == 3 else 0.25, 128))
     with open(path, "a") as file:
         file.write("11,0.")  # as a killed process leaves it
     table = EvaluationTable(path, 8)
-    assert not table.lacks(7)
+    assert table.lacking(7) == {"choices"}
     assert read_evaluations(path) == [EvaluationRow(3, 1 / 6, None, 128), EvaluationRow(7, 0.1, 0.25, 128)]
     table = EvaluationTable(path, 6)
-    assert table.lacks(5)
+    assert table.lacking(5) == {"loss", "choices"}
     assert [row.step for row in read_evaluations(path)] == [3]
+    asked = EvaluationRow(5, None, None, None, 12, 0.25, None, None, math.nan)
+    table.add(asked)
+    table = EvaluationTable(path, 6)
+    assert table.lacking(5) == {"loss"}
+    (_, kept) = read_evaluations(path)
+    assert kept[:-1] == asked[:-1]
+    assert math.isnan(kept[-1] or 0)
+    path.write_text("step,loss,accuracy,tokens\n5,2.5,,64\n")  # before there were questions
+    assert EvaluationTable(path, 6).lacking(5) == {"choices"}
+    assert read_evaluations(path) == [EvaluationRow(5, 2.5, None, 64)]
     path.unlink()
-    assert not EvaluationTable(path, 6).lacks(5)  # begun by a state of the code that had no such table
+    assert not EvaluationTable(path, 6).lacking(5)  # begun by a state of the code that had no such table
 
 
 def test_a_goal_says_how_far_and_the_line_how_long() -> None:
@@ -187,6 +199,67 @@ def ending_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 EVALUATED = ("--set", "evaluation={every_steps: 4, fraction: 0.2, batches: 1}")
+ASKED = (
+    *(
+        "--set",
+        f"evaluation={{every_steps: 5, fraction: 0.2, batches: 1, multiple_choice: {{path: {FILE}, every_steps: 2}}}}",
+    ),
+    *("--set", "checkpoint.asynchronous=false", "--set", "data.sequence_length=128"),
+)
+
+
+@pytest.mark.usefixtures("no_git")
+def test_what_a_training_answers_is_in_its_tables_its_report_and_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between two passes that are due after one step: the next part makes the one that is missing."""
+    from harness.analysis.study import analyse
+    from harness.launch.tracking.tracked_study import metric_rows
+    from harness.report.learning import learning_json, section
+    from harness.report.names import ArmNames
+    from harness.study.store import StudyFolder
+    from trainer.evaluate import Evaluator
+
+    answer = Evaluator._answer
+
+    def killed(self: Evaluator, step: int) -> None:
+        if step == 9:
+            raise KeyboardInterrupt
+        answer(self, step)
+
+    out, train = of_one_arm(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "_answer", killed)
+        assert train(*ASKED, steps=16) == 130
+    capsys.readouterr()
+    assert train("--resume", *ASKED, steps=16) == 0
+    rows = read_evaluations(Path(out) / "evaluations.csv")
+    steps = {kind: [row.step for row in rows if row.kind == kind] for kind in ("loss", "choices")}
+    assert steps == {"loss": [4, 9, 14, 15], "choices": [1, 3, 5, 7, 9, 11, 13, 15]}
+    last = rows[-1] if rows[-1].kind == "choices" else rows[-2]
+    said = capsys.readouterr().out
+    assert f"multiple choice acc {last.acc:.4f}, acc_norm {last.acc_norm:.4f}" in said
+    folder = StudyFolder(Path(out))
+    runs = list(folder.runs())
+    report = analyse(folder.read_study(), runs)
+    assert report.learning is not None
+    (arm,) = report.learning.arms
+    assert arm.runs[0].choices[-1].step == 15
+    page = section(report.learning, [], ArmNames(["plain"]))
+    assert "| arm | acc | acc_norm (per character) | per token | questions | steps trained | passes |" in page
+    assert f"| plain | {last.acc:.1%} [".replace("%", " %") in page
+    assert "a guess is right in 25 %" in page
+    content = learning_json(report.learning)
+    assert isinstance(content, dict)
+    asked = content["arms"]["plain"]["multiple_choice"]  # type: ignore[index,call-overload]
+    assert asked["questions"] == [12]  # type: ignore[index,call-overload]
+    assert asked["acc_norm"]["share"] == last.acc_norm  # type: ignore[index,call-overload]
+    metrics = [row[2] for row in metric_rows(runs[-1])]  # type: ignore[index]
+    assert {"multiple_choice_acc", "multiple_choice_acc_tokens"} <= {name for one in metrics for name in one}  # type: ignore[union-attr]
+    assert runs[-1].record.facts.questions_fingerprint
+    spans = runs[-1].spans
+    assert spans is not None
+    assert spans.column("name").to_pylist().count("evaluate") == 6  # choices after 9, 11, 13, 15; losses after 14, 15
 
 
 @pytest.mark.usefixtures("no_git")

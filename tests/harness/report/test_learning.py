@@ -183,3 +183,81 @@ def test_tables_from_before_there_was_a_learning_rate_are_read() -> None:
 
     assert completed(Path("steps.parquet"), table, STEP_COLUMNS).column("learning_rate").to_pylist() == [None]
     assert isinstance(table, pa.Table)
+
+
+def asked(
+    arm: str,
+    shares: dict[int, float | None],
+    questions: int = 400,
+    prompt: str = "auto",
+    file: str = "f",
+    block: int = 0,
+) -> RunData:
+    """A run with the shares of right answers by step, beside a pass over documents."""
+    plain = run(arm, block=block)
+    assert plain.evaluations is not None
+    rows = [
+        *plain.evaluations.to_pylist(),
+        *(
+            {"step": step, "start_ns": 0, "end_ns": SECOND, "questions": questions, "acc": share, "acc_norm": share,
+             "acc_bytes": share, "acc_tokens": share}
+            for step, share in shares.items()
+        ),
+    ]  # fmt: skip
+    names = [name for name, _ in EVALUATION_COLUMNS]
+    table = make_table(EVALUATION_COLUMNS, {name: [row.get(name) for row in rows] for name in names})
+    record = RunRecord(
+        arm, block, "done", facts=RunFacts(workers=0, vocab_size=300, questions_fingerprint=file),
+        config={"evaluation": {"multiple_choice": {"prompt": prompt}}},
+    )  # fmt: skip
+    return RunData(record, plain.steps, None, None, evaluations=table)
+
+
+def test_what_was_answered_has_a_table_of_its_own_with_intervals() -> None:
+    both = found(asked("text", {1: 0.25, 3: 0.3}), asked("tokens", {3: 0.35}), run("plain"))
+    page = section(both, [], ArmNames(["text", "tokens", "plain"]))
+    header = "| arm | acc | acc_norm (per character) | per token | questions | steps trained | passes |"
+    assert header in page
+    # Wilson (1927) of 120 of 400: (0.3 + 1.92/400 -+ 1.96 sqrt(0.21/400 + 0.96/400^2)) / (1 + 3.84/400)
+    assert "| text | 30.0 % [25.7 %–34.7 %] | 30.0 % [25.7 %–34.7 %] | 30.0 % [25.7 %–34.7 %] | 400 | 4 | 2 |" in page
+    table = page[page.index(header) :].partition("\n\n")[0]
+    assert len(table.splitlines()) == 4  # an arm that was asked nothing has no row
+    assert "Evaluation: 9 passes" in page  # 6 over documents and 3 over questions, in the time of both
+    content = learning_json(both)
+    assert isinstance(content, dict)
+    arm = content["arms"]["text"]["multiple_choice"]  # type: ignore[index,call-overload]
+    assert arm["acc"] == {
+        "share": 0.3,
+        "ci_low": pytest.approx(0.2572, abs=1e-4),
+        "ci_high": pytest.approx(0.3467, abs=1e-4),
+    }  # type: ignore[index,call-overload]
+    assert "multiple_choice" not in content["arms"]["plain"]  # type: ignore[index,operator,call-overload]
+    assert both.arms[0].final_loss == 4.6  # that of the documents, whichever row is the last
+
+
+def test_arms_that_are_asked_otherwise_are_not_ranked() -> None:
+    names = ArmNames(["text", "tokens"])
+    warning = "asked other questions, or in another form"
+    first = asked("text", {3: 0.3})
+    assert warning not in section(found(first, asked("tokens", {3: 0.4})), [], names)
+    for other in ({"questions": 300}, {"prompt": "lm-eval"}, {"file": "g"}):
+        assert warning in section(found(first, asked("tokens", {3: 0.4}, **other)), [], names)  # type: ignore[arg-type]
+
+
+def test_a_diverged_model_answered_nothing_and_one_without_text_has_no_share_by_character() -> None:
+    page = section(found(asked("text", {3: math.nan}), asked("tokens", {3: None})), [], ArmNames(["text", "tokens"]))
+    assert "| text | **diverged** | **diverged** | **diverged** | 400 | 4 | 1 |" in page
+    assert "| tokens | – | – | – | 400 | 4 | 1 |" in page
+
+
+def test_runs_that_were_asked_questions_alone_have_no_loss_and_are_drawn() -> None:
+    """A training that was ended before its first pass over documents."""
+    only = asked("text", {1: 0.25, 3: 0.3})
+    assert only.evaluations is not None
+    table = only.evaluations.filter(only.evaluations.column("questions").is_valid())
+    alone = found(RunData(only.record, only.steps, None, None, evaluations=table))
+    page = section(alone, [], ArmNames(["text"]))
+    assert "final validation loss" not in page
+    assert "30.0 %" in page
+    assert alone.arms[0].final_loss is None
+    assert loss_curves(alone, ArmNames(["text"])).axes

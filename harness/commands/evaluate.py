@@ -1,0 +1,117 @@
+"""harness evaluate: asks a model that was trained multiple-choice questions, without training it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from harness.commands.output import say
+from trainer.errors import InputError, visible
+
+if TYPE_CHECKING:
+    from trainer.multiple_choice import ChoiceScores
+
+OPTION = "--multiple-choice"
+POSITIONS = 8_192  # of a batch of rows, unless one row has more: on a CPU larger batches are no faster
+SHARES = {
+    "acc": "by log-likelihood of the ending",
+    "acc_norm": "by character, as acc_norm of lm-evaluation-harness",
+    "acc_bytes": "by byte, as acc_bytes of lm-evaluation-harness",
+    "acc_tokens": "by token, as llm.c's acc_norm",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the questions, and how they are asked."""
+    parser.add_argument(
+        "--model", metavar="CHECKPOINT", required=True,
+        help="a training's folder (its newest checkpoint), a checkpoint, a folder of transformers, or a model file of "
+        "llm.c",
+    )  # fmt: skip
+    parser.add_argument(
+        OPTION, metavar="FILE", required=True,
+        help="jsonl with ctx (or ctx_a, ctx_b and activity_label), endings and label in each line, or llm.c's "
+        "hellaswag_val.bin",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tokenizer", metavar="NAME",
+        help="a tokenizer.json, a folder for AutoTokenizer or a SentencePiece .model (default: that of the model)",
+    )  # fmt: skip
+    parser.add_argument("--most", type=int, metavar="N", help="the first N questions (default: all)")
+    parser.add_argument(
+        "--prompt", choices=("auto", "ctx", "lm-eval"), default="auto",
+        help="what comes before the endings, as of evaluation.multiple_choice.prompt (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the shares as JSON")
+
+
+def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Print the shares of questions answered right, each with its interval."""
+    if arguments.most is not None and arguments.most < 1:
+        raise InputError(f"--most: {arguments.most}; allowed: 1 or more")
+    from harness.commands.data_needs import given_tokenizer
+    from trainer.compute.build import torch_device
+    from trainer.compute.likelihood import log_likelihoods
+    from trainer.compute.scores import evaluating
+    from trainer.config import MultipleChoiceConfig
+    from trainer.multiple_choice import load_choices
+    from trainer.trained_model import load_trained
+
+    device = torch_device(arguments.device, "--device")
+    given = given_tokenizer(arguments.tokenizer)
+    if given is None and arguments.tokenizer is not None:
+        raise InputError(f"--tokenizer {arguments.tokenizer}: none can be trained here; give the one of the model")
+    trained = load_trained(arguments.model, "--model")
+    tokenizer = trained.tokenizer if given is None else given
+    if tokenizer is None:
+        raise InputError(
+            f"{trained.name}: no tokenizer lies beside it; give the one that it was trained with (--tokenizer)"
+        )
+    asked = MultipleChoiceConfig(path=arguments.multiple_choice, most=arguments.most, prompt=arguments.prompt)
+    choices = load_choices(asked, tokenizer, trained.positions + 1, OPTION)
+    largest = max(int(row.ids.max()) for row in choices.rows)
+    if largest >= trained.vocab_size:
+        raise InputError(
+            f"{OPTION}: the tokenizer gives the id {largest:,}, and {trained.name} has {trained.vocab_size:,} ids; "
+            "give the tokenizer that it was trained with (--tokenizer)"
+        )
+    if choices.shortened:
+        print(visible(choices.what_was_left_out), file=sys.stderr)
+    model: Any = trained.model.to(device)
+    with evaluating(model):
+        found = log_likelihoods(choices.rows, lambda ids: model(input_ids=ids).logits, device, POSITIONS, lambda: None)
+    scores = choices.scores(found)
+    say(json.dumps(as_json(scores)) if arguments.json else "\n".join(lines(scores)))
+    return 0
+
+
+def as_json(scores: ChoiceScores) -> dict[str, object]:
+    """The shares with their intervals; null where one is not known, or the model's likelihoods are NaN."""
+    return {"schema": 1, "questions": scores.questions, **{name: _share(scores, name) for name in SHARES}}
+
+
+def _share(scores: ChoiceScores, name: str) -> dict[str, float] | None:
+    from harness.analysis.probes.stacks import wilson
+
+    share = getattr(scores, name)
+    if share is None or not math.isfinite(share):
+        return None
+    low, high = wilson(round(share * scores.questions), scores.questions)
+    return {"share": share, "ci_low": low, "ci_high": high}
+
+
+def lines(scores: ChoiceScores) -> list[str]:
+    """A line for each share, with the 95 % interval of questions as independent draws."""
+    found = [f"{scores.questions:,} question{'' if scores.questions == 1 else 's'}; a guess is right in 25.0 %"]
+    for name, how in SHARES.items():
+        share = _share(scores, name)
+        if share is not None:
+            text = f"{share['share']:.2%} [{share['ci_low']:.2%}–{share['ci_high']:.2%}]".replace("%", " %")
+        else:
+            text = "not known" if getattr(scores, name) is None else "NaN: the model has diverged"
+        found.append(f"{name:<10} {text:<28} {how}")
+    return found

@@ -1,0 +1,234 @@
+"""``harness plot``: curves found in every kind of run, named by what differs, and drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.commands.plot import notes
+from harness.launch.training_files import EvaluationRow, EvaluationTable, LossRow, LossTable
+from harness.report.curve_sources import CurveSource, find_curves, named
+from harness.report.drawing import drawn
+from harness.report.run_curves import (
+    MOST_RUNS,
+    Axis,
+    PlottedRun,
+    best_measure,
+    choices_figure,
+    curve,
+    loss_figure,
+)
+from tests.commands import Done, harness
+
+
+def training(folder: Path, losses: list[float], *passes: EvaluationRow) -> Path:
+    folder.mkdir(parents=True)
+    table = LossTable(folder / "losses.csv", 0)
+    for step, loss in enumerate(losses):
+        table.add(LossRow(step, (step + 1) * 64, loss))
+    table.close()
+    if passes:
+        rows = EvaluationTable(folder / "evaluations.csv", 0)
+        for row in passes:
+            rows.add(row)
+    return folder
+
+
+def answered(step: int, share: float, questions: int = 200) -> EvaluationRow:
+    return EvaluationRow(step, None, None, None, questions, share, share, share, share)
+
+
+def log(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    lines = ["s:0 tel:4.1", "s:0 eval:0.25", "s:0 trl:4.0 lr:0.001 norm:1.0", "s:1 trl:3.5 lr:0.001 norm:1.0"]
+    (folder / "main.log").write_text("\n".join([*lines, "s:2 tel:3.4", "s:2 eva:0.30", ""]))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    one = training(
+        tmp_path / "runs" / "one",
+        [4.0, 3.5, 3.0, 2.9],
+        EvaluationRow(1, 3.6, None, 64),
+        answered(1, 0.3),
+        answered(3, 0.4),
+    )
+    return one, log(tmp_path / "runs" / "llmc")
+
+
+def plot(*words: object) -> Done:
+    return harness("plot", *map(str, words))
+
+
+def test_a_training_and_an_llm_c_log_are_drawn_over_one_another(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    done = plot(*runs, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"losses: {tmp_path / 'out' / 'loss.png'}",
+        f"multiple choice (log-likelihood by token, llm.c's acc_norm): {tmp_path / 'out' / 'multiple-choice.png'}",
+    ]
+    for name in ("loss.png", "multiple-choice.png"):
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+    refused = plot(*runs, "--out", tmp_path / "out", "--x", "tokens")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines() == [
+        "harness: --x tokens: llmc does not say how many tokens its steps had; give --tokens-per-step for a log of "
+        "llm.c (524288 in its GPT-2 124M), or --x steps"
+    ]
+    assert plot(*runs, "--out", tmp_path / "out", "--x", "tokens", "--tokens-per-step", "64").returncode == 0
+
+
+def test_what_is_at_which_place(runs: tuple[Path, Path]) -> None:
+    """A loss of step s is after s + 1 steps; llm.c looks at held-out data before a step."""
+    ours, theirs = find_curves([str(one) for one in runs], 128)
+    assert (ours.name, theirs.name) == ("one", "llmc")
+    assert ours.training.tolist() == [[1, 2, 3, 4], [4.0, 3.5, 3.0, 2.9]]
+    assert ours.validation.tolist() == [[2], [3.6]]
+    assert theirs.training.tolist() == [[1, 2], [4.0, 3.5]]
+    assert theirs.validation.tolist() == [[0, 2], [4.1, 3.4]]
+    assert [(one.step + 1, one.acc_tokens, one.questions) for one in theirs.choices] == [
+        (0, 0.25, None),
+        (2, 0.3, None),
+    ]
+    assert ours.at(np.array([0.0, 2.0, 4.0]), "tokens").tolist() == [0, 128, 256]
+    assert theirs.at(np.array([0.0, 1.0]), "tokens").tolist() == [0, 128]
+    assert best_measure([ours]) == "acc_norm"
+    assert best_measure([ours, theirs]) == "acc_tokens"
+
+
+def texts(figure: object) -> list[str]:
+    from matplotlib.text import Text
+
+    return [one.get_text() for one in figure.findobj(Text)]  # type: ignore[attr-defined]
+
+
+def test_the_pictures_name_axes_units_runs_and_measures(runs: tuple[Path, Path]) -> None:
+    found = find_curves([str(one) for one in runs], 128)
+    shown = texts(loss_figure(found, "tokens"))
+    assert {"tokens (padding included)", "loss (nats per token)", "one", "llmc", "training", "validation"} <= {*shown}
+    assert "Training and validation loss" in shown
+    shown = texts(choices_figure(found, "acc_tokens", "steps"))
+    assert "questions answered right (%)\nlog-likelihood by token, llm.c's acc_norm" in shown
+    assert {"optimizer steps", "a guess", "one (200 questions)"} <= {*shown}
+    assert "Multiple choice, with 95 % intervals over questions" in shown
+    assert any(
+        one.startswith("Multiple choice, 200 questions") for one in texts(choices_figure(found[:1], "acc", "steps"))
+    )
+
+
+def test_a_loss_that_is_nan_is_marked_and_said(tmp_path: Path) -> None:
+    broken = training(tmp_path / "broken", [4.0, math.nan, math.inf, 3.0], EvaluationRow(3, math.nan, None, 64))
+    (run,) = find_curves([str(broken)], None)
+    assert notes(run) == [
+        "2 of 4 training losses are NaN or infinite, the first after 2 steps: marked by a cross",
+        "1 of 1 validation losses are NaN or infinite, the first after 4 steps: marked by a cross",
+    ]
+    figure = loss_figure([run], "steps")
+    assert "first NaN or infinite loss" in texts(figure)
+    crosses = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_marker() == "X"]
+    assert [[2.0, 4.0]] in crosses  # at the height of the last loss before it
+
+
+def test_runs_without_evaluations_say_so_and_only_they(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    plain = training(tmp_path / "runs" / "plain", [4.0, 3.0])
+    done = plot(plain, "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr.strip()) == (
+        0,
+        "plain: it has no evaluations: its training loss alone is drawn",
+    )
+    assert not (tmp_path / "out" / "multiple-choice.png").exists()
+    done = plot(runs[0], plain, "--out", tmp_path / "out")
+    assert done.stderr.strip() == "plain: it has no evaluations: its training loss alone is drawn"
+    done = plot(*runs, "--out", tmp_path / "out", "--measure", "acc_norm")
+    assert "llmc: its acc_norm is not known, so it is left out of multiple-choice.png" in done.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file or folder; allowed: a folder of harness train"),
+        ("step,tokens,loss\n", "losses.csv: no loss in it"),
+        ("step,loss\n", "not a table of losses"),
+        ("", "not a table of losses"),
+        ("step,tokens,loss\n0,64,x\n1,128,3.0\n", "losses.csv:2: not a row of step, tokens and loss"),
+        ("folder", "no run in it; allowed"),
+        ("log", "main.log:1: not a line of llm.c's main.log"),
+        ("study", "study.json"),
+    ],
+)
+def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, content: str | None, message: str) -> None:
+    place = tmp_path / "run"
+    if content is not None:
+        place.mkdir()
+    if content == "log":
+        (place / "main.log").write_text("hello there\n")
+    elif content == "study":
+        (place / "study.json").write_text("{}")
+    elif content not in (None, "folder"):
+        (place / "losses.csv").write_text(content or "")
+    done = plot(place, "--out", tmp_path / "out")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_old_table_of_passes_is_read(tmp_path: Path) -> None:
+    folder = training(tmp_path / "old", [4.0, 3.0])
+    (folder / "evaluations.csv").write_text("step,loss,accuracy,tokens\n1,3.5,,64\n")
+    assert find_curves([str(folder)], None)[0].validation.tolist() == [[2], [3.5]]
+
+
+def sources(*configs: dict[str, object], arms: tuple[str, ...] = ()) -> list[CurveSource]:
+    empty = PlottedRun("", curve([(1, 1.0)]), curve([]))
+    names = arms or tuple(f"t{number}" for number in range(len(configs)))
+    return [
+        CurveSource(empty, Path("/x") / name, config=json.loads(json.dumps(config)))
+        for name, config in zip(names, configs, strict=True)
+    ]
+
+
+def test_runs_are_named_by_what_differs() -> None:
+    rates = sources(
+        {"optimizer": {"learning_rate": 1e-3}, "steps": 5}, {"optimizer": {"learning_rate": 3e-4}, "steps": 9}
+    )
+    assert [one.name for one in named(rates)] == ["learning_rate 0.001", "learning_rate 0.0003"]
+    both = sources({"a": {"b": 1, "c": 1}}, {"a": {"b": 2, "c": 1}}, {"a": {"b": 2, "c": 3}})
+    assert [one.name for one in named(both)] == ["b 1, c 1", "b 2, c 1", "b 2, c 3"]
+    many = sources({"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 2, "c": 2})
+    assert [one.name for one in named(many)] == ["t0", "t1"]
+    assert [one.name for one in named(sources({"a": 1}, {"a": 1}))] == ["t0", "t1"]
+    run = PlottedRun("", curve([(1, 1.0)]), curve([]))
+    arms = [CurveSource(run, Path("/x/study"), arm) for arm in ("text", "tokens")]
+    assert [one.name for one in named(arms)] == ["text", "tokens"]
+    assert [one.name for one in named([*arms, CurveSource(run, Path("/x/y/z"))])] == [
+        "study: text",
+        "study: tokens",
+        "y/z",
+    ]
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=70),
+    st.sampled_from(["steps", "tokens"]),
+)
+def test_any_losses_are_drawn(losses: list[float], axis: Axis) -> None:
+    points = curve([(step + 1, loss) for step, loss in enumerate(losses)])
+    run = PlottedRun("x", points, points[:, ::3], (), curve([(len(losses), 100.0)]))
+    assert loss_figure([run], axis).axes
+
+
+def test_more_runs_than_a_reader_can_tell_apart(tmp_path: Path) -> None:
+    places = [training(tmp_path / f"r{number}", [4.0, 3.0], answered(1, 0.3)) for number in range(MOST_RUNS + 1)]
+    done = plot(*places, "--out", tmp_path / "out")
+    assert "9 runs: the first 8 are drawn, as more cannot be told apart" in done.stderr
+    found = find_curves([str(one) for one in places], None)
+    assert "Training loss (the first 8 of 9 runs)" in texts(loss_figure(found, "steps"))
+    assert drawn(loss_figure(found, "steps")).png

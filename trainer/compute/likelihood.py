@@ -1,0 +1,76 @@
+"""Works out how likely a causal model finds given tokens behind others, a batch of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.compute.scores import Beat
+
+
+class EndingRow(NamedTuple):
+    """Token ids, of which the last ``scored`` are to be predicted from those before them."""
+
+    ids: NDArray[np.int64]
+    scored: int
+
+
+def log_likelihoods(
+    rows: Sequence[EndingRow],
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    device: torch.device,
+    most_ids: int,
+    beat: Beat,
+) -> list[float]:
+    """The sum of the log-probabilities (natural) of each row's scored tokens, in the order of ``rows``.
+
+    ``logits_of``: of ids (rows, positions) the logits of what follows each. Rows of like length go together, at most
+    ``most_ids`` positions with padding, and at least one row. Padding follows a row, so that a causal model does not
+    see it. Sums stay on the device until the end.
+    """
+    import torch
+
+    order, sums = [], []
+    for group in _groups(rows, most_ids):
+        order += group
+        chosen = [rows[at] for at in group]
+        # The last token of a row is predicted, and predicts nothing.
+        ids = np.zeros((len(chosen), max(len(one.ids) for one in chosen) - 1), dtype=np.int64)
+        for place, one in enumerate(chosen):
+            ids[place, : len(one.ids) - 1] = one.ids[:-1]
+        row = np.concatenate([np.full(one.scored, place) for place, one in enumerate(chosen)])
+        position = np.concatenate([np.arange(len(one.ids) - 1 - one.scored, len(one.ids) - 1) for one in chosen])
+        nth = np.concatenate([np.arange(one.scored) for one in chosen])
+        target = np.concatenate([one.ids[len(one.ids) - one.scored :] for one in chosen])
+        given, rows_at, positions, places, targets = (
+            torch.from_numpy(one).to(device) for one in (ids, row, position, nth, target)
+        )
+        picked = logits_of(given)[rows_at, positions].float()
+        losses = torch.nn.functional.cross_entropy(picked, targets, reduction="none")
+        # Into places of their own, and not added up where they meet: the same sum each time, on a GPU too.
+        table = torch.zeros((len(chosen), max(one.scored for one in chosen)), dtype=torch.float64, device=device)
+        table[rows_at, places] = -losses.double()
+        sums.append(table.sum(dim=1))
+        beat()
+    found = [0.0] * len(rows)
+    for at, value in zip(order, torch.cat(sums).tolist(), strict=True):
+        found[at] = value
+    return found
+
+
+def _groups(rows: Sequence[EndingRow], most_ids: int) -> Iterator[list[int]]:
+    """The numbers of the rows by falling length, so that what needs the most memory comes first."""
+    group: list[int] = []
+    for at in sorted(range(len(rows)), key=lambda one: -len(rows[one].ids)):
+        if group and (len(group) + 1) * (len(rows[group[0]].ids) - 1) > most_ids:
+            yield group
+            group = []
+        group.append(at)
+    if group:
+        yield group

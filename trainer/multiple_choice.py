@@ -1,0 +1,183 @@
+"""Answers multiple-choice questions by likelihood: of the endings, that which the model finds the most likely.
+
+Four shares of right answers are worked out, which differ in what an ending's log-likelihood is divided by before the
+largest is taken:
+
+    acc         nothing
+    acc_norm    its characters: acc_norm of lm-evaluation-harness (version 0.4, api/task.py)
+    acc_bytes   its bytes as UTF-8: acc_bytes of lm-evaluation-harness; the same as acc_norm where all is ASCII
+    acc_tokens  its tokens: what llm.c, and scripts in nanoGPT's manner, call acc_norm
+
+An ending follows its context after a space, which its tokens have and its length has not. Context and ending are
+encoded together, as lm-evaluation-harness does: the ending's tokens are those behind as many as the context alone has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.compute.likelihood import EndingRow
+from trainer.config import MultipleChoiceConfig, Objective
+from trainer.data.questions import ENDINGS, TextQuestion, is_bin, read_jsonl
+from trainer.data.questions_bin import TokenQuestion, read_bin
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.data.engines.base import Engine
+    from trainer.data.engines.own import TextCodec
+    from trainer.data.tokenizers import TokenizerInfo
+
+KEY = "evaluation.multiple_choice"
+TRIED = 32  # contexts of a .bin whose tokens must be those that the arm's tokenizer would give
+
+
+class ChoiceScores(NamedTuple):
+    """Shares of ``questions`` that were answered right; NaN where a likelihood is none, as of a diverged model.
+
+    None: the length in characters or bytes is not known, as the tokenizer is not.
+    """
+
+    questions: int
+    acc: float
+    acc_norm: float | None
+    acc_bytes: float | None
+    acc_tokens: float
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Every ending of every question behind its context: :data:`ENDINGS` rows a question, in their order."""
+
+    rows: tuple[EndingRow, ...]
+    labels: NDArray[np.int64]
+    texts: tuple[str, ...] | None  # of the endings, without the space before them; None: not known
+    shortened: int = 0  # rows that lost the beginning of their context, as they are longer than the model's
+
+    @property
+    def what_was_left_out(self) -> str:
+        """Of rows that are too long, for a log."""
+        return (
+            f"{self.shortened:,} of {len(self.rows):,} rows (a context with one ending) are longer than the model's "
+            "positions: the beginning of their contexts is left out, as in lm-evaluation-harness"
+        )
+
+    def scores(self, likelihoods: Sequence[float]) -> ChoiceScores:
+        """The shares that follow from the log-likelihood of each row."""
+        sums = np.asarray(likelihoods, dtype=np.float64)
+        tokens = np.array([one.scored for one in self.rows])
+        by_character = by_byte = None
+        if self.texts is not None:
+            by_character = self._share(sums / np.array([len(one) for one in self.texts]))
+            by_byte = self._share(sums / np.array([len(one.encode()) for one in self.texts]))
+        return ChoiceScores(len(self.labels), self._share(sums), by_character, by_byte, self._share(sums / tokens))
+
+    def _share(self, values: NDArray[np.float64]) -> float:
+        if np.isnan(values).any():
+            return float("nan")
+        return float((values.reshape(-1, ENDINGS).argmax(axis=1) == self.labels).mean())
+
+
+def load_choices(
+    config: MultipleChoiceConfig, tokenizer: TokenizerInfo, longest_row: int | None, key: str = f"{KEY}.path"
+) -> Choices:
+    """Read and tokenize the questions that ``config`` names. ``longest_row``: ids that a row may have (None: any).
+
+    A row that is longer loses the beginning of its context, as in lm-evaluation-harness. Raises InputError, one line,
+    for a file that cannot be used, and for an ending that leaves no room for a token of its context. ``key``: what
+    errors call the file.
+    """
+    if is_bin(config.path):
+        places, choices = _of_tokens(read_bin(config.path, key, config.most), tokenizer, key)
+    else:
+        places, choices = _of_text(config, tokenizer, key)
+    return choices if longest_row is None else _fitting(choices, places, longest_row)
+
+
+def check_causal(objective: Objective) -> None:
+    """InputError for a masked model: it has no likelihood of what follows."""
+    if objective != "causal":
+        raise InputError(f"{KEY}: the likelihood of an ending is asked of a causal model; model.objective is masked")
+
+
+def _of_text(config: MultipleChoiceConfig, info: TokenizerInfo, key: str) -> tuple[list[str], Choices]:
+    from trainer.data.tokenizers import load_tokenizer
+
+    if info.kind == "source":
+        raise InputError(
+            f"{key}: {config.path} holds text, and the tokenizer of data.source is not known here; allowed: a .bin "
+            "with its token ids"
+        )
+    prompt = None if config.prompt == "auto" else config.prompt
+    asked = list(read_jsonl(config.path, key, config.most, prompt))
+    rows = _encoded(asked, load_tokenizer(info))
+    texts = tuple(ending for one in asked for ending in one.endings)
+    return [one.place for one in asked], Choices(tuple(rows), np.array([one.label for one in asked]), texts)
+
+
+def _encoded(questions: Sequence[TextQuestion], engine: Engine) -> list[EndingRow]:
+    # White space at the end of a context belongs to the ending: a tokenizer has it in the token of the next word.
+    contexts = [one.context.rstrip() for one in questions]
+    wholes = [f"{one.context} {ending}" for one in questions for ending in one.endings]
+    before = engine.encode_batch(contexts)
+    found = []
+    for at, whole in enumerate(engine.encode_batch(wholes)):
+        context = before[at // ENDINGS]
+        ending = whole[len(context) :]
+        if not context or not ending:
+            of = questions[at // ENDINGS]
+            what = "ctx" if not context else f"endings: number {at % ENDINGS} (from 0)"
+            raise InputError(f"{of.place}: {what}: the tokenizer makes no token of it; allowed: text that it knows")
+        found.append(EndingRow(np.array([*context, *ending], dtype=np.int64), len(ending)))
+    return found
+
+
+def _of_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo, key: str) -> tuple[list[str], Choices]:
+    rows = [
+        EndingRow(np.concatenate([one.context, ending]), len(ending)) for one in questions for ending in one.endings
+    ]
+    texts = None
+    if info.kind != "source":  # else nobody knows what its tokens stand for
+        from trainer.data.tokenizers import load_codec
+
+        codec = load_codec(info)
+        _check_tokens(questions, info, codec, key)
+        texts = tuple(codec.decode(ending.tolist()).removeprefix(" ") for one in questions for ending in one.endings)
+        if not all(texts):  # an ending of a space alone has no length to divide by
+            texts = None
+    return [one.place for one in questions], Choices(tuple(rows), np.array([one.label for one in questions]), texts)
+
+
+def _check_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo, codec: TextCodec, key: str) -> None:
+    """InputError where the tokens are not those of this tokenizer: their likelihood would mean nothing."""
+    largest = max(int(part.max()) for one in questions for part in (one.context, *one.endings))
+    if largest >= info.vocab_size:
+        raise InputError(
+            f"{key}: it holds the id {largest}, and the arm's tokenizer has {info.vocab_size} ids; allowed: a .bin "
+            "made with that tokenizer, or a jsonl file"
+        )
+    for one in questions[:TRIED]:
+        ids = one.context.tolist()
+        if codec.encode(codec.decode(ids)) != ids:
+            raise InputError(
+                f"{one.place}: its context, decoded and encoded again by the arm's tokenizer, has other ids; allowed: "
+                "a .bin made with that tokenizer, or a jsonl file"
+            )
+
+
+def _fitting(choices: Choices, places: Sequence[str], longest_row: int) -> Choices:
+    shortened, rows = 0, []
+    for at, row in enumerate(choices.rows):
+        if row.scored >= longest_row:
+            raise InputError(
+                f"{places[at // ENDINGS]}: ending {at % ENDINGS} (from 0) has {row.scored} tokens, and the model takes "
+                f"rows of {longest_row} with at least one of the context; allowed: a model of more positions, or "
+                "shorter endings"
+            )
+        shortened += len(row.ids) > longest_row
+        rows.append(EndingRow(row.ids[-longest_row:], row.scored))
+    return Choices(tuple(rows), choices.labels, choices.texts, shortened)
