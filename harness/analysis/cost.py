@@ -79,6 +79,7 @@ class ArmMeasurement:
     asynchronous: bool = True
     import_s: float = 0.0  # of torch and the model, before the start-up
     launcher_s: float = 0.0  # of the command, until it could begin
+    waiting_share: float = 0.0  # of the steps' time: ready to run without a core, as others used the machine
     device: str = ""
     emulated: bool = False
     devices: int = 1  # that its ranks use

@@ -164,7 +164,7 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
     """What the tables and the record of a short run say."""
     record = run.record
     config = TrainerConfig.model_validate(record.config)
-    table = run.step_columns(["step", "start_ns", "wall_ns", "checkpoint_ns"])
+    table = run.step_columns(["step", "start_ns", "wall_ns", "checkpoint_ns", "contended_ns"])
     assert table is not None
     walls_s = [one / 1e9 for one in table["wall_ns"].to_pylist()]
     saved_s = [(one or 0) / 1e9 for one in table["checkpoint_ns"].to_pylist()]
@@ -191,6 +191,7 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
         asynchronous=asynchronous,
         import_s=import_s,
         launcher_s=launcher_s,
+        waiting_share=sum(one or 0 for one in table["contended_ns"].to_pylist()) / 1e9 / sum(walls_s),
         device=facts.device or "",
         emulated=bool(facts.emulated),
         devices=facts.device_count or 1,

@@ -114,10 +114,16 @@ class Destination:
 
     def _remove_gone(self) -> None:
         here = {name for name, _ in self._local()}
-        for name in [one for one in self._there if one not in here]:
+        gone = [one for one in self._there if one not in here]
+        for name in gone:
             with suppress(Exception):  # what stays there too long does no harm
                 self._filesystem.delete_file(f"{self._root}/{name}")
             del self._there[name]
+        if self._scheme not in _OBJECTS:  # elsewhere the folders of removed checkpoints would stay, empty
+            for parent in {one.rpartition("/")[0] for one in gone}:
+                if parent and not (self.folder / parent).exists():
+                    with suppress(Exception):
+                        self._filesystem.delete_dir(f"{self._root}/{parent}")
 
     def _local(self) -> Iterator[tuple[str, _State]]:
         found = []

@@ -17,6 +17,7 @@ from harness.report.words import capitalised, count, listing, ms, number, percen
 from trainer.json_types import Json
 
 _MINUTE_S = 60.0
+MUCH_WAITING = 0.05  # of the steps' time
 _NAMES = {
     "option": "--price",
     "scenario": "price_usd_per_hour",
@@ -121,6 +122,12 @@ def notes(found: PredictedCost) -> list[str]:
         "device saves no checkpoint"
         for one in found.measured
         if one.emulated
+    ]
+    noted += [
+        f"{one.arm}: for {percent(one.waiting_share)} of the measured steps' time it was ready to run without a core: "
+        "other work slowed them, and less or more of that changes all of this"
+        for one in found.measured
+        if one.waiting_share >= MUCH_WAITING
     ]
     if found.of == "study":
         noted.append("it ends with the last run: preparing the data and writing the report are not in it")

@@ -140,8 +140,6 @@ def test_a_training_within_its_budget_says_what_was_predicted_and_what_it_took(t
     report = harness("report", str(out), "--format", "md")
     assert "## What it cost" in report.stdout
     assert json.loads((out / "summary.json").read_text())["cost"]["standing"] == "done"
-    (out / COST).write_text("{")
-    assert harness("report", str(out)).returncode == 0
 
 
 @pytest.mark.slow

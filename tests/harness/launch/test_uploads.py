@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,10 +106,11 @@ def test_all_of_it_is_there_and_only_what_is_new_is_copied_again(folder: Path, t
     (folder / "losses.csv").write_text("step,tokens,loss\n0,1,2.5\n")
     again = Destination(folder, url)
     assert again.missing() == ["losses.csv"]
-    for old in (folder / "checkpoints/step-00000005").iterdir():
-        old.unlink()
+    shutil.rmtree(folder / "checkpoints/step-00000005")
     assert again.copy_all(lambda _: True)
     assert copied(url.rstrip("/")) == here(folder)
+    filesystem, root = fsspec.url_to_fs(url.rstrip("/"))
+    assert [Path(one).name for one in filesystem.ls(f"{root}/checkpoints", detail=False)] == ["step-00000010"]
     assert Destination(folder, f"{url}/elsewhere").missing() == sorted(
         here(folder), key=lambda name: ("checkpoint.json" in name, name)
     )

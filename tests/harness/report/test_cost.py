@@ -113,3 +113,10 @@ def test_the_steps_say_why_a_prediction_was_off() -> None:
         "(run-queue delay).",
     ]
     assert "- other: a step was predicted" in said.section(replace(TWO, spent_s=30.0), totals)
+
+
+def test_steps_that_waited_for_a_core_are_said() -> None:
+    waited = tuple(replace(one, waiting_share=share) for one, share in zip(TWO.measured, (0.2, 0.01), strict=True))
+    lines = [line for line in said.notes(replace(TWO, measured=waited)) if "without a core" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("even: for 20 % of the measured steps' time")
