@@ -102,7 +102,7 @@ def parameter_groups(
     """
     groups: dict[tuple[bool, float], list[torch.nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
     for name, one in model.named_parameters():
-        rate = rates.get(name.removeprefix("module."), 1.0)  # of DistributedDataParallel
+        rate = rates[name.removeprefix("module.")] if rates else 1.0  # the prefix is DistributedDataParallel's
         groups.setdefault((one.dim() >= 2, rate), []).append(one)
     return [
         {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer.compute.build import build_compute
-from trainer.compute.mup import weight_factors
+from trainer.compute.mup import learning_rate_factors, parameter_groups, weight_factors
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
@@ -147,6 +147,16 @@ def test_weight_decay_is_the_same_at_every_width() -> None:
         for one in group["params"]:
             assert group["lr"] == pytest.approx(1e-2 * factors[names[one]].rate)
             assert (group["weight_decay"] > 0) == (one.dim() >= 2)
+
+
+def test_a_model_in_a_wrapper_has_the_same_groups() -> None:
+    """DistributedDataParallel puts ``module.`` before each name."""
+    compute = built({"width": 128, "mup": {"base_width": 32}})
+    wrapped = torch.nn.Module()
+    wrapped.module = compute._model
+    config = TrainerConfig().optimizer
+    rates = learning_rate_factors(compute._model, compute_mup(32))
+    assert repr(parameter_groups(wrapped, config, rates)) == repr(parameter_groups(compute._model, config, rates))
 
 
 def compute_mup(width: int) -> Any:
