@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainer.data.corpus.base import ROW_GROUP
 from trainer.data.corpus.dedup.new_folder import check_new, new_folder
@@ -69,11 +70,11 @@ class _Draws:
             state = _scrambled(state * 31 + one)
         self._state = state % 2**64
 
-    def many(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def many(self, count: int) -> NDArray[np.float64]:
         """Numbers from 0 to below 1."""
         steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(self._state)
         self._state = (self._state + count * STEP) % 2**64
-        return (mixed(steps) >> np.uint64(11)) * 2.0**-53
+        return (mixed(steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def one(self) -> float:
         self._state = (self._state + STEP) % 2**64

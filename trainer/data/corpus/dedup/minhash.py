@@ -121,10 +121,10 @@ class MinHash:
                 hashes, owners = hashes[kept], owners[kept]
             if not len(hashes):
                 return table
-        for place in range(places):
-            kept = table[owners // places, place] == _EMPTY
-            values = mixed(hashes[kept] ^ self._salts[_ROUNDS + place]) & _LOW
-            np.minimum.at(found, owners[kept] + place, values | np.uint64(_ROUNDS << 32))
+        for empty in range(places):
+            kept = table[owners // places, empty] == _EMPTY
+            values = mixed(hashes[kept] ^ self._salts[_ROUNDS + empty]) & _LOW
+            np.minimum.at(found, owners[kept] + empty, values | np.uint64(_ROUNDS << 32))
         return table
 
     def keys(self, sets: ShingleSets) -> Hashes:

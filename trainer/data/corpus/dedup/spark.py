@@ -63,8 +63,9 @@ def run(
 
     try:
         process.wait_until(done, progress, "ended no task")
-        counts = next(one["counts"] for one in process.events if "counts" in one)
-        stages = tuple(SparkStage(**one["stage"]) for one in process.events if "stage" in one)
+        events: list[Any] = list(process.events)
+        counts: Counts = next(one["counts"] for one in events if "counts" in one)
+        stages = tuple(SparkStage(**one["stage"]) for one in events if "stage" in one)
     finally:
         process.close()
     return counts, stages
