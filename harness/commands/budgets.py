@@ -91,7 +91,7 @@ def training_allowance(
     def allowed(config: TrainerConfig, goal: Goal) -> Allowance | None:
         from harness.launch.budget import Allowance, limit_of, read_cost
         from harness.launch.costing import steps_of, works_of
-        from harness.launch.training import CHECKPOINTS
+        from harness.launch.training_files import CHECKPOINTS
         from trainer import checkpoint_folder
 
         limit = limit_of(plan.scenario)

@@ -50,7 +50,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
 
     scenario = load_scenario(arguments.scenario, arguments.set)
     plan = make_plan(scenario, arguments.scenario, [arguments.arm] if arguments.arm else [])
-    from harness.launch.training import train_arm
+    from harness.launch.train_arm import train_arm
     from harness.report.curve import draw_losses
 
     names = [arm.name for arm in plan.arms if arm.control is None]
@@ -83,7 +83,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
         uploaded = uploader is None or finish_upload(out, uploader)
     if scenario.track and trained.part is not None:
         from harness.launch.tracking.tracked_study import track_part
-        from harness.launch.training import EVALUATIONS, LOSSES
+        from harness.launch.training_files import EVALUATIONS, LOSSES
 
         files = [trained.folder / name for name in (LOSSES, EVALUATIONS, "loss.png")]
         track_part(trained.folder, trained.part, scenario.track, scenario.limits.tracking_s, files)

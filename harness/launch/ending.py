@@ -36,6 +36,31 @@ def terminable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class Stopping:
+    """Notes the first signal to end; the second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note signals within; a signal that is ignored (``nohup``) stays ignored."""
+        before = {}
+        for number in (signal.SIGINT, *TERMINATING):
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, self._note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
 def open_missing_outputs() -> None:
     """Open what the caller closed (``>&-``, ``2>&-``) to nowhere: else the next file that is opened takes its place."""
     for descriptor in (0, 1, 2):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.launch.training import EVALUATIONS, LOSSES
-from harness.launch.training_files import EvaluationRow, EvaluationTable, LossRow, LossTable
+from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, EvaluationTable, LossRow, LossTable
 from trainer.data import cache
 from trainer.errors import InputError
 from trainer.files import expanded

@@ -18,28 +18,33 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from harness.launch.budget import Allowance
 from harness.launch.channel import Channel
 from harness.launch.child import RunEnding
-from harness.launch.choose_workers import refuse_auto
-from harness.launch.ending import TERMINATING
+from harness.launch.ending import TERMINATING, Stopping
 from harness.launch.facts import facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.out_of_memory import advice_for_this_run, is_out_of_memory
-from harness.launch.preparation import check_devices, check_writable
 from harness.launch.progress import announced
 from harness.launch.protocol import BareOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
-from harness.launch.study import now, only_one
+from harness.launch.study import now
 from harness.launch.tables import PENDING_EVENTS, RunTables
-from harness.launch.training_files import EvaluationTable, LossTable, TrainingRecorder
+from harness.launch.training_files import (
+    CHECKPOINTS,
+    EVALUATIONS,
+    LOG,
+    LOSSES,
+    EvaluationTable,
+    LossTable,
+    TrainingRecorder,
+)
 from harness.launch.training_progress import Goal, TrainingProgress
 from harness.machine.environment import record_environment, record_user_environment
 from harness.probes.ledger.loader import attach_in_worker
@@ -50,10 +55,10 @@ from harness.study.records import ONE_TRAINING, ArmRecord, RunRecord, StudyRecor
 from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.modes import compilations
-from trainer.config import CheckpointConfig, ResumeConfig, TrainerConfig
+from trainer.config import ResumeConfig, TrainerConfig
 from trainer.data.cache import file_fingerprint
 from trainer.data.kept_tokenizer import keep
-from trainer.errors import EndedWorkerError, InputError, LostBatchError, cannot_write, in_words, one_line
+from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words, one_line
 from trainer.files import expanded
 from trainer.json_types import JsonObject, integer
 from trainer.model_files import objective_of
@@ -61,7 +66,7 @@ from trainer.ranks import ALONE, Rank, RanksDifferError, is_of_the_exchange
 
 if TYPE_CHECKING:
     from harness.launch.uploads import Uploader
-    from harness.scenario.plan import Arm, Plan
+    from harness.scenario.plan import Arm
     from harness.study.run_facts import RunFacts
     from trainer.checkpoint import Saver
     from trainer.checkpoint_folder import Checkpoint
@@ -71,7 +76,6 @@ if TYPE_CHECKING:
     from trainer.evaluate import Evaluator
     from trainer.telemetry import Validation
 
-CHECKPOINTS, LOSSES, EVALUATIONS, LOG = "checkpoints", "losses.csv", "evaluations.csv", "log.txt"
 Status = Literal["done", "interrupted", "failed"]
 
 
@@ -102,133 +106,6 @@ class Trained:
     part: int | None = None  # which one it is, where its ledger was written
     stopped: bool = False  # as its budget was spent
     diverged: bool = False  # its gradient norm was not finite
-
-
-class Stopping:
-    """Notes the first signal to end; the second one interrupts at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note signals within; a signal that is ignored (``nohup``) stays ignored."""
-        before = {}
-        for number in (signal.SIGINT, *TERMINATING):
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, self._note)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-
-def train_arm(
-    plan: Plan,
-    goal: Goal | None,
-    out: Path,
-    resume: bool,
-    command: Sequence[str],
-    source: str,
-    allowed: Callable[[TrainerConfig, Goal], Allowance | None] = lambda _config, _goal: None,
-    uploader: Uploader | None = None,
-    watch: Watch | None = None,
-) -> Trained:
-    """Train the one arm of ``plan`` in the folder ``out``. Raises InputError before anything ran where it cannot work.
-
-    ``goal``: None for the steps that the scenario says. ``allowed``: what it may take, asked before it begins; it stops
-    when that is spent. ``uploader``: begun with the training, and asked with each checkpoint. ``watch``: sees every
-    step, and may end the training.
-    """
-    arm = only_arm(plan)
-    config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
-    goal = goal or Goal(steps=config.steps)
-    config = _with_schedule(config, goal)
-    if config.compute.emulated is not None or config.compute.work == "none":
-        raise InputError(f"train: arm {arm.name} computes no model, so there is nothing to train")
-    if config.launch is not None and config.launch.slurm is not None:
-        raise InputError(
-            "train: launch.slurm: a training runs where it is started; call harness train ... --resume in a batch "
-            "script of your own, and give --set launch.slurm=null"
-        )
-    _check_begin(config, goal)
-    refuse_auto([config], "a training that may be resumed needs the same in all its parts")
-    if config.ranks > 1 and arm.config.checkpoint is None:
-        raise InputError(
-            f"train: arm {arm.name} has {config.ranks} ranks (launch), which have no common minutes; give "
-            "checkpoint.every_steps"
-        )
-    if config.ranks > 1 and goal.steps is None:
-        raise InputError(f"train: arm {arm.name} has {config.ranks} ranks (launch), which end together; give --steps")
-    check_devices({arm.name: config})
-    check_writable(out)
-    folder = StudyFolder(out)
-    if folder.study_json.exists() and not folder.read_study().is_training:
-        raise InputError(f"--out {out}: a study lies there, which is no training; give another folder")
-    begun = folder.study_json.exists() or (out / CHECKPOINTS).exists()
-    if begun and not resume:
-        raise InputError(f"--out {out}: a training lies there; go on with it (--resume), or give another folder")
-    if resume and not begun:  # one line of a batch script both begins it and goes on
-        print(f"--resume: no training lies in {out}, so it begins", file=sys.stderr)
-    allowance = allowed(config, goal)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(f"--out {out}", error, "give a folder that can be written") from error
-    if config.resume is not None and not (begun and resume):
-        from trainer.llmc_model import read_header
-
-        read_header(expanded(config.resume.llmc))  # before the data of the steps before it is made
-    with only_one(folder):
-        training = Training(arm, config, goal, folder, command, source, allowance, uploader, watch)
-        return training.run(resume, plan.scenario.name)
-
-
-def only_arm(plan: Plan) -> Arm:
-    """The one arm of ``plan``, controls aside; InputError where there are several."""
-    arms = [arm for arm in plan.arms if arm.control is None]
-    if len(arms) != 1:
-        names = ", ".join(arm.name for arm in arms)
-        raise InputError(f"train: one arm is trained, not {len(arms)}: give --arm; arms: {names}")
-    return arms[0]
-
-
-def _check_begin(config: TrainerConfig, goal: Goal) -> None:
-    """Raise InputError where nothing is left to train after the step that it begins with."""
-    if config.resume is not None and goal.steps is not None and goal.steps <= config.first_step:
-        raise InputError(
-            f"resume.step: {config.first_step:,}, and the training ends after {goal.steps:,} steps; allowed: more "
-            "steps in all (--steps), those before it included"
-        )
-
-
-def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
-    """``config`` with the learning-rate schedule as long as the training, where the scenario does not say."""
-    optimizer = config.optimizer
-    if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:
-        return config
-    steps = goal.steps
-    if goal.tokens is not None:
-        batch = config.data.batch_size * config.data.sequence_length * optimizer.accumulation
-        steps = -(-goal.tokens // batch)
-    if steps is not None and optimizer.lr_warmup_steps >= steps:
-        raise InputError(
-            f"optimizer.lr_warmup_steps: {optimizer.lr_warmup_steps} of a {optimizer.schedule} schedule of {steps} "
-            "steps, which are all of this training; allowed: fewer, or more steps"
-        )
-    if steps is None:
-        raise InputError(
-            "optimizer.schedule_steps: how many steps --epochs gives is not known, and a schedule "
-            f"({optimizer.schedule}) ends with them; give it, or --steps or --tokens"
-        )
-    scheduled = optimizer.model_copy(update={"schedule_steps": steps})
-    return config.model_copy(update={"optimizer": scheduled})
 
 
 class Training:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from harness.probes.ledger.run_queue import RunQueue
     from trainer.telemetry import BatchTrace, Validation
 
+CHECKPOINTS, LOSSES, EVALUATIONS, LOG = "checkpoints", "losses.csv", "evaluations.csv", "log.txt"
 Row = TypeVar("Row")
 COLUMNS = ("step", "tokens", "loss")
 

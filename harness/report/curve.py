@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.launch.training import LOSSES
-from harness.launch.training_files import read_losses
+from harness.launch.training_files import LOSSES, read_losses
 from harness.report.drawing import Picture, drawn, thinned, title
 from trainer.files import write_bytes
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from harness.analysis.choices import ChoicePass, choice_passes
 from harness.analysis.step_losses import StepLosses
-from harness.launch.training import EVALUATIONS, LOSSES
-from harness.launch.training_files import EvaluationRow, LossRow, read_evaluations, read_losses
+from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, LossRow, read_evaluations, read_losses
 from harness.report.run_curves import PlottedRun, Values, curve
 from harness.scenario.overrides import flatten
 from harness.study.store import StudyFolder

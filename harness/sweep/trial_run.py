@@ -122,7 +122,7 @@ def main(descriptor: int, parent: int) -> int:
 
 
 def _train(start: TrialStart, watching: Watching) -> Trained:
-    from harness.launch.training import train_arm
+    from harness.launch.train_arm import train_arm
     from harness.launch.training_progress import Goal
     from harness.scenario.model import Scenario
     from harness.scenario.plan import Arm, Plan
@@ -132,15 +132,14 @@ def _train(start: TrialStart, watching: Watching) -> Trained:
     scenario = Scenario(name=start["scenario"], question="", arms={start["arm"]: None})
     plan = Plan(scenario, (Arm(start["arm"], None, None, {}, config),), (), ())
     folder, goal = Path(start["folder"]), Goal(steps=start["steps"])
-    return train_arm(plan, goal, folder, True, start["command"], "", watching)
+    return train_arm(plan, goal, folder, True, start["command"], "", watch=watching)
 
 
 def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
     """What is said of a training that has ended, and kept beside it, so that a killed sweep finds it."""
     import json
 
-    from harness.launch.training import EVALUATIONS
-    from harness.launch.training_files import read_evaluations
+    from harness.launch.training_files import EVALUATIONS, read_evaluations
     from trainer.files import write_text
 
     status, error = trained.status, trained.error

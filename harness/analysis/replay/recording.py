@@ -110,10 +110,11 @@ class Recording:
     def all_readings(self) -> Mapping[str, Recording]:
         """The same, and one by which batches are received at once where nobody saw what that takes, and it is much."""
         assumed_ms = sum(cost.ms for cost in self.batches.assumed if cost.part == "receive")
-        if assumed_ms * self.batches_per_step <= NEGLIGIBLE * self.measured_ms:
-            return self.other_readings
-        at_once = replace(self.batches, receive=np.zeros(len(self.batches)))
-        return {**self.other_readings, AT_ONCE: replace(self, batches=at_once, other_classes={})}
+        found: dict[str, Recording] = dict(self.other_readings.items())
+        if assumed_ms * self.batches_per_step > NEGLIGIBLE * self.measured_ms:
+            at_once = replace(self.batches, receive=np.zeros(len(self.batches)))
+            found[AT_ONCE] = replace(self, batches=at_once, other_classes={})
+        return found
 
     @property
     def tokens_per_batch(self) -> float | None:

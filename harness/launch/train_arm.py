@@ -1,0 +1,126 @@
+"""Finds out what ``harness train`` is to train, refuses what cannot work, and trains it (harness.launch.training)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.launch.budget import Allowance
+from harness.launch.choose_workers import refuse_auto
+from harness.launch.preparation import check_devices, check_writable
+from harness.launch.study import only_one
+from harness.launch.training import Trained, Training, Watch
+from harness.launch.training_files import CHECKPOINTS
+from harness.launch.training_progress import Goal
+from harness.study.store import StudyFolder
+from trainer.config import CheckpointConfig, TrainerConfig
+from trainer.errors import InputError, cannot_write
+from trainer.files import expanded
+
+if TYPE_CHECKING:
+    from harness.launch.uploads import Uploader
+    from harness.scenario.plan import Arm, Plan
+
+
+def train_arm(
+    plan: Plan,
+    goal: Goal | None,
+    out: Path,
+    resume: bool,
+    command: Sequence[str],
+    source: str,
+    allowed: Callable[[TrainerConfig, Goal], Allowance | None] = lambda _config, _goal: None,
+    uploader: Uploader | None = None,
+    watch: Watch | None = None,
+) -> Trained:
+    """Train the one arm of ``plan`` in the folder ``out``. Raises InputError before anything ran where it cannot work.
+
+    ``goal``: None for the steps that the scenario says. ``allowed``: what it may take, asked before it begins; it stops
+    when that is spent. ``uploader``: begun with the training, and asked with each checkpoint. ``watch``: sees every
+    step, and may end the training.
+    """
+    arm = only_arm(plan)
+    config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
+    goal = goal or Goal(steps=config.steps)
+    config = _with_schedule(config, goal)
+    if config.compute.emulated is not None or config.compute.work == "none":
+        raise InputError(f"train: arm {arm.name} computes no model, so there is nothing to train")
+    if config.launch is not None and config.launch.slurm is not None:
+        raise InputError(
+            "train: launch.slurm: a training runs where it is started; call harness train ... --resume in a batch "
+            "script of your own, and give --set launch.slurm=null"
+        )
+    _check_begin(config, goal)
+    refuse_auto([config], "a training that may be resumed needs the same in all its parts")
+    if config.ranks > 1 and arm.config.checkpoint is None:
+        raise InputError(
+            f"train: arm {arm.name} has {config.ranks} ranks (launch), which have no common minutes; give "
+            "checkpoint.every_steps"
+        )
+    if config.ranks > 1 and goal.steps is None:
+        raise InputError(f"train: arm {arm.name} has {config.ranks} ranks (launch), which end together; give --steps")
+    check_devices({arm.name: config})
+    check_writable(out)
+    folder = StudyFolder(out)
+    if folder.study_json.exists() and not folder.read_study().is_training:
+        raise InputError(f"--out {out}: a study lies there, which is no training; give another folder")
+    begun = folder.study_json.exists() or (out / CHECKPOINTS).exists()
+    if begun and not resume:
+        raise InputError(f"--out {out}: a training lies there; go on with it (--resume), or give another folder")
+    if resume and not begun:  # one line of a batch script both begins it and goes on
+        print(f"--resume: no training lies in {out}, so it begins", file=sys.stderr)
+    allowance = allowed(config, goal)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(f"--out {out}", error, "give a folder that can be written") from error
+    if config.resume is not None and not (begun and resume):
+        from trainer.llmc_model import read_header
+
+        read_header(expanded(config.resume.llmc))  # before the data of the steps before it is made
+    with only_one(folder):
+        training = Training(arm, config, goal, folder, command, source, allowance, uploader, watch)
+        return training.run(resume, plan.scenario.name)
+
+
+def only_arm(plan: Plan) -> Arm:
+    """The one arm of ``plan``, controls aside; InputError where there are several."""
+    arms = [arm for arm in plan.arms if arm.control is None]
+    if len(arms) != 1:
+        names = ", ".join(arm.name for arm in arms)
+        raise InputError(f"train: one arm is trained, not {len(arms)}: give --arm; arms: {names}")
+    return arms[0]
+
+
+def _check_begin(config: TrainerConfig, goal: Goal) -> None:
+    """Raise InputError where nothing is left to train after the step that it begins with."""
+    if config.resume is not None and goal.steps is not None and goal.steps <= config.first_step:
+        raise InputError(
+            f"resume.step: {config.first_step:,}, and the training ends after {goal.steps:,} steps; allowed: more "
+            "steps in all (--steps), those before it included"
+        )
+
+
+def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
+    """``config`` with the learning-rate schedule as long as the training, where the scenario does not say."""
+    optimizer = config.optimizer
+    if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:
+        return config
+    steps = goal.steps
+    if goal.tokens is not None:
+        batch = config.data.batch_size * config.data.sequence_length * optimizer.accumulation
+        steps = -(-goal.tokens // batch)
+    if steps is not None and optimizer.lr_warmup_steps >= steps:
+        raise InputError(
+            f"optimizer.lr_warmup_steps: {optimizer.lr_warmup_steps} of a {optimizer.schedule} schedule of {steps} "
+            "steps, which are all of this training; allowed: fewer, or more steps"
+        )
+    if steps is None:
+        raise InputError(
+            "optimizer.schedule_steps: how many steps --epochs gives is not known, and a schedule "
+            f"({optimizer.schedule}) ends with them; give it, or --steps or --tokens"
+        )
+    scheduled = optimizer.model_copy(update={"schedule_steps": steps})
+    return config.model_copy(update={"optimizer": scheduled})
