@@ -42,9 +42,10 @@ class TokensOfATrial(Config):
 class DivergenceConfig(Config):
     """What ends a trial as diverged, besides a loss or gradient norm that is not finite."""
 
-    above_start: float | None = Field(0.02, ge=0, le=100)
-    """The mean loss of the last ``window`` steps is above that of the first step by more than this share of it (a rate
-    too low to learn anything stays at its start, a little above or below); null: only what is not finite ends one."""
+    above_start: float | None = Field(0.1, ge=0, le=100)
+    """The mean loss of the last ``window`` steps is above that of the first step by more than this share of it (losses
+    of small batches scatter by several per cent around a start that a low rate hardly leaves); null: only what is not
+    finite ends one."""
     window: int = Field(10, ge=1, le=100_000)
     """Steps."""
 
