@@ -17,9 +17,8 @@ from harness.analysis.losses import Losses, compare_losses, explained_by
 from harness.analysis.problems import RunFailure
 from harness.analysis.speeds import MEASURES, Rate, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
 from harness.analysis.statistics import (
-    DOUBT,
-    DOUBT_ALONE,
-    INDEPENDENT_TOGETHER,
+    INDEPENDENT,
+    INDEPENDENT_ALONE,
     Estimate,
     Likeness,
     from_blocks,
@@ -229,7 +228,7 @@ def _alike(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Lik
     pairs = [(arms[baseline], one) for one in plain if one is not arms[baseline]]
     own = [(arms.get(arm, {}), one) for (kind, arm), one in controls.by.items() if kind == "a-a" and one]
     found = [speed_logs(base, other, steps_per_s) or [] for base, other in (*pairs, *own)]
-    return likeness(found, INDEPENDENT_TOGETHER, DOUBT if own else DOUBT_ALONE)
+    return likeness(found, INDEPENDENT if own else INDEPENDENT_ALONE)
 
 
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls) -> Estimate | Absent:

@@ -42,11 +42,8 @@ INDEPENDENT = 0.7  # probability, before any block is seen, that blocks do not d
 # Lag-1 correlations of blocks that depend on one another, equally likely. Above them a study of 20 blocks holds fewer
 # than three independent values: no interval would help.
 CORRELATIONS = tuple(round(0.05 * k, 2) for k in range(1, 17))
-# The same of verdicts, for which all arms of a study speak together.
-INDEPENDENT_TOGETHER = 0.4
-# Blocks are held to be as alike as CORRELATIONS goes where they are more alike than ALIKE with this probability;
-# without an A/A control, whose blocks are alike as well and show what that makes of no change, with the smaller one.
-ALIKE, DOUBT, DOUBT_ALONE = 0.5, 0.3, 0.1
+# The same of verdicts without an A/A control: its blocks would be alike as well, and show what that makes of no change.
+INDEPENDENT_ALONE = 0.4
 _ROUNDING = 1e-12  # relative: values that differ by less are one value
 
 # Values of one arm: {block: {repetition: (amount, per)}}, such as tokens and seconds. A block's value is sum / sum.
@@ -161,12 +158,11 @@ def from_amounts(values: Sequence[float]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Likeness:
-    """How alike blocks that follow one another are: the probability of no correlation and of each of
-    :data:`CORRELATIONS`. ``doubt``: from which probability of more than :data:`ALIKE` on the most is taken for granted.
+    """How alike blocks that follow one another are: the probability of no correlation, and of each of
+    :data:`CORRELATIONS`.
     """
 
     probabilities: tuple[float, ...]
-    doubt: float = 1.0
 
     def widening(self, blocks: int) -> float:
         """How many times as wide an interval of so many blocks must be as one of independent ones; at least 1.
@@ -174,15 +170,13 @@ class Likeness:
         The standard error is the root of the mean variance. Each correlation widens the variance by its own exact
         factor, (1 + rho) / (1 - rho) for many blocks.
         """
-        factors = _variance_factors(blocks)
-        alike = sum(one for rho, one in zip(_RHO, self.probabilities, strict=True) if rho >= ALIKE)
-        return math.sqrt(float(factors[-1] if alike > self.doubt else factors @ np.array(self.probabilities)))
+        return math.sqrt(float(_variance_factors(blocks) @ np.array(self.probabilities)))
 
 
 _RHO = (0.0, *CORRELATIONS)
 
 
-def likeness(series: Sequence[Sequence[float]], independent: float | None = None, doubt: float = 1.0) -> Likeness:
+def likeness(series: Sequence[Sequence[float]], independent: float | None = None) -> Likeness:
     """What several ``series`` of blocks say together, each in order of the blocks.
 
     By the likelihood of a first-order autoregression, its mean and scale integrated out: that has the small-sample bias
@@ -194,7 +188,7 @@ def likeness(series: Sequence[Sequence[float]], independent: float | None = None
     known = [found for one in series if (found := _log_likelihood(np.asarray(one, dtype=np.float64))) is not None]
     total = np.sum(known, axis=0) if known else np.zeros(len(_RHO))
     posterior = prior * np.exp(total - total.max())
-    return Likeness(tuple((posterior / posterior.sum()).tolist()), doubt)
+    return Likeness(tuple((posterior / posterior.sum()).tolist()))
 
 
 def widening(in_time: NDArray[np.float64]) -> float:
