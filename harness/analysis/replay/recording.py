@@ -68,7 +68,7 @@ class Recording:
     asynchronous: bool  # work was recorded on a device that the host runs ahead of
     # The same steps by the other readings of what the device did while the host was still launching; empty where that
     # is next to nothing.
-    other_classes: Mapping[Reading, tuple[StepClass, ...]]
+    other_classes: Mapping[Reading, tuple[tuple[StepClass, ...], NDArray[np.int64]]]
     busy_not_known: tuple[str, ...]  # names of work of which it is not known how long the device works for it
     behind_full_queue: frozenset[str]  # names of work that may have waited for a place in a queue that tells nobody
     device_not_recorded: bool  # the host runs ahead of its device, but what the device did was not recorded
@@ -104,7 +104,10 @@ class Recording:
     @cached_property
     def other_readings(self) -> Mapping[Reading, Recording]:
         """The recording by each reading of its device's work but the likely one, which is the recording itself."""
-        return {name: replace(self, classes=one, other_classes={}) for name, one in self.other_classes.items()}
+        return {
+            name: replace(self, classes=found, step_class=of_steps, other_classes={})
+            for name, (found, of_steps) in self.other_classes.items()
+        }
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
@@ -207,7 +210,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     steps = list(zip(starts.tolist(), ends.tolist(), strict=True))
     step_classes, step_class = classes(steps, phases, launches, syncs)
     others = {
-        reading: classes(steps, phases, _launches(spans_of(run).names, work, reading), syncs)[0]
+        reading: classes(steps, phases, _launches(spans_of(run).names, work, reading), syncs)
         for reading in _other_readings(work, int((ends - starts).sum()))
     }
     asynchronous = bool(launches)

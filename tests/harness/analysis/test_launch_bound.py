@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -27,11 +29,13 @@ from harness.report.sentences import either_way
 from harness.report.why import _device_table, launch_bound_lines
 from harness.study.contract import SPAN_COLUMNS, arrow_schema
 from harness.study.records import ArmRecord, StudyRecord
+from harness.study.store import StudyFolder
 from tests.cuda_stream import LAUNCH_BOUND, Declared, Recorded, record
 from tests.examples import examples
 from tests.harness.analysis.by_hand import span
 
 MS = 1_000_000
+H200 = Path(__file__).parents[3] / "results" / "reference" / "h200-8b"
 NO_DATA = [f"{stage}=0" for stage in ("read", "tokenize", "pack", "transfer")]
 
 
@@ -250,7 +254,22 @@ def test_blocks_with_different_likely_readings_are_held_by_the_same_one() -> Non
     assert len(alone) == 3  # likely, waiting, working
     for reading, name in zip(alone[1:], ("waiting", "working"), strict=True):
         for one, likely in zip(reading, alone[0], strict=True):
-            assert one.classes is likely.other_classes.get(name, likely.classes)
+            classes, step_class = likely.other_classes.get(name, (likely.classes, likely.step_class))
+            assert one.classes is classes
+            assert one.step_class is step_class
+
+
+def test_each_reading_of_a_real_device_has_classes_of_its_own_for_the_steps() -> None:
+    """Of an H200 whose host blocks at times: which steps are alike depends on the reading; one index served them all."""
+    run = next(run for run in StudyFolder(H200).runs() if run.record.control is None)
+    readings = Replays([run])._by_reading
+    assert len(readings) > 2
+    for reading in readings:
+        for one in reading:
+            recording = one.recording
+            assert set(recording.step_class.tolist()) == set(range(len(recording.classes)))
+            for number, found in enumerate(recording.classes):
+                assert np.flatnonzero(recording.step_class == number).tolist() == found.steps.tolist()
 
 
 PHASE_KERNELS = st.tuples(
