@@ -260,7 +260,7 @@ def test_blocks_with_different_likely_readings_are_held_by_the_same_one() -> Non
 
 
 def test_each_reading_of_a_real_device_has_classes_of_its_own_for_the_steps() -> None:
-    """Of an H200 whose host blocks at times: which steps are alike depends on the reading; one index served them all."""
+    """Of an H200 whose host blocks at times: which steps are alike depends on the reading."""
     run = next(run for run in StudyFolder(H200).runs() if run.record.control is None)
     readings = Replays([run])._by_reading
     assert len(readings) > 2
