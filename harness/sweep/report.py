@@ -33,7 +33,7 @@ def write_report(folder: SweepFolder) -> list[str]:
     """Write summary.md, summary.json and the picture from what the folder holds; the lines that say what was found."""
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
-    trials = TrialJournal(folder.path).trials()
+    trials = [folder.as_it_stands(one) for one in TrialJournal(folder.path).trials()]
     found = findings(trials, projection_of(settings.strategy, _recorded_space(record, settings, config)))
     spent = spent_by(trials, record.price_usd_per_hour, record.lost_s)
     lines = sentences.conclusion(record, settings, found, trials)

@@ -27,7 +27,7 @@ from harness.sweep.milestones import is_behind, milestones
 from harness.sweep.model import SweepConfig
 from harness.sweep.progress import SweepProgress
 from harness.sweep.space import TrialConfigs
-from harness.sweep.store import PILOT, Pilot, SweepFolder, SweepRecord, SweepStatus
+from harness.sweep.store import PILOT, Pilot, SweepFolder, SweepRecord, SweepStatus, Taken
 from harness.sweep.trial_process import Order, TrialFailed, TrialLate, TrialServer
 from harness.sweep.trials import Trial, TrialPlan
 from trainer.config import TrainerConfig
@@ -100,6 +100,8 @@ def resume_sweep(path: Path, command: Sequence[str], budget: SweepConfig | None 
     settings, config = recorded_sweep(record, folder)
     if budget is not None:
         settings = settings.model_copy(update={"budget": budget.budget, "limits": budget.limits})
+    if settings.budget.usd is not None and record.price_usd_per_hour is None:
+        raise InputError("budget.usd: this sweep was begun without a price; give a budget of hours or tokens")
     loaded = LoadedSweep(settings, record.arm, config)
     configs = configs_of(loaded)
     check_devices({record.arm: configs.base})
@@ -223,7 +225,8 @@ class SweepRun:
 
     def _train(self, trial: Trial) -> Trial:
         folder, number, plan = self._folder.trial(trial.number), trial.number, trial.plan
-        before_s = self._folder.spent_s(number)
+        before = self._folder.taken(number)
+        before_s, steps, tokens = before.seconds, before.steps, before.tokens
         if (left := self._folder.result(number)) is not None:  # it had ended when the sweep was killed
             return self._ended(trial, left, before_s)
         self._behind, over = False, False
@@ -242,26 +245,29 @@ class SweepRun:
             return "stop" if self._behind else "step"
 
         def going_on(event: TrialEvent) -> bool:
-            nonlocal noted_s, over
-            now_s = time.monotonic()
+            nonlocal noted_s, over, steps, tokens
+            now_s, steps, tokens = time.monotonic(), event["steps"], event["tokens"]
             if now_s - noted_s >= NOTED_EVERY_S:
                 noted_s = now_s
-                self._folder.note_spent(number, before_s + now_s - begun_s)
+                self._folder.note_taken(number, Taken(before_s + now_s - begun_s, steps, tokens))
             self._progress.step(trial, event["steps"], event["loss"])
             over = self._limit_s is not None and others_s + before_s + now_s - begun_s > self._limit_s
             return not over
 
+        if self._limit_s is not None and others_s + before_s >= self._limit_s:
+            raise BudgetOver(messages.nothing_left(trial, self._limit_s))
         self._progress.begin(trial)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             start = self._start(plan, folder, plan.steps, milestones(plan.steps))
             event = self._server.train(start, folder / "log.txt", before_s, decide, going_on)
         except TrialLate:
-            return replace(self._trials[number], status="late", seconds=before_s + time.monotonic() - begun_s)
+            seconds = before_s + time.monotonic() - begun_s
+            return replace(self._trials[number], status="late", seconds=seconds, steps=steps, tokens=tokens)
         except TrialFailed as failed:
             raise TrialFailed(f"trial {number} (learning rate {plan.learning_rate:.4g}): {failed}") from failed
         finally:
-            self._folder.note_spent(number, before_s + time.monotonic() - begun_s)
+            self._folder.note_taken(number, Taken(before_s + time.monotonic() - begun_s, steps, tokens))
         if over and event.get("status") == "interrupted":
             assert self._limit_s is not None
             raise BudgetOver(messages.stopped_within(trial, event["steps"], self._limit_s))
@@ -323,8 +329,23 @@ class SweepRun:
         self._progress.measuring(count)
         mildest = replace(plan, learning_rate=self._space.low, steps=steps)  # the rate that diverges last
         start = self._start(mildest, folder, count, [])
-        event = self._server.train(start, folder / "log.txt", 0.0, lambda _: "step")
+        may_s = math.inf if self._limit_s is None else self._limit_s - self._record.lost_s
+
+        def going_on(_: TrialEvent) -> bool:
+            return time.monotonic() - begun_s <= may_s
+
+        try:
+            event = self._server.train(start, folder / "log.txt", 0.0, lambda _: "step", going_on)
+        except TrialLate as late:
+            raise TrialFailed(
+                f"the {count} steps that say what a trial takes took longer than a trial may (limits.trial_hours)"
+            ) from late
         seconds = time.monotonic() - begun_s
+        if event.get("status") == "interrupted":
+            self._record = self._folder.update(self._record, lost_s=self._record.lost_s + seconds)
+            if seconds > may_s:
+                raise BudgetOver(messages.spent_on_the_pilot(seconds, count))
+            raise TrialFailed("the training that says what a trial takes was asked to end by a signal")
         if event.get("status") == "failed":
             self._ended(Trial(0, plan), event, seconds)
         table = next(folder.glob("runs/*/*/steps.parquet"), None)
