@@ -261,6 +261,7 @@ class SweepRun:
         try:
             start = self._start(plan, folder, plan.steps, milestones(plan.steps))
             event = self._server.train(start, folder / "log.txt", before_s, decide, going_on)
+            steps, tokens = max(steps, _whole(event, "steps")), max(tokens, _whole(event, "tokens"))
         except TrialLate:
             seconds = before_s + time.monotonic() - begun_s
             return replace(self._trials[number], status="late", seconds=seconds, steps=steps, tokens=tokens)
@@ -287,7 +288,7 @@ class SweepRun:
         status, loss, error = event.get("status"), event.get("validation_loss"), event.get("error")
         found = replace(
             trial, steps=_whole(event, "steps"), tokens=_whole(event, "tokens"), seconds=seconds,
-            training_loss=_number(event.get("loss")),
+            training_loss=_number(event.get("loss")), hellaswag=_number(event.get("right")),
         )  # fmt: skip
         if status == "failed":
             if event.get("wrong_input"):
@@ -304,32 +305,37 @@ class SweepRun:
     def _check_budget(self, plan: TrialPlan) -> None:
         """Raise BudgetOver where what is left is too little for that trial; before the first, InputError."""
         budget, price = self._settings.budget, self._record.price_usd_per_hour
-        if (budget.hours is not None or budget.usd is not None) and self._record.pilot is None:
-            self._measure(plan)
+        longest = replace(plan, steps=self._longest(plan))
+        if (budget.hours is not None or budget.usd is not None) and plan.kind not in self._record.pilots:
+            self._measure(longest)
         tokens = self._configs.step_tokens(self._configs.of(plan))
         spent = spent_by(self._trials, price, self._record.lost_s)
-        pilot = self._record.pilot
-        if not self._trials and pilot is not None:
-            steps = max(stage.steps for stage in self._settings.strategy.stages(self._space))
-            longest = replace(plan, steps=steps)
-            if (short := shortage(budget, longest, tokens, spent_by((), price), pilot, price)) is not None:
-                raise InputError(messages.smaller_than_a_trial(short, longest, tokens, pilot, price))
+        pilot = self._record.pilots.get(plan.kind)
+        first = not self._trials and pilot is not None
+        if first and (short := shortage(budget, longest, tokens, spent_by((), price), pilot, price)) is not None:
+            raise InputError(messages.smaller_than_a_trial(short, longest, tokens, pilot, price))
         if (short := shortage(budget, plan, tokens, spent, pilot, price)) is not None:
             raise BudgetOver(messages.too_little_left(short, plan))
 
+    def _longest(self, plan: TrialPlan) -> int:
+        """Steps of the longest trials that differ from ``plan`` in rate, steps and seed alone."""
+        stages = self._settings.strategy.stages(self._space)
+        same = [one for one in stages if not plan.overrides or one.of.split(",")[0] == plan.group]
+        return max((stage.steps for stage in same), default=plan.steps)
+
     def _measure(self, plan: TrialPlan) -> None:
-        """Train a few steps of the first trial's configuration, which is no trial, to know what a step takes."""
+        """Train a few steps of a trial's configuration, which is no trial, to know what a step takes."""
         from pyarrow.parquet import read_table
 
         folder = self._folder.path / PILOT
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        steps = max(stage.steps for stage in self._settings.strategy.stages(self._space))
-        count, begun_s = min(PILOT_STEPS, steps), time.monotonic()
+        count, begun_s = min(PILOT_STEPS, plan.steps), time.monotonic()
         self._progress.measuring(count)
-        mildest = replace(plan, learning_rate=self._space.low, steps=steps)  # the rate that diverges last
+        mildest = replace(plan, learning_rate=self._space.low)  # the rate that diverges last
         start = self._start(mildest, folder, count, [])
-        may_s = math.inf if self._limit_s is None else self._limit_s - self._record.lost_s
+        before_s = spent_by(self._trials, None, self._record.lost_s).seconds
+        may_s = math.inf if self._limit_s is None else self._limit_s - before_s
 
         def going_on(_: TrialEvent) -> bool:
             return time.monotonic() - begun_s <= may_s
@@ -355,7 +361,8 @@ class SweepRun:
             raise TrialFailed(f"what a step takes could not be measured; see {folder}")
         step_s = median(walls[PILOT_SKIPPED:] or walls)
         pilot = Pilot(max(0.0, seconds - sum(walls)), step_s)
-        self._record = replace(self._record, pilot=pilot, lost_s=self._record.lost_s + seconds)
+        pilots = {**self._record.pilots, plan.kind: pilot}
+        self._record = replace(self._record, pilots=pilots, lost_s=self._record.lost_s + seconds)
         self._folder.write(self._record)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -129,6 +129,14 @@ def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
     return lines
 
 
+def of_questions() -> str:
+    """What the column of multiple choice holds."""
+    return (
+        "Multiple choice (HellaSwag, where that is the file): the share answered right by the likelihood of an ending "
+        "over its characters, or over its tokens where the questions have no text."
+    )
+
+
 def of_time() -> str:
     """What the seconds hold."""
     return (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -32,7 +32,7 @@ CHECKPOINTS, SPENT, PILOT = "checkpoints", "spent.json", "pilot"
 
 @dataclass(frozen=True)
 class Pilot:
-    """What a few steps before the first trial took, for the arithmetic of a budget of time."""
+    """What a few steps before the first trial of a kind took, for the arithmetic of a budget of time."""
 
     start_s: float
     """All of a short training but its steps: its start, its pass over held-out data, its end."""
@@ -72,9 +72,10 @@ class SweepRecord:
     environment: JsonObject
     ended_utc: str | None = None
     error: str | None = None
-    pilot: Pilot | None = None
+    pilots: dict[str, Pilot] = field(default_factory=dict)
+    """By what the trials differ in besides rate, steps and seed (:meth:`TrialPlan.kind`): a larger model is slower."""
     lost_s: float = 0.0
-    """Spent on the pilot, which is no trial."""
+    """Spent on the pilots, which are no trials."""
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,10 @@ def test_shorter_trials_carry_a_hypothesis(tmp_path: Path) -> None:
 
 def test_money_and_budgets_are_in_the_table_of_what_was_spent(tmp_path: Path) -> None:
     sets = ["price_usd_per_hour=1.5", "budget={usd: 20, hours: 6}"]
-    _, page = written(tmp_path, [done(rate, 8e-3) for rate in grid(1e-4, 1e-1, 8)], sets, price_usd_per_hour=1.5)
+    trials = [replace(done(rate, 8e-3), hellaswag=0.2512) for rate in grid(1e-4, 1e-1, 8)]
+    _, page = written(tmp_path, trials, sets, price_usd_per_hour=1.5)
+    assert "| 0.2512 |" in page
+    assert "the share answered right by the likelihood of an ending" in page
     assert "| USD | 0.10 | 20.00 |" in page  # 8 x 30 s at 1.50 USD an hour
     assert "| time | 4.00 min | 6.00 h |" in page
     assert "| 0.0125 |" in page
