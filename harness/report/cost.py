@@ -94,7 +94,8 @@ def arithmetic(arm: ArmCost) -> str:
     work, parts = arm.work, []
     first = min(work.starts, work.steps)
     if work.steps > first:
-        parts.append(f"{work.steps - first:,} steps x {ms(arm.step.likely * 1e3)}")
+        noun = "step" if work.steps - first == 1 else "steps"
+        parts.append(f"{work.steps - first:,} {noun} x {ms(arm.step.likely * 1e3)}")
     parts.append(f"{'step 0' if first == 1 else f'{first:,} first steps'} {duration(arm.first_step_s * first)}")
     parts.append(f"start-up {duration(arm.startup.likely)}")
     for number_of, over, took in (

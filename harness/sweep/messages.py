@@ -102,8 +102,8 @@ def plan_lines(
     steps = sum(stage.trials * stage.steps for stage in stages)
     number_of = sum(stage.trials for stage in stages)
     lines.append(
-        f"{most}{count(number_of, 'trial')}, {steps:,} steps, {steps * step_tokens:,} tokens; trials that diverge or "
-        "fall behind end earlier"
+        f"{most}{number_of:,} trial{'' if number_of == 1 else 's'}, {steps:,} steps, {steps * step_tokens:,} tokens; "
+        "trials that diverge or fall behind end earlier"
     )
     return lines
 

@@ -171,7 +171,8 @@ def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -
             "rate is a hypothesis that this sweep does not test."
         )
     if len(settings.seeds) == 1:
-        text += " Each rate had one seed: what another seed would change is not in the interval."
+        where = "in the interval" if found.chosen.ci_low is not None or found.chosen.ci_high is not None else "known"
+        text += f" Each rate had one seed: what another seed would change is not {where}."
     return text
 
 
