@@ -183,7 +183,7 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
     saved_s = [(one or 0) / 1e9 for one in table["checkpoint_ns"].to_pylist()]
     checkpoint = next((step for step, seconds in enumerate(saved_s) if seconds > 0), None)
     end_ns = table["start_ns"][-1].as_py() + table["wall_ns"][-1].as_py()
-    passes = [] if run.evaluations is None else run.evaluations.select(["start_ns", "end_ns", "questions"]).to_pylist()
+    passes = [] if run.evaluations is None else run.evaluations.to_pylist()
     at_end_s = sum((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one["start_ns"] >= end_ns)
     facts = record.facts
     asynchronous = config.ranks == 1 and config.checkpoint is not None and config.checkpoint.asynchronous
@@ -197,8 +197,8 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
         unsettled=_warmup_steps(config),
         startup_s=max(0.0, (record.startup_ns or 0) / 1e9 - import_s),
         ending_s=max(0.0, (record.ending_ns or 0) / 1e9 - at_end_s - left_s),
-        passes_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one["questions"] is None),
-        answers_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one["questions"] is not None),
+        passes_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one.get("questions") is None),
+        answers_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one.get("questions") is not None),
         checkpoint=checkpoint,
         saving_s=0.0 if checkpoint is None else saved_s[checkpoint],
         writing_s=writing_s,

@@ -70,14 +70,8 @@ def test_the_prediction_follows_from_the_steps_that_were_measured(tmp_path: Path
     """Each figure is what the tables of the small study say, multiplied."""
     asked = tmp_path / "asked.jsonl"
     asked.write_text(json.dumps({"ctx": "He", "endings": ["sat", "ran", "ate", "slept"], "label": 0}) + "\n")
-    words = [
-        "--steps",
-        "1000",
-        "--price",
-        "3600",
-        "--set",
-        f"evaluation.multiple_choice={{path: {asked}, every_steps: 9}}",
-    ]
+    questions = f"evaluation.multiple_choice={{path: {asked}, every_steps: 9}}"
+    words = ["--steps", "1000", "--price", "3600", "--set", questions]
     done = harness("cost", scenario, *words, "--out", str(tmp_path / "cost"), "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
