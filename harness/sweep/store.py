@@ -137,7 +137,7 @@ class SweepFolder:
 
     def taken(self, number: int) -> Taken:
         """What a trial has taken in its parts until now, as far as that was noted."""
-        with suppress(OSError, ValueError, TypeError):
+        with suppress(OSError, ValueError, TypeError, AttributeError):
             return made_of(Taken, read_json(self.trial(number) / SPENT))
         return Taken()
 
