@@ -73,6 +73,7 @@ class ArmMeasurement:
     startup_s: float  # from when its imports were done until step 0 begins
     ending_s: float  # from the last step until the process has ended, without what ``passes_s`` and saving took of it
     passes_s: tuple[float, ...] = ()
+    answers_s: tuple[float, ...] = ()  # passes over multiple-choice questions
     checkpoint: int | None = None
     saving_s: float = 0.0  # within that step
     writing_s: float = 0.0  # until it was on the disk: of an asynchronous one after that step
@@ -115,6 +116,11 @@ class ArmMeasurement:
         """
         return _last_and_slowest(self.passes_s)
 
+    @property
+    def answering_pass(self) -> Spread:
+        """The same of a pass over multiple-choice questions."""
+        return _last_and_slowest(self.answers_s)
+
     def one_checkpoint(self, every_s: float | None) -> Spread:
         """What a checkpoint within the training costs the steps, where the next is due ``every_s`` later.
 
@@ -153,8 +159,9 @@ class ArmWork:
     """What is to be done with an arm: ``starts`` processes, one after the other, that take ``steps`` steps in all.
 
     ``imports`` and ``launches``: how often the libraries are imported and the command is started; runs of a study's
-    block share both. ``passes``: over held-out data. Checkpoints are due every so many steps or seconds within a
-    process; ``last_checkpoint``: and one at its end. ``other_s``: what else it takes, in all.
+    block share both. ``passes``: over held-out data; ``answers``: over multiple-choice questions. Checkpoints are due
+    every so many steps or seconds within a process; ``last_checkpoint``: and one at its end. ``other_s``: what else it
+    takes, in all.
     """
 
     steps: int
@@ -162,6 +169,7 @@ class ArmWork:
     imports: int = 1
     launches: int = 1
     passes: int = 0
+    answers: int = 0
     checkpoint_every_steps: int | None = None
     checkpoint_every_s: float | None = None
     last_checkpoint: bool = False
@@ -174,14 +182,15 @@ def training_work(
     """A training of ``steps`` steps: a pass at its end in any case where it evaluates, and a last checkpoint."""
     return ArmWork(
         steps,
-        passes=_passes(steps, evaluate_every) if evaluates else 0,
+        passes=passes_within(steps, evaluate_every) if evaluates else 0,
         checkpoint_every_steps=save_every,
         checkpoint_every_s=save_every_s,
         last_checkpoint=True,
     )
 
 
-def _passes(steps: int, every: int | None) -> int:
+def passes_within(steps: int, every: int | None) -> int:
+    """So many passes does a training make that has one every so many steps, and one at its end in any case."""
     return 1 if every is None else -(-steps // every)
 
 
@@ -197,6 +206,7 @@ class ArmCost:
     startup: Spread
     steps: Spread
     evaluation: Spread
+    answering: Spread
     checkpoints: int
     saving: Spread  # of all of them
     ending: Spread
@@ -204,7 +214,7 @@ class ArmCost:
     @property
     def total(self) -> Spread:
         """All parts together."""
-        found = self.startup + self.steps + self.evaluation + self.saving + self.ending
+        found = self.startup + self.steps + self.evaluation + self.answering + self.saving + self.ending
         return found + exactly(self.work.other_s)
 
     @property
@@ -219,6 +229,7 @@ def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
     first = min(work.starts, work.steps)
     steps = exactly(first_s).times(first) + step.times(work.steps - first)
     evaluation = measured.evaluation_pass.times(work.passes)
+    answering = measured.answering_pass.times(work.answers)
     startup = exactly(
         measured.startup_s * work.starts + measured.import_s * work.imports + measured.launcher_s * work.launches
     )
@@ -228,15 +239,16 @@ def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
         every_s = work.checkpoint_every_steps * step.likely
         within = (work.steps - work.last_checkpoint) // work.checkpoint_every_steps  # one at the end is the last one
     else:
-        within = 0 if every_s is None else int((steps + evaluation).likely // every_s)
+        within = 0 if every_s is None else int((steps + evaluation + answering).likely // every_s)
     saving = measured.one_checkpoint(every_s).times(within)
     if work.last_checkpoint:
         saving += measured.last_checkpoint.times(work.starts)
     count = within + (work.starts if work.last_checkpoint else 0)
     count = 0 if measured.checkpoint is None else count
     return ArmCost(
-        measured.arm, work, step, measured.mean_step_s, first_s, startup, steps, evaluation, count, saving, ending
-    )
+        measured.arm, work, step, measured.mean_step_s, first_s, startup, steps, evaluation, answering, count, saving,
+        ending,
+    )  # fmt: skip
 
 
 def cost_of_trials(measured: ArmMeasurement, trials: int, work: ArmWork) -> Spread:

@@ -72,6 +72,7 @@ def resumed_allowance(folder: Path, text: str | None) -> Allowance | None:
             )
         return None
     limit = before.limit if text is None else read_limit(text)
+    _refuse_unpriced(limit, before, "--budget")
     study = StudyFolder(folder)
     names = [(name, block) for block, order in enumerate(study.read_study().order) for name in order]
     done = sum(study.is_done(name, block) for name, block in names) / max(1, len(names))
@@ -89,7 +90,7 @@ def training_allowance(
     """
 
     def allowed(config: TrainerConfig, goal: Goal) -> Allowance | None:
-        from harness.launch.budget import Allowance, limit_of, read_cost
+        from harness.launch.budget import Allowance, limit_of, prices_of, read_cost
         from harness.launch.costing import steps_of, works_of
         from harness.launch.training_files import CHECKPOINTS
         from trainer import checkpoint_folder
@@ -104,7 +105,10 @@ def training_allowance(
             predicted = _predicted(plan, "training", limit, out, command, source, steps, used_s, False)
             predicted = replace(predicted, spent_s=_spent_s(out))
         else:
-            predicted = replace(before, limit=limit, work=works_of(plan, "training", steps), standing="unfinished")
+            prices = prices_of(before.measured, scenario_usd=plan.scenario.price_usd_per_hour)
+            work = works_of(plan, "training", steps)
+            predicted = replace(before, limit=limit, work=work, prices=prices, standing="unfinished")
+            _refuse_unpriced(limit, predicted)
         trained = next(
             (int(path.name.removeprefix("step-")) for path in checkpoint_folder.written(out / CHECKPOINTS)), 0
         )
@@ -174,11 +178,23 @@ def _predicted(
         remove(place)
     prices = prices_of(measured, scenario_usd=scenario.price_usd_per_hour)
     found = PredictedCost(of, scenario.name, measured, works_of(plan, of, steps), prices, limit)
-    if limit.usd is not None and found.per_hour_usd is None:
+    _refuse_unpriced(limit, found)
+    return found
+
+
+def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: str | None = None) -> None:
+    """Raise InputError where dollars limit what has no price: nothing would hold it to them.
+
+    ``option``: that said so, of a study that goes on, whose price cannot be given any more.
+    """
+    if limit is not None and limit.usd is not None and found.per_hour_usd is None:
+        if option is not None:
+            raise InputError(
+                f"{option}: an amount, and no price was known when it began; allowed: a time (6h), or none"
+            )
         raise InputError(
             "budget.usd: no price is known for what the arms run on; give price_usd_per_hour, or budget.hours"
         )
-    return found
 
 
 def _check(predicted: PredictedCost, done: float = 0.0) -> None:

@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.analysis.cost import AFTER, STEPS, WORST_OF, ArmMeasurement, ArmWork, Undertaking, training_work
+from harness.analysis.cost import (
+    AFTER,
+    STEPS,
+    WORST_OF,
+    ArmMeasurement,
+    ArmWork,
+    Undertaking,
+    passes_within,
+    training_work,
+)
 from harness.launch.block import plan_repetitions
 from harness.launch.budget import Deadline
 from harness.launch.child import EVALUATED
@@ -22,7 +31,7 @@ from harness.launch.study import run_study
 from harness.scenario.model import ProbesConfig
 from harness.study.contract import PROFILED
 from harness.study.store import StudyFolder
-from trainer.config import CheckpointConfig, TrainerConfig
+from trainer.config import CheckpointConfig, EvaluationConfig, TrainerConfig
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -129,6 +138,10 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
     evaluation = config.evaluation
     if evaluation is not None and evaluation.every_steps is not None:
         evaluation = evaluation.model_copy(update={"every_steps": plain})
+    if evaluation is not None and (questions := evaluation.multiple_choice) is not None:
+        if questions.every_steps is not None:
+            questions = questions.model_copy(update={"every_steps": plain})
+        evaluation = evaluation.model_copy(update={"multiple_choice": questions})
     warmup = 1 if config.data.chooses_workers else _warmup_steps(config)
     return config.model_copy(
         update={
@@ -170,7 +183,7 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
     saved_s = [(one or 0) / 1e9 for one in table["checkpoint_ns"].to_pylist()]
     checkpoint = next((step for step, seconds in enumerate(saved_s) if seconds > 0), None)
     end_ns = table["start_ns"][-1].as_py() + table["wall_ns"][-1].as_py()
-    passes = [] if run.evaluations is None else run.evaluations.select(["start_ns", "end_ns"]).to_pylist()
+    passes = [] if run.evaluations is None else run.evaluations.to_pylist()
     at_end_s = sum((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one["start_ns"] >= end_ns)
     facts = record.facts
     asynchronous = config.ranks == 1 and config.checkpoint is not None and config.checkpoint.asynchronous
@@ -184,7 +197,8 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
         unsettled=_warmup_steps(config),
         startup_s=max(0.0, (record.startup_ns or 0) / 1e9 - import_s),
         ending_s=max(0.0, (record.ending_ns or 0) / 1e9 - at_end_s - left_s),
-        passes_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes),
+        passes_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one.get("questions") is None),
+        answers_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one.get("questions") is not None),
         checkpoint=checkpoint,
         saving_s=0.0 if checkpoint is None else saved_s[checkpoint],
         writing_s=writing_s,
@@ -212,7 +226,15 @@ def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
         checkpoint.every_steps,
         every_s,
     )
+    work = replace(work, answers=_answers(config.evaluation, steps))
     return work if saves else replace(work, checkpoint_every_steps=None, checkpoint_every_s=None, last_checkpoint=False)
+
+
+def _answers(evaluation: EvaluationConfig | None, steps: int) -> int:
+    """Passes over multiple-choice questions."""
+    if evaluation is None or evaluation.multiple_choice is None:
+        return 0
+    return passes_within(steps, evaluation.multiple_choice.every_steps)
 
 
 def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
@@ -247,6 +269,7 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
                 imports=blocks if not found else 0,
                 launches=0,
                 passes=work.passes * blocks,
+                answers=_answers(evaluation, steps) * blocks,
                 last_checkpoint=False,
                 other_s=2 * plan.scenario.probes.py_spy.seconds if profiled and plan.scenario.probes.py_spy else 0.0,
             )

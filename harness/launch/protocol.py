@@ -235,6 +235,7 @@ class TrialEvent(TypedDict):
     status: NotRequired[Literal["done", "interrupted", "failed", "diverged"]]
     validation_loss: NotRequired[float | None]
     error: NotRequired[str | None]
+    right: NotRequired[float | None]  # share of the multiple-choice questions, after the last step
     wrong_input: NotRequired[bool]  # "error" is what the user wrote, so no other trial can work either
 
 

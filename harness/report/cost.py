@@ -94,12 +94,17 @@ def arithmetic(arm: ArmCost) -> str:
     work, parts = arm.work, []
     first = min(work.starts, work.steps)
     if work.steps > first:
-        parts.append(f"{work.steps - first:,} steps x {ms(arm.step.likely * 1e3)}")
+        noun = "step" if work.steps - first == 1 else "steps"
+        parts.append(f"{work.steps - first:,} {noun} x {ms(arm.step.likely * 1e3)}")
     parts.append(f"{'step 0' if first == 1 else f'{first:,} first steps'} {duration(arm.first_step_s * first)}")
     parts.append(f"start-up {duration(arm.startup.likely)}")
-    if work.passes:
-        noun = "pass" if work.passes == 1 else "passes"
-        parts.append(f"{work.passes:,} {noun} over held-out data {duration(arm.evaluation.likely)}")
+    for number_of, over, took in (
+        (work.passes, "held-out data", arm.evaluation),
+        (work.answers, "questions", arm.answering),
+    ):
+        if number_of:
+            noun = "pass" if number_of == 1 else "passes"
+            parts.append(f"{number_of:,} {noun} over {over} {duration(took.likely)}")
     if arm.checkpoints:
         parts.append(f"{count(arm.checkpoints, 'checkpoint')} {duration(arm.saving.likely)}")
     parts.append(f"ending {duration(arm.ending.likely)}")
@@ -263,6 +268,7 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
                     "steps": one.steps.likely,
                     "startup": one.startup.likely,
                     "passes": one.evaluation.likely,
+                    "answers": one.answering.likely,
                     "checkpoints": one.saving.likely,
                     "ending": one.ending.likely,
                 },

@@ -35,11 +35,19 @@ class RateCurve:
         """Rate and loss of the trial with the lowest loss."""
         return min(self.points, key=lambda point: point[1], default=None)
 
+    @property
+    def lowest_mean(self) -> float | None:
+        """The rate with the lowest mean loss over its seeds."""
+        losses: dict[float, list[float]] = {}
+        for rate, loss in self.points:
+            losses.setdefault(rate, []).append(loss)
+        return min(losses, key=lambda rate: math.fsum(losses[rate]) / len(losses[rate]), default=None)
+
 
 @dataclass(frozen=True)
 class ChosenRate:
     """The rate that a curve says is best. ``by``: fit: its minimum; bound: the end of the range that was hit; lowest:
-    the trial with the lowest loss, where no minimum could be fitted. projection: what the optima of several sizes say
+    that with the lowest (mean) loss, where no minimum could be fitted. projection: what the optima of several sizes say
     of another size; transfer: the optimum of another width, under mup.
     """
 
@@ -85,9 +93,7 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
     own = [one for one in trials if (one.plan.group, one.plan.steps) == (group, steps) and one.plan.role == "curve"]
     points = tuple((one.plan.learning_rate, one.score) for one in own if math.isfinite(one.score))
     # A rate at which a shorter trial of the same model diverged would diverge here, too.
-    diverged = tuple(one.plan.learning_rate for one in own if one.status == "diverged") + tuple(
-        one.plan.learning_rate for one in trials if one.plan.role == "probe" and one.status == "diverged" and not group
-    )
+    diverged = tuple(one.plan.learning_rate for one in trials if one.status == "diverged" and _says(one, group, steps))
     behind = tuple(one.plan.learning_rate for one in own if one.status == "behind")
     # Of a rate that ended early only that much is known: it is not the best. So it bounds the optimum from above.
     worse = [*diverged, *behind]
@@ -100,6 +106,12 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
     return RateCurve(group, steps, points, diverged, behind, optimum)
 
 
+def _says(one: Trial, group: str, steps: int) -> bool:
+    """Whether a trial that diverged says so of a curve: it is of that model, and no longer than its trials."""
+    probes = one.plan.role == "probe" and not group
+    return probes or (one.plan.role == "curve" and one.plan.group == group and one.plan.steps <= steps)
+
+
 def _projected(found: Projection) -> ChosenRate | None:
     if isinstance(one := found.prediction, Extrapolation):
         return ChosenRate(one.learning_rate, "projection", one.ci_low, one.ci_high, None)
@@ -110,11 +122,11 @@ def _projected(found: Projection) -> ChosenRate | None:
 
 
 def _chosen(curve: RateCurve) -> ChosenRate | None:
-    lowest, optimum = curve.lowest, curve.optimum
+    lowest, optimum = curve.lowest_mean, curve.optimum
     if lowest is None:
         return None
     if isinstance(optimum, NoOptimum):
         by: ChosenBy = "lowest" if optimum.at_edge is None else "bound"
-        return ChosenRate(lowest[0], by, None, None, optimum.at_edge)
+        return ChosenRate(lowest, by, None, None, optimum.at_edge)
     by = "fit" if optimum.at_edge is None else "bound"
     return ChosenRate(optimum.learning_rate, by, optimum.ci_low, optimum.ci_high, optimum.at_edge)

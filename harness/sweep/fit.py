@@ -71,7 +71,8 @@ class NoOptimum:
     """Why a curve has no fitted optimum."""
 
     reason: Literal["too-few", "not-convex", "flat"]
-    """too-few: fewer than :data:`MIN_RATES` rates with a loss; not-convex: no minimum; flat: all losses alike."""
+    """too-few: fewer than :data:`MIN_RATES` rates with a loss; not-convex: no minimum;
+    flat: the losses around the lowest are all alike."""
     rates: int
     """Distinct learning rates with a finite loss."""
     lowest: float | None
@@ -99,7 +100,7 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
     lowest = int(means.argmin())
     diverged = min((rate for rate in map(math.log, learning_rates) if rate > rates[-1]), default=None)
     at_edge: Edge | None = None
-    if lowest == 0 < len(rates) - 1:
+    if lowest == 0 < len(rates) - 1 and means[1] > means[0]:  # where both are the same, the loss does not fall there
         at_edge = "low"
     elif lowest == len(rates) - 1 and diverged is None:
         at_edge = "high"

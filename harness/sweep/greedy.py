@@ -23,7 +23,7 @@ class GreedyStrategy(Config):
     name: Literal["greedy"]
     probe_fraction: float = Field(0.1, gt=0, le=1)
     """Share of the steps of a trial that looks for divergence."""
-    fraction: float = Field(0.5, gt=0, lt=1)
+    fraction: float = Field(0.5, gt=0, le=0.99)
     """Of a rate that was trained, the next one."""
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
@@ -42,7 +42,8 @@ class GreedyStrategy(Config):
                 break
         if ceiling == rates[0]:
             return  # no rate of the range trains
-        rate = space.high if ceiling is None else ceiling * self.fraction
+        # At least the lowest, which did not diverge: a small fraction of the rate that did may lie below it.
+        rate = space.high if ceiling is None else max(space.low, ceiling * self.fraction)
         best, worse = float("inf"), 0
         while rate >= space.low and worse < WORSE:
             scores = []

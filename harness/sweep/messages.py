@@ -69,6 +69,16 @@ def stopped_within(trial: Trial, steps: int, limit_s: float) -> str:
     )
 
 
+def nothing_left(trial: Trial, limit_s: float) -> str:
+    """Why a trial that had begun does not go on."""
+    return f"the budget ({duration(limit_s)}) is spent; trial {trial.number}, which had begun, does not go on"
+
+
+def spent_on_the_pilot(seconds: float, steps: int) -> str:
+    """Why a sweep ends before its first trial."""
+    return f"the budget was spent in {duration(seconds)}, within the {count(steps, 'step')} that say what a trial takes"
+
+
 def plan_lines(
     title: str, stages: Sequence[TrialStage], space: SearchSpace, step_tokens: int, parameters: int | None
 ) -> list[str]:
@@ -92,8 +102,8 @@ def plan_lines(
     steps = sum(stage.trials * stage.steps for stage in stages)
     number_of = sum(stage.trials for stage in stages)
     lines.append(
-        f"{most}{count(number_of, 'trial')}, {steps:,} steps, {steps * step_tokens:,} tokens; trials that diverge or "
-        "fall behind end earlier"
+        f"{most}{number_of:,} trial{'' if number_of == 1 else 's'}, {steps:,} steps, {steps * step_tokens:,} tokens; "
+        "trials that diverge or fall behind end earlier"
     )
     return lines
 

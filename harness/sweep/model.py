@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from harness.scenario.model import Name, Unchecked
 from harness.sweep.strategies import StrategySettings
 from trainer.config import Config
 
 TOKENS_PER_PARAMETER = 20.0  # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models": about so many
+
+LOWEST_RATE = 1e-30
 
 
 class LearningRateRange(Config):
@@ -29,6 +31,8 @@ class LearningRateRange(Config):
             raise ValueError(f"empty: low and high are both {self.low:g}; allowed: low below high")
         if self.low > self.high:
             raise ValueError(f"reversed: low {self.low:g} is above high {self.high:g}; allowed: low below high")
+        if self.low < LOWEST_RATE:  # squares and fractions of it must not become 0
+            raise ValueError(f"too low: {self.low:g}; allowed: at least {LOWEST_RATE:g}")
         return self
 
 
@@ -114,3 +118,12 @@ class SweepConfig(Config):
     limits: TrialLimits = TrialLimits()
     keep: Literal["best", "all", "none"] = "best"
     """Whose checkpoints stay: those of the trial with the lowest loss, of all that ended, or of none."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _are_distinct(cls, seeds: list[int]) -> list[int]:
+        """The same trial twice would count as two that agree."""
+        again = [seed for place, seed in enumerate(seeds) if seed in seeds[:place]]
+        if again:
+            raise ValueError(f"{again[0]} is there twice; allowed: each seed once")
+        return seeds

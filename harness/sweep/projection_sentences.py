@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness.report.words import count, listing
+from harness.report.words import capitalised, count, listing
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.messages import rate
 from harness.sweep.power_law import (
@@ -53,7 +53,8 @@ def _bounds(found: Projection) -> list[str]:
         hit = [one.group for one in found.points if one.optimum is not None and one.optimum.at_edge == edge]
         if hit:
             lines.append(
-                f"**At {listing(hit)} the loss falls up to the {which} rate tried: the best rate may lie {beyond} it. "
+                f"**At {listing(hit)} the optimum is not inside the rates that were trained to the end: the best rate "
+                f"may lie {beyond} the {which} of them. "
                 f"Search again with another learning_rate.{edge}.**"
             )
     return lines
@@ -108,8 +109,7 @@ def _why_not(found: Projection) -> str:
     law, refused = found.law, found.prediction
     if isinstance(law, NoPowerLaw):
         edge = "" if not law.left_out else f", and {law.left_out} {_have(law.left_out)} one at an end of them"
-        inside = f"{count(law.sizes, 'size')} {_have(law.sizes)} an optimum inside the tried rates"
-        return f"{inside}{edge}; a line needs {MIN_SIZES}"
+        return f"{_inside(law)}{edge}; a line needs {MIN_SIZES}"
     assert isinstance(refused, NoExtrapolation)
     if refused.reason == "scatter":
         return (
@@ -132,6 +132,10 @@ def _interval(optimum: LearningRateOptimum) -> str:
     return f"95 % interval {rate(optimum.ci_low)} to {rate(optimum.ci_high)}"
 
 
+def _inside(law: NoPowerLaw) -> str:
+    return f"{count(law.sizes, 'size')} {_have(law.sizes)} an optimum inside the tried rates"
+
+
 def _have(number: int) -> str:
     return "has" if number == 1 else "have"
 
@@ -150,11 +154,17 @@ def _over_widths(found: Projection) -> list[str]:
     if isinstance(law, PowerLaw):
         level = law.slope_low <= 0 <= law.slope_high
         lines += law_of(found)
-        lines.append(
-            "That interval holds 0: no dependence of the best rate on the width is seen."
-            if level
-            else "**That interval does not hold 0: the best rate depends on the width here, against the hypothesis.**"
-        )
-    elif len(found.points) == 1:
-        lines.append("One width was searched: that the best rate does not depend on the width was not tested.")
+        if not level:
+            lines.append(
+                "**That interval does not hold 0: the best rate depends on the width here, against the hypothesis.**"
+            )
+        elif law.meaningless == "slope":
+            lines.append("That interval is too wide to say whether the best rate depends on the width.")
+        else:
+            lines.append("That interval holds 0: no dependence of the best rate on the width is seen.")
+    else:
+        which = "One width was searched"
+        if len(found.points) > 1:
+            which = f"{capitalised(_inside(law))} (of {len(found.points)}), and a test needs {MIN_SIZES}"
+        lines.append(f"{which}: that the best rate does not depend on the width was not tested.")
     return lines

@@ -33,7 +33,7 @@ def write_report(folder: SweepFolder) -> list[str]:
     """Write summary.md, summary.json and the picture from what the folder holds; the lines that say what was found."""
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
-    trials = TrialJournal(folder.path).trials()
+    trials = [folder.as_it_stands(one) for one in TrialJournal(folder.path).trials()]
     found = findings(trials, projection_of(settings.strategy, _recorded_space(record, settings, config)))
     spent = spent_by(trials, record.price_usd_per_hour, record.lost_s)
     lines = sentences.conclusion(record, settings, found, trials)
@@ -120,7 +120,7 @@ def _trials(record: SweepRecord, trials: Sequence[Trial]) -> str:
     priced = record.price_usd_per_hour is not None
     scored = any(one.hellaswag is not None for one in trials)
     header = ["trial", *["group"] * grouped, "learning rate", "seed", "outcome", "validation loss", "training loss"]
-    header += ["HellaSwag"] * scored + ["tokens", "steps", "seconds", *["USD"] * priced]
+    header += ["multiple choice"] * scored + ["tokens", "steps", "seconds", *["USD"] * priced]
     lowest = min((one for one in trials if one.status == "done"), key=lambda one: one.score, default=None)
     rows = []
     for one in trials:
@@ -135,7 +135,8 @@ def _trials(record: SweepRecord, trials: Sequence[Trial]) -> str:
             cells.append(f"{usd_of(one.seconds, record.price_usd_per_hour) or 0.0:.4f}")
         rows.append(cells)
     ended = [f"{number} {OUTCOMES[status]}" for status, number in _counts(trials).items()]
-    return f"## Trials\n\n{count(len(trials), 'trial')}: {listing(ended)}.\n\n{table(header, rows)}"
+    note = f"\n\n{sentences.of_questions()}" if scored else ""
+    return f"## Trials\n\n{count(len(trials), 'trial')}: {listing(ended)}.\n\n{table(header, rows)}{note}"
 
 
 def _counts(trials: Sequence[Trial]) -> dict[str, int]:

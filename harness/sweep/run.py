@@ -27,7 +27,7 @@ from harness.sweep.milestones import is_behind, milestones
 from harness.sweep.model import SweepConfig
 from harness.sweep.progress import SweepProgress
 from harness.sweep.space import TrialConfigs
-from harness.sweep.store import PILOT, Pilot, SweepFolder, SweepRecord, SweepStatus
+from harness.sweep.store import PILOT, Pilot, SweepFolder, SweepRecord, SweepStatus, Taken
 from harness.sweep.trial_process import Order, TrialFailed, TrialLate, TrialServer
 from harness.sweep.trials import Trial, TrialPlan
 from trainer.config import TrainerConfig
@@ -100,6 +100,8 @@ def resume_sweep(path: Path, command: Sequence[str], budget: SweepConfig | None 
     settings, config = recorded_sweep(record, folder)
     if budget is not None:
         settings = settings.model_copy(update={"budget": budget.budget, "limits": budget.limits})
+    if settings.budget.usd is not None and record.price_usd_per_hour is None:
+        raise InputError("budget.usd: this sweep was begun without a price; give a budget of hours or tokens")
     loaded = LoadedSweep(settings, record.arm, config)
     configs = configs_of(loaded)
     check_devices({record.arm: configs.base})
@@ -223,7 +225,8 @@ class SweepRun:
 
     def _train(self, trial: Trial) -> Trial:
         folder, number, plan = self._folder.trial(trial.number), trial.number, trial.plan
-        before_s = self._folder.spent_s(number)
+        before = self._folder.taken(number)
+        before_s, steps, tokens = before.seconds, before.steps, before.tokens
         if (left := self._folder.result(number)) is not None:  # it had ended when the sweep was killed
             return self._ended(trial, left, before_s)
         self._behind, over = False, False
@@ -242,26 +245,30 @@ class SweepRun:
             return "stop" if self._behind else "step"
 
         def going_on(event: TrialEvent) -> bool:
-            nonlocal noted_s, over
-            now_s = time.monotonic()
+            nonlocal noted_s, over, steps, tokens
+            now_s, steps, tokens = time.monotonic(), event["steps"], event["tokens"]
             if now_s - noted_s >= NOTED_EVERY_S:
                 noted_s = now_s
-                self._folder.note_spent(number, before_s + now_s - begun_s)
+                self._folder.note_taken(number, Taken(before_s + now_s - begun_s, steps, tokens))
             self._progress.step(trial, event["steps"], event["loss"])
             over = self._limit_s is not None and others_s + before_s + now_s - begun_s > self._limit_s
             return not over
 
+        if self._limit_s is not None and others_s + before_s >= self._limit_s:
+            raise BudgetOver(messages.nothing_left(trial, self._limit_s))
         self._progress.begin(trial)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             start = self._start(plan, folder, plan.steps, milestones(plan.steps))
             event = self._server.train(start, folder / "log.txt", before_s, decide, going_on)
+            steps, tokens = max(steps, _whole(event, "steps")), max(tokens, _whole(event, "tokens"))
         except TrialLate:
-            return replace(self._trials[number], status="late", seconds=before_s + time.monotonic() - begun_s)
+            seconds = before_s + time.monotonic() - begun_s
+            return replace(self._trials[number], status="late", seconds=seconds, steps=steps, tokens=tokens)
         except TrialFailed as failed:
             raise TrialFailed(f"trial {number} (learning rate {plan.learning_rate:.4g}): {failed}") from failed
         finally:
-            self._folder.note_spent(number, before_s + time.monotonic() - begun_s)
+            self._folder.note_taken(number, Taken(before_s + time.monotonic() - begun_s, steps, tokens))
         if over and event.get("status") == "interrupted":
             assert self._limit_s is not None
             raise BudgetOver(messages.stopped_within(trial, event["steps"], self._limit_s))
@@ -281,7 +288,7 @@ class SweepRun:
         status, loss, error = event.get("status"), event.get("validation_loss"), event.get("error")
         found = replace(
             trial, steps=_whole(event, "steps"), tokens=_whole(event, "tokens"), seconds=seconds,
-            training_loss=_number(event.get("loss")),
+            training_loss=_number(event.get("loss")), hellaswag=_number(event.get("right")),
         )  # fmt: skip
         if status == "failed":
             if event.get("wrong_input"):
@@ -298,33 +305,53 @@ class SweepRun:
     def _check_budget(self, plan: TrialPlan) -> None:
         """Raise BudgetOver where what is left is too little for that trial; before the first, InputError."""
         budget, price = self._settings.budget, self._record.price_usd_per_hour
-        if (budget.hours is not None or budget.usd is not None) and self._record.pilot is None:
-            self._measure(plan)
+        longest = replace(plan, steps=self._longest(plan))
+        if (budget.hours is not None or budget.usd is not None) and plan.kind not in self._record.pilots:
+            self._measure(longest)
         tokens = self._configs.step_tokens(self._configs.of(plan))
         spent = spent_by(self._trials, price, self._record.lost_s)
-        pilot = self._record.pilot
-        if not self._trials and pilot is not None:
-            steps = max(stage.steps for stage in self._settings.strategy.stages(self._space))
-            longest = replace(plan, steps=steps)
-            if (short := shortage(budget, longest, tokens, spent_by((), price), pilot, price)) is not None:
-                raise InputError(messages.smaller_than_a_trial(short, longest, tokens, pilot, price))
+        pilot = self._record.pilots.get(plan.kind)
+        first = not self._trials and pilot is not None
+        if first and (short := shortage(budget, longest, tokens, spent_by((), price), pilot, price)) is not None:
+            raise InputError(messages.smaller_than_a_trial(short, longest, tokens, pilot, price))
         if (short := shortage(budget, plan, tokens, spent, pilot, price)) is not None:
             raise BudgetOver(messages.too_little_left(short, plan))
 
+    def _longest(self, plan: TrialPlan) -> int:
+        """Steps of the longest trials that differ from ``plan`` in rate, steps and seed alone."""
+        stages = self._settings.strategy.stages(self._space)
+        same = [one for one in stages if not plan.overrides or one.of.split(",")[0] == plan.group]
+        return max((stage.steps for stage in same), default=plan.steps)
+
     def _measure(self, plan: TrialPlan) -> None:
-        """Train a few steps of the first trial's configuration, which is no trial, to know what a step takes."""
+        """Train a few steps of a trial's configuration, which is no trial, to know what a step takes."""
         from pyarrow.parquet import read_table
 
         folder = self._folder.path / PILOT
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        steps = max(stage.steps for stage in self._settings.strategy.stages(self._space))
-        count, begun_s = min(PILOT_STEPS, steps), time.monotonic()
+        count, begun_s = min(PILOT_STEPS, plan.steps), time.monotonic()
         self._progress.measuring(count)
-        mildest = replace(plan, learning_rate=self._space.low, steps=steps)  # the rate that diverges last
+        mildest = replace(plan, learning_rate=self._space.low)  # the rate that diverges last
         start = self._start(mildest, folder, count, [])
-        event = self._server.train(start, folder / "log.txt", 0.0, lambda _: "step")
+        before_s = spent_by(self._trials, None, self._record.lost_s).seconds
+        may_s = math.inf if self._limit_s is None else self._limit_s - before_s
+
+        def going_on(_: TrialEvent) -> bool:
+            return time.monotonic() - begun_s <= may_s
+
+        try:
+            event = self._server.train(start, folder / "log.txt", 0.0, lambda _: "step", going_on)
+        except TrialLate as late:
+            raise TrialFailed(
+                f"the {count} steps that say what a trial takes took longer than a trial may (limits.trial_hours)"
+            ) from late
         seconds = time.monotonic() - begun_s
+        if event.get("status") == "interrupted":
+            self._record = self._folder.update(self._record, lost_s=self._record.lost_s + seconds)
+            if seconds > may_s:
+                raise BudgetOver(messages.spent_on_the_pilot(seconds, count))
+            raise TrialFailed("the training that says what a trial takes was asked to end by a signal")
         if event.get("status") == "failed":
             self._ended(Trial(0, plan), event, seconds)
         table = next(folder.glob("runs/*/*/steps.parquet"), None)
@@ -334,7 +361,8 @@ class SweepRun:
             raise TrialFailed(f"what a step takes could not be measured; see {folder}")
         step_s = median(walls[PILOT_SKIPPED:] or walls)
         pilot = Pilot(max(0.0, seconds - sum(walls)), step_s)
-        self._record = replace(self._record, pilot=pilot, lost_s=self._record.lost_s + seconds)
+        pilots = {**self._record.pilots, plan.kind: pilot}
+        self._record = replace(self._record, pilots=pilots, lost_s=self._record.lost_s + seconds)
         self._folder.write(self._record)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.report.words import count
+from harness.report.words import count, percent
 from harness.sweep import projection_sentences
 from harness.sweep.findings import ChosenRate, RateCurve, SweepFindings
 from harness.sweep.fit import MIN_RATES, LearningRateOptimum, NoOptimum
@@ -28,7 +28,7 @@ def why_no_optimum(found: NoOptimum) -> str:
     return {
         "too-few": f"{count(found.rates, 'learning rate')} came to an end, a fit needs {MIN_RATES}",
         "not-convex": "the losses have no minimum that a quadratic would show",
-        "flat": "all losses are the same",
+        "flat": "the losses around the lowest one are all the same",
     }[found.reason]
 
 
@@ -46,7 +46,7 @@ def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings,
     if chosen.at_edge is not None:
         lines.insert(1, f"**{_bound(chosen, curve, settings)}**")
     lines.append(
-        f"Of {count(len(curve.points), 'trial')} of {curve.steps:,} steps the one at {rate(lowest[0])} has the lowest "
+        f"Of {count(len(curve.points), 'trial')} of {curve.steps:,} steps one at {rate(lowest[0])} has the lowest "
         f"loss on held-out data: {lowest[1]:.4f}."
     )
     lines += _open_ends(chosen, curve)
@@ -57,10 +57,11 @@ def _ending(record: SweepRecord, trials: Sequence[Trial]) -> list[str]:
     """Why the sweep is not whole, where it is not."""
     flying = [one for one in trials if one.status == "running"]
     left = f" Trial {flying[0].number} is in flight: it goes on when the sweep does." if flying else ""
-    if all_diverged(trials) and record.status != "running":
-        lowest = min(one.plan.learning_rate for one in trials)
+    if all_diverged(trials) and record.status in ("diverged", "done"):
+        asked = [one for one in trials if one.plan.role != "probe"] or trials
+        lowest = min(one.plan.learning_rate for one in asked)
         return [
-            f"**Every trial diverged ({count(len(trials), 'trial')}, the lowest rate {rate(lowest)}): no learning rate "
+            f"**Every trial diverged ({count(len(asked), 'trial')}, the lowest rate {rate(lowest)}): no learning rate "
             "is chosen. Search below that (learning_rate.low), or look at data, precision and clipping.**"
         ]
     texts = {
@@ -84,28 +85,30 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
             f"minimum ({within}; R2 {optimum.r2:.3f})."
         )
     if chosen.by == "bound":
-        return f"{value}, the best within the rates that were tried."
+        return f"{value}, the best within the rates of the trials of {count(curve.steps, 'step')}."
     assert isinstance(optimum, NoOptimum)
-    return f"{value}, that of the trial with the lowest loss; no optimum is fitted: {why_no_optimum(optimum)}."
+    seeded = len({one for one, _ in curve.points}) < len(curve.points)
+    which = "with the lowest mean loss" if seeded else "of the trial with the lowest loss"
+    return f"{value}, that {which}; no optimum is fitted: {why_no_optimum(optimum)}."
 
 
 def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
     """The end of the tried rates was hit; whether that is the bound of the search range as well."""
     tried = sorted({one for one, _ in curve.points} | set(curve.behind))
+    many = f"of the trials of {count(curve.steps, 'step')}"  # of shorter ones the rates may have gone further
     low = chosen.at_edge == "low"
     end, asked = (tried[0], settings.learning_rate.low) if low else (tried[-1], settings.learning_rate.high)
     which, beyond = ("lowest", "below") if low else ("highest", "above")
     is_bound = abs(end / asked - 1) < 1e-9
-    place = f"the {'lower' if low else 'upper'} bound of the search range" if is_bound else f"the {which} rate tried"
+    place = f"the {'lower' if low else 'upper'} bound of the search range" if is_bound else f"the {which} rate {many}"
     key = "learning_rate.low" if low else "learning_rate.high"
-    lowest = curve.lowest
     how = (
         f"the loss falls up to {rate(end)}"
-        if lowest is not None and lowest[0] == end
+        if curve.lowest_mean == end
         else (f"the fitted minimum lies {beyond} {rate(end)}")
     )
     return (
-        f"The optimum is not inside the rates that were tried: {how}, {place}. The best rate may lie {beyond} it. "
+        f"The optimum is not inside the rates {many}: {how}, {place}. The best rate may lie {beyond} it. "
         f"Search again with another {key}."
     )
 
@@ -126,11 +129,20 @@ def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
     return lines
 
 
+def of_questions() -> str:
+    """What the column of multiple choice holds."""
+    return (
+        "Multiple choice (HellaSwag, where that is the file): the share answered right by the likelihood of an ending "
+        "over its characters, or over its tokens where the questions have no text."
+    )
+
+
 def of_time() -> str:
     """What the seconds hold."""
     return (
         "Time is that of the trials from start to end, imports of the first among it; of a part that was killed it "
-        "holds what was noted at its last sign of life, some ten seconds before at most."
+        "holds what was noted at its last sign of life: some ten seconds before, or longer where its start or a step "
+        "took longer."
     )
 
 
@@ -139,6 +151,8 @@ def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -
     size = "" if record.parameters is None else f" of {record.parameters:,} parameters"
     if found.projection is not None:
         return projection_sentences.hypothesis(found.projection)
+    if found.chosen is None:
+        return "No rate is chosen, so nothing is transferred."
     steps = found.curves[0].steps if found.curves else record.steps
     tokens = steps * record.step_tokens
     text = (
@@ -148,8 +162,8 @@ def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -
     if steps < record.steps:
         text += (
             f" Transfer hypothesis: the best rate of the full training of {record.steps:,} steps is the same. The "
-            f"trials had {steps / record.steps:.0%} of its steps, and this sweep does not test the hypothesis: with "
-            "more steps the best rate is often lower."
+            f"trials had {percent(steps / record.steps)} of its steps, and this sweep does not test the hypothesis: "
+            "with more steps the best rate is often lower."
         )
     else:
         text += (
@@ -157,7 +171,8 @@ def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -
             "rate is a hypothesis that this sweep does not test."
         )
     if len(settings.seeds) == 1:
-        text += " Each rate had one seed: what another seed would change is not in the interval."
+        where = "in the interval" if found.chosen.ci_low is not None or found.chosen.ci_high is not None else "known"
+        text += f" Each rate had one seed: what another seed would change is not {where}."
     return text
 
 

@@ -18,6 +18,8 @@ from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
 from trainer.model import shape_of
 
+MOST_STEPS = 10_000_000  # of a trial, however they are asked for
+
 
 class TrialConfigs:
     """The configurations of a sweep's trials. Methods raise InputError where one cannot be."""
@@ -36,8 +38,8 @@ class TrialConfigs:
 
     def of(self, plan: TrialPlan) -> TrainerConfig:
         """The configuration of one trial."""
-        settings, steps = self._settings, plan.steps
-        config = self._with(plan.overrides)
+        settings, config = self._settings, self._with(plan.overrides)
+        steps = _allowed(plan.steps, self.step_tokens(config))
         optimizer: dict[str, Json] = {"learning_rate": plan.learning_rate}
         constant = config.optimizer.schedule == "constant"
         optimizer["schedule_steps"] = None if constant else steps
@@ -51,7 +53,7 @@ class TrialConfigs:
         over: dict[str, Json] = {
             "optimizer": optimizer, "seed": plan.seed, "warmup_steps": ledger, "steps": steps - ledger, "log_every": 1,
         }  # fmt: skip
-        return TrainerConfig.model_validate(merge(config.model_dump(mode="json"), over))
+        return _checked(merge(config.model_dump(mode="json"), over))
 
     def steps(self, overrides: JsonObject) -> int:
         """Optimizer steps of a full trial."""
@@ -61,8 +63,10 @@ class TrialConfigs:
         config = self._with(overrides)
         each = self.step_tokens(config)
         if isinstance(asked, TokensOfATrial):
-            return max(1, round(asked.tokens / each))
-        return max(1, round(self._settings.tokens_per_parameter * self.parameters(config) / each))
+            tokens: float = asked.tokens
+        else:
+            tokens = self._settings.tokens_per_parameter * self.parameters(config)
+        return _allowed(max(1, round(tokens / each)), each)
 
     def parameters(self, config: TrainerConfig) -> int:
         """Of the model, embeddings among them."""
@@ -99,11 +103,21 @@ class TrialConfigs:
     def _with(self, overrides: JsonObject) -> TrainerConfig:
         if not overrides:
             return self.base
-        try:
-            return TrainerConfig.model_validate(merge(self.base.model_dump(mode="json"), expand(overrides)))
-        except ValidationError as error:
-            problem = next(iter(problems_of(error, TrainerConfig)))[1]
-            raise InputError(f"{dotted(problem.path)}: {problem.message}") from error
+        return _checked(merge(self.base.model_dump(mode="json"), expand(overrides)))
+
+
+def _checked(content: JsonObject) -> TrainerConfig:
+    try:
+        return TrainerConfig.model_validate(content)
+    except ValidationError as error:
+        problem = next(iter(problems_of(error, TrainerConfig)))[1]
+        raise InputError(f"{dotted(problem.path)}: {problem.message}") from error
+
+
+def _allowed(steps: int, each: int) -> int:
+    if steps > MOST_STEPS:
+        raise InputError(f"steps: {steps:,} steps of {each:,} tokens; allowed: at most {MOST_STEPS:,} steps")
+    return steps
 
 
 def _micro_batch(config: TrainerConfig) -> int:

@@ -11,12 +11,16 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
 
+from pydantic import ValidationError
+
+from harness.study.validation import first_fault, made_of
 from harness.sweep.journal import FILE
 from harness.sweep.trial_run import RESULT
+from harness.sweep.trials import Trial
 from trainer.errors import InputError
 from trainer.files import read_json, write_text
 from trainer.json_types import Json, JsonObject
@@ -28,7 +32,7 @@ CHECKPOINTS, SPENT, PILOT = "checkpoints", "spent.json", "pilot"
 
 @dataclass(frozen=True)
 class Pilot:
-    """What a few steps before the first trial took, for the arithmetic of a budget of time."""
+    """What a few steps before the first trial of a kind took, for the arithmetic of a budget of time."""
 
     start_s: float
     """All of a short training but its steps: its start, its pass over held-out data, its end."""
@@ -38,6 +42,15 @@ class Pilot:
     def seconds(self, steps: int) -> float:
         """Expected of a trial with so many steps."""
         return self.start_s + steps * self.step_s
+
+
+@dataclass(frozen=True)
+class Taken:
+    """spent.json: what a trial in flight has taken. Only what it said when it last gave a sign of life."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,9 +72,10 @@ class SweepRecord:
     environment: JsonObject
     ended_utc: str | None = None
     error: str | None = None
-    pilot: Pilot | None = None
+    pilots: dict[str, Pilot] = field(default_factory=dict)
+    """By what the trials differ in besides rate, steps and seed (:meth:`TrialPlan.kind`): a larger model is slower."""
     lost_s: float = 0.0
-    """Spent on the pilot, which is no trial."""
+    """Spent on the pilots, which are no trials."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +117,9 @@ class SweepFolder:
                 raise InputError(
                     f"{self.sweep_json}: of another version of this program; this one reads schema {SCHEMA}"
                 )
-            if content["pilot"] is not None:
-                content["pilot"] = Pilot(**content["pilot"])
-            record = SweepRecord(**content)
+            record = made_of(SweepRecord, content)
+        except ValidationError as error:
+            raise InputError(f"{self.sweep_json}: not one of harness sweep ({first_fault(error)})") from error
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             if isinstance(error, InputError):
                 raise
@@ -117,17 +131,25 @@ class SweepFolder:
     def result(self, number: int) -> JsonObject | None:
         """What a trial left when it ended; None where it did not come so far, or left half of it."""
         with suppress(OSError, ValueError):
-            return cast("JsonObject", read_json(self.trial(number) / RESULT))
+            found = read_json(self.trial(number) / RESULT)
+            return cast("JsonObject", found) if isinstance(found, dict) else None
         return None
 
-    def spent_s(self, number: int) -> float:
-        """What the earlier parts of a trial took, as far as that was noted."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            return float(read_json(self.trial(number) / SPENT)["seconds"])
-        return 0.0
+    def taken(self, number: int) -> Taken:
+        """What a trial has taken in its parts until now, as far as that was noted."""
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            return made_of(Taken, read_json(self.trial(number) / SPENT))
+        return Taken()
 
-    def note_spent(self, number: int, seconds: float) -> None:
-        write_text(self.trial(number) / SPENT, json.dumps({"seconds": seconds}) + "\n")
+    def note_taken(self, number: int, taken: Taken) -> None:
+        write_text(self.trial(number) / SPENT, json.dumps(asdict(taken)) + "\n")
+
+    def as_it_stands(self, trial: Trial) -> Trial:
+        """``trial`` of the journal, which knows nothing of one in flight, with what that has taken until now."""
+        if trial.status != "running":
+            return trial
+        taken = self.taken(trial.number)
+        return replace(trial, seconds=taken.seconds, steps=taken.steps, tokens=taken.tokens)
 
     def remove_checkpoints(self, number: int) -> None:
         """Of a trial that is not needed any more."""

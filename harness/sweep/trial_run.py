@@ -146,13 +146,15 @@ def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
     diverged = trained.diverged or watching.diverged is not None
     validation = trained.validation_loss
     table = folder / EVALUATIONS
-    if status == "done" and validation is None and table.exists():  # of a part before this one
-        last = [row for row in read_evaluations(table) if row.step == trained.steps - 1]
-        validation = last[-1].loss if last else None
+    passes = read_evaluations(table) if status == "done" and table.exists() else []  # of parts before this one, too
+    last = [row for row in passes if row.step == trained.steps - 1]
+    if validation is None:
+        validation = next((row.loss for row in last if row.kind == "loss"), None)
+    right = next((row.acc_tokens if row.acc_norm is None else row.acc_norm for row in last if row.questions), None)
     event: TrialEvent = {
         "event": "ended", "steps": trained.steps, "tokens": trained.tokens, "loss": _finite(trained.loss),
         "status": "diverged" if diverged else status, "validation_loss": _finite(validation),
-        "error": watching.diverged or error,
+        "error": watching.diverged or error, "right": _finite(right),
     }  # fmt: skip
     if diverged or status == "done":
         write_text(folder / RESULT, json.dumps(event, indent=1) + "\n")

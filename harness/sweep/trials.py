@@ -7,6 +7,7 @@ holds: a strategy must not look at a clock, nor draw what its seed does not dete
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,11 @@ class TrialPlan:
     overrides: JsonObject = field(default_factory=dict)
     """Dotted keys of the trainer's configuration, with values that differ from the sweep's."""
 
+    @property
+    def kind(self) -> str:
+        """Of trials whose steps take as long."""
+        return json.dumps(self.overrides, sort_keys=True)
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -56,7 +62,7 @@ class Trial:
     seconds: float = 0.0
     """From its start to its end, of all its parts where it was resumed."""
     hellaswag: float | None = None
-    """Share of HellaSwag's items answered right, where it was evaluated."""
+    """Share of multiple-choice questions (as HellaSwag's) answered right at the end, where there were any."""
     milestones: Mapping[int, float] = field(default_factory=dict)
     """Mean training loss since the milestone before, by steps."""
 

@@ -71,6 +71,14 @@ def test_passes_are_those_that_training_makes(steps: int, every: int | None, pas
     assert (found.likely, found.worst) == (hours(2.0 * passes), hours(3.0 * passes))
 
 
+def test_passes_over_questions_are_counted_by_themselves() -> None:
+    measured = replace(EVEN, passes_s=(0.2, 0.1), answers_s=(3.0,))
+    found = arm_cost(measured, replace(training_work(11, True, 5, None, None), last_checkpoint=False, answers=2))
+    assert found.evaluation.likely == hours(3 * 0.1)
+    assert found.answering.likely == hours(2 * 3.0)
+    assert found.total.likely == hours(3 + 2 + 1 + 9 + 10 * 0.1 + 0.3 + 6 + 4)
+
+
 def test_a_checkpoint_costs_its_copy_and_what_its_writing_takes_of_the_next_steps() -> None:
     found = SAVING.one_checkpoint(60.0)
     assert found.likely == hours(0.3 + 0.5 + 0.5)

@@ -68,7 +68,11 @@ def refused(done: Done) -> str:
 @pytest.mark.slow
 def test_the_prediction_follows_from_the_steps_that_were_measured(tmp_path: Path, scenario: str) -> None:
     """Each figure is what the tables of the small study say, multiplied."""
-    done = harness("cost", scenario, "--steps", "1000", "--price", "3600", "--out", str(tmp_path / "cost"), "--json")
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text(json.dumps({"ctx": "He", "endings": ["sat", "ran", "ate", "slept"], "label": 0}) + "\n")
+    questions = f"evaluation.multiple_choice={{path: {asked}, every_steps: 9}}"
+    words = ["--steps", "1000", "--price", "3600", "--set", questions]
+    done = harness("cost", scenario, *words, "--out", str(tmp_path / "cost"), "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     runs = {run.record.arm: run for run in StudyFolder(Path(found["measured"])).runs()}
@@ -84,9 +88,11 @@ def test_the_prediction_follows_from_the_steps_that_were_measured(tmp_path: Path
         assert one["step_s"]["worst"] == pytest.approx(max(walls_s[10:20]))
         assert one["parts"]["steps"] == pytest.approx(walls_s[0] + 999 * median(walls_s[first:20]))
         assert run.evaluations is not None
-        last = run.evaluations.to_pylist()[-1]
-        assert len(run.evaluations) == 2
-        assert one["parts"]["passes"] == pytest.approx(20 * (last["end_ns"] - last["start_ns"]) / 1e9)
+        passes = run.evaluations.to_pylist()
+        for part, times, of in (("passes", 20, None), ("answers", 112, 1)):  # those over questions are others
+            own = [row for row in passes if row["questions"] == of]
+            assert len(own) == 2
+            assert one["parts"][part] == pytest.approx(times * (own[-1]["end_ns"] - own[-1]["start_ns"]) / 1e9)
         record = run.record
         assert record.startup_ns is not None
         assert record.import_ns is not None
@@ -129,7 +135,7 @@ def test_a_training_beyond_its_budget_does_not_start(tmp_path: Path, scenario: s
 @pytest.mark.slow
 def test_a_training_within_its_budget_says_what_was_predicted_and_what_it_took(tmp_path: Path, scenario: str) -> None:
     out = tmp_path / "out"
-    words = ["train", scenario, "--arm", "plain", "--out", str(out), "--steps", "60", "--set", "budget={hours: 10}"]
+    words = ["train", scenario, "--arm", "plain", "--out", str(out), "--steps", "25", "--set", "budget={hours: 10}"]
     done = harness(*words)
     assert done.returncode == 0, done.stderr
     found = read_cost(out)
@@ -161,6 +167,7 @@ def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(tmp_path: 
     assert (out / "checkpoints" / f"step-{steps:08d}").is_dir()
     again = refused(harness(*words, "budget={hours: 0.0001}", "--steps", str(steps + 5), "--resume"))
     assert "spent + " in again
+    assert "no price is known" in refused(harness(*words, "budget={usd: 5}", "--steps", str(steps + 5), "--resume"))
     done = harness(*words, "budget={hours: 1}", "--steps", str(steps + 5), "--resume")
     assert done.returncode == 0, done.stderr
     after = read_cost(out)
@@ -171,11 +178,12 @@ def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(tmp_path: 
 
 @pytest.mark.slow
 def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path: Path, scenario: str) -> None:
-    words = ["--set", "evaluation=null", "--set", "checkpoint=null", "--set", "steps=3"]
+    sets = ["evaluation=null", "checkpoint=null", "steps=3"]
+    words = ["--arm", "plain", *(word for one in sets for word in ("--set", one))]
     refusal = refused(harness("run", scenario, *words, "--budget", "1s", "--out", str(tmp_path / "out")))
     assert refusal.startswith("harness: budget: ")
     assert list((tmp_path / "out").iterdir()) == []
-    plan = make_plan(load_scenario(scenario, words[1::2]), scenario)
+    plan = make_plan(load_scenario(scenario, sets), scenario, ["plain"])
     with fork_servers.shared():
         cut = run_study(plan, tmp_path / "cut", [], scenario, until=Deadline(time.monotonic_ns()))
     assert cut.status == "interrupted"
@@ -192,6 +200,8 @@ def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path:
     (folder / "runs/plain/1/run.json").unlink()
     write_json(folder / COST, cost_json(replace(found, spent_s=40_000.0, standing="unfinished")))
     assert "spent + " in refused(harness("run", "--resume", str(folder)))
+    unpriced = refused(harness("run", "--resume", str(folder), "--budget", "20usd"))
+    assert "--budget: an amount, and no price was known when it began; allowed: a time (6h), or none" in unpriced
     resumed = harness("run", "--resume", str(folder), "--budget", "20h")
     assert resumed.returncode == 0, resumed.stderr
     after = read_cost(folder)

@@ -153,6 +153,10 @@ def test_an_arm_of_a_scenario_is_the_base(file: Path) -> None:
         ("base:", "scenario: quickstart\nbase:", ":2: arm: one arm is trained, and quickstart has 2: text-padded, "),
         ("base:", "scenario: quickstart\narm: x\nbase:", ":2: scenario quickstart: arm x: no arm matches; arms: "),
         ("base:", "seeds: []\nbase:", ":2: seeds: give at least one"),
+        ("base:", "seeds: [1, 2, 1]\nbase:", ":2: seeds: 1 is there twice; allowed: each seed once"),
+        ("low: 1.0e-4", "low: 1.0e-300", ":5: learning_rate: too low: 1e-300; allowed: at least 1e-30"),
+        ("grid", "{name: greedy, fraction: 0.9999999}", ":6: strategy.fraction: must be less than or equal to 0.99"),
+        ("100", "{tokens: 10000000000000000}", "steps: 156,250,000,000,000 steps of 64 tokens; allowed: at most 10"),
         ("base:\n", "base:\n  optimizer.learning_rate: 1\n", ":3: base.optimizer.learning_rate: the search sets it; "),
         ("base:\n", "base:\n  steps: 7\n", ":3: base.steps: the search sets it; say it by the sweep's steps"),
         ("base:\n", "batch_tokens: 64\nbase:\n  optimizer.accumulation: 2\n", ": batch_tokens sets it; give one of "),
@@ -189,3 +193,11 @@ def test_what_is_wrong_on_the_command_line_is_one_line(tmp_path: Path, words: li
     assert done.returncode == 2, done.stdout
     assert line in done.stderr.splitlines()[-1], done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_training_that_is_too_long_is_one_line_before_anything_is_written(file: Path) -> None:
+    tokens = "strategy={name: data-scaling, tokens: [1000, 2000, 10000000000000000]}"
+    done = harness("sweep", str(file), "--set", tokens, "--out", str(file.parent / "out"))
+    assert done.returncode == 2
+    assert "steps: 156,250,000,000,000 steps of 64 tokens; allowed: at most 10,000,000 steps" in done.stderr
+    assert not (file.parent / "out").exists()

@@ -138,7 +138,8 @@ def test_an_optimum_at_the_bound_is_in_no_line() -> None:
     assert isinstance(one.projection.law, NoPowerLaw)
     assert one.chosen is None
     line, *_, bound = projection_sentences.conclusion(one.projection)
-    assert bound.startswith("**At 1/64/1 the loss falls up to the highest rate tried: the best rate may lie above it.")
+    assert bound.startswith("**At 1/64/1 the optimum is not inside the rates that were trained to the end")
+    assert "the best rate may lie above the highest of them." in bound
     assert line.startswith("**Nothing is extrapolated to 85,056,000 parameters")
     assert "2 sizes have an optimum inside the tried rates, and 1 has one at an end of them; a line needs 3" in line
 
@@ -201,6 +202,15 @@ def test_one_width_tests_nothing_and_says_so() -> None:
     one = found(strategy("mup"), answering(lambda _: 1, 0, 3e-3), space())
     assert one.projection is not None
     assert projection_sentences.conclusion(one.projection)[-1].startswith("One width was searched")
+
+
+def test_two_widths_test_nothing_and_say_so() -> None:
+    one = found(strategy({"name": "mup", "widths": [64, 128]}), answering(lambda _: 1, 0, 3e-3), space())
+    assert one.projection is not None
+    assert projection_sentences.conclusion(one.projection)[-1] == (
+        "2 sizes have an optimum inside the tried rates (of 2), and a test needs 3: that the best rate does not depend "
+        "on the width was not tested."
+    )
 
 
 def test_no_trial_has_ended_yet() -> None:

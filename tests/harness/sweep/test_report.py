@@ -17,9 +17,10 @@ from harness.sweep import report
 from harness.sweep.grid import grid
 from harness.sweep.journal import TrialJournal
 from harness.sweep.load import load_sweep
-from harness.sweep.store import SweepFolder, SweepRecord
+from harness.sweep.store import SweepFolder, SweepRecord, Taken
 from harness.sweep.trials import Trial, TrialPlan
 from tests.conftest import PICTURE
+from trainer.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -87,14 +88,14 @@ def test_an_optimum_inside_the_range(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_bound_that_was_hit_is_said_in_bold(tmp_path: Path, optimum: float, words: str) -> None:
     lines, page = written(tmp_path, [done(rate, optimum) for rate in grid(1e-4, 1e-1, 10)])
-    assert f"- **The optimum is not inside the rates that were tried: {words}**" in page
-    assert "the best within the rates that were tried" in lines[0]
+    assert f"- **The optimum is not inside the rates of the trials of 849 steps: {words}**" in page
+    assert "the best within the rates of the trials of 849 steps" in lines[0]
     assert "minimum" not in lines[0]
 
 
 def test_a_bound_of_the_tried_rates_is_not_called_that_of_the_search(tmp_path: Path) -> None:
     _, page = written(tmp_path, [done(rate, 3.0) for rate in grid(1e-3, 1e-2, 6)])
-    assert "the loss falls up to 1.00e-02, the highest rate tried." in page
+    assert "the loss falls up to 1.00e-02, the highest rate of the trials of 849 steps." in page
 
 
 def test_a_rate_that_diverged_bounds_the_optimum(tmp_path: Path) -> None:
@@ -131,6 +132,7 @@ def test_every_trial_diverged(tmp_path: Path) -> None:
     ]
     assert f"- **{lines[0]}**" in page
     assert "![" not in page
+    assert "## Transfer\n\nNo rate is chosen, so nothing is transferred." in page
 
 
 def test_a_sweep_that_was_killed_says_so_and_what_is_in_flight(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_shorter_trials_carry_a_hypothesis(tmp_path: Path) -> None:
     trials = [done(rate, 8e-3, steps=212) for rate in grid(1e-4, 1e-1, 10)]
     _, page = written(tmp_path, trials, ["strategy=early-stopping"])
     assert (
-        "Transfer hypothesis: the best rate of the full training of 849 steps is the same. The trials had 25% of"
+        "Transfer hypothesis: the best rate of the full training of 849 steps is the same. The trials had 25 % of"
         in page
     )
     assert "what another seed would change is not in the interval" in page
@@ -159,7 +161,10 @@ def test_shorter_trials_carry_a_hypothesis(tmp_path: Path) -> None:
 
 def test_money_and_budgets_are_in_the_table_of_what_was_spent(tmp_path: Path) -> None:
     sets = ["price_usd_per_hour=1.5", "budget={usd: 20, hours: 6}"]
-    _, page = written(tmp_path, [done(rate, 8e-3) for rate in grid(1e-4, 1e-1, 8)], sets, price_usd_per_hour=1.5)
+    trials = [replace(done(rate, 8e-3), hellaswag=0.2512) for rate in grid(1e-4, 1e-1, 8)]
+    _, page = written(tmp_path, trials, sets, price_usd_per_hour=1.5)
+    assert "| 0.2512 |" in page
+    assert "the share answered right by the likelihood of an ending" in page
     assert "| USD | 0.10 | 20.00 |" in page  # 8 x 30 s at 1.50 USD an hour
     assert "| time | 4.00 min | 6.00 h |" in page
     assert "| 0.0125 |" in page
@@ -174,3 +179,62 @@ def test_short_trials_and_probes_are_on_no_curve(tmp_path: Path) -> None:
     _, page = written(tmp_path, [*probes, *short, *(done(rate, 8e-3) for rate in grid(1e-3, 5e-2, 6))])
     assert "Of 6 trials of 849 steps" in page
     assert "The lowest rate that diverged is 9.00e-02." in page
+
+
+def test_probes_that_trained_are_not_counted_among_what_diverged(tmp_path: Path) -> None:
+    probe = Trial(0, plan(1e-4, steps=85, group="doubling", role="probe"), "done", 4.0, 4.0, 85)
+    full = [Trial(0, plan(rate), "diverged", steps=200) for rate in (2e-4, 4e-4)]
+    lines, _ = written(tmp_path, [probe, *full], status="diverged")
+    assert lines[0].startswith("Every trial diverged (2 trials, the lowest rate 2.00e-04)")
+
+
+def test_a_part_of_a_sweep_that_diverged_is_not_called_all_of_it(tmp_path: Path) -> None:
+    lines, _ = written(tmp_path, [Trial(0, plan(1e-1), "diverged", steps=2)], status="interrupted")
+    assert lines == ["The sweep was interrupted before its last trial."]
+
+
+def test_losses_that_are_all_the_same_hit_no_bound(tmp_path: Path) -> None:
+    trials = [Trial(0, plan(rate), "done", 5.5, 5.5, 849) for rate in grid(1e-4, 1e-1, 6)]
+    lines, page = written(tmp_path, trials)
+    assert "the losses around the lowest one are all the same" in lines[0]
+    assert "loss falls" not in page
+
+
+def test_a_shorter_trial_that_diverged_bounds_the_optimum(tmp_path: Path) -> None:
+    """As of Hyperband, whose highest rates have a few steps only."""
+    short = Trial(0, plan(9e-2, steps=20), "diverged", steps=20)
+    _, page = written(tmp_path, [short, *(done(rate, 8e-2) for rate in grid(1e-3, 5e-2, 8))])
+    assert "The optimum is not inside" not in page
+    assert "The lowest rate that diverged is 9.00e-02." in page
+
+
+def test_of_several_seeds_the_mean_chooses(tmp_path: Path) -> None:
+    """One lucky seed of another rate is not what is chosen, nor said to be."""
+    losses = {1e-3: (3.0, 3.1), 1e-2: (4.0, 2.9), 1e-1: (5.0, 5.1)}
+    trials = [
+        Trial(0, plan(rate, seed=seed), "done", loss, loss, 849)
+        for rate, pair in losses.items()
+        for seed, loss in enumerate(pair)
+    ]
+    lines, _ = written(tmp_path, trials, ["learning_rate.low=1.0e-3", "seeds=[0, 1]"])
+    assert lines[0].startswith("Chosen learning rate: 1.00e-03, the best within the rates")
+    assert "the loss falls up to 1.00e-03, the lower bound of the search range" in lines[1]
+    assert "one at 1.00e-02 has the lowest loss on held-out data: 2.9000" in lines[2]
+
+
+def test_a_trial_in_flight_has_spent_what_it_noted(tmp_path: Path) -> None:
+    SweepFolder(tmp_path).trial(1).mkdir(parents=True)
+    SweepFolder(tmp_path).note_taken(1, Taken(90.0, 100, 204_800))
+    TrialJournal(tmp_path)
+    _, page = written(tmp_path, [done(1e-3, 8e-3), Trial(0, plan(2e-3))], status="budget")
+    assert "| time | 2.00 min |" in page
+    assert "100 of 849" in page
+    assert json.loads((tmp_path / "summary.json").read_text())["spent"]["tokens"] == 949 * 2048
+
+
+def test_a_record_of_wrong_kinds_is_one_line(tmp_path: Path) -> None:
+    written(tmp_path, [])
+    content = json.loads((tmp_path / "sweep.json").read_text())
+    (tmp_path / "sweep.json").write_text(json.dumps({**content, "lost_s": "much"}))
+    with pytest.raises(InputError, match=r"sweep\.json: not one of harness sweep \(lost_s: "):
+        SweepFolder(tmp_path).read()

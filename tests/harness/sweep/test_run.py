@@ -144,9 +144,12 @@ def test_a_sweep_of_narrow_models_trains_them_under_mup_and_is_resumed(file: Pat
     done = harness(
         "sweep", str(file), "--out", str(out), "--set", "strategy={name: mup, widths: [16], trials: 4}",
         "--set", "model.width=64", "--set", "model.heads=4", "--set", "steps=4", "--set", "keep=none",
+        "--set", "budget.hours=1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     folder = only(out)
+    (kind,) = json.loads((folder / "sweep.json").read_text())["pilots"]  # of the narrow model, as it is what is trained
+    assert '"model.width": 16' in kind
     whole = TrialJournal(folder).trials()
     assert [one.plan.group for one in whole] == ["width 16"] * 4
     projection = json.loads((folder / "summary.json").read_text())["projection"]
@@ -158,3 +161,48 @@ def test_a_sweep_of_narrow_models_trains_them_under_mup_and_is_resumed(file: Pat
     (folder / "trials" / "0003" / "result.json").unlink()
     assert resume(folder).returncode == 0
     assert without_times(TrialJournal(folder).trials()) == without_times(whole)
+
+
+@pytest.mark.slow
+def test_a_budget_of_time_refuses_stops_within_a_trial_and_is_raised(file: Path) -> None:
+    out = file.parent / "out"
+    sets = ["budget.hours=0.00001", "strategy.trials=1", "data.inject={pack_ms: 20, how: sleep}", "steps=100"]
+    begun = harness("sweep", str(file), "--out", str(out), *(word for one in sets for word in ("--set", one)))
+    assert begun.returncode == 2, begun.stderr
+    assert "budget.hours: 0.04 s, but one trial of 100 steps needs " in begun.stderr
+    assert " beside them); allowed: one trial at least, or fewer steps" in begun.stderr
+    folder = only(out)
+    assert TrialJournal(folder).trials() == []
+    unpriced = resume(folder, "--set", "budget.usd=5")
+    assert unpriced.returncode == 2
+    assert "budget.usd: this sweep was begun without a price; give a budget of hours or tokens" in unpriced.stderr
+
+    # As if a trial had been expected to take no time: it is stopped in its middle.
+    record = json.loads((folder / "sweep.json").read_text())
+    assert record["pilots"]["{}"]["step_s"] > 0.02
+    record["pilots"] = {"{}": {"start_s": 0.0, "step_s": 1e-9}}
+    (folder / "sweep.json").write_text(json.dumps(record))
+    hours = ("--set", f"budget.hours={record['lost_s'] / 3600 + 0.0003:.9f}")
+    stopped = resume(folder, *hours)
+    assert stopped.returncode == 1, stopped.stderr
+    assert "was spent in trial 0, after " in stopped.stderr
+    assert "of 100 steps; its checkpoint is kept" in stopped.stderr
+    (trial,) = TrialJournal(folder).trials()
+    assert trial.status == "running"
+    summary = json.loads((folder / "summary.json").read_text())
+    (shown,) = summary["trials"]
+    assert 0 < shown["steps"] < 100
+    assert shown["tokens"] == 64 * shown["steps"]
+    assert summary["spent"]["seconds"] == pytest.approx(record["lost_s"] + shown["seconds"])
+    assert summary["spent"]["seconds"] > record["lost_s"] + 1
+    assert (folder / "trials/0000/checkpoints" / f"step-{shown['steps']:08d}").is_dir()
+    again = resume(folder)
+    assert again.returncode == 1
+    assert "is spent; trial 0, which had begun, does not go on" in again.stderr
+
+    done = resume(folder, "--set", "budget.hours=1")
+    assert done.returncode == 0, done.stderr
+    (trial,) = TrialJournal(folder).trials()
+    assert (trial.status, trial.steps, trial.tokens) == ("done", 100, 6400)
+    assert trial.seconds > shown["seconds"]
+    assert json.loads((folder / "trials/0000/study.json").read_text())["blocks"] == 2

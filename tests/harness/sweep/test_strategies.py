@@ -125,6 +125,11 @@ def test_greedy_ends_where_the_lowest_rate_diverges() -> None:
     assert [one.status for one in trials] == ["diverged"]
 
 
+def test_greedy_trains_the_lowest_rate_where_the_fraction_would_pass_it() -> None:
+    trials = run(GreedyStrategy(name="greedy", fraction=0.3), space(), curve(1e-4, diverges=1.5e-4))
+    assert [one.plan.learning_rate for one in trials if one.plan.role == "curve"] == [1e-4]
+
+
 @given(st.floats(1e-8, 1e-2), st.floats(1.0001, 1e6))
 def test_doubling_stays_in_the_range_and_ends_with_its_bound(low: float, factor: float) -> None:
     rates = doubled(space(low, low * factor))

@@ -11,8 +11,9 @@ import pytest
 
 from harness.launch.channel import Channel
 from harness.launch.protocol import TrialStart
-from harness.launch.training_files import LossRow, LossTable
-from harness.sweep.trial_run import Watching
+from harness.launch.training import Trained
+from harness.launch.training_files import EVALUATIONS, EvaluationRow, EvaluationTable, LossRow, LossTable
+from harness.sweep.trial_run import Watching, _ended
 
 
 @pytest.fixture
@@ -115,3 +116,14 @@ def test_a_sweep_that_is_gone_ends_it(tmp_path: Path, channels: tuple[Channel, C
     watching.loss(0, 6.0)
     with pytest.raises((EOFError, OSError)):
         watching.step(1, 64)
+
+
+def test_what_earlier_parts_evaluated_is_told_apart(tmp_path: Path, channels: tuple[Channel, Channel]) -> None:
+    """A pass over questions has no loss: taken for the last one, the trial would count as diverged."""
+    table = EvaluationTable(tmp_path / EVALUATIONS, 0)
+    for step, loss, share in ((4, 3.5, 0.25), (9, 3.0, 0.5)):
+        table.add(EvaluationRow(step, loss, None, 64))
+        table.add(EvaluationRow(step, None, None, None, 4, 0.75, share, share, 1.0))
+    trained = Trained(tmp_path, "done", 10, 640, 3.1)
+    event = _ended(trained, Watching(start(tmp_path), channels[0]), tmp_path)
+    assert (event["status"], event["validation_loss"], event["right"]) == ("done", 3.0, 0.5)
