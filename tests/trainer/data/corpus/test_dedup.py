@@ -61,6 +61,14 @@ def test_sets_and_similarities_are_those_of_plain_python(texts: list[str], kind:
             assert pairs.jaccard(one, other, 0.7) <= wanted
 
 
+def test_a_pair_right_at_the_threshold_is_near_whatever_its_sizes() -> None:
+    """0.55 x 100 is more than 55, and 0.28 x 25 more than 7: sizes do not rule out what is as similar as that."""
+    for shared, size, threshold in ((55, 100, 0.55), (7, 25, 0.28), (14, 25, 0.56), (4, 5, 0.8)):
+        whole = np.arange(size, dtype=np.uint64)
+        assert pairs.jaccard(whole[:shared], whole, threshold) == threshold
+        assert pairs.jaccard(whole[: shared - 1], whole, threshold) == 0
+
+
 @pytest.mark.parametrize("kind", ["word", "char"])
 def test_a_long_document_is_worked_on_in_pieces_and_has_the_same_shingles(
     kind: str, monkeypatch: pytest.MonkeyPatch

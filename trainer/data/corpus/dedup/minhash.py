@@ -9,6 +9,7 @@ takes a few hashes of a shingle instead of one for each permutation, and estimat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,7 +41,12 @@ class Banding:
 
     def probability(self, similarity: float) -> float:
         """That a pair of this Jaccard similarity is a candidate: 1 - (1 - s**rows)**bands, the S-curve."""
-        return float(1.0 - (1.0 - similarity**self.rows) ** self.bands)
+        agreeing = similarity**self.rows
+        return 1.0 if agreeing >= 1 else -math.expm1(self.bands * math.log1p(-agreeing))
+
+    def missed(self, similarity: float) -> float:
+        """That it is none: (1 - s**rows)**bands, exact where 1 - probability would be rounded to 0."""
+        return float((1.0 - similarity**self.rows) ** self.bands)
 
     @property
     def steepest(self) -> float:
