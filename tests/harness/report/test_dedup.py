@@ -23,8 +23,12 @@ def text(settings: DedupSettings, result: DedupResult = RESULT, quality: Quality
 
 @pytest.mark.parametrize(
     ("threshold", "banding", "missed"),
-    [(0.9, Banding(100, 1), "under 0.0001 %"), (0.8, banding_for(0.8), "0.17 %"), (0.2, Banding(1, 50), "over 99.9999 %")],
-)  # fmt: skip
+    [
+        (0.9, Banding(100, 1), "under 0.0001 %"),
+        (0.8, banding_for(0.8), "0.17 %"),
+        (0.2, Banding(1, 50), "over 99.9999 %"),
+    ],
+)
 def test_what_may_happen_is_never_impossible_or_certain(threshold: float, banding: Banding, missed: str) -> None:
     found = text(DedupSettings(Shingling(), threshold, banding))
     assert f"is no candidate with a probability of {missed}." in found
