@@ -81,7 +81,7 @@ def _sentence(found: DedupPage) -> str:
     if not result.removed:
         what = "1 document; it is" if result.documents == 1 else f"{result.documents:,} documents; all are"
         return f"No near-duplicates were found in {what} kept."
-    share = percent(result.removed / result.documents)
+    share = percent(result.removed / result.documents) if result.removed < 0.995 * result.documents else "over 99 %"
     return (
         f"{result.removed:,} of {result.documents:,} documents ({share}) are removed as near-duplicates, in "
         f"{count(result.groups, 'group')} of which one each is kept; {result.documents - result.removed:,} documents "

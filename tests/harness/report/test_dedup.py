@@ -51,6 +51,12 @@ def test_a_share_that_is_not_all_is_not_printed_as_all() -> None:
     assert "1.0000 are within a group (recall)" in found
 
 
+def test_removals_of_almost_all_are_not_printed_as_all() -> None:
+    settings = DedupSettings(Shingling(), 0.8, banding_for(0.8))
+    assert "99,999 of 100,000 documents (over 99 %) are removed" in text(settings, replace(RESULT, removed=99_999))
+    assert "99 of 100 documents (99 %) are removed" in text(settings, replace(RESULT, documents=100, removed=99))
+
+
 def test_documents_that_were_not_compared_with_all_are_named() -> None:
     settings = DedupSettings(Shingling(), 0.8, banding_for(0.8))
     assert "pairs farther apart may be missed" not in text(settings)

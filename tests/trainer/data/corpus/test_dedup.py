@@ -372,6 +372,17 @@ def test_files_of_several_schemas_are_one_table(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+def test_a_column_that_parquet_cannot_hold_is_one_line_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"text": "a", "more": {}}\n{"text": "b", "more": {}}\n')
+    union = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])])
+    with pa.ipc.new_file(tmp_path / "data.arrow", pa.schema([("text", pa.string()), ("u", union.type)])) as writer:
+        writer.write_table(pa.table({"text": ["a"], "u": union}))
+    for name, what in (("data.jsonl", "struct type 'more' with no child field"), ("data.arrow", "dense_union")):
+        with pytest.raises(InputError, match=rf"^{name}: a column cannot be written as Parquet \(.*{what}"):
+            run(corpus_of(tmp_path / name), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.arrow", "data.jsonl"]
+
+
 def test_json_lines_keep_strings_as_they_are(tmp_path: Path) -> None:
     lines = [
         {"text": "2024-05-06", "at": "2024-05-06", "deep": {"at": ["2024-05-06"]}},
