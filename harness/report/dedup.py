@@ -98,7 +98,8 @@ def _criteria(settings: DedupSettings) -> str:
         f"near-duplicates from a Jaccard similarity of their shingles of {settings.threshold} on. Candidates share "
         f"one of {count(banding.bands, 'band')} of {count(banding.rows, 'row')} ({banding.permutations} permutations, "
         f"seed {settings.seed}): the S-curve 1 - (1 - s^{banding.rows})^{banding.bands}, which rises around "
-        f"{banding.steepest:.2f}. So a pair right at the threshold is no candidate with a probability of "
+        f"{banding.steepest:.2f}. By it, which takes permutations as independent, a pair right at the threshold is no "
+        "candidate with a probability of "
         f"{_probability(banding.missed(settings.threshold))}."
     )
 

@@ -31,7 +31,7 @@ def text(settings: DedupSettings, result: DedupResult = RESULT, quality: Quality
 )
 def test_what_may_happen_is_never_impossible_or_certain(threshold: float, banding: Banding, missed: str) -> None:
     found = text(DedupSettings(Shingling(), threshold, banding))
-    assert f"is no candidate with a probability of {missed}." in found
+    assert f"a pair right at the threshold is no candidate with a probability of {missed}." in found
     curve = [line for line in found.splitlines() if line.endswith(" % |")]
     assert curve[-1] == "| 1.0 | 100 % |"
     assert not any(f"| {certain} % |" in line for line in curve[:-1] for certain in ("0", "0.0000", "100", "100.0000"))

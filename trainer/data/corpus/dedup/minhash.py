@@ -4,7 +4,8 @@ A signature has a place for each permutation of all shingles, and holds the leas
 same one with a probability of their Jaccard similarity. Documents are candidates where all rows of one of their bands
 agree. The places are filled by fast similarity sketching (Dahlgaard, Knudsen and Thorup 2017, arXiv:1704.04370): in a
 round each shingle goes to one place, and only those that are empty after some rounds are given all shingles. That
-takes a few hashes of a shingle instead of one for each permutation, and estimates as well.
+takes a few hashes of a shingle instead of one for each permutation, and estimates as well. The places of a set are not
+independent of each other: the S-curve is that of independent ones, and at the threshold no more pairs are missed.
 """
 
 from __future__ import annotations
