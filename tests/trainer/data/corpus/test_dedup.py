@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import combinations
@@ -438,6 +439,24 @@ def test_a_crowded_bucket_is_reported_and_similar_documents_still_hang_together(
     assert outcome.result.crowded == 34
     assert outcome.result.removed == 39
     assert outcome.result.candidates <= 40 * 5 * SETTINGS.banding.bands
+
+
+def test_a_disk_that_is_full_is_named_and_nothing_is_left(made: Path, tmp_path: Path) -> None:
+    """The limit of a file's size stands for the disk: it is the same error of the same calls."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    corpus = corpus_of(made / "corpus.parquet")
+    try:
+        for size, work in (
+            (100_000, lambda: run(corpus, tmp_path / "out", DEFAULTS)),
+            (20_000, lambda: write_labelled(tmp_path / "out", 60, 1)),
+        ):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+            with pytest.raises(OSError, match="too large") as caught:
+                work()
+            assert caught.value.filename == str(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_there_is_not_written_over_and_a_failure_leaves_nothing(
