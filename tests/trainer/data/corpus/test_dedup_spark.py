@@ -129,7 +129,6 @@ def test_spark_keeps_what_the_local_engine_keeps(
     assert [name for name, read in scanned.items() if any("keys" in one for one in read)] == ["pairs"]
     assert scanned["verify"] == ["left:bigint,right:bigint"]
     assert "row:bigint,characters:bigint" in scanned["decide"]
-    print([(one.name, one.jobs, one.plan.count("Exchange")) for one in stages], scanned)
 
 
 def facts(result: DedupResult) -> list[object]:
