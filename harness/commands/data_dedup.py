@@ -70,8 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def dedup(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Remove near-duplicates, or make a labelled corpus."""
+    from trainer.data.corpus.places import scheme_of
+
     if arguments.out is None:
         raise InputError("data dedup: where to? give --out DIR")
+    if scheme_of(arguments.out) is not None:
+        raise InputError(f"--out {arguments.out}: a URL; allowed: a folder of this machine, or one that it mounts")
     if not -(2**63) <= arguments.seed < 2**63:
         raise InputError(f"--seed {arguments.seed}: allowed: whole numbers of 64 bits")
     if arguments.make_labelled is not None:

@@ -52,8 +52,8 @@ def as_json(found: DedupPage) -> dict[str, Json]:
 
 def similarities(settings: DedupSettings) -> list[float]:
     """Where the S-curve is printed: tenths, and around the threshold."""
-    around = [settings.threshold + step for step in (-0.05, 0.0, 0.05)]
-    points = {round(one, 6) for one in (*(tenth / 10 for tenth in range(1, 11)), *around)}
+    around = [round(settings.threshold + step, 6) for step in (-0.05, 0.05)]
+    points = {settings.threshold, *(tenth / 10 for tenth in range(1, 11)), *around}
     return sorted(one for one in points if 0 < one <= 1)
 
 
@@ -81,7 +81,7 @@ def _sentence(found: DedupPage) -> str:
     if not result.removed:
         what = "1 document; it is" if result.documents == 1 else f"{result.documents:,} documents; all are"
         return f"No near-duplicates were found in {what} kept."
-    share = percent(result.removed / result.documents)
+    share = percent(result.removed / result.documents) if result.removed < 0.995 * result.documents else "over 99 %"
     return (
         f"{result.removed:,} of {result.documents:,} documents ({share}) are removed as near-duplicates, in "
         f"{count(result.groups, 'group')} of which one each is kept; {result.documents - result.removed:,} documents "
@@ -95,25 +95,27 @@ def _criteria(settings: DedupSettings) -> str:
     shingle = f"each {unit}" if shingling.size == 1 else f"each run of {shingling.size} {unit}s"
     return (
         f"A shingle is {shingle}, whatever its case and white space; a shorter document is one shingle. Documents are "
-        f"near-duplicates from a Jaccard similarity of their shingles of {settings.threshold:g} on. Candidates share "
+        f"near-duplicates from a Jaccard similarity of their shingles of {settings.threshold} on. Candidates share "
         f"one of {count(banding.bands, 'band')} of {count(banding.rows, 'row')} ({banding.permutations} permutations, "
         f"seed {settings.seed}): the S-curve 1 - (1 - s^{banding.rows})^{banding.bands}, which rises around "
-        f"{banding.steepest:.2f}. So a pair right at the threshold is no candidate with a probability of "
-        f"{_probability(1 - banding.probability(settings.threshold))}."
+        f"{banding.steepest:.2f}. By it, which takes permutations as independent, a pair right at the threshold is no "
+        "candidate with a probability of "
+        f"{_probability(banding.missed(settings.threshold))}."
     )
 
 
 def _point(settings: DedupSettings, similarity: float) -> tuple[str, str]:
-    at = " (threshold)" if abs(similarity - settings.threshold) < 1e-6 else ""
-    return f"{similarity:g}{at}", _probability(settings.banding.probability(similarity))
+    at = " (threshold)" if similarity == settings.threshold else ""
+    probability = settings.banding.probability(similarity)
+    return f"{similarity}{at}", "100 %" if similarity == 1 else _probability(probability)
 
 
 def _probability(value: float) -> str:
-    """Percent with as many figures as tell it from 0 and from 100 %; 1e-15 and less is printed as 0."""
-    if value < 1e-12:
-        return "0 %"
+    """Percent of what may happen and may not: never 0 % or 100 %, to which a small value may be rounded."""
+    if value < 1e-6:
+        return "under 0.0001 %"
     if value > 1 - 1e-6:
-        return "100 %" if value == 1 else "over 99.9999 %"
+        return "over 99.9999 %"
     return f"{100 * value:.4f} %" if not 0.0001 <= value <= 0.9999 else f"{100 * value:.2f} %"
 
 
@@ -141,8 +143,8 @@ def _rules(found: DedupPage) -> str:
     ]
     if found.result.crowded:
         rules.append(
-            f"{count(found.result.crowded, 'document')} share a band with more than {BEFORE} earlier ones, and were "
-            f"compared with the {BEFORE} before them there: pairs farther apart may be missed."
+            f"{count(found.result.crowded, 'document')} with more than {BEFORE} earlier ones in a band: there compared "
+            f"with the {BEFORE} before alone, so pairs farther apart may be missed."
         )
     return " ".join(rules)
 
@@ -170,7 +172,10 @@ def _against(quality: Quality) -> list[str]:
 
 
 def _share(value: float | None) -> str:
-    return NOT_MEASURED if value is None else f"{value:.4f}"
+    """Of what there is, in four places; what is not all of it is never printed as 1."""
+    if value is None:
+        return NOT_MEASURED
+    return "over 0.9999" if 0.99995 <= value < 1 else f"{value:.4f}"
 
 
 def _kind(one: KindCount) -> tuple[str, str, str, str]:
@@ -195,11 +200,11 @@ def _figure(settings: DedupSettings) -> Figure:
     along = [place / _POINTS for place in range(_POINTS + 1)]
     axes.plot(along, [100 * banding.probability(one) for one in along], color=_CURVE, linewidth=2)
     axes.axvline(settings.threshold, color=_THRESHOLD, linestyle="--", linewidth=1.2)
-    found = 100 * banding.probability(settings.threshold)
-    axes.plot([settings.threshold], [found], "o", color=_THRESHOLD)
+    found = banding.probability(settings.threshold)
+    axes.plot([settings.threshold], [100 * found], "o", color=_THRESHOLD)
     axes.annotate(
-        f"threshold {settings.threshold:g}: {found:.2f} %",
-        (settings.threshold, found),
+        f"threshold {settings.threshold}: {_probability(found)}",
+        (settings.threshold, 100 * found),
         (-8, -18),
         textcoords="offset points",
         ha="right" if settings.threshold > 0.5 else "left",

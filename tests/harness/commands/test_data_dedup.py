@@ -90,6 +90,10 @@ CASES = {
         "--permutations: does not go with --bands and --rows, of which there are bands x rows"
     ),
     ("--shingle-size", "0"): "--shingle-size 0: allowed: 1 to 64",
+    ("--out", "s3://bucket/new"): (
+        "--out s3://bucket/new: a URL; allowed: a folder of this machine, or one that it mounts"
+    ),
+    ("--labels", "absent"): "--labels absent: no such file",
     ("--master", "local"): "--master: does not go with --engine local",
     ("--engine", "spark", "--workers", "2"): "--workers: does not go with --engine spark",
     ("--workers", "0"): "--workers 0: allowed: 1 to 256",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+import resource
+from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -57,8 +59,16 @@ def test_sets_and_similarities_are_those_of_plain_python(texts: list[str], kind:
         for other, second in zip(found, plain, strict=True):
             wanted = len(first & second) / len(first | second) if first | second else 0.0
             assert pairs.jaccard(one, other) == wanted
-            assert pairs.jaccard(one, other, 0.7) == (wanted if wanted >= 0.7 else pairs.jaccard(one, other, 0.7))
-            assert pairs.jaccard(one, other, 0.7) <= wanted
+            enough = pairs.jaccard(one, other, 0.7)
+            assert enough == wanted if wanted >= 0.7 else enough <= wanted
+
+
+def test_a_pair_right_at_the_threshold_is_near_whatever_its_sizes() -> None:
+    """0.55 x 100 is more than 55, and 0.28 x 25 more than 7: sizes do not rule out what is as similar as that."""
+    for shared, size, threshold in ((55, 100, 0.55), (7, 25, 0.28), (14, 25, 0.56), (4, 5, 0.8)):
+        whole = np.arange(size, dtype=np.uint64)
+        assert pairs.jaccard(whole[:shared], whole, threshold) == threshold
+        assert pairs.jaccard(whole[: shared - 1], whole, threshold) == 0
 
 
 @pytest.mark.parametrize("kind", ["word", "char"])
@@ -100,6 +110,18 @@ def test_signatures_agree_as_often_as_sets_are_similar() -> None:
             hits = (keys[::2] == keys[1::2]).any(axis=1)
             wanted = banding.probability(shared / (2 * size - shared))
             assert abs(np.mean(hits) - wanted) < 4 * math.sqrt(0.25 / trials), (size, similarity)
+
+
+def test_no_more_pairs_at_the_threshold_are_missed_than_the_curve_says() -> None:
+    """Of short documents, whose places depend on each other the most: 8 of 10 shingles shared. Fixed by the seed."""
+    banding, trials = banding_for(0.8), 4000
+    drawn = np.random.default_rng(1).integers(0, 2**64, (trials, 10), dtype=np.uint64)
+    both = np.stack([np.sort(drawn[:, :9]), np.sort(drawn[:, 1:])], axis=1)
+    keys = MinHash(banding, 0).keys(ShingleSets(both.ravel(), np.full(2 * trials, 9)))
+    missed = trials - int((keys[::2] == keys[1::2]).any(axis=1).sum())
+    wanted = trials * banding.missed(0.8)
+    assert missed <= wanted + 3 * math.sqrt(wanted)
+    assert math.isclose(banding.missed(0.8), 1 - banding.probability(0.8), rel_tol=1e-12)
 
 
 def test_a_large_set_is_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,11 +279,13 @@ def test_precision_and_recall_on_labels_and_all_pairs_compared(made: Path, tmp_p
     # Every pair that is similar enough, by sets of plain Python.
     texts = pq.read_table(made / "corpus.parquet").column("text").to_pylist()
     plain = [plain_shingles(text, "word", 5) for text in texts]
+    holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for row, shingles_of in enumerate(plain):
+        for shingle in shingles_of:
+            holders[shingle].append(row)
+    shared = Counter(pair for rows in holders.values() for pair in combinations(rows, 2))
     exact = {
-        (one, other): len(plain[one] & plain[other]) / len(plain[one] | plain[other])
-        for one in range(len(plain))
-        for other in range(one + 1, len(plain))
-        if not plain[one].isdisjoint(plain[other])
+        (one, other): common / (len(plain[one]) + len(plain[other]) - common) for (one, other), common in shared.items()
     }
     near = [pair for pair, similarity in exact.items() if similarity >= 0.8]
     _, groups = components(np.array([one for one, _ in near]), np.array([other for _, other in near]))
@@ -276,11 +300,13 @@ def test_precision_and_recall_on_labels_and_all_pairs_compared(made: Path, tmp_p
         assert len(texts[row["kept_row"]]) >= len(texts[row["removed_row"]])
 
 
-def test_labels_are_measured_and_follow_from_the_seed(made: Path, tmp_path: Path) -> None:
-    write_labelled(tmp_path / "again", 400, 3)
+def test_labels_are_measured_and_follow_from_the_seed(tmp_path: Path) -> None:
+    for folder in ("one", "again"):
+        write_labelled(tmp_path / folder, 60, 4)
     for name in ("corpus.parquet", "labels.parquet"):
-        assert (tmp_path / "again" / name).read_bytes() == (made / name).read_bytes()
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
     documents = list(labelled(60, 4))
+    assert [one.text for one in documents] == pq.read_table(tmp_path / "one" / "corpus.parquet")["text"].to_pylist()
     assert [one.text for one in documents] != [one.text for one in labelled(60, 3)]
     plain = [plain_shingles(one.text, "word", 5) for one in documents]
     for one in documents:
@@ -302,16 +328,18 @@ def test_labels_of_another_corpus_are_refused(made: Path, tmp_path: Path) -> Non
 def test_the_result_does_not_depend_on_threads_shares_or_spills(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = corpus_of(made / "corpus.parquet")
+    pq.write_table(pq.read_table(made / "corpus.parquet").slice(0, 160), tmp_path / "some.parquet")
+    corpus = corpus_of(tmp_path / "some.parquet")
     first = run(corpus, tmp_path / "first", DEFAULTS)
     assert run(corpus, tmp_path / "threads", DEFAULTS, workers=3).result == first.result
     assert content(tmp_path / "threads") == content(tmp_path / "first")
-    monkeypatch.setattr(sketches, "ROW_GROUP", 70)
+    monkeypatch.setattr(sketches, "ROW_GROUP", 30)
     monkeypatch.setattr(sketches, "_SHARES", 7)
-    monkeypatch.setattr("trainer.data.corpus.dedup.spills._HELD_BYTES", 1000)
+    monkeypatch.setattr("trainer.data.corpus.dedup.spills._HELD_BYTES", 4000)
     monkeypatch.setattr("trainer.data.corpus.dedup.local._STEP", 90)
     assert run(corpus, tmp_path / "shares", DEFAULTS).result == first.result
     assert len(list((tmp_path / "shares" / "kept").iterdir())) == 6
+    assert first.result.verified > 20
     assert kept_rows(tmp_path / "shares").equals(kept_rows(tmp_path / "first"))
 
 
@@ -364,6 +392,17 @@ def test_files_of_several_schemas_are_one_table(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+def test_a_column_that_parquet_cannot_hold_is_one_line_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"text": "a", "more": {}}\n{"text": "b", "more": {}}\n')
+    union = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])])
+    with pa.ipc.new_file(tmp_path / "data.arrow", pa.schema([("text", pa.string()), ("u", union.type)])) as writer:
+        writer.write_table(pa.table({"text": ["a"], "u": union}))
+    for name, what in (("data.jsonl", "struct type 'more' with no child field"), ("data.arrow", "dense_union")):
+        with pytest.raises(InputError, match=rf"^{name}: a column cannot be written as Parquet \(.*{what}"):
+            run(corpus_of(tmp_path / name), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.arrow", "data.jsonl"]
+
+
 def test_json_lines_keep_strings_as_they_are(tmp_path: Path) -> None:
     lines = [
         {"text": "2024-05-06", "at": "2024-05-06", "deep": {"at": ["2024-05-06"]}},
@@ -404,6 +443,24 @@ def test_a_crowded_bucket_is_reported_and_similar_documents_still_hang_together(
     assert outcome.result.crowded == 34
     assert outcome.result.removed == 39
     assert outcome.result.candidates <= 40 * 5 * SETTINGS.banding.bands
+
+
+def test_a_disk_that_is_full_is_named_and_nothing_is_left(made: Path, tmp_path: Path) -> None:
+    """The limit of a file's size stands for the disk: it is the same error of the same calls."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    corpus = corpus_of(made / "corpus.parquet")
+    try:
+        for size, work in (
+            (100_000, lambda: run(corpus, tmp_path / "out", DEFAULTS)),
+            (20_000, lambda: write_labelled(tmp_path / "out", 60, 1)),
+        ):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+            with pytest.raises(OSError, match="too large") as caught:
+                work()
+            assert caught.value.filename == str(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_there_is_not_written_over_and_a_failure_leaves_nothing(

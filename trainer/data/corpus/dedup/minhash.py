@@ -4,11 +4,13 @@ A signature has a place for each permutation of all shingles, and holds the leas
 same one with a probability of their Jaccard similarity. Documents are candidates where all rows of one of their bands
 agree. The places are filled by fast similarity sketching (Dahlgaard, Knudsen and Thorup 2017, arXiv:1704.04370): in a
 round each shingle goes to one place, and only those that are empty after some rounds are given all shingles. That
-takes a few hashes of a shingle instead of one for each permutation, and estimates as well.
+takes a few hashes of a shingle instead of one for each permutation, and estimates as well. The places of a set are not
+independent of each other: the S-curve is that of independent ones, and at the threshold no more pairs are missed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,7 +42,12 @@ class Banding:
 
     def probability(self, similarity: float) -> float:
         """That a pair of this Jaccard similarity is a candidate: 1 - (1 - s**rows)**bands, the S-curve."""
-        return float(1.0 - (1.0 - similarity**self.rows) ** self.bands)
+        agreeing = similarity**self.rows
+        return 1.0 if agreeing >= 1 else -math.expm1(self.bands * math.log1p(-agreeing))
+
+    def missed(self, similarity: float) -> float:
+        """That it is none: (1 - s**rows)**bands, exact where 1 - probability would be rounded to 0."""
+        return float((1.0 - similarity**self.rows) ** self.bands)
 
     @property
     def steepest(self) -> float:

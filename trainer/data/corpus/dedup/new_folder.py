@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from trainer.errors import InputError, cannot_write
 from trainer.leftovers import remove, remove_leftovers, temporary_path
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REMEDY = "--out DIR chooses another folder"
 
 
@@ -35,7 +37,12 @@ def new_folder(out: Path) -> Iterator[Path]:
             folder.mkdir(parents=True)
         except OSError as error:
             raise cannot_write(out, error, _REMEDY) from error
-        yield folder
+        try:
+            yield folder
+        except OSError as error:
+            if error.errno in _FULL:
+                error.filename = str(out)  # which of the disks is full?
+            raise
         try:
             folder.rename(out)
         except OSError as error:

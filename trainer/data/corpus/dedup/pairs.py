@@ -69,7 +69,7 @@ def jaccard(one: Hashes, other: Hashes, threshold: float = 0.0) -> float:
     Two empty sets have none in common: 0.
     """
     fewer, more = sorted((len(one), len(other)))
-    if fewer == 0 or fewer < threshold * more:
+    if fewer == 0 or fewer / more < threshold:  # threshold * more may be rounded up
         return 0.0
     joined = np.concatenate([one, other])
     joined.sort(kind="stable")  # merges two sorted runs

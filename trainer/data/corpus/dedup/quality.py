@@ -67,6 +67,8 @@ def read_labels(path: Path, corpus: Corpus) -> Labels:
 
     try:
         table = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise InputError(f"--labels {path}: no such file") from error
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"--labels {path}: cannot be read as Parquet") from error
     digest = (table.schema.metadata or {}).get(b"corpus_sha256", b"").decode(errors="replace")

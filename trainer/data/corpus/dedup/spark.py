@@ -63,6 +63,7 @@ def run(
 
     try:
         process.wait_until(done, progress, "ended no task")
+        progress()  # of what came together with the end
         events: list[Any] = list(process.events)
         counts: Counts = next(one["counts"] for one in events if "counts" in one)
         stages = tuple(SparkStage(**one["stage"]) for one in events if "stage" in one)
@@ -102,6 +103,7 @@ class _SparkTables:
         cores = max(1, session.sparkContext.defaultParallelism)
         self._partitions = max(cores, min(job.corpus.documents // _DOCUMENTS, _MOST_PARTITIONS))
         session.conf.set("spark.sql.shuffle.partitions", str(self._partitions))
+        session.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")  # what is broadcast passes through the driver
         # Local Parquet is read from its middle, any other corpus from its beginning: a task has a run of shares of it.
         whole = job.corpus.format == "parquet" and not any("://" in name for name in job.corpus.files)
         self._run_length = 1 if whole else max(1, -(-job.count // (cores * _WAVES)))

@@ -11,11 +11,12 @@ from trainer.errors import InputError
 
 
 def schema_of(corpus: Corpus) -> Any:
-    """The Arrow schema of all files' rows; a column that a file lacks is null there. Raises InputError for a conflict.
+    """The Arrow schema of all files' rows; a column that a file lacks is null there.
 
-    Of JSON Lines all rows are read for it.
+    Raises InputError for a conflict, and for a type that Parquet does not have. Of JSON Lines all rows are read for it.
     """
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     found = None
     for name in corpus.files:
@@ -30,7 +31,12 @@ def schema_of(corpus: Corpus) -> Any:
     assert found is not None, "a corpus has files"
     if len(set(found.names)) < len(found.names):
         raise InputError(f"{corpus.name}: several columns of one name ({', '.join(found.names)}); names must differ")
-    return pa.schema([field.with_type(_stored(field.type)) for field in found])
+    schema = pa.schema([field.with_type(_stored(field.type)) for field in found])
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
+    except pa.ArrowException as error:
+        raise InputError(f"{corpus.name}: a column cannot be written as Parquet ({first_line(error)})") from error
+    return schema
 
 
 def _stored(kind: Any) -> Any:
