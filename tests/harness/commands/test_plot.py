@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.analysis.choices import ChoicePass
 from harness.commands.plot import notes
 from harness.launch.training_files import EvaluationRow, EvaluationTable, LossRow, LossTable
 from harness.report.curve_sources import CurveSource, find_curves, named
@@ -204,6 +205,8 @@ def test_runs_are_named_by_what_differs() -> None:
     many = sources({"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 2, "c": 2})
     assert [one.name for one in named(many)] == ["t0", "t1"]
     assert [one.name for one in named(sources({"a": 1}, {"a": 1}))] == ["t0", "t1"]
+    again = [*sources({"a": 1}), *sources({"a": 1}), *sources({"a": 1}, arms=("t/../t",))]
+    assert [one.name for one in named(again)] == ["t0", "t0 (2)", "t"]
     run = PlottedRun("", curve([(1, 1.0)]), curve([]))
     arms = [CurveSource(run, Path("/x/study"), arm) for arm in ("text", "tokens")]
     assert [one.name for one in named(arms)] == ["text", "tokens"]
@@ -212,6 +215,25 @@ def test_runs_are_named_by_what_differs() -> None:
         "study: tokens",
         "y/z",
     ]
+
+
+def test_each_run_is_in_the_legend_and_a_single_loss_is_a_point() -> None:
+    run = PlottedRun("_first", curve([(1, 4.0)]), curve([]), (ChoicePass(0, 9, 0.5, 0.5, 0.5, 0.5),))
+    for figure in (loss_figure([run], "steps"), choices_figure([run], "acc", "steps")):
+        assert " _first" in texts(figure)
+    points = [
+        line.get_xydata().tolist() for line in loss_figure([run], "steps").axes[0].lines if line.get_marker() == "o"
+    ]
+    assert [[1.0, 4.0]] in points
+
+
+def test_a_share_that_is_nan_is_said_and_an_empty_picture_refused(tmp_path: Path) -> None:
+    (tmp_path / "main.log").write_text("s:0 eval:0.25\ns:2 eval:nan\n")
+    (run,) = find_curves([str(tmp_path / "main.log")], None)
+    assert "1 of 2 multiple-choice shares are NaN, the first after 2 steps: not drawn" in notes(run)
+    done = plot(tmp_path, "--out", tmp_path / "out", "--measure", "acc")
+    assert done.returncode == 2
+    assert "--measure acc: nothing is drawn, as it is not known of any of the runs" in done.stderr.splitlines()[-1]
 
 
 @settings(max_examples=25)
