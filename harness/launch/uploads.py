@@ -13,12 +13,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.launch.training_files import CHECKPOINTS
 from harness.study.store import write_json
 from trainer.data.corpus.places import filesystem_of
 from trainer.errors import InputError, one_line
@@ -135,7 +136,7 @@ class Destination:
 
     def _remove_gone(self) -> None:
         here = {name for name, _ in self._local()}
-        gone = [one for one in self._there if one not in here]
+        gone = [one for one in self._there if one not in here and _may_go(one, here)]
         for name in gone:
             with suppress(Exception):  # what stays there too long does no harm
                 self._filesystem.delete_file(f"{self._root}/{name}")
@@ -171,6 +172,19 @@ class Destination:
         content: Any = {"url": self.url, "files": {name: list(state) for name, state in sorted(self._there.items())}}
         with suppress(OSError):
             write_json(self.folder / KEPT, content)
+
+
+def _may_go(name: str, here: Collection[str]) -> bool:
+    """Whether a file that was removed here goes there too: a checkpoint once a newer one is here, no whole table.
+
+    Whoever makes room on this disk does not mean the copy.
+    """
+    folder, _, rest = name.partition("/")
+    if folder != CHECKPOINTS:
+        return bool(rest)
+    step = rest.partition("/")[0]
+    newer = (one.split("/") for one in here if one.startswith(f"{CHECKPOINTS}/"))
+    return any(parts[1] > step and parts[-1] == LAST[0] for parts in newer)
 
 
 def _state(path: Path) -> _State:
