@@ -27,7 +27,16 @@ if TYPE_CHECKING:
 LLMC_LOG = "main.log"
 MOST_KEYS = 2  # of the configuration that name a run: with more of them its folder says it shorter
 # What differs between runs and makes no difference to what is drawn.
-NO_NAMES = ("steps", "warmup_steps", "log_every", "checkpoint.", "evaluation.", "launch.", "data.prefetch")
+NO_NAMES = (
+    "steps",
+    "warmup_steps",
+    "log_every",
+    "checkpoint.",
+    "evaluation.",
+    "launch.",
+    "data.prefetch",
+    "resume.step",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +105,9 @@ def _of_study(path: Path) -> list[CurveSource]:
         if one.record.control is None and one.record.arm not in found and (run := _of_run(one)) is not None:
             found[one.record.arm] = CurveSource(run, path, one.record.arm, one.record.config)
     if not found:
-        raise InputError(f"{path}: no run with a loss in it; an emulated device and a run without a model have none")
+        raise InputError(
+            f"{path}: no finished run with a loss in it; an emulated device and a run without a model have none"
+        )
     return list(found.values())
 
 
@@ -151,8 +162,15 @@ def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
     differing = [key for key in keys if len({repr(flat.get(key)) for flat in flats}) > 1]
     if not 0 < len(differing) <= MOST_KEYS:
         return None
-    names = [", ".join(f"{key.rpartition('.')[2]} {flat.get(key)}" for key in differing) for flat in flats]
+    names = [", ".join(_setting(key.rpartition(".")[2], flat.get(key)) for key in differing) for flat in flats]
     return names if len(set(names)) == len(names) else None
+
+
+def _setting(key: str, value: Json) -> str:
+    """``learning_rate 0.001``; ``no llmc`` where it is not set."""
+    if value is None:
+        return f"no {key}"
+    return f"{key} {str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _by_place(sources: Sequence[CurveSource]) -> list[str]:
