@@ -125,9 +125,11 @@ def next_token(logits: torch.Tensor, choice: TokenChoice, draws: torch.Generator
 
     if choice.is_greedy:
         return int(logits.argmax())
-    scaled = logits.double() / choice.temperature
-    # An infinite logit stays the only likely one: infinity minus infinity would be NaN.
-    scaled = torch.where(scaled == scaled.max(), torch.zeros_like(scaled), scaled - scaled.max())
+    below = logits.double()
+    # Before they are divided: by a tiny temperature all positive ones would become infinite, and as likely as each
+    # other. An infinite logit stays the only likely one: infinity minus infinity would be NaN.
+    below = torch.where(below == below.max(), torch.zeros_like(below), below - below.max())
+    scaled = below / choice.temperature
     values, ids = scaled.sort(descending=True, stable=True)
     if choice.top_k is not None:
         values, ids = values[: choice.top_k], ids[: choice.top_k]

@@ -18,6 +18,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -140,12 +141,15 @@ class LlmcHeader:
 def read_header(path: Path) -> LlmcHeader:
     """The header of a file. Raises InputError where it is none, of another version, cut short or too long."""
     try:
-        size = path.stat().st_size
+        if not S_ISREG((about := path.stat()).st_mode):  # a pipe or a device may have no end
+            raise InputError(f"{path}: no file, but a folder, a pipe or a device; allowed: a model file of llm.c")
+        size = about.st_size
         with path.open("rb") as file:
-            found = np.frombuffer(file.read(4 * HEADER), "<i4") if size >= 4 * HEADER else None
+            begin = file.read(4 * HEADER)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    if found is None and _begins(path):
+    found = np.frombuffer(begin, "<i4") if len(begin) == 4 * HEADER else None
+    if found is None and begin[:4] == MAGIC.to_bytes(4, "little"):
         raise InputError(f"{path}: {size:,} bytes, where its header alone has {4 * HEADER:,}: cut short")
     if found is None or found[0] != MAGIC:
         raise InputError(f"{path}: not a model file of llm.c (its first int32 must be {MAGIC})")
@@ -170,11 +174,6 @@ def read_header(path: Path) -> LlmcHeader:
         how = f"cut short by {-differs:,} bytes" if differs < 0 else f"{differs:,} bytes too many"
         raise InputError(f"{path}: {size:,} bytes, where its header speaks of {header.size_bytes:,}: {how}")
     return header
-
-
-def _begins(path: Path) -> bool:
-    """Whether a file that is shorter than a header begins as one does."""
-    return path.read_bytes()[:4] == MAGIC.to_bytes(4, "little")
 
 
 def read_model(path: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:

@@ -70,7 +70,7 @@ def load_trained(place: str, key: str) -> TrainedModel:
     checkpoint = _newest(path / CHECKPOINTS) if training is not None else None
     if checkpoint is None and (path / checkpoint_folder.ABOUT).exists():
         checkpoint = checkpoint_folder.read(path)
-        training = checkpoint.path.absolute().parent.parent
+        training = checkpoint.path.resolve().parent.parent  # also of a link to a checkpoint
     if checkpoint is None:
         if not (path / CONFIG).is_file() or not any(path.glob(WEIGHTS)):
             raise InputError(

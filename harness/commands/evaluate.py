@@ -106,12 +106,13 @@ def _share(scores: ChoiceScores, name: str) -> dict[str, float] | None:
 
 def lines(scores: ChoiceScores) -> list[str]:
     """A line for each share, with the 95 % interval of questions as independent draws."""
-    found = [f"{scores.questions:,} question{'' if scores.questions == 1 else 's'}; a guess is right in 25.0 %"]
+    counted = f"{scores.questions:,} question{'' if scores.questions == 1 else 's'}"
+    found = [f"{counted}, [95 % intervals over questions]; a guess is right in 25.0 %"]
     for name, how in SHARES.items():
         share = _share(scores, name)
         if share is not None:
             text = f"{share['share']:.2%} [{share['ci_low']:.2%}–{share['ci_high']:.2%}]".replace("%", " %")
         else:
-            text = "not known" if getattr(scores, name) is None else "NaN: the model has diverged"
+            text = "not known" if getattr(scores, name) is None else "NaN: a likelihood is NaN"
         found.append(f"{name:<10} {text:<28} {how}")
     return found

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.commands.output import say
 from trainer.errors import InputError
+from trainer.files import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Load the model and write it; say what the file holds."""
     out = Path(arguments.out)
-    if out.exists():
+    if expanded(out).exists():
         raise InputError(f"--out {out}: there is something already; choose a new file")
     from trainer.llmc_model import not_finite, write_model
     from trainer.trained_model import load_trained

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.commands.output import say
 from trainer.errors import InputError
+from trainer.files import expanded
 
 TOKENS = 524_288  # a step of llm.c's script for GPT-2 124M (scripts/run_gpt2_124M.sh)
 OUT = "results/imported"
@@ -32,11 +33,11 @@ def read(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.report.curve import draw_losses
     from trainer.llmc_log import read_log
 
-    file = Path(arguments.file)
+    file = expanded(arguments.file)
     if not 1 <= arguments.tokens_per_step <= 10**12:
         raise InputError(f"--tokens-per-step {arguments.tokens_per_step}; allowed: 1 to 10**12")
     log = read_log(file)
-    out = Path(arguments.out) if arguments.out else Path(OUT) / (file.absolute().parent.name or file.stem)
+    out = expanded(arguments.out) if arguments.out else Path(OUT) / (file.parent.resolve().name or file.stem)
     import_log(log, arguments.tokens_per_step, out)
     draw_losses(out, out.name)
     say(f"{out}: {len(log.training):,} training losses, {len(log.validation):,} validation losses")

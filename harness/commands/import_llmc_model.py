@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness.commands.output import say
+from trainer.files import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def read(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Write the folder; say what it holds."""
     from trainer.llmc_model import as_folder, not_finite
 
-    header, weights = as_folder(Path(arguments.file), Path(arguments.out))
+    header, weights = as_folder(expanded(arguments.file), Path(arguments.out))
     say(f"{arguments.out}: {header.title}, {header.dtype}; the file has no tokenizer, and no optimizer's moments")
     if wrong := not_finite(weights):
         say(f"{wrong:,} of its weights are NaN or infinite")

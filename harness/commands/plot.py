@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands.output import say
@@ -41,9 +40,9 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.report.curve_sources import find_curves
     from harness.report.drawing import drawn
     from harness.report.run_curves import MEASURES, MOST_RUNS, best_measure, choices_figure, loss_figure
-    from trainer.files import write_bytes
+    from trainer.files import expanded, write_bytes
 
-    out = Path(arguments.out)
+    out = expanded(arguments.out)
     check_writable(out)
     runs = find_curves(arguments.runs, per_step)
     if arguments.x == "tokens":
@@ -53,7 +52,8 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     for run in runs[:MOST_RUNS]:
         for line in notes(run):
             print(visible(f"{run.name}: {line}"), file=sys.stderr)
-    if any(run.training.shape[1] or run.validation.shape[1] for run in runs[:MOST_RUNS]):
+    has_losses = any(run.training.shape[1] or run.validation.shape[1] for run in runs[:MOST_RUNS])
+    if has_losses:
         write_bytes(out / LOSS, drawn(loss_figure(runs, arguments.x)).png)
         say(f"losses: {out / LOSS}")
     asked = [run for run in runs[:MOST_RUNS] if run.choices]
@@ -65,6 +65,8 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
                 print(
                     visible(f"{run.name}: its {measure} is not known, so it is left out of {CHOICES}"), file=sys.stderr
                 )
+        if not known and not has_losses:
+            raise InputError(f"--measure {measure}: nothing is drawn, as it is not known of any of the runs")
         if known:
             write_bytes(out / CHOICES, drawn(choices_figure(known, measure, arguments.x)).png)
             say(f"multiple choice ({MEASURES[measure]}): {out / CHOICES}")
@@ -83,6 +85,11 @@ def notes(run: PlottedRun) -> list[str]:
                 f"{len(broken):,} of {values.shape[1]:,} {what} losses are NaN or infinite, the first after "
                 f"{int(broken[0]):,} steps: marked by a cross"
             )
+    if broken := [one.step + 1 for one in run.choices if one.acc_tokens is not None and np.isnan(one.acc_tokens)]:
+        found.append(
+            f"{len(broken):,} of {len(run.choices):,} multiple-choice shares are NaN, the first after {broken[0]:,} "
+            "steps: not drawn"
+        )
     if not run.training.shape[1]:
         found.append("it has no training losses")
     if not run.validation.shape[1] and not run.choices:

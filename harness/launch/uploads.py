@@ -8,16 +8,18 @@ as newer ones are kept, is removed there once these are whole.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.launch.training_files import CHECKPOINTS
 from harness.study.store import write_json
 from trainer.data.corpus.places import filesystem_of
 from trainer.errors import InputError, one_line
@@ -29,8 +31,9 @@ ATTEMPTS = 5  # of each file, in one pass over the folder
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before the second attempt, doubled before each further one
 END_S = 600.0  # for what is left when the training has ended
 NICE = 10  # of the thread: where a core is short, steps get it
+STUDY = "study.json"
 # Said to be there last: they say that the files around them are whole.
-LAST = ("checkpoint.json", "run.json", "study.json")
+LAST = ("checkpoint.json", "run.json", STUDY)
 _OBJECTS = ("s3", "gs", "gcs", "abfs", "abfss")  # where a file is there as a whole or not at all, and folders are names
 _State = tuple[int, int]  # size and time of change
 
@@ -85,6 +88,9 @@ class Destination:
             try:
                 self._copy(name)
                 return True
+            except InputError as error:
+                self.reason = str(error)
+                return False
             except FileNotFoundError as error:
                 if not (self.folder / name).exists():  # a checkpoint that has been removed meanwhile
                     return True
@@ -99,6 +105,8 @@ class Destination:
     def _copy(self, name: str) -> None:
         import pyarrow.fs as fs
 
+        if not self._there:
+            self._refuse_another()
         path = self.folder / name
         state = _state(path)
         target = f"{self._root}/{name}"
@@ -112,9 +120,23 @@ class Destination:
             self._filesystem.move(temporary, target)
         self._there[name] = state  # as it was before: a log that grew meanwhile is copied again
 
+    def _refuse_another(self) -> None:
+        """InputError where another training or study lies there: of two, mixed, the newest checkpoint is of either."""
+        try:
+            with self._filesystem.open_input_stream(f"{self._root}/{STUDY}") as file:
+                theirs = json.loads(file.read()).get("id", "")
+        except Exception:  # nothing, or nothing that may be read: each filesystem has errors of its own
+            return
+        try:
+            ours = read_json(self.folder / STUDY).get("id", "")
+        except (OSError, ValueError, AttributeError):
+            ours = None  # a training that has just begun
+        if theirs != ours:
+            raise InputError(f"another training or study lies there ({STUDY}); give another URL, or remove that one")
+
     def _remove_gone(self) -> None:
         here = {name for name, _ in self._local()}
-        gone = [one for one in self._there if one not in here]
+        gone = [one for one in self._there if one not in here and _may_go(one, here)]
         for name in gone:
             with suppress(Exception):  # what stays there too long does no harm
                 self._filesystem.delete_file(f"{self._root}/{name}")
@@ -150,6 +172,19 @@ class Destination:
         content: Any = {"url": self.url, "files": {name: list(state) for name, state in sorted(self._there.items())}}
         with suppress(OSError):
             write_json(self.folder / KEPT, content)
+
+
+def _may_go(name: str, here: Collection[str]) -> bool:
+    """Whether a file that was removed here goes there too: a checkpoint once a newer one is here, no whole table.
+
+    Whoever makes room on this disk does not mean the copy.
+    """
+    folder, _, rest = name.partition("/")
+    if folder != CHECKPOINTS:
+        return bool(rest)
+    step = rest.partition("/")[0]
+    newer = (one.split("/") for one in here if one.startswith(f"{CHECKPOINTS}/"))
+    return any(parts[1] > step and parts[-1] == LAST[0] for parts in newer)
 
 
 def _state(path: Path) -> _State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os.path import commonpath
+from os.path import commonpath, normpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from harness.report.run_curves import PlottedRun, Values, curve
 from harness.scenario.overrides import flatten
 from harness.study.store import StudyFolder
 from trainer.errors import InputError
+from trainer.files import expanded
 from trainer.json_types import Json, JsonObject
 from trainer.llmc_log import LlmcLog, read_log
 
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
 LLMC_LOG = "main.log"
 MOST_KEYS = 2  # of the configuration that name a run: with more of them its folder says it shorter
 # What differs between runs and makes no difference to what is drawn.
-NO_NAMES = ("steps", "warmup_steps", "log_every", "checkpoint.", "evaluation.", "launch.", "data.prefetch")
+NO_NAMES = (
+    "steps",
+    "warmup_steps",
+    "log_every",
+    "checkpoint.",
+    "evaluation.",
+    "launch.",
+    "data.prefetch",
+    "resume.step",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +54,7 @@ def find_curves(paths: Sequence[str], tokens_per_step: float | None) -> list[Plo
 
     Raises InputError, one line, where a path holds no run, or a run no losses.
     """
-    return named([source for path in paths for source in _sources(Path(path), tokens_per_step)])
+    return named([source for path in paths for source in _sources(expanded(path), tokens_per_step)])
 
 
 def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
@@ -95,7 +105,9 @@ def _of_study(path: Path) -> list[CurveSource]:
         if one.record.control is None and one.record.arm not in found and (run := _of_run(one)) is not None:
             found[one.record.arm] = CurveSource(run, path, one.record.arm, one.record.config)
     if not found:
-        raise InputError(f"{path}: no run with a loss in it; an emulated device and a run without a model have none")
+        raise InputError(
+            f"{path}: no finished run with a loss in it; an emulated device and a run without a model have none"
+        )
     return list(found.values())
 
 
@@ -131,8 +143,14 @@ def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
 
 def named(sources: Sequence[CurveSource]) -> list[PlottedRun]:
     """The runs, each named by what it differs in: one or two keys of its configuration, else its folder and arm."""
-    names = _by_keys(sources) or _by_place(sources)
+    names = _numbered(_by_keys(sources) or _by_place(sources))
     return [replace(source.run, name=name) for source, name in zip(sources, names, strict=True)]
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """``one``, ``one (2)``: a run that was given twice, or a log and its folder."""
+    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    return [name if count == 1 else f"{name} ({count})" for name, count in zip(names, counts, strict=True)]
 
 
 def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
@@ -144,13 +162,20 @@ def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
     differing = [key for key in keys if len({repr(flat.get(key)) for flat in flats}) > 1]
     if not 0 < len(differing) <= MOST_KEYS:
         return None
-    names = [", ".join(f"{key.rpartition('.')[2]} {flat.get(key)}" for key in differing) for flat in flats]
+    names = [", ".join(_setting(key.rpartition(".")[2], flat.get(key)) for key in differing) for flat in flats]
     return names if len(set(names)) == len(names) else None
+
+
+def _setting(key: str, value: Json) -> str:
+    """``learning_rate 0.001``; ``no llmc`` where it is not set."""
+    if value is None:
+        return f"no {key}"
+    return f"{key} {str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _by_place(sources: Sequence[CurveSource]) -> list[str]:
     """What of its path no other shares, and its arm: ``b: plain`` of one in /x/b beside one in /x/a."""
-    places = [source.place.absolute() for source in sources]
+    places = [Path(normpath(source.place.absolute())) for source in sources]  # a name is none of ".."
     if len(set(places)) == 1:
         return [source.arm or place.name for source, place in zip(sources, places, strict=True)]
     shared = commonpath([place.parent for place in places])

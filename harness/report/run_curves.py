@@ -94,7 +94,8 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
                 middle = places[window // 2 : window // 2 + len(mean)]  # a mean of the last steps would lie above
                 axes.plot(*thinned(middle, mean), color=colour, linewidth=1.8)
             else:
-                axes.plot(places, finite[1], color=colour, linewidth=1.5)
+                alone = "o" if len(places) == 1 else ""  # a line of one point is none
+                axes.plot(places, finite[1], color=colour, linewidth=1.5, marker=alone, markersize=4.5)
         held_out, held_out_broken = _split(run.validation)
         if held_out.shape[1]:
             places = run.at(held_out[0], axis)
@@ -102,7 +103,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
         for values, of in ((finite, broken), (held_out, held_out_broken)):
             if len(of):
                 _mark(axes, run, values, of[0], axis, colour)
-        axes.plot([], [], color=colour, linewidth=2.5, label=run.name)
+        axes.plot([], [], color=colour, linewidth=2.5, label=_label(run.name))
     if any(run.training.shape[1] for run in runs):
         mean_of = f"training: mean of {'up to ' if len(runs) > 1 else ''}{widest} steps, each step pale"
         axes.plot([], [], color="#555555", linewidth=1.8, label=mean_of if widest > 1 else "training")
@@ -147,12 +148,17 @@ def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis) -> 
             shares = [100 * share for _, share, _ in known]
             axes.plot(places, shares, "o-", color=colour, linewidth=1.6, markersize=4.5)
         label = run.name if len(numbers) == 1 else f"{run.name} ({_questions(counts[run.name])})"
-        axes.plot([], [], "o-", color=colour, linewidth=2, markersize=4.5, label=label)
+        axes.plot([], [], "o-", color=colour, linewidth=2, markersize=4.5, label=_label(label))
     axes.axhline(100 * GUESS, color="#888888", linewidth=1, linestyle=":", label="a guess")
     axes.set_ylabel(f"questions answered right (%)\n{MEASURES[measure]}")
     text = "Multiple choice" if len(numbers) > 1 else f"Multiple choice, {_questions(numbers)}"
     _finish(figure, axes, text + (", with 95 % intervals over questions" if banded else ""), len(runs))
     return figure
+
+
+def _label(name: str) -> str:
+    """What the legend says; matplotlib leaves out what begins with an underscore."""
+    return f" {name}" if name.startswith("_") else name
 
 
 def _questions(numbers: set[int | None]) -> str:

@@ -36,7 +36,7 @@ def continued(model: TrainedModel, choice: TokenChoice, most: int = 14, **more: 
 
 
 @pytest.mark.parametrize("shape", [GPT2, LLAMA], ids=["gpt2", "llama"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_greedy_ids_are_those_of_transformers(shape: Shape, seed: int) -> None:
     model = trained(shape, seed)
     theirs: Any = model.model
@@ -61,7 +61,7 @@ def test_greedy_ids_are_those_of_transformers(shape: Shape, seed: int) -> None:
 @pytest.mark.parametrize("choice", [GREEDY, DRAWN, TokenChoice(0.8, 9, 0.9, 1)])
 def test_the_cache_changes_no_id(shape: Shape, choice: TokenChoice) -> None:
     model = trained(shape)
-    assert continued(model, choice).ids == continued(model, choice, cache=False).ids
+    assert continued(model, choice, 9).ids == continued(model, choice, 9, cache=False).ids
 
 
 def test_a_seed_gives_the_same_ids_again() -> None:
@@ -77,14 +77,22 @@ def test_a_seed_gives_the_same_ids_again() -> None:
     assert continued(model, replace(DRAWN, temperature=1e-6)).ids == continued(model, GREEDY).ids
 
 
+def test_a_tiny_temperature_takes_the_most_likely_token() -> None:
+    """1 / 1e-310 is no number of double precision."""
+    logits = torch.tensor([1.0, 2.0, 3.0, -1.0])
+    for seed in range(8):
+        draws = torch.Generator().manual_seed(seed)
+        assert next_token(logits, TokenChoice(temperature=1e-310), draws) == 2
+
+
 def test_where_it_ends() -> None:
-    model = trained()
-    greedy = continued(model, GREEDY, 38)
-    assert (len(greedy.ids), greedy.ending, greedy.computed) == (38, "max tokens", 38)
-    longer = continued(model, GREEDY, 39)  # 3 + 37 positions are full: the 38th needs no position of its own
+    model = trained(replace(GPT2, positions=12))
+    greedy = continued(model, GREEDY, 10)
+    assert (len(greedy.ids), greedy.ending, greedy.computed) == (10, "max tokens", 10)
+    longer = continued(model, GREEDY, 11)  # 3 + 9 positions are full: the 10th needs no position of its own
     assert (longer.ids, longer.ending) == (greedy.ids, "context")
     assert continued(model, GREEDY, 1).ids == greedy.ids[:1]
-    full = continued(model, GREEDY, 5, prompt=[1] * 40)
+    full = continued(model, GREEDY, 5, prompt=[1] * 12)
     assert (len(full.ids), full.ending) == (1, "context")
     ended = continued(model, GREEDY, eos_id=greedy.ids[0])
     assert (ended.ids, ended.ending, ended.computed) == ((), "end of text", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from trainer.errors import InputError
 from trainer.llmc_model import build, header_of, load_seed, not_finite, read_header, read_model, write_model
 from trainer.model import Shape, build_model
@@ -117,6 +119,7 @@ def test_gpt2_s_vocabulary_is_padded_to_50304(tmp_path: Path) -> None:
     assert header_of(more, "bf16", vocab_size=50257) == header
 
 
+@examples(25)
 @given(
     layers=st.integers(1, 3), heads=st.integers(1, 3), head=st.integers(1, 4), vocab=st.integers(1, 300),
     positions=st.integers(1, 9), dtype=st.sampled_from(["fp32", "bf16"]),
@@ -212,7 +215,9 @@ def test_every_damaged_file_is_one_line(tmp_path: Path) -> None:
             build(path)
         assert message in str(caught.value)
         assert len(str(caught.value).splitlines()) == 1
-    with pytest.raises(InputError, match="cannot be read"):
-        read_header(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for endless in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match="no file, but a folder, a pipe or a device"):
+            read_header(endless)
     with pytest.raises(InputError, match="cannot be read"):
         read_header(tmp_path / "none.bin")

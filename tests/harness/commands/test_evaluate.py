@@ -36,7 +36,7 @@ def test_a_checkpoint_answers_as_the_training_did_at_its_end(trained: Path, caps
         assert shares == {name: getattr(last, name) for name in shares}
     assert main(["evaluate", "--model", str(trained), "--multiple-choice", str(FILE), "--most", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "5 questions; a guess is right in 25.0 %"
+    assert lines[0] == "5 questions, [95 % intervals over questions]; a guess is right in 25.0 %"
     assert [line.split()[0] for line in lines[1:]] == ["acc", "acc_norm", "acc_bytes", "acc_tokens"]
 
 

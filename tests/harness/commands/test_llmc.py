@@ -148,6 +148,15 @@ def test_a_log_becomes_the_tables_of_a_training(
     assert "the last line has no end, so it may be cut, and is left out" in text
     assert main(words) == 2
     assert "there is something already" in last_line(capsys)
+    (out / "inner").mkdir()
+    monkeypatch.chdir(out / "inner")
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    log.rename(out / "main.log")
+    assert main(["import", "llmc-log", "../main.log"]) == 0  # named by its folder, which is not ".."
+    assert main(["import", "llmc-log", "../main.log", "--out", "~/log"]) == 0
+    for place in (out / "inner/results/imported/log_gpt2_124M", tmp_path / "home/log"):
+        assert (place / "loss.png").is_file()
     log.write_text("loss: 3\n")
     assert main([*words, "--out", str(tmp_path / "other")]) == 2
     assert "main.log:1: not a line of llm.c's main.log" in last_line(capsys)

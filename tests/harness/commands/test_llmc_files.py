@@ -16,7 +16,7 @@ __all__ = ["no_git", "train"]  # fixtures
 
 
 def test_a_checkpoint_of_a_training_is_a_model_file_and_comes_back(
-    tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read by an independent reader of the published layout, it has our logits; so has what is imported again."""
     from trainer.trained_model import load_trained
@@ -38,6 +38,9 @@ def test_a_checkpoint_of_a_training_is_a_model_file_and_comes_back(
         assert largest < most
     assert "GPT-2 of 1 layers" in capsys.readouterr().out
     assert main(["export", "llmc-model", str(tmp_path / "one"), "--out", str(file)]) == 2
+    assert "there is something already" in last_line(capsys)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["export", "llmc-model", str(tmp_path / "one"), "--out", f"~/{file.name}"]) == 2
     assert "there is something already" in last_line(capsys)
     assert main(["import", "llmc-model", str(file), "--out", str(folder)]) == 2
     assert "there is something already" in last_line(capsys)

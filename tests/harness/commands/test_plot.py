@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.analysis.choices import ChoicePass
 from harness.commands.plot import notes
 from harness.launch.training_files import EvaluationRow, EvaluationTable, LossRow, LossTable
 from harness.report.curve_sources import CurveSource, find_curves, named
-from harness.report.drawing import drawn
 from harness.report.run_curves import (
     MOST_RUNS,
     Axis,
@@ -144,8 +144,10 @@ def test_runs_without_evaluations_say_so_and_only_they(runs: tuple[Path, Path], 
         "plain: it has no evaluations: its training loss alone is drawn",
     )
     assert not (tmp_path / "out" / "multiple-choice.png").exists()
-    done = plot(runs[0], plain, "--out", tmp_path / "out")
-    assert done.stderr.strip() == "plain: it has no evaluations: its training loss alone is drawn"
+    assert [notes(run) for run in find_curves([str(runs[0]), str(plain)], None)] == [
+        [],
+        ["it has no evaluations: its training loss alone is drawn"],
+    ]
     done = plot(*runs, "--out", tmp_path / "out", "--measure", "acc_norm")
     assert "llmc: its acc_norm is not known, so it is left out of multiple-choice.png" in done.stderr.splitlines()
 
@@ -201,9 +203,14 @@ def test_runs_are_named_by_what_differs() -> None:
     assert [one.name for one in named(rates)] == ["learning_rate 0.001", "learning_rate 0.0003"]
     both = sources({"a": {"b": 1, "c": 1}}, {"a": {"b": 2, "c": 1}}, {"a": {"b": 2, "c": 3}})
     assert [one.name for one in named(both)] == ["b 1, c 1", "b 2, c 1", "b 2, c 3"]
+    begun = sources({"resume": {"llmc": "seed.bin", "step": 6}}, {"resume": None})
+    assert [one.name for one in named(begun)] == ["llmc seed.bin", "no llmc"]
+    assert [one.name for one in named(sources({"a": True}, {"a": False}))] == ["a true", "a false"]
     many = sources({"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 2, "c": 2})
     assert [one.name for one in named(many)] == ["t0", "t1"]
     assert [one.name for one in named(sources({"a": 1}, {"a": 1}))] == ["t0", "t1"]
+    again = [*sources({"a": 1}), *sources({"a": 1}), *sources({"a": 1}, arms=("t/../t",))]
+    assert [one.name for one in named(again)] == ["t0", "t0 (2)", "t"]
     run = PlottedRun("", curve([(1, 1.0)]), curve([]))
     arms = [CurveSource(run, Path("/x/study"), arm) for arm in ("text", "tokens")]
     assert [one.name for one in named(arms)] == ["text", "tokens"]
@@ -212,6 +219,25 @@ def test_runs_are_named_by_what_differs() -> None:
         "study: tokens",
         "y/z",
     ]
+
+
+def test_each_run_is_in_the_legend_and_a_single_loss_is_a_point() -> None:
+    run = PlottedRun("_first", curve([(1, 4.0)]), curve([]), (ChoicePass(0, 9, 0.5, 0.5, 0.5, 0.5),))
+    for figure in (loss_figure([run], "steps"), choices_figure([run], "acc", "steps")):
+        assert " _first" in texts(figure)
+    points = [
+        line.get_xydata().tolist() for line in loss_figure([run], "steps").axes[0].lines if line.get_marker() == "o"
+    ]
+    assert [[1.0, 4.0]] in points
+
+
+def test_a_share_that_is_nan_is_said_and_an_empty_picture_refused(tmp_path: Path) -> None:
+    (tmp_path / "main.log").write_text("s:0 eval:0.25\ns:2 eval:nan\n")
+    (run,) = find_curves([str(tmp_path / "main.log")], None)
+    assert "1 of 2 multiple-choice shares are NaN, the first after 2 steps: not drawn" in notes(run)
+    done = plot(tmp_path, "--out", tmp_path / "out", "--measure", "acc")
+    assert done.returncode == 2
+    assert "--measure acc: nothing is drawn, as it is not known of any of the runs" in done.stderr.splitlines()[-1]
 
 
 @settings(max_examples=25)
@@ -231,4 +257,3 @@ def test_more_runs_than_a_reader_can_tell_apart(tmp_path: Path) -> None:
     assert "9 runs: the first 8 are drawn, as more cannot be told apart" in done.stderr
     found = find_curves([str(one) for one in places], None)
     assert "Training loss (the first 8 of 9 runs)" in texts(loss_figure(found, "steps"))
-    assert drawn(loss_figure(found, "steps")).png

@@ -144,6 +144,34 @@ def test_what_cannot_be_copied_stays_here_and_is_named(folder: Path) -> None:
     assert copied("flaky://bucket/there") == before
 
 
+def test_what_was_removed_here_to_make_room_stays_there(folder: Path) -> None:
+    """But for a checkpoint that a newer one has replaced."""
+    url = "memory://bucket/there"
+    assert ended(folder, url).missing == ()
+    before = copied(url)
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "losses.csv").unlink()
+    (folder / "new.csv").touch()
+    assert ended(folder, url).missing == ()
+    assert copied(url) == before | {"new.csv": b""}
+
+
+def test_of_two_trainings_the_second_is_not_mixed_into_the_first(folder: Path) -> None:
+    url = "memory://bucket/there"
+    (folder / "study.json").write_text('{"id": "a"}')
+    assert ended(folder, url).missing == ()
+    (folder / KEPT).unlink()  # as after a kill: what lies there is known by its id
+    assert ended(folder, url).missing == ()
+    before = copied(url)
+    (folder / KEPT).unlink()
+    for content in ('{"id": "b"}', None):  # another one, and one that has just begun
+        (folder / "study.json").unlink() if content is None else (folder / "study.json").write_text(content)
+        found = ended(folder, url)
+        assert found.missing
+        assert found.reason.startswith("another training or study lies there (study.json); give another URL")
+        assert copied(url) == before
+
+
 def test_asking_never_waits_for_a_server_that_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     copy = Destination._copy
