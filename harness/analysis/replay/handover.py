@@ -98,7 +98,7 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
         "handover": np.where(unrecorded, 0.0, handover),
         "receive": np.where(unrecorded, seen.wait_end - seen.wait_start, receive),
         "unpack": np.where(unrecorded, 0.0, unpack),
-    }, (assumed,) if _unknown(np.where(unrecorded, 0.0, send)) else ()
+    }, (assumed,) if _unknown(np.where(unrecorded, 0.0, send), seen.measured) else ()
 
 
 def _unpacked(seen: Seen) -> Array:
@@ -140,11 +140,11 @@ def _estimated(
     handover = np.where(asked_early | (between & ~short), latency, np.where(unrecorded, 0.0, np.nan))
     receive = np.where(ready | unrecorded | (between & short), waited, np.nan)
     assumed = []
-    if _unknown(receive):
+    if _unknown(receive, seen.measured):
         assumed.append(AssumedCost("receive", default_receive / 1e6))
     elif receiving_ns is None and not unrecorded.any():  # none lay ready for sure: that this was receiving is a guess
         assumed.append(AssumedCost("receive", float(np.nanmedian(receive)) / 1e6))
-    if _unknown(handover):
+    if _unknown(handover, seen.measured):
         assumed.append(AssumedCost("hand-over", default_handover / 1e6))
     return {
         "handover": _filled(handover, seen.measured, default_handover, np.where(seen.known, latency, np.inf)),
@@ -205,8 +205,9 @@ def _unlike(values: Array, typical: float) -> Array:
     return distance
 
 
-def _unknown(values: Array) -> bool:
-    return bool(np.count_nonzero(~np.isnan(values)) < _FEW)
+def _unknown(values: Array, measured: NDArray[np.bool_]) -> bool:
+    """Whether :func:`_filled` takes the default: too few are known of measured steps, whatever warmup showed."""
+    return bool(np.count_nonzero(~np.isnan(values) & measured) < _FEW)
 
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:

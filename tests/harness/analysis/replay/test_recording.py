@@ -67,6 +67,24 @@ def test_where_every_batch_lies_ready_the_hand_over_alone_is_assumed() -> None:
     assert np.median(found.handover) / MS == pytest.approx(1.9 / 0.75, abs=0.001)
 
 
+@pytest.mark.parametrize("unpack", [None, 1.5], ids=["without arrivals", "with arrivals"])
+@pytest.mark.parametrize(
+    ("pattern", "part"), [((3.0,) * 6 + (0.1,) * 100, "hand-over"), ((0.1,) * 12 + (4.0,) * 200, "receive")]
+)
+def test_what_only_warmup_showed_is_assumed_and_reported(
+    unpack: float | None, pattern: tuple[float, ...], part: str
+) -> None:
+    """Batches that were waited for in warmup alone, or lay ready in warmup alone: those of measured steps count."""
+    truth = replace(WAITING, unpack=unpack, pattern=pattern, tokenize=20.0, lead=0.0, warmup=12, steps=30)
+    found = record(oracle.run(truth)).batches
+    taken = found.receive if part == "receive" else found.handover
+    if part == "receive" and unpack is not None:  # an arrival shows it wherever the batch was waited for
+        assert not found.assumed
+        assert np.median(taken) / MS == pytest.approx(1.9, abs=0.001)
+    else:
+        assert [(cost.part, cost.ms) for cost in found.assumed] == [(part, pytest.approx(np.median(taken) / MS))]
+
+
 def test_a_batch_that_was_unpacked_before_its_turn_still_costs_what_it_cost() -> None:
     """Two workers, one of which is always late: the batches of the other are unpacked within the waits for it."""
     truth = replace(WAITING, workers=2, pattern=(1.6, 0.4), steps=61)
