@@ -20,7 +20,7 @@ def _text(one: Assumption) -> str:
         case "receive not observed":
             return (
                 f"no batch lay ready: receiving one is taken to cost {one.cost_ms:.1f} ms, and intervals hold that it "
-                "costs nothing"
+                "costs nothing, or all that a hand-over takes"
             )
         case "hand-over not observed":
             return f"no batch was waited for: its hand-over is taken to last {one.cost_ms:.1f} ms"
