@@ -13,7 +13,7 @@ built. Older ones show that only of batches that lay ready, and the whole hand-o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -49,7 +49,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class AssumedCost:
-    """A cost per batch that the recording does not show, and the milliseconds that are taken for it."""
+    """A cost per batch that the recording does not show, and the milliseconds that are taken for it (their median)."""
 
     part: Literal["receive", "hand-over"]
     ms: float
@@ -68,6 +68,10 @@ def handed_over(
         parts, assumed = _observed(seen, declared_ns)
     else:
         parts, assumed = _estimated(seen, workers * prefetch, tensors * DEFAULT_TENSOR_MS * 1e6, declared_ns)
+    # What was waited bounds what is taken for a batch, so the figure that was assumed may be more than any of them.
+    counted = seen.measured if seen.measured.any() else np.ones(len(seen.measured), dtype=np.bool_)
+    taken = {"receive": parts["receive"], "hand-over": parts["handover"]}
+    assumed = tuple(replace(cost, ms=float(np.median(taken[cost.part][counted])) / 1e6) for cost in assumed)
     return {
         "after": _filled(after, seen.measured, DEFAULT_AFTER_MS * 1e6 + declared_ns, most_after),
         "wake": _filled(wake, seen.measured, 0.0, most_wake),

@@ -62,6 +62,17 @@ def test_a_cost_that_is_little_of_a_long_wait_is_held_by_the_interval_for_the_sh
     assert predicted.step_ms.ci_low <= 1.001 * now < 0.9 * predicted.step_ms.median
 
 
+def test_receiving_is_not_said_to_cost_more_than_was_waited_for_a_batch() -> None:
+    """Data-only: 10 ms of hand-over, three batches on the way, and a step of 5 ms; once 7.5 of them were receiving."""
+    truth = Truth(workers=3, tokenize=2.0, handover=10.0, receive=0.1, spread=0.0, jitter=0.0, asynchronous=False)
+    run = oracle.run(truth.having(host=dict.fromkeys(truth.host, 0.01), prefetch=1))
+    found = record(run).batches
+    ((part, said_ms),) = ((cost.part, cost.ms) for cost in found.assumed)
+    assert part == "receive"
+    assert said_ms == np.median(found.receive[found.usable]) / MS
+    assert said_ms < oracle.step_ms(run)
+
+
 @pytest.mark.parametrize("receive", [0.0, 5.0, 5.8])
 def test_where_no_batch_lay_ready_receiving_may_cost_nothing_or_all_of_the_hand_over(receive: float) -> None:
     """Once the interval ended at three quarters of a hand-over: 7.7 ms a step, where it is 8.3 and more."""
