@@ -68,6 +68,11 @@ def _text(one: Assumption) -> str:
                 f"each of {one.ranks} ranks draws its own stretch of the recording and has cores of its own; "
                 "backward ends when the slowest rank's does, and the communication itself takes no time"
             )
+        case "side by side":
+            return (
+                "what stages wait for (a disk, a network, a lock) serves several workers side by side; where it serves "
+                "one at a time, a step lasts longer than this, or with fewer workers less long"
+            )
         case "shared cores":
             return (
                 f"{one.cores} cores are shared fairly among {one.threads} compute threads and {one.workers} workers, "

@@ -98,7 +98,19 @@ class Replays:
         Where it is not known when the device worked, or what receiving a batch takes, the interval holds every reading.
         """
         likely, *others = (self._predicted(runs, edits) for runs in self._by_reading)
+        if self._side_by_side(edits, likely.step_ms.median):
+            likely = replace(likely, assumptions=(*likely.assumptions, Assumption("side by side")))
         return widened(likely, others)
+
+    def _side_by_side(self, edits: Edits, step_ms: float) -> bool:
+        """Whether it matters that several workers are taken to wait side by side for what their stages wait for.
+
+        One at a time, a step of more than one worker lasts as long as all of those waits; recorded ones hold waits for
+        one another, which fewer workers would not have.
+        """
+        waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
+        workers = _either(edits.workers, self.workers)
+        return (workers > 1 and waited_ms > step_ms) or (workers < self.workers > 1 and waited_ms > step_ms / 2)
 
     def _predicted(self, runs: Sequence[_Run], edits: Edits) -> Prediction:
         found = []

@@ -108,9 +108,10 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
     nothing without a phase that only waited.
     """
     kind, name = part
-    if kind == "stage" and recording.workers > 1:
-        waited_ms = sum(spent for stage, spent in recording.off_core_ms.items() if stage != name)
-        return max(now_ms, min(waited_ms, was_ms))
+    if recording.workers > 1 and part != ("cause", DATA):
+        waited_ms = sum(spent for stage, spent in recording.off_core_ms.items() if (kind, name) != ("stage", stage))
+        if waited_ms > now_ms:
+            return max(now_ms, min(waited_ms, was_ms))
     if kind == "kernel" and recording.behind_full_queue:
         return min(now_ms, max(was_ms - _lasting(recording, "launch")[name], LEAST_LEFT * was_ms))
     if kind == "phase" and recording.behind_full_queue & _launched_in(recording, name):

@@ -74,6 +74,26 @@ def test_where_no_batch_lay_ready_a_saving_holds_that_receiving_one_costs_nothin
     assert any("receiving one is taken to cost" in line for line in assumption_lines(predicted.assumptions))
 
 
+def test_less_compute_may_leave_workers_waiting_for_what_serves_one_of_them() -> None:
+    """Two workers read in turn, 10 ms each, behind 20 ms of compute: without 16 of those a step still lasts 10.
+
+    Once only the savings of stages held that, and of a faster device nothing was said.
+    """
+    truth = Truth(
+        workers=2, read=10.0, tokenize=0.5, locked="read", asynchronous=False, jitter=0.0, spread=0.0, steps=30
+    )
+    truth = truth.having(host={**truth.host, "forward": 1.0, "backward": 16.0})
+    was, now = (oracle.step_ms(oracle.run(one)) for one in (truth, truth.having(host={**truth.host, "backward": 0.0})))
+    assert now == pytest.approx(10, abs=0.1)
+    replays = Replays([oracle.run(truth)])
+    (one,) = (part for part in replays.removals() if (part.kind, part.name) == ("phase", "backward"))
+    assert one.saved_ms.ci_low is not None
+    assert one.saved_ms.ci_low < 1.01 * (was - now) < 0.7 * one.saved_ms.median
+    said = {text: replays.predict(parse_edits([text])).assumptions for text in ("device=8x", "workers=4")}
+    assert [any(one.kind == "side by side" for one in found) for found in said.values()] == [True, False]
+    assert any("serves several workers side by side" in line for line in assumption_lines(said["device=8x"]))
+
+
 def test_a_saving_is_held_against_the_step_that_was_measured() -> None:
     """Workers run on during a pass over held-out data, which replay takes for a stop: unedited, 8 % off in that order.
 
