@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Array = NDArray[np.float64]
-# Between two steps that are further apart the run was suspended (SIGSTOP). Shorter gaps are real time.
+# Between two steps that are further apart the run was suspended (SIGSTOP), if the second one does not count, as none
+# does before the loader has settled again. Shorter gaps, and those before a step that counts (an evaluation), are real
+# time in which workers run on.
 RAN_ON_NS = 20_000_000
 # Measured steps of a run that are replayed, at most: more say little more, and a million take hours.
 MOST_RECORDED = 5_000
@@ -191,6 +193,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     workers = int(lookup_number(config, "data.workers", facts.workers or 0))
     prefetch = int(lookup_number(config, "data.prefetch", 2))
     paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after a pause of the loop
+    suspended = ~measured & (starts - np.append(starts[:1], ends[:-1]) > RAN_ON_NS)
     step_of = np.searchsorted(starts, [fetch.start_ns for fetch in fetches], side="right") - 1
     inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
     packed = str(lookup(config, "data.path", "")).endswith(("-stream", "-mmap"))
@@ -201,7 +204,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
             for fetch, step, known in zip(fetches, step_of, inside, strict=True)
         ],
         stages,
-        [(int(ends[k - 1]), int(starts[k])) for k in paused if starts[k] - ends[k - 1] > RAN_ON_NS],
+        [(int(ends[k - 1]), int(starts[k])) for k in paused if suspended[k]],
         workers,
         prefetch,
         tensors,
@@ -228,7 +231,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         classes=step_classes,
         step_class=step_class,
         measured=measured,
-        resumes=_resumes(paused.tolist(), starts, ends, fetches, built, workers * prefetch),
+        resumes=_resumes(paused.tolist(), suspended, starts, ends, fetches, built, workers * prefetch),
         wall_ns=(ends - starts).astype(np.float64),
         workers=workers,
         prefetch=prefetch,
@@ -341,6 +344,7 @@ def _plain(spans: RunSpans, some: Spans) -> list[tuple[str, int, int, int | None
 
 def _resumes(
     paused: Sequence[int],
+    suspended: NDArray[np.bool_],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
     fetches: Sequence[Phase],
@@ -360,11 +364,11 @@ def _resumes(
         stood = float(starts[step] - ends[step - 1]) if step else 0.0
         if step == 0:
             worked = max(0.0, starts[0] - built.began_ns) if ahead else 0.0
-        elif stood <= RAN_ON_NS:
+        elif not suspended[step]:
             worked = stood
         else:
             worked = next(stops) or typical
-        found[step] = Resume(stood > RAN_ON_NS, worked, built_at)
+        found[step] = Resume(bool(suspended[step]), worked, built_at)
     return found
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.analysis.ledger import measure
 from harness.analysis.replay import Replays, parse_edits
 from harness.report.assumptions import assumption_lines
 from tests.examples import examples
@@ -94,20 +95,30 @@ def test_less_compute_may_leave_workers_waiting_for_what_serves_one_of_them() ->
     assert any("serves several workers side by side" in line for line in assumption_lines(said["device=8x"]))
 
 
-def test_a_saving_is_held_against_the_step_that_was_measured() -> None:
-    """Workers run on during a pass over held-out data, which replay takes for a stop: unedited, 8 % off in that order.
+BURSTS = Truth(workers=2, prefetch=3, pack=45.0, tokenize=0.5, pattern=(1.0, 1.0, 1.0, 1.0, 4.0), jitter=0.0).having(
+    read=0.3, spread=0.2, handover=2.0, receive=1.0, unpack=0.8
+)
 
-    Once the saving was that much too large, with an interval that knew nothing of it: 16.5 ms, where 14.2 are true.
-    """
-    truth = Truth(workers=2, prefetch=3, pack=45.0, tokenize=0.5, pattern=(1.0, 1.0, 1.0, 1.0, 4.0), jitter=0.0)
-    truth = truth.having(read=0.3, spread=0.2, pass_every=7, pass_ms=50.0, handover=2.0, receive=1.0, unpack=0.8)
-    was, now = (oracle.step_ms(oracle.run(one)) for one in (truth, truth.having(pack=0.0)))
-    replays = Replays([oracle.run(truth)])
-    assert replays.predict(parse_edits([])).validation.within_tolerance
-    (one,) = (part for part in replays.removals() if (part.kind, part.name) == ("stage", "pack"))
-    for found, true in ((one.saved_ms, was - now), (one.speedup, was / now)):
-        assert found.ci_low is not None
-        assert found.ci_low <= 1.001 * true < 0.95 * found.median
+
+@pytest.mark.parametrize("pass_ms", [15.0, 50.0, 400.0])
+def test_workers_run_on_while_a_pass_over_held_out_data_stands_between_steps(pass_ms: float) -> None:
+    """Once a longer one passed for a stop of the whole run: 3.7 of the 14.5 ms were waited for, and 16.5 saved."""
+    truth = BURSTS.having(pass_every=7, pass_ms=pass_ms)
+    run = oracle.run(truth)
+    was, now = oracle.step_ms(run), oracle.step_ms(oracle.run(truth.having(pack=0.0)))
+    (one,) = (part for part in Replays([run]).removals() if (part.kind, part.name) == ("stage", "pack"))
+    assert one.saved_ms.median == pytest.approx(was - now, abs=0.02 * was)
+    assert measure(run).exposed_ms["pack"] == pytest.approx(was - now, abs=0.03 * was)
+
+
+def test_a_saving_is_held_against_the_step_that_was_measured() -> None:
+    """A loader that is not as replay thinks, here with fewer batches ahead: its unedited replay takes longer."""
+    run = oracle.run(BURSTS)
+    was, now = (oracle.step_ms(one) for one in (run, oracle.run(BURSTS.having(pack=0.0))))
+    run.record.config["data"]["prefetch"] = 1
+    (one,) = (part for part in Replays([run]).removals() if (part.kind, part.name) == ("stage", "pack"))
+    assert one.saved_ms.ci_low is not None
+    assert one.saved_ms.ci_low <= 1.01 * (was - now) < 0.95 * one.saved_ms.median
 
 
 def test_savings_overlap_and_the_largest_comes_first() -> None:
