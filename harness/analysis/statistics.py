@@ -120,7 +120,7 @@ def from_block_values(
     ``values``: in order of the blocks, as neighbours that are alike widen the interval.
     ``confidence``: of the interval. Another one than the usual stretches the usual interval from its normal quantile to
     Student's of the level asked for: resamples cannot resolve tails much thinner than the usual.
-    ``alike``: what is known of blocks besides these; None: what these say by themselves.
+    ``alike``: what is known of blocks besides these, which may widen the interval further.
     """
     if not values:
         return None
@@ -133,7 +133,8 @@ def from_block_values(
     medians = _medians(ordered)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(medians, [tail, 1 - tail])
-    wider = widening(in_time) if alike is None else alike.widening(n)
+    # Blocks of this arm alone may be alike where the others' are not: never narrower than by its own.
+    wider = max(widening(in_time), alike.widening(n) if alike is not None else 1.0)
     stretch = wider * student_t(1 - (1 - confidence) / 2, n - 1) / NormalDist().inv_cdf(1 - tail)
     # min/max: the median of skewed resamples may fall a rounding error outside its own percentiles
     return Estimate(

@@ -20,7 +20,7 @@ def _text(one: Assumption) -> str:
         case "receive not observed":
             return (
                 f"no batch lay ready: receiving one is taken to cost {one.cost_ms:.1f} ms, and intervals hold that it "
-                "costs nothing"
+                "costs nothing, or all that a hand-over takes"
             )
         case "hand-over not observed":
             return f"no batch was waited for: its hand-over is taken to last {one.cost_ms:.1f} ms"
@@ -67,6 +67,11 @@ def _text(one: Assumption) -> str:
             return (
                 f"each of {one.ranks} ranks draws its own stretch of the recording and has cores of its own; "
                 "backward ends when the slowest rank's does, and the communication itself takes no time"
+            )
+        case "side by side":
+            return (
+                "what stages wait for (a disk, a network, a lock) serves several workers side by side; where it serves "
+                "one at a time, a step lasts longer than this, or with fewer workers less long"
             )
         case "shared cores":
             return (

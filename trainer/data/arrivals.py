@@ -33,7 +33,11 @@ class Arrival(NamedTuple):
 
 
 class Arrivals:
-    """Those of the batches of one DataLoader iterator. A torch that has no such queues leaves them unknown."""
+    """Those of the batches of one DataLoader iterator.
+
+    A torch that has no such queues leaves them unknown, and so does a queue whose ``get`` reads messages otherwise, or
+    begins to read before there is one.
+    """
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
@@ -43,27 +47,29 @@ class Arrivals:
         # What a multiprocessing queue calls once its pipe is readable; a queue of threads, once it has something.
         for name in ("_recv_bytes", "_get"):
             if (before := getattr(queue, name, None)) is not None and hasattr(iterator, "_rcvd_idx"):
-                setattr(queue, name, self._arriving(before))
-                queue.get = self._unpacking(queue.get, looks_empty(queue))  # type: ignore[union-attr]
+                empty = looks_empty(queue)
+                # Only of a pipe may reading begin before there is anything; a queue of threads holds its lock here.
+                setattr(queue, name, self._arriving(before, empty if name == "_recv_bytes" else lambda: False))
+                queue.get = self._unpacking(queue.get, empty)  # type: ignore[union-attr]
                 break
 
     def __call__(self) -> Arrival | None:
         """Of the batch that was handed out last; None where it is not known."""
         return self._found.pop(self._iterator._rcvd_idx - 1, None) if self._found else None
 
-    def _arriving(self, before: Callable[..., Any]) -> Callable[..., Any]:
+    def _arriving(self, before: Callable[..., Any], empty: Callable[[], bool]) -> Callable[..., Any]:
         def arriving(*values: Any) -> Any:
-            self._arrived_ns = monotonic_ns()
+            self._arrived_ns = 0 if empty() else monotonic_ns()
             return before(*values)
 
         return arriving
 
     def _unpacking(self, before: Callable[..., Any], empty: Callable[[], bool]) -> Callable[..., Any]:
         def unpacking(*values: Any, **named: Any) -> Any:
-            waited = empty()
+            waited, self._arrived_ns = empty(), 0
             message = before(*values, **named)
             number = message[0] if isinstance(message, tuple) else None
-            if isinstance(number, int):
+            if isinstance(number, int) and self._arrived_ns:
                 self._found[number] = Arrival(self._arrived_ns, monotonic_ns(), waited)
             return message
 

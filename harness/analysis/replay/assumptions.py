@@ -28,6 +28,7 @@ AssumptionKind = Literal[
     "deep queue",
     "ranks",
     "shared cores",
+    "side by side",
 ]
 
 

@@ -13,7 +13,7 @@ built. Older ones show that only of batches that lay ready, and the whole hand-o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -49,7 +49,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class AssumedCost:
-    """A cost per batch that the recording does not show, and the milliseconds that are taken for it."""
+    """A cost per batch that the recording does not show, and the milliseconds that are taken for it (their median)."""
 
     part: Literal["receive", "hand-over"]
     ms: float
@@ -68,6 +68,10 @@ def handed_over(
         parts, assumed = _observed(seen, declared_ns)
     else:
         parts, assumed = _estimated(seen, workers * prefetch, tensors * DEFAULT_TENSOR_MS * 1e6, declared_ns)
+    # What was waited bounds what is taken for a batch, so the figure that was assumed may be more than any of them.
+    counted = seen.measured if seen.measured.any() else np.ones(len(seen.measured), dtype=np.bool_)
+    taken = {"receive": parts["receive"], "hand-over": parts["handover"]}
+    assumed = tuple(replace(cost, ms=float(np.median(taken[cost.part][counted])) / 1e6) for cost in assumed)
     return {
         "after": _filled(after, seen.measured, DEFAULT_AFTER_MS * 1e6 + declared_ns, most_after),
         "wake": _filled(wake, seen.measured, 0.0, most_wake),
@@ -98,7 +102,7 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
         "handover": np.where(unrecorded, 0.0, handover),
         "receive": np.where(unrecorded, seen.wait_end - seen.wait_start, receive),
         "unpack": np.where(unrecorded, 0.0, unpack),
-    }, (assumed,) if _unknown(np.where(unrecorded, 0.0, send)) else ()
+    }, (assumed,) if _unknown(np.where(unrecorded, 0.0, send), seen.measured) else ()
 
 
 def _unpacked(seen: Seen) -> Array:
@@ -140,11 +144,11 @@ def _estimated(
     handover = np.where(asked_early | (between & ~short), latency, np.where(unrecorded, 0.0, np.nan))
     receive = np.where(ready | unrecorded | (between & short), waited, np.nan)
     assumed = []
-    if _unknown(receive):
+    if _unknown(receive, seen.measured):
         assumed.append(AssumedCost("receive", default_receive / 1e6))
     elif receiving_ns is None and not unrecorded.any():  # none lay ready for sure: that this was receiving is a guess
         assumed.append(AssumedCost("receive", float(np.nanmedian(receive)) / 1e6))
-    if _unknown(handover):
+    if _unknown(handover, seen.measured):
         assumed.append(AssumedCost("hand-over", default_handover / 1e6))
     return {
         "handover": _filled(handover, seen.measured, default_handover, np.where(seen.known, latency, np.inf)),
@@ -205,8 +209,9 @@ def _unlike(values: Array, typical: float) -> Array:
     return distance
 
 
-def _unknown(values: Array) -> bool:
-    return bool(np.count_nonzero(~np.isnan(values)) < _FEW)
+def _unknown(values: Array, measured: NDArray[np.bool_]) -> bool:
+    """Whether :func:`_filled` takes the default: too few are known of measured steps, whatever warmup showed."""
+    return bool(np.count_nonzero(~np.isnan(values) & measured) < _FEW)
 
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:

@@ -65,11 +65,12 @@ class Replays:
         by_run = [_replayed(run, recording, replicates) for run, recording in _recordings(runs)]
         self._runs = [readings["likely"] for readings in by_run]
         # By each reading, the likely one first; a run to which one makes no difference by its likely one.
-        self._by_reading = [
-            [readings.get(name, readings["likely"]) for readings in by_run]
+        self._of_reading = {
+            name: [readings.get(name, readings["likely"]) for readings in by_run]
             for name in READINGS
             if any(name in readings for readings in by_run)
-        ]
+        }
+        self._by_reading = list(self._of_reading.values())
 
     def recorded(self, key: str) -> float:
         """The recorded value of a key that edits can set to a number."""
@@ -97,7 +98,19 @@ class Replays:
         Where it is not known when the device worked, or what receiving a batch takes, the interval holds every reading.
         """
         likely, *others = (self._predicted(runs, edits) for runs in self._by_reading)
+        if self._side_by_side(edits, likely.step_ms.median):
+            likely = replace(likely, assumptions=(*likely.assumptions, Assumption("side by side")))
         return widened(likely, others)
+
+    def _side_by_side(self, edits: Edits, step_ms: float) -> bool:
+        """Whether it matters that several workers are taken to wait side by side for what their stages wait for.
+
+        One at a time, a step of more than one worker lasts as long as all of those waits; recorded ones hold waits for
+        one another, which fewer workers would not have.
+        """
+        waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
+        workers = _either(edits.workers, self.workers)
+        return (workers > 1 and waited_ms > step_ms) or (workers < self.workers > 1 and waited_ms > step_ms / 2)
 
     def _predicted(self, runs: Sequence[_Run], edits: Edits) -> Prediction:
         found = []
@@ -114,10 +127,18 @@ class Replays:
         """The step time of the runs had the loader of ``data_runs`` (data-only runs of another arm) fed them.
 
         Compute is theirs; stages, workers and prefetch are those of ``data_runs``, block by block. InputError where no
-        block has both.
+        block has both. The interval holds every reading of the runs, and of that loader.
         """
         feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
-        likely, *others = (self._fed(runs, feeders) for runs in self._by_reading)
+        readings = {block: {"likely": feeder, **feeder.all_readings} for block, feeder in feeders.items()}
+        likely, *others = (
+            self._fed(
+                self._of_reading.get(name, self._runs),
+                {block: known.get(name, known["likely"]) for block, known in readings.items()},
+            )
+            for name in READINGS
+            if name in self._of_reading or any(name in known for known in readings.values())
+        )
         return widened(likely, others)
 
     def _fed(self, runs: Sequence[_Run], feeders: Mapping[int, Recording]) -> Prediction:
@@ -136,7 +157,9 @@ class Replays:
             found.append(_Edited(run, after, tokens))
         if not found:
             raise InputError("replay: no block in which both the run and the data-only run finished")
-        fed_first = replace(found[0].run.recording, workers=feeders[found[0].run.recording.block].workers)
+        own = found[0].run.recording
+        feeder = feeders[own.block]
+        fed_first = replace(own, batches=feeder.batches, workers=feeder.workers)
         return _prediction(found, Edits(), (Assumption("loader alone"), *assumptions(fed_first, Edits())))
 
     def removals(self) -> tuple[Removal, ...]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.launches import NEGLIGIBLE, DeviceWork, Reading, device_work
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, Unpacking, batches
+from harness.analysis.replay.handover import RECEIVED_SHARE
 from harness.analysis.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
 from harness.analysis.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
 from harness.analysis.step_columns import bounds
@@ -27,14 +28,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Array = NDArray[np.float64]
-# Between two steps that are further apart the run was suspended (SIGSTOP). Shorter gaps are real time.
+# Between two steps that are further apart the run was suspended (SIGSTOP), if the second one does not count, as none
+# does before the loader has settled again. Shorter gaps, and those before a step that counts (an evaluation), are real
+# time in which workers run on.
 RAN_ON_NS = 20_000_000
 # Measured steps of a run that are replayed, at most: more say little more, and a million take hours.
 MOST_RECORDED = 5_000
-# A reading besides those of the device's work: a batch that lies ready costs the main thread nothing. Replay takes most
-# of a hand-over to be the main thread's (``handover``) where no batch ever lay ready, so that it is not seen.
-AT_ONCE = "received at once"
-READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE)
+# Readings besides those of the device's work: a batch that lies ready costs the main thread nothing, or all that a
+# hand-over takes. Replay takes most of it to be the main thread's (``handover``) where none ever lay ready to show it.
+AT_ONCE, LONGEST = "received at once", "received throughout the hand-over"
+READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE, LONGEST)
 SELDOM = 0.05  # share of the pieces of work of one name: fewer that are launch-bound decide nothing
 STEP_BEFORE = "values of the step before"  # call site of the trainer that reads them with compute.sync: late
 FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
@@ -111,12 +114,16 @@ class Recording:
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
-        """The same, and one by which batches are received at once where nobody saw what that takes, and it is much."""
-        assumed_ms = sum(cost.ms for cost in self.batches.assumed if cost.part == "receive")
+        """The same, and where nobody saw what receiving a batch takes, that it takes nothing or all of the hand-over.
+
+        However little of a step that is: without the stages that it waits for now, it may be much of what is left.
+        """
         found: dict[str, Recording] = dict(self.other_readings.items())
-        if assumed_ms * self.batches_per_step > NEGLIGIBLE * self.measured_ms:
-            at_once = replace(self.batches, receive=np.zeros(len(self.batches)))
-            found[AT_ONCE] = replace(self, batches=at_once, other_classes={})
+        if any(cost.part == "receive" and cost.ms > 0 for cost in self.batches.assumed):
+            made = self.batches
+            whole = np.maximum(made.receive, np.minimum(made.receive / RECEIVED_SHARE, made.handover))
+            for name, receive in ((AT_ONCE, np.zeros(len(made))), (LONGEST, whole)):
+                found[name] = replace(self, batches=replace(made, receive=receive), other_classes={})
         return found
 
     @property
@@ -189,6 +196,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     workers = int(lookup_number(config, "data.workers", facts.workers or 0))
     prefetch = int(lookup_number(config, "data.prefetch", 2))
     paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after a pause of the loop
+    suspended = ~measured & (starts - np.append(starts[:1], ends[:-1]) > RAN_ON_NS)
     step_of = np.searchsorted(starts, [fetch.start_ns for fetch in fetches], side="right") - 1
     inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
     packed = str(lookup(config, "data.path", "")).endswith(("-stream", "-mmap"))
@@ -199,7 +207,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
             for fetch, step, known in zip(fetches, step_of, inside, strict=True)
         ],
         stages,
-        [(int(ends[k - 1]), int(starts[k])) for k in paused if starts[k] - ends[k - 1] > RAN_ON_NS],
+        [(int(ends[k - 1]), int(starts[k])) for k in paused if suspended[k]],
         workers,
         prefetch,
         tensors,
@@ -211,7 +219,9 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     step_classes, step_class = classes(steps, phases, launches, syncs)
     others = {
         reading: classes(steps, phases, _launches(spans_of(run).names, work, reading), syncs)
-        for reading in _other_readings(work, int((ends - starts).sum()))
+        for reading in _other_readings(
+            work, int((ends - starts).sum()), sum(one.end_ns - one.start_ns for one in fetches)
+        )
     }
     asynchronous = bool(launches)
     import pyarrow as pa
@@ -224,7 +234,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         classes=step_classes,
         step_class=step_class,
         measured=measured,
-        resumes=_resumes(paused.tolist(), starts, ends, fetches, built, workers * prefetch),
+        resumes=_resumes(paused.tolist(), suspended, starts, ends, fetches, built, workers * prefetch),
         wall_ns=(ends - starts).astype(np.float64),
         workers=workers,
         prefetch=prefetch,
@@ -296,12 +306,16 @@ def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[
     return sorted(found, key=lambda launch: launch.start_ns)
 
 
-def _other_readings(work: DeviceWork, wall_ns: int) -> list[Reading]:
-    """The readings of ``work`` that differ from the likely one by more than next to nothing of ``wall_ns``."""
+def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Reading]:
+    """The readings of ``work`` that differ from the likely one by more than next to nothing of its steps.
+
+    Their fetches do not count: what is left of a step without a slow loader may be little, and its device most of that.
+    """
+    least_ns = NEGLIGIBLE * max(0, wall_ns - fetch_ns)
     others: tuple[Reading, ...] = ("waiting", "working", "blocking")
     if not work.may_block.any():
         others = others[:2]  # the third is the second
-    return [reading for reading in others if work.differs_ns(reading) > NEGLIGIBLE * wall_ns]
+    return [reading for reading in others if work.differs_ns(reading) > least_ns]
 
 
 def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
@@ -333,6 +347,7 @@ def _plain(spans: RunSpans, some: Spans) -> list[tuple[str, int, int, int | None
 
 def _resumes(
     paused: Sequence[int],
+    suspended: NDArray[np.bool_],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
     fetches: Sequence[Phase],
@@ -352,11 +367,11 @@ def _resumes(
         stood = float(starts[step] - ends[step - 1]) if step else 0.0
         if step == 0:
             worked = max(0.0, starts[0] - built.began_ns) if ahead else 0.0
-        elif stood <= RAN_ON_NS:
+        elif not suspended[step]:
             worked = stood
         else:
             worked = next(stops) or typical
-        found[step] = Resume(stood > RAN_ON_NS, worked, built_at)
+        found[step] = Resume(bool(suspended[step]), worked, built_at)
     return found
 
 

@@ -36,8 +36,10 @@ def watch(iterator: Any) -> None:
         return  # which batch is handed out is not known
     for name in ("_recv_bytes", "_get"):  # of a queue of processes; of the one that the thread for pinning fills
         if (before := getattr(queue, name, None)) is not None:
-            setattr(queue, name, _arriving(noted, before))
-            queue.get = _unpacking(noted, queue.get, _looks_empty(queue))  # type: ignore[union-attr]
+            empty = _looks_empty(queue)
+            # Only of a pipe may reading begin before there is anything; a queue of threads holds its lock here.
+            setattr(queue, name, _arriving(noted, before, empty if name == "_recv_bytes" else lambda: False))
+            queue.get = _unpacking(noted, queue.get, empty)  # type: ignore[union-attr]
             break
 
 
@@ -53,9 +55,10 @@ def forget(iterator: Any) -> None:
         noted.found.clear()
 
 
-def _arriving(noted: _Noted, before: Callable[..., Any]) -> Callable[..., Any]:
+def _arriving(noted: _Noted, before: Callable[..., Any], empty: Callable[[], bool]) -> Callable[..., Any]:
     def arriving(*values: Any) -> Any:
-        noted.arrived_ns = monotonic_ns()
+        # A queue of the program's own may begin to read before there is a message: when that comes is not known.
+        noted.arrived_ns = 0 if guard.carefully(empty) else monotonic_ns()
         return before(*values)
 
     return arriving
@@ -71,9 +74,10 @@ def _looks_empty(queue: Any) -> Callable[[], bool]:
 
 def _unpacking(noted: _Noted, before: Callable[..., Any], empty: Callable[[], bool]) -> Callable[..., Any]:
     def unpacking(*values: Any, **named: Any) -> Any:
-        waited = bool(guard.on and guard.carefully(empty))
+        waited, noted.arrived_ns = bool(guard.on and guard.carefully(empty)), 0
         message = before(*values, **named)
-        if guard.on and isinstance(message, tuple) and message and isinstance(message[0], int):
+        # A get of the program's own that reads otherwise leaves unknown when its message came.
+        if guard.on and noted.arrived_ns and isinstance(message, tuple) and message and isinstance(message[0], int):
             noted.found[message[0]] = noted.arrived_ns, monotonic_ns(), waited
             if len(noted.found) > _MOST:
                 noted.found.clear()

@@ -179,6 +179,16 @@ def test_another_device_speed_is_said_to_be_known_in_part(launch_bound: Recorded
     assert any("may last longer than this" in one for one in assumption_lines(faster.assumptions))
 
 
+def test_little_of_a_step_that_waits_for_data_may_be_all_that_its_device_does() -> None:
+    """2 ms of launching beside 300 ms of data work: once less than 1 % of the step, and so not held by the interval."""
+    kernels = {name: (max(1, count // 10), 25.0, 7.8) for name, (count, *_) in LAUNCH_BOUND.kernels.items()}
+    slower = predict([record(Declared(kernels, data_ms=300)).run], parse_edits([*NO_DATA, "device=0.2x"])).step_ms
+    longer = {name: (count, 25.0, 5 * 7.8) for name, (count, *_) in kernels.items()}
+    truth = ledger_of(record(Declared(longer, data_ms=0))).mean_step_ms
+    assert slower.ci_high is not None
+    assert slower.median < truth < slower.ci_high
+
+
 def test_the_same_launches_before_longer_kernels_are_no_launch_bound_work() -> None:
     """60 us of work for each 25 us of launching: the device falls behind, and little is open."""
     kernels = {name: (count, 25.0, 60.0) for name, (count, *_) in LAUNCH_BOUND.kernels.items()}

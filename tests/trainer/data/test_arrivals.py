@@ -19,6 +19,7 @@ from harness.launch.tables import RunTables
 from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import RECEIVE, SPAN_COLUMNS
 from harness.study.tables import read_table
+from tests.trainer.data.own_queue import own_queue
 from tests.trainer.data.recorder import attach_in_worker
 from trainer import telemetry
 from trainer.config import DataConfig
@@ -90,6 +91,17 @@ def test_of_a_thread_that_pins_a_batch_arrives_when_it_is_taken_from_it() -> Non
     assert found is not None
     assert put_ns <= found.arrived_ns <= found.unpacked_ns <= another.arrived_ns
     assert not found.waited
+
+
+@pytest.mark.parametrize("way", ["reads before there is a message", "reads by itself"])
+def test_of_a_queue_that_reads_otherwise_no_arrival_is_claimed(way: str) -> None:
+    """Once a wait within its get passed for unpacking, or a message had arrived at boot time."""
+    pipe = own_queue(way)
+    iterator = SimpleNamespace(_data_queue=pipe, _rcvd_idx=1)
+    arrivals = Arrivals(iterator)
+    assert pipe.get(timeout=30) == (0, "a batch")
+    assert arrivals() is None
+    pipe.close()
 
 
 def test_a_torch_without_such_queues_is_left_alone() -> None:

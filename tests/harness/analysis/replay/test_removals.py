@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.analysis.ledger import measure
 from harness.analysis.replay import Replays, parse_edits
 from harness.report.assumptions import assumption_lines
 from tests.examples import examples
@@ -72,6 +73,52 @@ def test_where_no_batch_lay_ready_a_saving_holds_that_receiving_one_costs_nothin
     assert predicted.step_ms.ci_low is not None
     assert predicted.step_ms.ci_low == pytest.approx(now, rel=0.01)
     assert any("receiving one is taken to cost" in line for line in assumption_lines(predicted.assumptions))
+
+
+def test_less_compute_may_leave_workers_waiting_for_what_serves_one_of_them() -> None:
+    """Two workers read in turn, 10 ms each, behind 20 ms of compute: without 16 of those a step still lasts 10.
+
+    Once only the savings of stages held that, and of a faster device nothing was said.
+    """
+    truth = Truth(
+        workers=2, read=10.0, tokenize=0.5, locked="read", asynchronous=False, jitter=0.0, spread=0.0, steps=30
+    )
+    truth = truth.having(host={**truth.host, "forward": 1.0, "backward": 16.0})
+    was, now = (oracle.step_ms(oracle.run(one)) for one in (truth, truth.having(host={**truth.host, "backward": 0.0})))
+    assert now == pytest.approx(10, abs=0.1)
+    replays = Replays([oracle.run(truth)])
+    (one,) = (part for part in replays.removals() if (part.kind, part.name) == ("phase", "backward"))
+    assert one.saved_ms.ci_low is not None
+    assert one.saved_ms.ci_low < 1.01 * (was - now) < 0.7 * one.saved_ms.median
+    said = {text: replays.predict(parse_edits([text])).assumptions for text in ("device=8x", "workers=4")}
+    assert [any(one.kind == "side by side" for one in found) for found in said.values()] == [True, False]
+    assert any("serves several workers side by side" in line for line in assumption_lines(said["device=8x"]))
+
+
+BURSTS = Truth(workers=2, prefetch=3, pack=45.0, tokenize=0.5, pattern=(1.0, 1.0, 1.0, 1.0, 4.0), jitter=0.0).having(
+    read=0.3, spread=0.2, handover=2.0, receive=1.0, unpack=0.8
+)
+
+
+@pytest.mark.parametrize("pass_ms", [15.0, 50.0, 400.0])
+def test_workers_run_on_while_a_pass_over_held_out_data_stands_between_steps(pass_ms: float) -> None:
+    """Once a longer one passed for a stop of the whole run: 3.7 of the 14.5 ms were waited for, and 16.5 saved."""
+    truth = BURSTS.having(pass_every=7, pass_ms=pass_ms)
+    run = oracle.run(truth)
+    was, now = oracle.step_ms(run), oracle.step_ms(oracle.run(truth.having(pack=0.0)))
+    (one,) = (part for part in Replays([run]).removals() if (part.kind, part.name) == ("stage", "pack"))
+    assert one.saved_ms.median == pytest.approx(was - now, abs=0.02 * was)
+    assert measure(run).exposed_ms["pack"] == pytest.approx(was - now, abs=0.03 * was)
+
+
+def test_a_saving_is_held_against_the_step_that_was_measured() -> None:
+    """A loader that is not as replay thinks, here with fewer batches ahead: its unedited replay takes longer."""
+    run = oracle.run(BURSTS)
+    was, now = (oracle.step_ms(one) for one in (run, oracle.run(BURSTS.having(pack=0.0))))
+    run.record.config["data"]["prefetch"] = 1
+    (one,) = (part for part in Replays([run]).removals() if (part.kind, part.name) == ("stage", "pack"))
+    assert one.saved_ms.ci_low is not None
+    assert one.saved_ms.ci_low <= 1.01 * (was - now) < 0.95 * one.saved_ms.median
 
 
 def test_savings_overlap_and_the_largest_comes_first() -> None:

@@ -1,0 +1,50 @@
+"""The agent's notes of when batches arrived: only what it saw."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.multiprocessing
+
+from harness.attach.command import SHIM
+from tests.trainer.data.own_queue import own_queue
+
+
+def _module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"agent_{name}", SHIM.parent / "agent" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def arrivals(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setitem(sys.modules, "_harness_agent", SimpleNamespace(guard=_module("guard")))
+    return _module("arrivals")
+
+
+def test_what_comes_through_a_queue_of_torch_is_noted(arrivals: ModuleType) -> None:
+    pipe: Any = torch.multiprocessing.get_context("fork").Queue()
+    iterator = SimpleNamespace(_data_queue=pipe, _rcvd_idx=1)
+    arrivals.watch(iterator)
+    pipe.put((0, "a batch"))
+    assert pipe.get(timeout=30) == (0, "a batch")
+    arrived_ns, unpacked_ns, _ = arrivals.taken(iterator)
+    assert 0 < arrived_ns <= unpacked_ns
+    pipe.close()
+
+
+@pytest.mark.parametrize("way", ["reads before there is a message", "reads by itself"])
+def test_of_a_queue_that_reads_otherwise_no_arrival_is_claimed(arrivals: ModuleType, way: str) -> None:
+    pipe = own_queue(way)
+    iterator = SimpleNamespace(_data_queue=pipe, _rcvd_idx=1)
+    arrivals.watch(iterator)
+    assert pipe.get(timeout=30) == (0, "a batch")
+    assert arrivals.taken(iterator) is None
+    pipe.close()
