@@ -100,8 +100,8 @@ class LlmcHeader:
         """What sentences call the model."""
         padded = f", padded to {self.padded_vocab_size:,}" if self.padded_vocab_size != self.vocab_size else ""
         return (
-            f"GPT-2 of {self.layers} layers, {self.heads} heads, width {self.width:,}, {self.positions:,} positions "
-            f"and {self.vocab_size:,} token ids{padded}"
+            f"GPT-2 (layers {self.layers}, heads {self.heads}, width {self.width:,}, positions {self.positions:,}, "
+            f"token ids {self.vocab_size:,}{padded})"
         )
 
     @property

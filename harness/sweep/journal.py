@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -27,19 +28,22 @@ FILE = "trials.journal"
 PLAN, OUTCOME, MILESTONE = "plan", "outcome", "milestone/"
 
 
+def require_optuna() -> None:
+    """Raise InputError where the package that keeps the journal is not installed."""
+    if find_spec("optuna") is None:
+        raise InputError("harness sweep needs the package optuna: pip install 'llm-training-harness[sweep]'")
+
+
 class TrialJournal:
     """The trials of one sweep. One process at a time may have it open (``only_one``)."""
 
     def __init__(self, folder: Path) -> None:
         """Open the journal in ``folder``, or begin it. Raises InputError where it cannot be read."""
-        try:
-            import optuna
-            from optuna.storages import JournalStorage
-            from optuna.storages.journal import JournalFileBackend
-        except ImportError as error:
-            raise InputError(
-                "harness sweep needs the package optuna: pip install 'llm-training-harness[sweep]'"
-            ) from error
+        require_optuna()
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.path = folder / FILE
         cut_half_record(self.path)

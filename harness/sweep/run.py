@@ -21,7 +21,7 @@ from harness.machine.environment import has_nvidia_driver, record_environment
 from harness.study.store import StudyFolder
 from harness.sweep import messages
 from harness.sweep.budget import limit_s, shortage, spent_by
-from harness.sweep.journal import TrialJournal
+from harness.sweep.journal import TrialJournal, require_optuna
 from harness.sweep.load import LoadedSweep
 from harness.sweep.milestones import is_behind, milestones
 from harness.sweep.model import SweepConfig
@@ -66,6 +66,7 @@ def configs_of(loaded: LoadedSweep) -> TrialConfigs:
 
 def begin_sweep(loaded: LoadedSweep, out: Path, command: Sequence[str], source: str) -> SweepEnded:
     """Begin a sweep in a new folder below ``out``. Raises InputError before anything ran where it cannot work."""
+    require_optuna()  # before data is prepared and a folder begun
     settings, configs = loaded.settings, configs_of(loaded)
     check_writable(out)
     check_devices({loaded.arm: configs.base})

@@ -63,10 +63,7 @@ def test_a_training_goes_on_from_a_seed_as_if_it_had_run(
     checkpoint, seed = tmp_path / f"whole/checkpoints/step-{SEED:08d}", tmp_path / "model_00000006.bin"
     assert main(["export", "llmc-model", str(checkpoint), "--out", str(seed)]) == 0
     text = capsys.readouterr().out
-    assert (
-        f"GPT-2 of 1 layers, 2 heads, width 32, 16 positions and 320 token ids, padded to 384 after {SEED} steps"
-        in text
-    )
+    assert f"GPT-2 (layers 1, heads 2, width 32, positions 16, token ids 320, padded to 384) after {SEED} steps" in text
     assert train("seeded", *evaluated, *resume(seed)) == 0
     text = capsys.readouterr().err
     assert f"passing over the data of steps 0 to {SEED - 1}" in text

@@ -36,7 +36,7 @@ def test_a_checkpoint_of_a_training_is_a_model_file_and_comes_back(
         largest = float(np.abs(ours.numpy() - published).max())
         print(f"largest difference of a logit from our checkpoint's, {dtype}: {largest:.2e}")
         assert largest < most
-    assert "GPT-2 of 1 layers" in capsys.readouterr().out
+    assert "GPT-2 (layers 1, " in capsys.readouterr().out
     assert main(["export", "llmc-model", str(tmp_path / "one"), "--out", str(file)]) == 2
     assert "there is something already" in last_line(capsys)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("optuna")
 
 from harness.sweep.journal import FILE, TrialJournal
+from harness.sweep.load import load_sweep
+from harness.sweep.run import begin_sweep
 from harness.sweep.trials import Trial, TrialPlan
 from trainer.errors import InputError
 
@@ -64,3 +66,12 @@ def test_what_is_no_journal_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(InputError, match=r"trials.journal: not a journal of a sweep \("):
         TrialJournal(tmp_path)
+
+
+def test_without_optuna_one_line_says_so_before_anything_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.sweep.journal.find_spec", lambda _name: None)
+    with pytest.raises(InputError, match="harness sweep needs the package optuna"):
+        begin_sweep(load_sweep("tiniest"), tmp_path / "sweeps", [], "tiniest")
+    assert not list(tmp_path.iterdir())
