@@ -118,7 +118,8 @@ def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
     lines = []
     if chosen.by == "fit" and (chosen.ci_low is None or chosen.ci_high is None):
         sides = [name for name, end in (("below", chosen.ci_low), ("above", chosen.ci_high)) if end is None]
-        lines.append(f"The trials do not bound the optimum {' or '.join(sides)}: it is a guess on that side.")
+        where = "that side" if len(sides) == 1 else "both sides"
+        lines.append(f"The trials do not bound the optimum {' or '.join(sides)}: it is a guess on {where}.")
     if curve.diverged:
         lines.append(f"The lowest rate that diverged is {rate(min(curve.diverged))}.")
     if curve.behind:
