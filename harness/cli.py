@@ -10,37 +10,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from harness import __version__
+from harness.commands.actions import Command
 from harness.launch import ending
 from trainer.errors import MACHINE_FAULTS, InputError, visible
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
 MOST_MISTAKES = 20  # of one file that are listed after the first
-
-
-class Command(NamedTuple):
-    """Where a command lives, and what it is for.
-
-    ``place`` is ``module:function``; the function takes the parsed arguments and the whole command line, and returns
-    the exit code. The module also has ``add_arguments(parser)``, and ``ACTIONS`` where the command has several.
-    """
-
-    place: str
-    help: str
-
-    def module(self) -> Any:
-        """The command's module, imported now."""
-        return import_module(self.place.partition(":")[0])
-
-    def function(self) -> Callable[[argparse.Namespace, list[str]], int]:
-        """What runs the command."""
-        function: Callable[[argparse.Namespace, list[str]], int] = getattr(self.module(), self.place.partition(":")[2])
-        return function
 
 
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""Defines the actions of a command that has several, one a file: each is imported when it is chosen."""
+"""Defines where a command lives, and the actions of one that has several: each is imported when it is chosen."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 
-class Action(NamedTuple):
-    """Where an action lives, and what it is for.
+class Command(NamedTuple):
+    """Where a command, or an action of one, lives, and what it is for.
 
-    ``place`` is ``module:function``, as of a command: the function takes the parsed arguments and the whole command
-    line, and returns the exit code; the module also has ``add_arguments(parser)``.
+    ``place`` is ``module:function``; the function takes the parsed arguments and the whole command line, and returns
+    the exit code. The module also has ``add_arguments(parser)``, and ``ACTIONS`` where the command has several.
     """
 
     place: str
     help: str
 
     def module(self) -> Any:
-        """The action's module, imported now."""
+        """Its module, imported now."""
         return import_module(self.place.partition(":")[0])
 
     def function(self) -> Callable[[argparse.Namespace, list[str]], int]:
-        """What runs the action."""
+        """What runs it."""
         function: Callable[[argparse.Namespace, list[str]], int] = getattr(self.module(), self.place.partition(":")[2])
         return function
 
 
-def add_actions(parser: argparse.ArgumentParser, actions: Mapping[str, Action]) -> None:
+def add_actions(parser: argparse.ArgumentParser, actions: Mapping[str, Command]) -> None:
     """Add the actions to a command's parser. Each takes its arguments from its module when it is chosen."""
     each = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, action in actions.items():

@@ -111,3 +111,20 @@ def refuse_ranks(command: str) -> None:
                 f"once, without {launcher} (or unset {world}); a distributed program of yours: "
                 "`harness exec -- torchrun ... train.py`"
             )
+
+
+def add_trained_model(parser: argparse.ArgumentParser) -> None:
+    """--model: a model that was trained, wherever it comes from."""
+    parser.add_argument(
+        "--model", metavar="CHECKPOINT", required=True,
+        help="a training's folder (its newest checkpoint), a checkpoint, a folder of transformers, or a model file of "
+        "llm.c",
+    )  # fmt: skip
+
+
+def add_its_tokenizer(parser: argparse.ArgumentParser) -> None:
+    """--tokenizer: in place of that of the model."""
+    parser.add_argument(
+        "--tokenizer", metavar="NAME",
+        help="a tokenizer.json, a folder for AutoTokenizer or a SentencePiece .model (default: that of the model)",
+    )  # fmt: skip

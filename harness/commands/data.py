@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import argparse
 
-from harness.commands.actions import Action, add_actions
+from harness.commands.actions import Command, add_actions
 
 ACTIONS = {
-    "pretokenize": Action(
+    "pretokenize": Command(
         "harness.commands.data_pretokenize:pretokenize",
         "write pretokenized files, of a corpus or for a scenario's arms",
     ),
-    "export": Action("harness.commands.data_export:export", "write tokens as the files of llm.c or nanoGPT"),
-    "import": Action("harness.commands.data_import:read", "make a corpus of the files of llm.c or nanoGPT"),
-    "formats": Action("harness.commands.data_formats:formats", "print what each format takes: bytes and seconds"),
-    "stats": Action(
+    "export": Command("harness.commands.data_export:export", "write tokens as the files of llm.c or nanoGPT"),
+    "import": Command("harness.commands.data_import:read", "make a corpus of the files of llm.c or nanoGPT"),
+    "formats": Command("harness.commands.data_formats:formats", "print what each format takes: bytes and seconds"),
+    "stats": Command(
         "harness.commands.data_stats:stats", "what a corpus is made of: lengths, padding, packing, duplicates"
     ),
-    "dedup": Action("harness.commands.data_dedup:dedup", "remove near-duplicates from a corpus, here or on Spark"),
-    "verify": Action("harness.commands.data_verify:verify", "prove that all data paths yield the same batches"),
+    "dedup": Command("harness.commands.data_dedup:dedup", "remove near-duplicates from a corpus, here or on Spark"),
+    "verify": Command("harness.commands.data_verify:verify", "prove that all data paths yield the same batches"),
 }
 
 

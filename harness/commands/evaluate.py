@@ -8,6 +8,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from harness.commands.arguments import add_its_tokenizer, add_trained_model
 from harness.commands.output import say
 from trainer.errors import InputError, visible
 
@@ -26,20 +27,13 @@ SHARES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the questions, and how they are asked."""
-    parser.add_argument(
-        "--model", metavar="CHECKPOINT", required=True,
-        help="a training's folder (its newest checkpoint), a checkpoint, a folder of transformers, or a model file of "
-        "llm.c",
-    )  # fmt: skip
+    add_trained_model(parser)
     parser.add_argument(
         OPTION, metavar="FILE", required=True,
         help="jsonl with ctx (or ctx_a, ctx_b and activity_label), endings and label in each line, or llm.c's "
         "hellaswag_val.bin",
     )  # fmt: skip
-    parser.add_argument(
-        "--tokenizer", metavar="NAME",
-        help="a tokenizer.json, a folder for AutoTokenizer or a SentencePiece .model (default: that of the model)",
-    )  # fmt: skip
+    add_its_tokenizer(parser)
     parser.add_argument("--most", type=int, metavar="N", help="the first N questions (default: all)")
     parser.add_argument(
         "--prompt", choices=("auto", "ctx", "lm-eval"), default="auto",

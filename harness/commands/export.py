@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from harness.commands.actions import Action, add_actions
+from harness.commands.actions import Command, add_actions
 
 ACTIONS = {
-    "llmc-model": Action("harness.commands.export_llmc_model:export", "write a GPT-2 as a model file of llm.c"),
+    "llmc-model": Command("harness.commands.export_llmc_model:export", "write a GPT-2 as a model file of llm.c"),
 }
 
 

@@ -8,6 +8,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
+from harness.commands.arguments import add_its_tokenizer, add_trained_model
 from harness.commands.output import say
 from trainer.errors import InputError
 
@@ -23,18 +24,11 @@ _DRAWN = "--temperature, --top-k or --top-p"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the text, and how tokens are chosen."""
     parser.epilog = f"The most likely token is taken where none of {_DRAWN} is given; else tokens are drawn by --seed."
-    parser.add_argument(
-        "--model", metavar="CHECKPOINT", required=True,
-        help="a training's folder (its newest checkpoint), a checkpoint, a folder of transformers, or a model file of "
-        "llm.c",
-    )  # fmt: skip
+    add_trained_model(parser)
     parser.add_argument(
         "--prompt", metavar="TEXT", required=True, help="the text to continue; '' begins a new document"
     )
-    parser.add_argument(
-        "--tokenizer", metavar="NAME",
-        help="a tokenizer.json, a folder for AutoTokenizer or a SentencePiece .model (default: that of the model)",
-    )  # fmt: skip
+    add_its_tokenizer(parser)
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--temperature", type=float, metavar="T", help="logits are divided by it; 0: the most likely")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K most likely tokens")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from harness.commands.actions import Action, add_actions
+from harness.commands.actions import Command, add_actions
 
 ACTIONS = {
-    "llmc-model": Action(
+    "llmc-model": Command(
         "harness.commands.import_llmc_model:read", "make a folder for transformers of a model file of llm.c"
     ),
-    "llmc-log": Action("harness.commands.import_llmc_log:read", "make tables of losses of llm.c's main.log"),
+    "llmc-log": Command("harness.commands.import_llmc_log:read", "make tables of losses of llm.c's main.log"),
 }
 
 
