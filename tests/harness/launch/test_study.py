@@ -74,7 +74,7 @@ def test_a_study_leaves_what_the_contract_says(
         assert run.samples is not None
         assert run.spans is not None
         roles = set(run.spans.column("role").to_pylist())
-        assert roles == ({"main", "loader-0"} if run.record.arm == "tokens" else {"main"})
+        assert roles == ({"main", "loader-0", "receive"} if run.record.arm == "tokens" else {"main"})
     names = {path.name for path in study.path.iterdir()}
     assert {"study.json", "summary.md", "summary.json", "plots", "timeline.json.gz", "runs"} <= names
     assert not list(study.path.rglob("*.tmp"))
