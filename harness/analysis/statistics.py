@@ -184,18 +184,21 @@ def likeness(series: Sequence[Sequence[float]], independent: float | None = None
     of the lag-1 correlation (-(1 + 4 rho) / n; Kendall 1954) built in. The prior shrinks: as few as 5 blocks hardly
     tell correlation from chance, so blocks are independent unless their order says otherwise (:data:`INDEPENDENT`).
     """
+    known = [found for one in series if (found := _log_likelihood(np.asarray(one, dtype=np.float64))) is not None]
+    return _posterior(np.sum(known, axis=0) if known else np.zeros(len(_RHO)), independent)
+
+
+def _posterior(log_likelihood: NDArray[np.float64], independent: float | None = None) -> Likeness:
     independent = INDEPENDENT if independent is None else independent
     prior = np.array([independent, *[(1 - independent) / len(CORRELATIONS)] * len(CORRELATIONS)])
-    known = [found for one in series if (found := _log_likelihood(np.asarray(one, dtype=np.float64))) is not None]
-    total = np.sum(known, axis=0) if known else np.zeros(len(_RHO))
-    posterior = prior * np.exp(total - total.max())
+    posterior = prior * np.exp(log_likelihood - log_likelihood.max())
     return Likeness(tuple((posterior / posterior.sum()).tolist()))
 
 
 def widening(in_time: NDArray[np.float64]) -> float:
     """How many times as wide an interval of ``in_time`` must be as one of independent values, by itself alone."""
-    n = len(in_time)
-    return likeness([in_time.tolist()]).widening(n) if _log_likelihood(in_time) is not None else 1.0
+    found = _log_likelihood(in_time)
+    return 1.0 if found is None else _posterior(found).widening(len(in_time))
 
 
 def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
