@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-STEPS = 40
-# How many batches lie ready when the loop begins is a race of processes that start: the recording of another run
-# does not know it. Of S of them, W steps before the measured ones leave S - W x, where a step takes x less of its
-# time without a wait than with one; each of these saves a wait, so the measured time is (S - W x) x / STEPS shorter, at
-# most S^2 / (4 W STEPS). S is workers x prefetch, up to 12, and a repetition begins with S + 1 steps of its own: 5 % of
-# the measured time after 4 more, 1.7 % after 40.
-WARMUP = 40
+# Workers that started together stay in step: their batches come in bursts of one each. A window of a whole number of
+# bursts, whatever the number of workers (0 to 4), holds the same number of waits wherever it begins. With 40 steps
+# three workers' windows differed by a burst, 7 % of the time.
+STEPS = 60
+# Where making batches takes longer than the rest of a step, those that lie ready as the loop begins hide that until
+# they are used up. How many lie there is a race of processes that start, which the recording of another run does not
+# know. See Pipeline.warmup_steps.
+WARMUP, MOST_WARMUP = 40, 400
 NAME = "removals"
 REMOVED = 3  # parts taken out of each pipeline, one arm each
 DEEP = 1000  # places in a queue that never fills up
@@ -36,6 +38,22 @@ class Pipeline:
     queue_depth: int
     log_every: int
 
+    @property
+    def warmup_steps(self) -> int:
+        """Steps until the batches that lay ready are used up, by the declared costs; within the two limits.
+
+        A step uses up the share of a batch by which making one takes longer than consuming one. 2 % of it are left
+        out: what the loop itself takes. At the upper limit at most 13 batches remain of those of 460 steps, 2.8 %.
+        """
+        if not self.workers:
+            return WARMUP  # every batch is made as it is asked for
+        making_ms = (sum(self.stages.values()) + self.transfer) / self.workers
+        consuming_ms = max(sum(self.host.values()), sum(self.kernels.values()))
+        used_up = 1 - consuming_ms / making_ms - 0.02 if making_ms else 0.0
+        ready = self.workers * self.prefetch + 1
+        needed = math.ceil(ready / used_up) if used_up > 0 else MOST_WARMUP if making_ms > consuming_ms else WARMUP
+        return min(MOST_WARMUP, max(WARMUP, needed))
+
     def config(self) -> dict[str, Any]:
         """What the arm lays over the base of :func:`scenario`."""
         stages = {f"{stage}_ms": cost for stage, cost in self.stages.items()}
@@ -45,6 +63,7 @@ class Pipeline:
             "data.inject": {**stages, "transfer_ms": self.transfer, "jitter": self.jitter, "how": "sleep"},
             "compute.inject": {**{f"{phase}_ms": cost for phase, cost in self.host.items()}, "how": "sleep"},
             "log_every": self.log_every,
+            "warmup_steps": self.warmup_steps,
         }
         if not self.kernels:
             return {**found, "compute.work": "none"}
@@ -140,7 +159,6 @@ def scenario(seeds: list[int]) -> dict[str, Any]:
         "base": {
             "data": {"sequence_length": 64, "batch_size": 2, "replay": True},
             "steps": STEPS,
-            "warmup_steps": WARMUP,
         },
         "arms": arms,
         "controls": [],
