@@ -18,7 +18,6 @@ from tests.known_truth.truth import Machine
 
 ENOUGH = 30  # batches or blocking calls of one twin; where it has fewer, those of all twins of the study are used
 _SURELY_READY_MS = 5.0  # a batch that was done this long before it was asked for lies ready
-_SETTLING = 10  # fetches at the start of a run
 
 
 @dataclass
@@ -47,7 +46,7 @@ def costs_of(runs: Iterable[RunData], pipeline: Pipeline) -> Costs:
         assert run.spans is not None
         rows: list[dict[str, Any]] = run.spans.to_pylist()
         if pipeline.workers:
-            _batches(costs, rows, pipeline)
+            _batches(costs, rows, pipeline, _measured_since(run))
         costs.wake += _wakes(rows)
     return costs
 
@@ -61,8 +60,15 @@ def pooled(costs: Iterable[Costs]) -> Costs:
     return whole
 
 
-def _batches(costs: Costs, rows: list[dict[str, Any]], pipeline: Pipeline) -> None:
-    fetches = [row for row in rows if row["role"] == "main" and row["name"] == "fetch"]
+def _measured_since(run: RunData) -> float:
+    """When its first measured step began, in milliseconds. Before that a run stands still until its turn comes."""
+    columns = run.step_columns(("warmup", "start_ns"))
+    assert columns is not None
+    return min(step["start_ns"] for step in columns.to_pylist() if not step["warmup"]) / 1e6
+
+
+def _batches(costs: Costs, rows: list[dict[str, Any]], pipeline: Pipeline, since: float) -> None:
+    every = [row for row in rows if row["role"] == "main" and row["name"] == "fetch"]
     began: dict[int, float] = {}
     built: dict[int, float] = {}
     for row in rows:
@@ -72,8 +78,9 @@ def _batches(costs: Costs, rows: list[dict[str, Any]], pipeline: Pipeline) -> No
             built[batch] = max(built.get(batch, 0.0), row["end_ns"] / 1e6)
     least, most = pipeline.transfer * (1 - pipeline.jitter), pipeline.transfer * (1 + pipeline.jitter)
     ahead = pipeline.workers * pipeline.prefetch
-    received = {fetch["batch"]: fetch["end_ns"] / 1e6 for fetch in fetches}
-    for fetch in fetches[_SETTLING:]:
+    received = {fetch["batch"]: fetch["end_ns"] / 1e6 for fetch in every}
+    fetches = [fetch for fetch in every if fetch["start_ns"] / 1e6 >= since]
+    for fetch in fetches:
         batch, start, end = fetch["batch"], fetch["start_ns"] / 1e6, fetch["end_ns"] / 1e6
         if batch in built and built[batch] + most + _SURELY_READY_MS < start:
             costs.receive.append(end - start)
@@ -85,7 +92,7 @@ def _batches(costs: Costs, rows: list[dict[str, Any]], pipeline: Pipeline) -> No
             costs.request.append(began[asked] - end)
         # A batch that was asked for long before its worker had done the one before follows that at once.
         before, when = built.get(batch - pipeline.workers), received.get(batch - ahead)
-        if before is not None and when is not None and batch in began and when + _SURELY_READY_MS < before:
+        if before is not None and when is not None and batch in began and max(since, when + _SURELY_READY_MS) < before:
             costs.turnaround.append(began[batch] - before - pipeline.transfer)
 
 

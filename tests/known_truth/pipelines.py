@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tests.warmup import until_used_up
+
 EDITS = ("tokenize=0", "tokenize=0.5x", "tokenize=2x", "device=2x", "device=0.5x", "workers", "prefetch", "sync=off")
 STEPS = 40
 WARMUP = 3
@@ -30,6 +32,14 @@ class Pipeline:
     log_every: int
     speed: float = 1.0
 
+    @property
+    def warmup_steps(self) -> int:
+        """Before the measured steps, and before as many as lie ready at most that a repetition begins with."""
+        making_ms = (self.read + self.tokenize + self.pack + self.transfer) / max(1, self.workers)
+        consuming_ms = max(sum(self.host.values()), sum(self.kernels.values()) / self.speed)
+        ready = self.workers * self.prefetch + 1
+        return until_used_up(making_ms, consuming_ms, ready, least=WARMUP) if self.workers else WARMUP
+
     def config(self) -> dict[str, Any]:
         """What the arm lays over the base of :func:`scenario`."""
         stages = {f"{stage}_ms": getattr(self, stage) for stage in ("read", "tokenize", "pack", "transfer")}
@@ -44,6 +54,7 @@ class Pipeline:
             "compute.device.jitter": self.device_jitter,
             "compute.device.kernels": {f"{name}_ms": cost for name, cost in self.kernels.items()},
             "log_every": self.log_every,
+            "warmup_steps": self.warmup_steps,
         }
 
     def edited(self, edit: str) -> Pipeline:
@@ -111,7 +122,6 @@ def scenario(seeds: list[int], repeats: int, steps: int = STEPS) -> dict[str, An
             "compute.device.emulated": "gh200",
             "compute.sync": "norm",
             "steps": steps,
-            "warmup_steps": WARMUP,
         },
         "arms": arms,
         "controls": ["a-a"],

@@ -12,7 +12,7 @@ from itertools import combinations
 
 import simpy
 
-from tests.known_truth.pipelines import WARMUP, Pipeline
+from tests.known_truth.pipelines import Pipeline
 
 STAGES = ("read", "tokenize", "pack")
 Segment = tuple[str, float, float]  # what, from, to, in milliseconds
@@ -127,7 +127,7 @@ class _World:
         settle, then it counts, from a device that is one step behind to one that is."""
         pipeline, before = self.pipeline, 0.0
         for step in range(steps):
-            if step == WARMUP:
+            if step == pipeline.warmup_steps:
                 yield from self.drain()
             if step == self.warmup:
                 yield from self.drain_to_one_step(before)
@@ -163,7 +163,7 @@ def _jittered(cost: float, jitter: float, drawn: random.Random) -> float:
 
 def expected(pipeline: Pipeline, machine: Machine, steps: int, repeats: int) -> Expected:
     """Means over ``repeats`` blocks of one repetition of ``steps`` steps, after as many warm-up steps as a run has."""
-    warmup = WARMUP + pipeline.workers * pipeline.prefetch + 1
+    warmup = pipeline.warmup_steps + pipeline.workers * pipeline.prefetch + 1
     runs = [_once(pipeline, machine, seed, warmup, steps) for seed in range(repeats)]
 
     def mean(tables: list[dict[str, float]]) -> dict[str, float]:

@@ -13,7 +13,8 @@ from harness.analysis.ledger import measure
 from harness.analysis.replay import Replays, unedited_error
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
-from tests.removals.pipelines import MOST_WARMUP, NAME, STEPS, WARMUP, arm, draw, scenario
+from tests import warmup
+from tests.removals.pipelines import NAME, STEPS, WARMUP, arm, draw, scenario
 from tests.studies import run_study
 
 AT_ONCE = 4  # pipelines of one study: four arms each, all alive at once
@@ -153,7 +154,7 @@ def page(rows: list[Row]) -> str:
         "device where asynchronous), and each of them without three of its parts. The prediction rests on the run of "
         "the whole alone (`harness/analysis/replay/removals.py`); the measurement is another process, alternating with "
         f"it. One block of {STEPS} steps each, a whole number of batches of every worker, after {WARMUP} to "
-        f"{MOST_WARMUP} of warm-up, until the batches that lay ready as the loop began are used up. A pipeline one of "
+        f"{warmup.MOST} of warm-up, until the batches that lay ready as the loop began are used up. A pipeline one of "
         "whose runs waited for a core for more than 1 % of its steps "
         "was run "
         "again (the quietest study counts). `python -m tests.removals`.",

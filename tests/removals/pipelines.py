@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass, replace
 from typing import Any
+
+from tests.warmup import until_used_up
 
 # Workers that started together stay in step: their batches come in bursts of one each. A window of a whole number of
 # bursts, whatever the number of workers (0 to 4), holds the same number of waits wherever it begins. With 40 steps
@@ -13,8 +14,8 @@ from typing import Any
 STEPS = 60
 # Where making batches takes longer than the rest of a step, those that lie ready as the loop begins hide that until
 # they are used up. How many lie there is a race of processes that start, which the recording of another run does not
-# know. See Pipeline.warmup_steps.
-WARMUP, MOST_WARMUP = 40, 400
+# know: Pipeline.warmup_steps.
+WARMUP = 40
 NAME = "removals"
 REMOVED = 3  # parts taken out of each pipeline, one arm each
 DEEP = 1000  # places in a queue that never fills up
@@ -40,19 +41,12 @@ class Pipeline:
 
     @property
     def warmup_steps(self) -> int:
-        """Steps until the batches that lay ready are used up, by the declared costs; within the two limits.
-
-        A step uses up the share of a batch by which making one takes longer than consuming one. 2 % of it are left
-        out: what the loop itself takes. At the upper limit at most 13 batches remain of those of 460 steps, 2.8 %.
-        """
+        """At the upper limit at most 13 batches remain of those of 460 steps, 2.8 %."""
         if not self.workers:
             return WARMUP  # every batch is made as it is asked for
         making_ms = (sum(self.stages.values()) + self.transfer) / self.workers
         consuming_ms = max(sum(self.host.values()), sum(self.kernels.values()))
-        used_up = 1 - consuming_ms / making_ms - 0.02 if making_ms else 0.0
-        ready = self.workers * self.prefetch + 1
-        needed = math.ceil(ready / used_up) if used_up > 0 else MOST_WARMUP if making_ms > consuming_ms else WARMUP
-        return min(MOST_WARMUP, max(WARMUP, needed))
+        return until_used_up(making_ms, consuming_ms, self.workers * self.prefetch + 1, least=WARMUP)
 
     def config(self) -> dict[str, Any]:
         """What the arm lays over the base of :func:`scenario`."""
