@@ -16,7 +16,7 @@ from tests.known_truth.check import Row, check
 from tests.known_truth.pipelines import NAME, scenario
 from tests.studies import run_study
 
-AT_ONCE = 8  # pipelines of one study: three arms each, all alive at once
+AT_ONCE = 8  # pipelines of one study: three arms each
 
 
 def main() -> None:

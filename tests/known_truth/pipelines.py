@@ -127,6 +127,5 @@ def scenario(seeds: list[int], repeats: int, steps: int = STEPS) -> dict[str, An
         "controls": ["a-a"],
         "compare": compare,
         "repeats": repeats,
-        "interleave": "slices",
-        "slice_steps": steps,  # one repetition: the measured steps of a run follow one another
+        "interleave": "runs",  # suspended, workers that sleep would each have a batch more when the run goes on
     }

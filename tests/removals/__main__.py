@@ -17,7 +17,7 @@ from tests import warmup
 from tests.removals.pipelines import NAME, STEPS, WARMUP, arm, draw, scenario
 from tests.studies import run_study
 
-AT_ONCE = 4  # pipelines of one study: four arms each, all alive at once
+AT_ONCE = 4  # pipelines of one study: four arms each
 SPOILED = 0.01  # share of a step that a run waited for a core; it is repeated
 WITHIN = 0.03
 
@@ -152,7 +152,7 @@ def page(rows: list[Row]) -> str:
         "# What removing a part saves: predicted and really run",
         "Random pipelines (tests/removals/pipelines.py) of declared costs, run for real (sleeping, on an emulated "
         "device where asynchronous), and each of them without three of its parts. The prediction rests on the run of "
-        "the whole alone (`harness/analysis/replay/removals.py`); the measurement is another process, alternating with "
+        "the whole alone (`harness/analysis/replay/removals.py`); the measurement is another process, before or after "
         f"it. One block of {STEPS} steps each, a whole number of batches of every worker, after {WARMUP} to "
         f"{warmup.MOST} of warm-up, until the batches that lay ready as the loop began are used up. A pipeline one of "
         "whose runs waited for a core for more than 1 % of its steps "

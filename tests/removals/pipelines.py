@@ -158,6 +158,5 @@ def scenario(seeds: list[int]) -> dict[str, Any]:
         "controls": [],
         "compare": compare,
         "repeats": 1,
-        "interleave": "slices",
-        "slice_steps": STEPS,
+        "interleave": "runs",  # suspended, workers that sleep would each have a batch more when the run goes on
     }
