@@ -31,9 +31,21 @@ def partial_path(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files and folders in ``folder`` that nobody is writing any more; what cannot be, stays."""
+    """Remove the temporary files and folders in ``folder`` that nobody is writing any more; what cannot be, stays.
+
+    ``folder`` is this program's own. In one that the user chose others may keep theirs: :func:`remove_leftovers_of`.
+    """
+    _remove_left(folder, ".")
+
+
+def remove_leftovers_of(path: Path) -> None:
+    """Remove what killed processes left beside ``path``, which they were writing, and nothing else."""
+    _remove_left(path.parent, f".{path.name}.")
+
+
+def _remove_left(folder: Path, begin: str) -> None:
     try:
-        found = [path for path in folder.iterdir() if path.name.startswith(".") and path.suffix in (".tmp", _PARTIAL)]
+        found = [path for path in folder.iterdir() if path.name.startswith(begin) and path.suffix in (".tmp", _PARTIAL)]
     except OSError:
         return
     for path in found:

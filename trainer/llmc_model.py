@@ -28,6 +28,7 @@ from trainer.data import cache
 from trainer.errors import InputError, literal
 from trainer.files import expanded, write_atomically
 from trainer.json_types import Json
+from trainer.leftovers import remove_leftovers_of
 
 if TYPE_CHECKING:
     import torch
@@ -236,7 +237,9 @@ def write_model(model: torch.nn.Module, path: Path, dtype: LlmcDtype, vocab_size
                     array = whole.numpy() if dtype == "fp32" else whole.view(torch.int16).numpy()
                     file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
 
-    write_atomically(expanded(path).absolute(), write)
+    target = expanded(path).absolute()
+    remove_leftovers_of(target)
+    write_atomically(target, write)
     return header
 
 

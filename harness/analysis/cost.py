@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
-from typing import Literal
+from typing import Literal, overload
 
 from harness.analysis.statistics import from_amounts
 
@@ -161,7 +161,7 @@ class ArmWork:
     ``imports`` and ``launches``: how often the libraries are imported and the command is started; runs of a study's
     block share both. ``passes``: over held-out data; ``answers``: over multiple-choice questions. Checkpoints are due
     every so many steps or seconds within a process; ``last_checkpoint``: and one at its end. ``other_s``: what else it
-    takes, in all.
+    takes, in all. ``passed_over``: steps before those, whose data is made and dropped, which was not measured.
     """
 
     steps: int
@@ -174,6 +174,7 @@ class ArmWork:
     checkpoint_every_s: float | None = None
     last_checkpoint: bool = False
     other_s: float = 0.0
+    passed_over: int = 0
 
 
 def training_work(
@@ -284,7 +285,16 @@ class HourlyPrice:
 
     def of_seconds(self, seconds: float) -> float:
         """US dollars for so long."""
-        return seconds / HOUR_S * self.per_hour_usd
+        return usd_of(seconds, self.per_hour_usd)
+
+
+@overload
+def usd_of(seconds: float, per_hour_usd: float) -> float: ...
+@overload
+def usd_of(seconds: float, per_hour_usd: float | None) -> float | None: ...
+def usd_of(seconds: float, per_hour_usd: float | None) -> float | None:
+    """US dollars for so long; None without a price."""
+    return None if per_hour_usd is None else seconds / HOUR_S * per_hour_usd
 
 
 def rounded_up(price: HourlyPrice, to_usd: float | None) -> HourlyPrice:
@@ -298,19 +308,19 @@ def rounded_up(price: HourlyPrice, to_usd: float | None) -> HourlyPrice:
 
 @dataclass(frozen=True)
 class SpendingLimit:
-    """What may be spent: US dollars, hours, or both, of which the first that is reached counts."""
+    """What may be spent: US dollars, hours, or both, of which the first that is reached counts. Neither: no limit."""
 
     usd: float | None = None
     hours: float | None = None
 
     def seconds(self, per_hour_usd: float | None) -> float | None:
-        """How long that lasts; None where it is in dollars and there is no price."""
+        """How long that lasts; None where nothing limits it, or dollars do and there is no price."""
         found = [] if self.hours is None else [self.hours * HOUR_S]
         if self.usd is not None:
             if per_hour_usd is None:
                 return None
             found.append(self.usd / per_hour_usd * HOUR_S)
-        return min(found)
+        return min(found, default=None)
 
 
 @dataclass(frozen=True)
@@ -318,7 +328,8 @@ class PredictedCost:
     """What trainings or a study are predicted to take and to cost, what may be spent, and what has been by now.
 
     ``measured``, ``work`` and ``prices`` are by arm, in the same order. ``spent_s``: of all parts, from one resumption
-    to the next. ``standing``: stopped is at the limit.
+    to the next. ``measuring_s``: how much of that the measuring of the first steps took, which is no part of the
+    prediction. ``standing``: stopped is at the limit.
     """
 
     of: Undertaking
@@ -328,6 +339,7 @@ class PredictedCost:
     prices: tuple[HourlyPrice | None, ...]
     limit: SpendingLimit | None = None
     spent_s: float = 0.0
+    measuring_s: float = 0.0
     standing: Standing = "unfinished"
 
     @property
@@ -353,7 +365,7 @@ class PredictedCost:
 
     def usd(self, seconds: float) -> float | None:
         """US dollars for so long; None without a price."""
-        return None if self.per_hour_usd is None else seconds / HOUR_S * self.per_hour_usd
+        return usd_of(seconds, self.per_hour_usd)
 
     @property
     def limit_s(self) -> float | None:
@@ -361,8 +373,13 @@ class PredictedCost:
         return None if self.limit is None else self.limit.seconds(self.per_hour_usd)
 
     def left_s(self, done: float) -> float:
-        """What the rest is expected to take, where the share ``done`` of the steps is done."""
-        return self.total.likely * (1 - done)
+        """What the rest is expected to take, where the share ``done`` of the steps is done.
+
+        A training that goes on starts and ends once more, however few steps are left; of a study that is complete runs.
+        """
+        total = self.total.likely
+        once = sum_of(one.startup + one.ending for one in self.arms).likely if self.of == "training" else 0.0
+        return once + (total - once) * (1 - done) if done < 1 else 0.0
 
     def exceeds(self, done: float = 0.0) -> bool:
         """Whether what was spent and what the rest is expected to take are more than may be spent."""
@@ -370,6 +387,7 @@ class PredictedCost:
 
     @property
     def error(self) -> float | None:
-        """By which fraction the actual time is above the predicted one, negative: below; None unless it is done."""
+        """By which fraction the actual time, without the measuring of the first steps, is above the predicted one,
+        negative: below; None unless it is done."""
         likely = self.total.likely
-        return self.spent_s / likely - 1 if self.standing == "done" and likely else None
+        return (self.spent_s - self.measuring_s) / likely - 1 if self.standing == "done" and likely else None

@@ -54,7 +54,7 @@ def study_allowance(
     """Measure a few steps of every arm of a study; refuse it where it would exceed its limit, else hold it to that."""
     from harness.launch.budget import Allowance
 
-    predicted = _predicted(plan, "study", limit, out / plan.scenario.name, command, source, None, 0.0, force)
+    predicted = _predicted(plan, "study", limit, out / plan.scenario.name, command, source, force=force)
     _check(predicted)
     return Allowance(predicted)
 
@@ -102,17 +102,20 @@ def training_allowance(
         used_s = time.monotonic() - begun_s
         before = read_cost(out) if out.exists() else None
         if before is None:
-            predicted = _predicted(plan, "training", limit, out, command, source, steps, used_s, False)
-            predicted = replace(predicted, spent_s=_spent_s(out))
+            spent_s = _spent_s(out)
+            predicted = _predicted(
+                plan, "training", limit, out, command, source, steps=steps, launcher_s=used_s, spent_s=spent_s
+            )
         else:
             prices = prices_of(before.measured, scenario_usd=plan.scenario.price_usd_per_hour)
             work = works_of(plan, "training", steps)
             predicted = replace(before, limit=limit, work=work, prices=prices, standing="unfinished")
             _refuse_unpriced(limit, predicted)
+        first = config.first_step
         trained = next(
-            (int(path.name.removeprefix("step-")) for path in checkpoint_folder.written(out / CHECKPOINTS)), 0
+            (int(path.name.removeprefix("step-")) for path in checkpoint_folder.written(out / CHECKPOINTS)), first
         )
-        _check(predicted, min(1.0, trained / steps))
+        _check(predicted, min(1.0, (trained - first) / max(1, steps - first)))
         return Allowance(predicted, used_s)
 
     return allowed
@@ -143,27 +146,34 @@ def _predicted(
     near: Path,
     command: Sequence[str],
     source: str,
-    steps: int | None,
-    launcher_s: float,
-    force: bool,
+    *,
+    steps: int | None = None,
+    launcher_s: float = 0.0,
+    spent_s: float = 0.0,
+    force: bool = False,
 ) -> PredictedCost:
-    """Measure in a folder that goes afterwards, on the disk of ``near``."""
+    """Measure in a folder that goes afterwards, on the disk of ``near``. What that takes is spent, too.
+
+    ``launcher_s``: what the command took until now; ``spent_s``: what was spent on earlier parts.
+    """
     from harness.analysis.cost import PredictedCost
     from harness.launch.apart import called_apart
     from harness.launch.budget import prices_of
     from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
     from harness.launch.preparation import check_writable
     from harness.report.cost import duration
-    from trainer.leftovers import remove, remove_leftovers, temporary_path
+    from trainer.leftovers import remove, remove_leftovers_of, temporary_path
 
     scenario = plan.scenario
     check_writable(near)
-    remove_leftovers(near.parent)
+    remove_leftovers_of(near)
     place = temporary_path(near)
     limit_s = limit.seconds(scenario.price_usd_per_hour)
+    may_s = None if limit_s is None else max(0.0, limit_s - spent_s)
     print("budget: measuring the first steps of every arm", file=sys.stderr)
-    measuring = partial(measure, plan, of, place, command, source, launcher_s, force=force, limit_s=limit_s)
+    measuring = partial(measure, plan, of, place, command, source, launcher_s, force=force, limit_s=may_s)
     limits, arms = scenario.limits, len(plan.arms)
+    begun_s = time.monotonic()
     try:
         # In a process of its own: ranks of a training are forked from one that has tokenized nothing.
         most_s = arms * (2 * limits.start_s + 40 * limits.silence_s)
@@ -172,12 +182,14 @@ def _predicted(
         if failed.status == "interrupted":
             raise KeyboardInterrupt from failed
         if failed.status == OVER and limit_s is not None:
-            raise InputError(f"budget: {duration(limit_s)}, but {failed}") from failed
+            before = f", {duration(spent_s)} of it spent before" if spent_s else ""
+            raise InputError(f"budget: {duration(limit_s)}{before}, but {failed}") from failed
         raise InputError(f"budget: what it costs could not be measured: {failed}") from failed
     finally:
         remove(place)
     prices = prices_of(measured, scenario_usd=scenario.price_usd_per_hour)
-    found = PredictedCost(of, scenario.name, measured, works_of(plan, of, steps), prices, limit)
+    works, measuring_s = works_of(plan, of, steps), time.monotonic() - begun_s
+    found = PredictedCost(of, scenario.name, measured, works, prices, limit, spent_s + measuring_s, measuring_s)
     _refuse_unpriced(limit, found)
     return found
 

@@ -64,6 +64,7 @@ def cost(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.launch.costing import MeasurementFailed, measure, works_of
     from harness.report.cost import cost_json, lines
 
+    works = works_of(plan, of, arguments.steps)  # before anything is measured: it refuses what cannot be
     launcher_s = time.monotonic() - begun_s
     source = arguments.scenario
     try:
@@ -76,7 +77,6 @@ def cost(arguments: argparse.Namespace, command: list[str]) -> int:
     prices = prices_of(
         measured.arms, arguments.price, arguments.device_profile, scenario.price_usd_per_hour, arguments.round_up
     )
-    works = works_of(plan, of, arguments.steps)
     found = PredictedCost(of, scenario.name, measured.arms, works, prices, limit_of(scenario))
     if arguments.json:
         say(json.dumps({**cost_json(found), "measured": str(measured.folder)}, indent=1, allow_nan=False))

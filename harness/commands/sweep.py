@@ -49,7 +49,7 @@ def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
         for line in _plan(loaded):
             say(line)
         return 0
-    from harness.sweep.run import begin_sweep
+    from harness.sweep.begin import begin_sweep
 
     for line in _plan(loaded):
         print(line, file=sys.stderr)
@@ -57,8 +57,8 @@ def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _plan(loaded: LoadedSweep) -> list[str]:
+    from harness.sweep.begin import configs_of
     from harness.sweep.messages import plan_lines
-    from harness.sweep.run import configs_of
 
     configs, strategy = configs_of(loaded), loaded.settings.strategy
     space = configs.space()
@@ -74,8 +74,8 @@ def _resumed(arguments: argparse.Namespace, command: list[str]) -> SweepEnded:
     for name, value in given.items():
         if value:
             raise InputError(f"sweep --resume: {name} does not go with it: a sweep goes on as it was begun")
+    from harness.sweep.begin import resume_sweep
     from harness.sweep.load import settings_with
-    from harness.sweep.run import resume_sweep
     from harness.sweep.store import SweepFolder
 
     path = Path(arguments.resume)

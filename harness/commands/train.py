@@ -60,7 +60,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
 
     allowance = training_allowance(plan, out, command, arguments.scenario, begun_s)
     url = arguments.upload or scenario.upload
-    uploader = None if url is None else uploader_of(out, url)
+    uploader = None if url is None else uploader_of(out, url, checks=True)
     trained = train_arm(plan, goal, out, arguments.resume, command, arguments.scenario, allowance, uploader)
     loss = "" if trained.loss is None else f", loss {trained.loss:.4f}"
     if trained.validation_loss is not None:

@@ -32,11 +32,11 @@ def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
     return 0 if finish_upload(folder, uploader) else exit_codes.OF_STUDY["failed"]
 
 
-def uploader_of(folder: Path, url: str) -> Uploader:
-    """What copies ``folder``; InputError where nothing here can open ``url``."""
-    from harness.launch.uploads import Destination, Uploader
+def uploader_of(folder: Path, url: str, checks: bool = False) -> Uploader:
+    """What copies ``folder``; InputError where nothing here can open ``url``, or, with ``checks``, write there."""
+    from harness.launch.uploads import Destination, Uploader, checked_destination
 
-    return Uploader(Destination(folder, url))
+    return Uploader(checked_destination(folder, url) if checks else Destination(folder, url))
 
 
 def finish_upload(folder: Path, uploader: Uploader) -> bool:

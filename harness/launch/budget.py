@@ -22,7 +22,8 @@ from trainer.errors import InputError, in_words
 from trainer.files import read_json
 
 COST = "cost.json"
-NOTE_INTERVAL_S = 10.0  # at most so much of what a killed process spent is not known
+# At most so much of what a killed training spent is not known; of a study that, or what a repetition takes.
+NOTE_INTERVAL_S = 10.0
 SCHEMA = 1
 
 
@@ -78,7 +79,7 @@ class Allowance(Deadline):
 
     @property
     def end_ns(self) -> int | None:
-        """When it is spent (CLOCK_MONOTONIC); None where nothing limits it."""
+        """When it is spent (CLOCK_MONOTONIC); None where nothing limits it, or dollars without a price."""
         limit_s = self._predicted.limit_s
         return None if limit_s is None else round((self._begun_s + limit_s - self._used_s) * 1e9)
 

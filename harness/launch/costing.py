@@ -151,6 +151,7 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
             "checkpoint": checkpoint.model_copy(update={"every_steps": plain + 1, "every_minutes": None})
             if saves
             else None,
+            "resume": None if trains else config.resume,  # it is measured as a study, which begins at step 0
             "warmup_steps": 0,
             "steps": plain + (1 + AFTER if saves else 0) - warmup,
         }
@@ -215,18 +216,20 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
 
 
 def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
-    """What training an arm for ``steps`` steps consists of (harness train)."""
+    """What training an arm to step ``steps`` consists of (harness train), from the step that it begins with."""
     checkpoint = config.checkpoint or CheckpointConfig()
     saves = saves_checkpoints(config, trains=True)
     every_s = None if checkpoint.every_steps is not None else 60.0 * checkpoint.interval_minutes
+    first = config.first_step
+    trained = max(0, steps - first)
     work = training_work(
-        steps,
+        trained,
         config.evaluation is not None,
         None if config.evaluation is None else config.evaluation.every_steps,
         checkpoint.every_steps,
         every_s,
     )
-    work = replace(work, answers=_answers(config.evaluation, steps))
+    work = replace(work, answers=_answers(config.evaluation, trained), passed_over=first)
     return work if saves else replace(work, checkpoint_every_steps=None, checkpoint_every_s=None, last_checkpoint=False)
 
 
@@ -295,7 +298,16 @@ def steps_of(goal: Goal, config: TrainerConfig) -> int:
 
 
 def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[ArmWork, ...]:
-    """What is to be done with each arm of :func:`arms_of`. ``steps``: of trainings, instead of the scenario's."""
+    """What is to be done with each arm of :func:`arms_of`. ``steps``: of trainings, instead of the scenario's.
+
+    InputError for a training that begins (``resume.step``) where it is to end.
+    """
     if of == "study":
         return work_of_study(plan)
+    for arm in arms_of(plan, of):
+        if arm.config.resume is not None and (steps or arm.config.steps) <= arm.config.first_step:
+            raise InputError(
+                f"arm {arm.name}: resume.step: {arm.config.first_step:,}, and its training ends after "
+                f"{steps or arm.config.steps:,} steps; allowed: more steps in all (--steps), those before it included"
+            )
     return tuple(work_of_training(arm.config, steps or arm.config.steps) for arm in arms_of(plan, of))

@@ -72,8 +72,9 @@ def is_terminal() -> bool:
 class Progress:
     """Counts runs and steps; shows runs done, steps per second and the time left."""
 
-    def __init__(self, total_runs: int | None, total_steps: int) -> None:
-        """``total_runs``: None where nobody knows how many it will take."""
+    def __init__(self, total_runs: int | None, total_steps: int, heard: Callable[[], None] = lambda: None) -> None:
+        """``total_runs``: None where nobody knows how many it will take. ``heard`` is called between repetitions."""
+        self._heard = heard
         self._total_runs = total_runs
         self._total_steps = max(total_steps, 1)
         self._runs = 0
@@ -118,6 +119,7 @@ class Progress:
     def stepped(self, steps: int) -> None:
         self._steps += steps
         self._stepping_s += time.monotonic() - self._repetition_begun_s
+        self._heard()
         self._maybe_show()
 
     def finished(self, arm: str, block: int) -> None:

@@ -286,7 +286,8 @@ def _execute(
             # Now, not when the study was begun: a resumed one may find another.
             environment = _environment(configs.values())
             total = len(todo) if enough is None else None
-            progress = Progress(total, sum(repetitions[name].total_steps for name in todo))
+            heard: Callable[[], None] = (lambda: None) if until is None else until.note
+            progress = Progress(total, sum(repetitions[name].total_steps for name in todo), heard)
             with (
                 _other_nodes(record, todo, limits) as nodes,
                 progress if todo else nullcontext(),  # else there is no progress to show
@@ -296,8 +297,7 @@ def _execute(
                         _run_block(
                             folder, record, block, names, repetitions, environment, limits, data, progress, nodes
                         )
-                    if until is not None:
-                        until.note()
+                    heard()
                     if enough is not None and enough(folder, record, block + 1):
                         record = _end_after(record, block + 1)
                         break

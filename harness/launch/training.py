@@ -29,7 +29,7 @@ from harness.launch.budget import Allowance
 from harness.launch.channel import Channel
 from harness.launch.child import RunEnding
 from harness.launch.ending import TERMINATING, Stopping
-from harness.launch.facts import facts_of_run, model_fingerprint, peak_device_bytes
+from harness.launch.facts import facts_of_run, model_fingerprint
 from harness.launch.out_of_memory import advice_for_this_run, is_out_of_memory
 from harness.launch.progress import announced
 from harness.launch.protocol import BareOrder, StartMessage
@@ -46,20 +46,16 @@ from harness.launch.training_files import (
     TrainingRecorder,
 )
 from harness.launch.training_progress import Goal, TrainingProgress
-from harness.machine.environment import record_environment, record_user_environment
+from harness.launch.training_records import TrainingRecords, begun_elsewhere
 from harness.probes.ledger.loader import attach_in_worker
 from harness.probes.ledger.run_queue import RunQueue
-from harness.probes.profilers.clocks import realtime_minus_monotonic
 from harness.probes.run_probes import RunProbes
-from harness.study.records import ONE_TRAINING, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.modes import compilations
-from trainer.config import ResumeConfig, TrainerConfig
-from trainer.data.cache import file_fingerprint
+from trainer.config import TrainerConfig
 from trainer.data.kept_tokenizer import keep
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words, one_line
-from trainer.files import expanded
 from trainer.json_types import JsonObject, integer
 from trainer.model_files import objective_of
 from trainer.ranks import ALONE, Rank, RanksDifferError, is_of_the_exchange
@@ -125,10 +121,9 @@ class Training:
     ) -> None:
         self.arm, self.config, self.goal, self.folder = arm, config, goal, folder
         self._watch = watch
-        self._command, self._source = list(command), source
         self._allowance, self._uploader = allowance, uploader
         self._checkpoints = folder.path / CHECKPOINTS
-        self._begun_utc = now()
+        self._records = TrainingRecords(arm, config, folder, command, source)
         self._stopping = Stopping()
         self._steps, self._tokens = config.first_step, 0
         self._loss: float | None = None
@@ -153,17 +148,17 @@ class Training:
         found = checkpoint_folder.newest(self._checkpoints) if resume else None
         if resume and found is None and self.folder.study_json.exists():
             print(f"{self.folder.path}: it ended before its first checkpoint, so it begins again", file=sys.stderr)
-        study = self._study(scenario, resume)
+        study = self._records.study(scenario, resume)
         begun_at = self.config.first_step
         first = begun_at if found is None else found.steps
         block = len(study.order) - 1
-        recorded = max(self._recorded_steps(block), begun_at)
+        recorded = max(self._records.steps_before(block), begun_at)
         if found is None and self.config.resume is not None:
-            study = self._begun_elsewhere(study, self.config.resume)
+            study = begun_elsewhere(study, self.config.resume)
         lost = f"the part that trained steps {recorded} to {first - 1} was killed: they are in no ledger"
         if recorded < first:
             study = replace(study, notes=[*study.notes, f"{lost} and in no figure"])
-        record = self._record(study, block)
+        record = self._records.run(study, block)
         self.folder.remove_leftovers()
         if self._allowance is not None:
             self._allowance.begin(self.folder.path)
@@ -228,7 +223,8 @@ class Training:
                 if error is not None:
                     ending = RunEnding("failed", error)
                 try:
-                    self._write(replace(study, status=status, ended_utc=now()), ending.of(record), tables)
+                    study = replace(study, status=status, ended_utc=now())
+                    self._records.write(study, ending.of(record), tables, self._compute)
                     written = True
                 except OSError as raised:
                     status, error = "failed", error or f"what was measured was not written: {in_words(raised)}"
@@ -310,16 +306,6 @@ class Training:
                 raise ended from error
             raise
         return batches, compute, saver, evaluator, recorder, table
-
-    def _begun_elsewhere(self, study: StudyRecord, resume: ResumeConfig) -> StudyRecord:
-        """Say what the training goes on from, and what of it nobody has."""
-        note = (
-            f"begun at step {resume.step:,} with the weights of {resume.llmc} (fingerprint "
-            f"{file_fingerprint(expanded(resume.llmc))}); the optimizer's moments begin at zero, as llm.c's model file "
-            "has none"
-        )
-        print(note, file=sys.stderr)
-        return replace(study, notes=[*study.notes, note])
 
     def _pass_over(self, batches: Batches) -> None:
         """Receive and drop the batches of the steps before the first one, so that the data goes on where it would be.
@@ -466,80 +452,10 @@ class Training:
             measured_compilations=compiled or None,
         )
 
-    def _recorded_steps(self, blocks: int) -> int:
-        """After how many steps the ledger of the last part before this one ends; 0 where there is none."""
-        from pyarrow.parquet import read_table
-
-        for block in reversed(range(blocks)):
-            path = self.folder.run(self.arm.name, block) / "steps.parquet"
-            if self.folder.read_record(self.arm.name, block) is not None and path.exists():
-                steps = read_table(path, columns=["step"]).column("step")
-                return int(steps[-1].as_py()) + 1 if len(steps) else 0
-        return 0
-
     @staticmethod
     def _pause(recorder: TrainingRecorder, compute: Compute) -> None:
         recorder.pause()
         compute.synchronize()
-
-    def _study(self, scenario: str, resume: bool) -> StudyRecord:
-        """The record of the training as a study of one arm, with one more block for this part of it."""
-        environment = self._environment()
-        arm = ArmRecord(self.arm.name, declared=self.arm.declared, config=self.config.model_dump(mode="json"))
-        if resume and self.folder.study_json.exists():
-            before = self.folder.read_study()
-            if [one.name for one in before.arms] != [self.arm.name]:
-                trained = ", ".join(one.name for one in before.arms)
-                raise InputError(f"--out {self.folder.path}: the arm {trained} is trained there, not {self.arm.name}")
-            blocks = sum(self.folder.read_record(self.arm.name, block) is not None for block in range(before.blocks))
-            note = f"resumed {self._begun_utc}: {' '.join(self._command)}"
-            study = replace(before, status="running", environment=environment, arms=[arm], notes=[*before.notes, note])
-        else:
-            blocks = 0
-            study = StudyRecord(
-                scenario=scenario,
-                question=f"Where does the time of training {self.arm.name} go?",
-                status="running",
-                created_utc=self._begun_utc,
-                command=self._command,
-                scenario_file=self._source,
-                interleave="runs",
-                interleave_reason=ONE_TRAINING,
-                arms=[arm],
-                environment=environment,
-                id=new_study_id(),
-                notes=["its blocks are parts of one training: the intervals do not hold what differs from run to run"],
-            )
-        return replace(study, blocks=blocks + 1, order=[[self.arm.name] for _ in range(blocks + 1)])
-
-    def _record(self, study: StudyRecord, block: int) -> RunRecord:
-        return RunRecord(
-            arm=self.arm.name,
-            block=block,
-            status="interrupted",
-            session=session_of(study.id, f"train-{block}"),
-            pid=os.getpid(),
-            started_utc=self._begun_utc,
-            config=self.config.model_dump(mode="json"),
-            declared=self.arm.declared,
-            environment=study.environment,
-        )
-
-    def _environment(self) -> JsonObject:
-        return record_user_environment() if self.config.user_functions else record_environment()
-
-    def _write(self, study: StudyRecord, record: RunRecord, tables: RunTables) -> None:
-        """Write the ledger of this part; run.json after its tables."""
-        record = replace(
-            record,
-            ended_utc=now(),
-            realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
-            peak_device_bytes=peak_device_bytes(self._compute),
-        )
-        tables.write()
-        self.folder.write_samples(record.arm, record.block, {})
-        self.folder.write_whole_run(record)
-        self.folder.write_study(study)
 
 
 def _parent_of(start_method: str) -> int | None:

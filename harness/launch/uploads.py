@@ -1,7 +1,8 @@
 """Copies a training's folder behind a URL (s3://, gs://, what fsspec knows), in a thread that no step waits for.
 
 Nothing is moved: the local files stay as they are. A copy that fails is tried again, a few times with growing pauses,
-then with the next checkpoint, and once more at the end. What was copied is kept in ``uploads.json``, so that whoever
+then with the next checkpoint, and once more at the end. Before anything is trained a small file is written there and
+removed: a place that takes nothing is better known then. What was copied is kept in ``uploads.json``, so that whoever
 goes on, ``harness train --resume`` or ``harness upload``, copies only what is new. A checkpoint that was removed here,
 as newer ones are kept, is removed there once these are whole.
 """
@@ -18,8 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from harness.launch.training_files import CHECKPOINTS
+from harness.probes.nvml.worker import Worker
 from harness.study.store import write_json
 from trainer.data.corpus.places import filesystem_of
 from trainer.errors import InputError, one_line
@@ -30,7 +33,9 @@ KEY = "upload"
 ATTEMPTS = 5  # of each file, in one pass over the folder
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before the second attempt, doubled before each further one
 END_S = 600.0  # for what is left when the training has ended
+CHECK_S = 60  # for a place to take a small file before anything is trained
 NICE = 10  # of the thread: where a core is short, steps get it
+WITHOUT = "or train without a copy and call harness upload later"
 STUDY = "study.json"
 # Said to be there last: they say that the files around them are whole.
 LAST = ("checkpoint.json", "run.json", STUDY)
@@ -81,6 +86,58 @@ class Destination:
         self._keep()
         self.reason = ""
         return True
+
+    def check(self) -> None:
+        """Write a small file there and remove it. Raises InputError where that cannot be, tried a few times, or where
+        another training or study lies there."""
+        if not self._there:
+            try:
+                self._refuse_another()
+            except InputError as error:
+                raise InputError(f"{KEY}: {self.url}: {error}") from error
+        wait_s = PAUSE_S
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                self._write_marker()
+                break
+            except Exception as error:  # each filesystem has errors of its own
+                if not left:
+                    raise InputError(
+                        f"{KEY}: {self.url}: cannot be written ({one_line(error)}); give a URL that can, {WITHOUT}"
+                    ) from error
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_PAUSE_S)
+
+    def _write_marker(self) -> None:
+        marker = f"{self._root}/.upload-check-{uuid4().hex}"
+        made = [] if self._scheme in _OBJECTS else self._make_folders()
+        try:
+            with self._filesystem.open_output_stream(marker) as file:
+                file.write(b"written and removed by harness train --upload\n")
+        finally:
+            with suppress(Exception):  # who may not remove there can copy there all the same
+                self._filesystem.delete_file(marker)
+            for folder in made:
+                with suppress(Exception):  # one that somebody else uses by now stays
+                    self._remove_empty(folder)
+
+    def _make_folders(self) -> list[str]:
+        """Make the folder of the copy; those that were not there, the deepest first."""
+        import pyarrow.fs as fs
+
+        made: list[str] = []
+        folder = self._root
+        while folder.strip("/") and self._filesystem.get_file_info(folder).type == fs.FileType.NotFound:
+            made.append(folder)
+            folder = folder.rpartition("/")[0]
+        self._filesystem.create_dir(self._root, recursive=True)
+        return made
+
+    def _remove_empty(self, folder: str) -> None:
+        import pyarrow.fs as fs
+
+        if not self._filesystem.get_file_info(fs.FileSelector(folder)):
+            self._filesystem.delete_dir(folder)
 
     def _copied(self, name: str, pause: Callable[[float], bool]) -> bool:
         wait_s = PAUSE_S
@@ -172,6 +229,20 @@ class Destination:
         content: Any = {"url": self.url, "files": {name: list(state) for name, state in sorted(self._there.items())}}
         with suppress(OSError):
             write_json(self.folder / KEPT, content)
+
+
+def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Destination:
+    """Where ``folder`` is to be copied, once that has taken a small file. InputError where it takes none in time."""
+
+    def reached() -> Destination:
+        found = Destination(folder, url)
+        found.check()
+        return found
+
+    try:
+        return Worker("upload-check").call(reached, limit_s)
+    except TimeoutError as error:
+        raise InputError(f"{KEY}: {url}: no answer within {limit_s} s; give a URL that answers, {WITHOUT}") from error
 
 
 def _may_go(name: str, here: Collection[str]) -> bool:

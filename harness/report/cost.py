@@ -117,6 +117,11 @@ def notes(found: PredictedCost) -> list[str]:
     """What the figures rest on, and where they may mislead."""
     noted = [price_line(found)]
     for one in found.arms:
+        if one.work.passed_over:
+            noted.append(
+                f"{one.arm}: it begins at step {one.work.passed_over:,}; the data of the steps before is made and "
+                "dropped first, which is not in it"
+            )
         if one.has_long_steps:
             noted.append(
                 f"{one.arm}: some of its steps are long: their mean is {ms(one.mean_step_s * 1e3)}, above the median's "
@@ -184,12 +189,14 @@ def refusal(found: PredictedCost, done: float = 0.0) -> str:
     """Why it does not start, on one line with the arithmetic. ``done``: share of its steps that are done."""
     left_s = found.left_s(done)
     whole_s = found.spent_s + left_s
-    if found.spent_s or done:
+    if done or found.spent_s > found.measuring_s:
         sums = f"{duration(found.spent_s)} spent + {duration(left_s)} for the rest = {duration(whole_s)}"
     else:
         arms = [arithmetic(one) for one in found.arms]
-        sums = "; ".join(arms[:3]) + (f"; and {count(len(arms) - 3, 'more arm')}" if len(arms) > 3 else "")
-        sums += f"; together {duration(whole_s)}" if len(arms) > 1 else ""
+        parts = [*arms[:3], *([f"and {count(len(arms) - 3, 'more arm')}"] if len(arms) > 3 else [])]
+        if found.measuring_s:
+            parts.insert(0, f"measuring the first steps, which is spent: {duration(found.measuring_s)}")
+        sums = "; ".join(parts) + (f"; together {duration(whole_s)}" if len(parts) > 1 else "")
     usd = found.usd(whole_s)
     price = "" if usd is None else f", {money(usd)} at {found.per_hour_usd:g} USD an hour"
     return f"budget: {limit_text(found)}, but it is expected to take {duration(whole_s)}{price}: {sums}"
@@ -212,10 +219,16 @@ def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None 
         return ""
     total = found.total
     rows = [["predicted", f"{duration(total.likely)} [{duration(total.low)}–{duration(total.high)}]"]]
-    rows += [["predicted, worst case", duration(total.worst)], ["actual", duration(found.spent_s)]]
+    rows.append(["predicted, worst case", duration(total.worst)])
+    seconds = [total.likely, total.worst]
+    if found.measuring_s:
+        rows.append(["measuring the first steps, for the prediction", duration(found.measuring_s)])
+        rows.append(["actual, that among it", duration(found.spent_s)])
+        seconds.append(found.measuring_s)
+    else:
+        rows.append(["actual", duration(found.spent_s)])
     if found.per_hour_usd is not None:
-        seconds = (total.likely, total.worst, found.spent_s)
-        rows = [[*row, _usd(found, one)] for row, one in zip(rows, seconds, strict=True)]
+        rows = [[*row, _usd(found, one)] for row, one in zip(rows, [*seconds, found.spent_s], strict=True)]
     header = ["", "time", *(["cost"] if found.per_hour_usd is not None else [])]
     steps = [f"- {safe(line)}" for line in step_lines(found, totals or {})]
     return "\n\n".join(["## What it cost", table(header, rows), outcome(found), *(["\n".join(steps)] if steps else [])])
@@ -241,7 +254,8 @@ def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[st
 def outcome(found: PredictedCost) -> str:
     """How far the prediction was off, and what of the budget was spent."""
     if found.error is not None:
-        text = f"The actual time differs from the predicted one by {signed_percent(found.error)}."
+        which = "Without the measuring, the actual time" if found.measuring_s else "The actual time"
+        text = f"{which} differs from the predicted one by {signed_percent(found.error)}."
     else:
         why = "was stopped at its budget" if found.standing == "stopped" else "has not run to its end"
         text = f"It {why}: the actual time is that of a part, the predicted one of the whole."
@@ -279,6 +293,7 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
         ],
         "limit_s": found.limit_s,
         "spent_s": found.spent_s or None,
+        "measuring_s": found.measuring_s or None,
         "standing": found.standing,
         "error": found.error,
         "notes": list(notes(found)),
@@ -289,4 +304,6 @@ def actual_line(found: PredictedCost) -> str:
     """The same as the section, for a terminal."""
     total = found.total
     price = "" if found.per_hour_usd is None else f" ({_usd(found, total.likely)} against {_usd(found, found.spent_s)})"
-    return f"cost: predicted {duration(total.likely)}, actual {duration(found.spent_s)}{price}. {outcome(found)}"
+    measuring = f", {duration(found.measuring_s)} of it measuring the first steps" if found.measuring_s else ""
+    actual = f"actual {duration(found.spent_s)}{measuring}{price}"
+    return f"cost: predicted {duration(total.likely)}, {actual}. {outcome(found)}"

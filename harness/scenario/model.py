@@ -173,7 +173,8 @@ class BudgetConfig(Config):
     usd: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
     """US dollars. They need a price: price_usd_per_hour, or that of the device's profile."""
     hours: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
-    """Wall time, from the command's start; of a study from the first run's start."""
+    """Wall time: of a training from the command's start, of a study from the first run's start; of both also what
+    measuring the first steps took before. What a refused or killed measuring took is not known to the next one."""
 
     @model_validator(mode="after")
     def _limits_something(self) -> BudgetConfig:

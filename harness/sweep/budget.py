@@ -1,21 +1,27 @@
-"""What a sweep has spent and may spend: hours, money, tokens. Arithmetic alone; the sentences are in ``messages``."""
+"""What a sweep has spent, what its trials are expected to need, and what is left of its budget.
+
+The arithmetic of time and money is that of ``harness.analysis.cost``; the sentences are in ``messages``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from harness.analysis.cost import HOUR_S, SpendingLimit, cost_of_trials, usd_of
+from harness.launch.costing import work_of_training
 from harness.sweep.model import SweepBudget
+from harness.sweep.space import TrialConfigs
 from harness.sweep.store import Pilot
-from harness.sweep.trials import Trial, TrialPlan
+from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
 
 Resource = Literal["hours", "usd", "tokens"]
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """What a trial needs more of than is left."""
+    """What trials need more of than is left."""
 
     resource: Resource
     needed: float
@@ -32,9 +38,22 @@ class Spending:
     usd: float | None
 
 
-def usd_of(seconds: float, price_usd_per_hour: float | None) -> float | None:
-    """What that time costs."""
-    return None if price_usd_per_hour is None else seconds / 3600 * price_usd_per_hour
+@dataclass(frozen=True)
+class TrialsNeed:
+    """What trials of one size are expected to need, one after the other, where none ends early."""
+
+    group: str
+    trials: int
+    steps: int
+    """Of all of them, as the tokens and seconds."""
+    tokens: int
+    step_s: float | None = None
+    seconds: float | None = None
+    """None where no pilot of that kind was trained."""
+
+
+class BudgetOver(Exception):  # noqa: N818 - an outcome; everything is kept
+    """The budget is spent, or what is left is too little for the next trial."""
 
 
 def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s: float = 0.0) -> Spending:
@@ -43,22 +62,57 @@ def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s:
     return Spending(seconds, sum(one.tokens for one in trials), usd_of(seconds, price_usd_per_hour))
 
 
-def shortage(
-    budget: SweepBudget,
-    plan: TrialPlan,
-    step_tokens: int,
-    spent: Spending,
-    pilot: Pilot | None,
-    price_usd_per_hour: float | None,
-) -> Shortage | None:
-    """What is too little for the trial ``plan``; None where there is enough of all, as far as that can be expected."""
-    if budget.tokens is not None and (needed := plan.steps * step_tokens) > budget.tokens - spent.tokens:
-        return Shortage("tokens", needed, budget.tokens - spent.tokens, budget.tokens)
+def need_of(plan: TrialPlan, configs: TrialConfigs, pilots: Mapping[str, Pilot], trials: int = 1) -> TrialsNeed:
+    """What ``trials`` trials like ``plan`` need."""
+    config = configs.of(plan)
+    steps, pilot = trials * plan.steps, pilots.get(plan.kind)
+    found = TrialsNeed(plan.group, trials, steps, steps * configs.step_tokens(config))
     if pilot is None:
+        return found
+    cost = cost_of_trials(pilot.measurement, trials, work_of_training(config, plan.steps))
+    return replace(found, step_s=pilot.step_s, seconds=cost.likely)
+
+
+def plan_of(stage: TrialStage, space: SearchSpace) -> TrialPlan:
+    """A trial of that stage, at the lowest rate: the one that diverges last."""
+    return TrialPlan(space.low, stage.steps, space.seeds[0], stage.group, overrides=stage.overrides)
+
+
+def needs_by_size(
+    stages: Iterable[TrialStage], space: SearchSpace, configs: TrialConfigs, pilots: Mapping[str, Pilot]
+) -> list[TrialsNeed]:
+    """What all trials of each size need, in the order of the stages."""
+    found: dict[str, TrialsNeed] = {}
+    for stage in stages:
+        more = need_of(plan_of(stage, space), configs, pilots, stage.trials)
+        found[stage.group] = _together(found[stage.group], more) if stage.group in found else more
+    return list(found.values())
+
+
+def _together(one: TrialsNeed, more: TrialsNeed) -> TrialsNeed:
+    seconds = None if one.seconds is None or more.seconds is None else one.seconds + more.seconds
+    return replace(
+        one,
+        trials=one.trials + more.trials,
+        steps=one.steps + more.steps,
+        tokens=one.tokens + more.tokens,
+        seconds=seconds,
+    )
+
+
+def shortage(
+    budget: SweepBudget, needs: Sequence[TrialsNeed], spent: Spending, price_usd_per_hour: float | None
+) -> Shortage | None:
+    """What is too little for ``needs``; None where there is enough of all, as far as that can be expected."""
+    tokens = sum(one.tokens for one in needs)
+    if budget.tokens is not None and tokens > budget.tokens - spent.tokens:
+        return Shortage("tokens", tokens, budget.tokens - spent.tokens, budget.tokens)
+    known = [one.seconds for one in needs if one.seconds is not None]
+    if len(known) < len(needs):
         return None
-    seconds = pilot.seconds(plan.steps)
-    if budget.hours is not None and seconds > (left_s := budget.hours * 3600 - spent.seconds):
-        return Shortage("hours", seconds / 3600, left_s / 3600, budget.hours)
+    seconds = sum(known)
+    if budget.hours is not None and seconds > (left_s := budget.hours * HOUR_S - spent.seconds):
+        return Shortage("hours", seconds / HOUR_S, left_s / HOUR_S, budget.hours)
     usd = usd_of(seconds, price_usd_per_hour)
     if budget.usd is not None and usd is not None and spent.usd is not None and usd > budget.usd - spent.usd:
         return Shortage("usd", usd, budget.usd - spent.usd, budget.usd)
@@ -67,7 +121,4 @@ def shortage(
 
 def limit_s(budget: SweepBudget, price_usd_per_hour: float | None) -> float | None:
     """The seconds that the budget allows in all; None where time is not limited."""
-    limits = [] if budget.hours is None else [budget.hours * 3600]
-    if budget.usd is not None and price_usd_per_hour is not None:
-        limits.append(budget.usd / price_usd_per_hour * 3600)
-    return min(limits, default=None)
+    return SpendingLimit(budget.usd, budget.hours).seconds(price_usd_per_hour)

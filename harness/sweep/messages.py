@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.report.words import count, number
-from harness.sweep.budget import Resource, Shortage
-from harness.sweep.store import Pilot
+from harness.analysis.cost import HOUR_S
+from harness.report.cost import duration, money
+from harness.report.words import count, ms
+from harness.sweep.budget import Resource, Shortage, Spending, TrialsNeed
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
 
-MINUTE, HOUR = 60, 3600
+SHOWN = 5  # sizes in one line
 
 
 def rate(value: float) -> str:
@@ -17,18 +18,11 @@ def rate(value: float) -> str:
     return f"{value:.2e}"
 
 
-def duration(seconds: float) -> str:
-    """``4.2 s``, ``3.1 min``, ``12.5 h``."""
-    if seconds < 2 * MINUTE:
-        return f"{number(seconds)} s"
-    return f"{number(seconds / MINUTE)} min" if seconds < 2 * HOUR else f"{number(seconds / HOUR)} h"
-
-
 def amount(resource: Resource, value: float) -> str:
     """So much of what a budget limits."""
     if resource == "tokens":
         return f"{value:,.0f} tokens"
-    return f"{value:.4g} USD" if resource == "usd" else duration(value * HOUR)
+    return money(value) if resource == "usd" else duration(value * HOUR_S)
 
 
 def all_diverged(trials: Sequence[Trial]) -> bool:
@@ -37,20 +31,46 @@ def all_diverged(trials: Sequence[Trial]) -> bool:
     return bool(full) and all(trial.status == "diverged" for trial in full)
 
 
-def smaller_than_a_trial(
-    short: Shortage, plan: TrialPlan, step_tokens: int, pilot: Pilot | None, price: float | None
-) -> str:
+def smaller_than_a_trial(short: Shortage, need: TrialsNeed, price: float | None) -> str:
     """Why a sweep is not begun: one full trial needs more than the whole budget."""
-    if pilot is None:
-        arithmetic = f"{plan.steps:,} steps x {step_tokens:,} tokens"
-    else:
-        arithmetic = f"{plan.steps:,} steps x {number(pilot.step_s * 1e3)} ms + {number(pilot.start_s)} s beside them"
-        if short.resource == "usd":
-            arithmetic += f", at {price:g} USD an hour"
     return (
-        f"budget.{short.resource}: {amount(short.resource, short.budget)}, but one trial of {plan.steps:,} steps needs "
-        f"{amount(short.resource, short.needed)} ({arithmetic}); allowed: one trial at least, or fewer steps"
+        f"budget.{short.resource}: {amount(short.resource, short.budget)}, but one trial of {need.steps:,} steps needs "
+        f"{amount(short.resource, short.needed)} ({_arithmetic(short.resource, need)}{_at(short.resource, price)}); "
+        "allowed: one trial at least, or fewer steps"
     )
+
+
+def smaller_than_the_sizes(short: Shortage, needs: Sequence[TrialsNeed], spent: Spending, price: float | None) -> str:
+    """Why a sweep that projects is not begun: all trials of all its sizes need more than the budget."""
+    sizes = [
+        f"{one.group}: {count(one.trials, 'trial')}, {_arithmetic(short.resource, one)} = {_total(short.resource, one)}"
+        for one in needs
+    ]
+    shown = "; ".join(sizes[:SHOWN]) + (f"; and {len(sizes) - SHOWN} more" if len(sizes) > SHOWN else "")
+    measured, whole = "", short.needed + short.budget - short.left  # with what is spent
+    if short.resource != "tokens" and spent.seconds:
+        measured = f"; measuring what a step takes, which is spent: {duration(spent.seconds)}"
+    return (
+        f"budget.{short.resource}: {amount(short.resource, short.budget)}, but {count(len(needs), 'size')} "
+        f"{'needs' if len(needs) == 1 else 'need'} {amount(short.resource, whole)} where no trial ends early "
+        f"({shown}{measured}{_at(short.resource, price)}); allowed: all sizes at least, fewer trials, or fewer steps"
+    )
+
+
+def _arithmetic(resource: Resource, need: TrialsNeed) -> str:
+    """The steps of trials of one size, and what they take."""
+    if resource == "tokens" or need.step_s is None or need.seconds is None:
+        return f"{need.steps:,} steps x {need.tokens // max(1, need.steps):,} tokens"
+    beside_s = need.seconds - need.steps * need.step_s
+    return f"{need.steps:,} steps x {ms(need.step_s * 1e3)} + {duration(beside_s)} beside them"
+
+
+def _total(resource: Resource, need: TrialsNeed) -> str:
+    return amount("tokens", need.tokens) if resource == "tokens" else duration(need.seconds or 0.0)
+
+
+def _at(resource: Resource, price: float | None) -> str:
+    return f", at {price:g} USD an hour" if resource == "usd" and price is not None else ""
 
 
 def too_little_left(short: Shortage, plan: TrialPlan) -> str:
@@ -76,7 +96,10 @@ def nothing_left(trial: Trial, limit_s: float) -> str:
 
 def spent_on_the_pilot(seconds: float, steps: int) -> str:
     """Why a sweep ends before its first trial."""
-    return f"the budget was spent in {duration(seconds)}, within the {count(steps, 'step')} that say what a trial takes"
+    return (
+        f"what was left of the budget was spent in {duration(seconds)}, within the {count(steps, 'step')} that say "
+        "what a trial takes"
+    )
 
 
 def plan_lines(

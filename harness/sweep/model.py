@@ -55,7 +55,8 @@ class DivergenceConfig(Config):
 
 
 class SweepBudget(Config):
-    """What the whole sweep may take. It is not begun where one full trial needs more, and stops where it is spent."""
+    """What the whole sweep may take. It is not begun where one full trial needs more (of a strategy that projects: all
+    trials of all its sizes, as long as none ends early), and stops where it is spent."""
 
     hours: float | None = Field(None, gt=0, le=1e6)
     usd: float | None = Field(None, gt=0, le=1e9)

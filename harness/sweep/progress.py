@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 
 from harness.launch.progress import PLAIN_INTERVAL_S, is_terminal
+from harness.report.cost import duration
 from harness.report.words import count
-from harness.sweep.messages import duration, rate, trial_line
+from harness.sweep.messages import rate, trial_line
 from harness.sweep.trials import Trial, TrialStage
 
 TERMINAL_INTERVAL_S = 0.5
@@ -22,6 +23,8 @@ class SweepProgress:
         self._all = sum(stage.trials for stage in stages)
         self._exact = all(stage.exact for stage in stages)
         self._all_steps = sum(stage.trials * stage.steps for stage in stages)
+        # The steps of a larger model take longer: what those of a smaller one took says nothing of the time left.
+        self._is_alike = all(stage.overrides == stages[0].overrides for stage in stages)
         self._rewrites, self._line_open = is_terminal(), False
         self._begun_s = self._shown_s = time.monotonic()
         self._done_steps = 0  # planned steps of trials that ended in this part
@@ -30,9 +33,10 @@ class SweepProgress:
         if ended:
             self._say(f"{count(ended, 'trial')} of before, none of which is run again")
 
-    def measuring(self, steps: int) -> None:
+    def measuring(self, steps: int, group: str) -> None:
         """A few steps are trained to know what one takes."""
-        self._say(f"training {count(steps, 'step')} to know what a trial takes (budget)")
+        which = f"a trial of {group}" if group else "a trial"
+        self._say(f"training {count(steps, 'step')} to know what {which} takes (budget)")
 
     def begin(self, trial: Trial) -> None:
         """A trial begins, or goes on."""
@@ -73,7 +77,7 @@ class SweepProgress:
         value = "" if loss is None else f", loss {loss:.4f}"
         done, left = self._done_steps + steps, ""
         rest = self._all_steps - self._before - done
-        if done and rest > 0:
+        if done and rest > 0 and self._is_alike:
             left = f", {'about' if self._exact else 'at most about'} {duration(seconds * rest / done)} left"
         return (
             f"trial {trial.number + 1} of {all_trials}: learning rate {rate(trial.plan.learning_rate)}, step {steps:,} "

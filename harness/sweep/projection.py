@@ -95,7 +95,14 @@ class HybridStrategy(Config):
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
         return [
-            TrialStage(f"rung {place}", rung.trials, self._steps(one, rung.steps), of=f"{one.group}, s = {bracket.s}")
+            TrialStage(
+                f"rung {place}",
+                rung.trials,
+                self._steps(one, rung.steps),
+                of=f"{one.group}, s = {bracket.s}",
+                group=one.group,
+                overrides=one.overrides,
+            )
             for one in self.projects(space).sizes
             for bracket in brackets(self.R, self.eta)
             for place, rung in enumerate(bracket.rungs)
@@ -148,7 +155,10 @@ def projection_of(strategy: Config, space: SearchSpace) -> ProjectionPlan | None
 
 
 def _stages(plan: ProjectionPlan, trials: int, space: SearchSpace) -> list[TrialStage]:
-    return [TrialStage("grid", trials * len(space.seeds), one.steps, of=one.group) for one in plan.sizes]
+    return [
+        TrialStage("grid", trials * len(space.seeds), one.steps, of=one.group, group=one.group, overrides=one.overrides)
+        for one in plan.sizes
+    ]
 
 
 def _grids(plan: ProjectionPlan, trials: int, space: SearchSpace) -> Trials:

@@ -6,19 +6,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from harness.analysis.cost import usd_of
+from harness.report.cost import duration
 from harness.report.tables import NOT_MEASURED, Markdown, safe, table
 from harness.report.words import count, listing
 from harness.sweep import sentences
-from harness.sweep.budget import Spending, spent_by, usd_of
+from harness.sweep.begin import recorded_sweep
+from harness.sweep.budget import Spending, spent_by
 from harness.sweep.findings import SweepFindings, findings
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.journal import TrialJournal
-from harness.sweep.messages import duration, rate
+from harness.sweep.messages import rate
 from harness.sweep.model import SweepConfig
 from harness.sweep.picture import loss_over_rate
 from harness.sweep.projection import projection_of
 from harness.sweep.projection_picture import has_line, rate_over_size
-from harness.sweep.run import recorded_sweep
 from harness.sweep.store import SweepFolder, SweepRecord
 from harness.sweep.trials import SearchSpace, Trial
 from trainer.config import TrainerConfig

@@ -9,33 +9,25 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
-from harness.launch.preparation import check_devices, check_writable, prepare_data
 from harness.launch.protocol import TrialEvent, TrialStart
-from harness.launch.study import create_folder, now, only_one
-from harness.machine.environment import has_nvidia_driver, record_environment
-from harness.study.store import StudyFolder
+from harness.launch.study import now
 from harness.sweep import messages
-from harness.sweep.budget import limit_s, shortage, spent_by
-from harness.sweep.journal import TrialJournal, require_optuna
-from harness.sweep.load import LoadedSweep
+from harness.sweep.budget import BudgetOver, limit_s, need_of, shortage, spent_by
+from harness.sweep.journal import TrialJournal
 from harness.sweep.milestones import is_behind, milestones
 from harness.sweep.model import SweepConfig
+from harness.sweep.pilot import PILOT_STEPS, pilots_of, refuse_too_much, train_pilot
 from harness.sweep.progress import SweepProgress
 from harness.sweep.space import TrialConfigs
-from harness.sweep.store import PILOT, Pilot, SweepFolder, SweepRecord, SweepStatus, Taken
+from harness.sweep.store import PILOT, SweepFolder, SweepRecord, SweepStatus, Taken
 from harness.sweep.trial_process import Order, TrialFailed, TrialLate, TrialServer
 from harness.sweep.trials import Trial, TrialPlan
-from trainer.config import TrainerConfig
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
-from trainer.model_files import objective_of
 
-PILOT_STEPS, PILOT_SKIPPED = 20, 10
 NOTED_EVERY_S = 2.0  # what a trial has taken is written this often, where it says that it lives
 
 
@@ -46,103 +38,6 @@ class SweepEnded:
     folder: SweepFolder
     status: SweepStatus
     error: str | None
-
-
-class BudgetOver(Exception):  # noqa: N818 - an outcome; everything is kept
-    """The budget is spent, or what is left is too little for the next trial."""
-
-
-def configs_of(loaded: LoadedSweep) -> TrialConfigs:
-    """The configurations of a sweep's trials."""
-
-    def vocabulary() -> int:
-        from trainer.data.prepare import prepare
-
-        config = loaded.config
-        return prepare(config.data).with_objective(objective_of(config.model)).vocab_size
-
-    return TrialConfigs(loaded.settings, loaded.config, vocabulary)
-
-
-def begin_sweep(loaded: LoadedSweep, out: Path, command: Sequence[str], source: str) -> SweepEnded:
-    """Begin a sweep in a new folder below ``out``. Raises InputError before anything ran where it cannot work."""
-    require_optuna()  # before data is prepared and a folder begun
-    settings, configs = loaded.settings, configs_of(loaded)
-    check_writable(out)
-    check_devices({loaded.arm: configs.base})
-    space = configs.space()
-    stages = settings.strategy.stages(space)
-    longest = max(stages, key=lambda stage: stage.steps)
-    plan = TrialPlan(space.low, longest.steps, space.seeds[0])
-    config = configs.of(plan)
-    price = settings.price_usd_per_hour or _price_of_device(config)
-    if settings.budget.usd is not None and price is None:
-        raise InputError(
-            "budget.usd: no price of this machine is known; give price_usd_per_hour, or a budget of hours or tokens"
-        )
-    step_tokens = configs.step_tokens(configs.base)
-    if (short := shortage(settings.budget, plan, step_tokens, spent_by((), price), None, price)) is not None:
-        raise InputError(messages.smaller_than_a_trial(short, plan, step_tokens, None, price))
-    prepare_data({loaded.arm: config}, settings.limits.start_s)
-    study = create_folder(out, settings.name)
-    folder = SweepFolder(study.path)
-    record = SweepRecord(
-        settings.name, loaded.arm, settings.model_dump(mode="json"), loaded.config.model_dump(mode="json"), space.steps,
-        step_tokens, _parameters(configs), price, "running", now(), list(command), source, record_environment(),
-    )  # fmt: skip
-    folder.write(record)
-    return _run(folder, record, settings, configs)
-
-
-def resume_sweep(path: Path, command: Sequence[str], budget: SweepConfig | None = None) -> SweepEnded:
-    """Run what the sweep in ``path`` still lacks. ``budget``: settings whose budget and limits count from now on."""
-    folder = SweepFolder(path)
-    record = folder.read()
-    settings, config = recorded_sweep(record, folder)
-    if budget is not None:
-        settings = settings.model_copy(update={"budget": budget.budget, "limits": budget.limits})
-    if settings.budget.usd is not None and record.price_usd_per_hour is None:
-        raise InputError("budget.usd: this sweep was begun without a price; give a budget of hours or tokens")
-    loaded = LoadedSweep(settings, record.arm, config)
-    configs = configs_of(loaded)
-    check_devices({record.arm: configs.base})
-    record = replace(record, settings=settings.model_dump(mode="json"), command=list(command))
-    return _run(folder, record, settings, configs)
-
-
-def recorded_sweep(record: SweepRecord, folder: SweepFolder) -> tuple[SweepConfig, TrainerConfig]:
-    """The settings and the shared configuration of a sweep. Raises InputError where they are none."""
-    try:
-        return SweepConfig.model_validate(record.settings), TrainerConfig.model_validate(record.config)
-    except ValueError as error:
-        first = str(error).splitlines()
-        raise InputError(f"{folder.sweep_json}: settings of another version of this program ({first[0]})") from error
-
-
-def _parameters(configs: TrialConfigs) -> int | None:
-    try:
-        return configs.parameters(configs.base)
-    except InputError:
-        return None
-
-
-def _price_of_device(config: TrainerConfig) -> float | None:
-    """The list price of the devices that train, where their profile has one."""
-    from harness.machine.gpu import read_nvml
-    from trainer.devices.profiles import find_profile
-
-    if config.compute.device == "cpu" or not has_nvidia_driver():
-        return None
-    for device in read_nvml().devices[:1]:
-        profile = find_profile(device.name)
-        if profile is not None and profile.price_per_hour_usd is not None:
-            return profile.price_per_hour_usd * config.ranks
-    return None
-
-
-def _run(folder: SweepFolder, record: SweepRecord, settings: SweepConfig, configs: TrialConfigs) -> SweepEnded:
-    with only_one(StudyFolder(folder.path)):
-        return SweepRun(folder, record, settings, configs).run()
 
 
 class SweepRun:
@@ -305,65 +200,34 @@ class SweepRun:
 
     def _check_budget(self, plan: TrialPlan) -> None:
         """Raise BudgetOver where what is left is too little for that trial; before the first, InputError."""
-        budget, price = self._settings.budget, self._record.price_usd_per_hour
-        longest = replace(plan, steps=self._longest(plan))
-        if (budget.hours is not None or budget.usd is not None) and plan.kind not in self._record.pilots:
-            self._measure(longest)
-        tokens = self._configs.step_tokens(self._configs.of(plan))
-        spent = spent_by(self._trials, price, self._record.lost_s)
-        pilot = self._record.pilots.get(plan.kind)
-        first = not self._trials and pilot is not None
-        if first and (short := shortage(budget, longest, tokens, spent_by((), price), pilot, price)) is not None:
-            raise InputError(messages.smaller_than_a_trial(short, longest, tokens, pilot, price))
-        if (short := shortage(budget, plan, tokens, spent, pilot, price)) is not None:
+        settings, price = self._settings, self._record.price_usd_per_hour
+        kinds = pilots_of(settings, self._space)
+        if settings.budget.hours is not None or settings.budget.usd is not None:
+            for kind in kinds if not self._trials else [plan.kind]:
+                if kind not in self._record.pilots:
+                    self._measure(kinds.get(kind, plan))
+        pilots, spent = self._record.pilots, spent_by(self._trials, price, self._record.lost_s)
+        if not self._trials:
+            refuse_too_much(settings, self._configs, pilots, spent, price)
+        if (short := shortage(settings.budget, [need_of(plan, self._configs, pilots)], spent, price)) is not None:
             raise BudgetOver(messages.too_little_left(short, plan))
-
-    def _longest(self, plan: TrialPlan) -> int:
-        """Steps of the longest trials that differ from ``plan`` in rate, steps and seed alone."""
-        stages = self._settings.strategy.stages(self._space)
-        same = [one for one in stages if not plan.overrides or one.of.split(",")[0] == plan.group]
-        return max((stage.steps for stage in same), default=plan.steps)
 
     def _measure(self, plan: TrialPlan) -> None:
         """Train a few steps of a trial's configuration, which is no trial, to know what a step takes."""
-        from pyarrow.parquet import read_table
-
         folder = self._folder.path / PILOT
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        count, begun_s = min(PILOT_STEPS, plan.steps), time.monotonic()
-        self._progress.measuring(count)
-        mildest = replace(plan, learning_rate=self._space.low)  # the rate that diverges last
-        start = self._start(mildest, folder, count, [])
+        count = min(PILOT_STEPS, plan.steps)
+        self._progress.measuring(count, plan.group)
         before_s = spent_by(self._trials, None, self._record.lost_s).seconds
         may_s = math.inf if self._limit_s is None else self._limit_s - before_s
-
-        def going_on(_: TrialEvent) -> bool:
-            return time.monotonic() - begun_s <= may_s
-
+        begun_s = time.monotonic()
         try:
-            event = self._server.train(start, folder / "log.txt", 0.0, lambda _: "step", going_on)
-        except TrialLate as late:
-            raise TrialFailed(
-                f"the {count} steps that say what a trial takes took longer than a trial may (limits.trial_hours)"
-            ) from late
-        seconds = time.monotonic() - begun_s
-        if event.get("status") == "interrupted":
-            self._record = self._folder.update(self._record, lost_s=self._record.lost_s + seconds)
-            if seconds > may_s:
-                raise BudgetOver(messages.spent_on_the_pilot(seconds, count))
-            raise TrialFailed("the training that says what a trial takes was asked to end by a signal")
-        if event.get("status") == "failed":
-            self._ended(Trial(0, plan), event, seconds)
-        table = next(folder.glob("runs/*/*/steps.parquet"), None)
-        walls = [] if table is None else read_table(table, columns=["wall_ns"]).column("wall_ns").to_pylist()
-        walls = [value / 1e9 for value in walls]
-        if not walls:
-            raise TrialFailed(f"what a step takes could not be measured; see {folder}")
-        step_s = median(walls[PILOT_SKIPPED:] or walls)
-        pilot = Pilot(max(0.0, seconds - sum(walls)), step_s)
-        pilots = {**self._record.pilots, plan.kind: pilot}
-        self._record = replace(self._record, pilots=pilots, lost_s=self._record.lost_s + seconds)
+            pilot = train_pilot(self._server, self._start(plan, folder, count, []), may_s)
+        finally:
+            lost_s = self._record.lost_s + time.monotonic() - begun_s
+            self._record = self._folder.update(self._record, lost_s=lost_s)
+        self._record = replace(self._record, pilots={**self._record.pilots, plan.kind: pilot})
         self._folder.write(self._record)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -141,9 +141,9 @@ def of_questions() -> str:
 def of_time() -> str:
     """What the seconds hold."""
     return (
-        "Time is that of the trials from start to end, imports of the first among it; of a part that was killed it "
-        "holds what was noted at its last sign of life: some ten seconds before, or longer where its start or a step "
-        "took longer."
+        "Time is that of the trials from start to end, what is imported for the first among it; of a part that was "
+        "killed it holds what was noted at its last sign of life: some ten seconds before, or longer where its start "
+        "or a step took longer."
     )
 
 

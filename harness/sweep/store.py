@@ -17,6 +17,7 @@ from typing import Literal, cast
 
 from pydantic import ValidationError
 
+from harness.analysis.cost import ArmMeasurement
 from harness.study.validation import first_fault, made_of
 from harness.sweep.journal import FILE
 from harness.sweep.trial_run import RESULT
@@ -35,13 +36,22 @@ class Pilot:
     """What a few steps before the first trial of a kind took, for the arithmetic of a budget of time."""
 
     start_s: float
-    """All of a short training but its steps: its start, its pass over held-out data, its end."""
+    """All of a short training but its steps and passes: its start, once a process is there for it, and its end."""
     step_s: float
     """Median of a step."""
+    pass_s: float = 0.0
+    """The last pass over held-out data; 0 in sweeps of before, whose ``start_s`` holds one."""
+    answers_s: float = 0.0
+    """The last pass over multiple-choice questions, likewise."""
 
-    def seconds(self, steps: int) -> float:
-        """Expected of a trial with so many steps."""
-        return self.start_s + steps * self.step_s
+    @property
+    def measurement(self) -> ArmMeasurement:
+        """The same as costs of trainings are predicted from. What checkpoints take is not known of it."""
+        passes, answers = (self.pass_s,), (self.answers_s,)
+        steps = (self.step_s, self.step_s)  # the first of them is no other
+        return ArmMeasurement(
+            "trial", steps, unsettled=1, startup_s=self.start_s, ending_s=0.0, passes_s=passes, answers_s=answers
+        )
 
 
 @dataclass(frozen=True)

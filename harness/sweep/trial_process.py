@@ -43,6 +43,7 @@ class TrialServer:
         self._limits = limits
         self._server: ForkServer | None = None
         self._pid: int | None = None
+        self.forked_s = 0.0  # when the last trial's process was there (time.monotonic), everything imported
 
     @property
     def beat_s(self) -> float:
@@ -106,6 +107,7 @@ class TrialServer:
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._pid = self._server.fork(theirs, log, self._limits.start_s, ENTRY)
+            self.forked_s = time.monotonic()
         except ForkServerGone as gone:
             raise TrialFailed(f"it did not start: {gone}") from gone
 

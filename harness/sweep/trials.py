@@ -110,6 +110,9 @@ class TrialStage:
     exact: bool = True
     of: str = ""
     """The bracket, or size, that it is part of."""
+    group: str = ""
+    """Of its trials, as TrialPlan has it, and their overrides."""
+    overrides: JsonObject = field(default_factory=dict)
 
 
 class Strategy(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.leftovers import remove_leftovers, temporary_path
+from trainer.leftovers import remove_leftovers, remove_leftovers_of, temporary_path
 
 DAY_S = 86_400
 ENDED = 4_194_305  # above the most that Linux gives
@@ -26,6 +26,17 @@ def test_of_an_ended_process_everything_goes_whatever_its_age(tmp_path: Path) ->
     (tmp_path / "file.json").write_text("whole")
     remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_beside_a_file_of_the_user_s_only_its_own_goes(tmp_path: Path) -> None:
+    left_by(ENDED, tmp_path / "model.bin").write_text("half")
+    others = [tmp_path / ".model.bin", tmp_path / ".vimrc.tmp", left_by(ENDED, tmp_path / "other.bin")]
+    for path in others:
+        path.write_text("somebody's")
+        os.utime(path, (0, 0))
+    remove_leftovers_of(tmp_path / "model.bin")
+    assert set(tmp_path.iterdir()) == set(others)
+    remove_leftovers_of(tmp_path / "no such folder" / "model.bin")
 
 
 def test_of_a_living_process_nothing_goes_however_old(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.trainer.test_leftovers import ENDED, left_by
 from trainer.errors import InputError
 from trainer.llmc_model import build, header_of, load_seed, not_finite, read_header, read_model, write_model
 from trainer.model import Shape, build_model
@@ -143,6 +144,14 @@ def test_what_is_written_is_read_back(
     assert not_finite(weights) == 1
     again = dict(build(path).named_parameters())
     assert all(torch.equal(again[name].nan_to_num(7), one.float().nan_to_num(7)) for name, one in weights.items())
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    left = left_by(ENDED, path)
+    left.write_bytes(b"half")
+    write_model(made(), path, "fp32")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_seed_fits_the_model_that_the_scenario_describes(tmp_path: Path) -> None:

@@ -146,9 +146,13 @@ def test_arms_add_up_and_what_exceeds_the_limit_is_known() -> None:
     assert both.usd(both.total.likely) == hours(68.0)
     assert not replace(both, limit=SpendingLimit(usd=68.001)).exceeds()
     assert replace(both, limit=SpendingLimit(usd=67.9)).exceeds()
-    half = replace(both, spent_s=40.0)
+    half = replace(both, of="study", spent_s=40.0)
     assert half.exceeds(0.5)  # 40 s spent and 34 s to go
     assert not replace(half, spent_s=33.9).exceeds(0.5)
+    resumed = replace(half, of="training")
+    assert resumed.left_s(0.5) == hours(2 * (6 + 4) + (68 - 2 * (6 + 4)) / 2)  # each starts and ends once more
+    assert resumed.left_s(0.0) == hours(68)
+    assert resumed.left_s(1.0) == 0
     assert replace(both, prices=(price, None)).per_hour_usd is None
     mixed = replace(both, prices=(price, HourlyPrice(7200.0, "device", 1, "x")))
     assert mixed.usd(both.total.likely) == hours(29 + 2 * 39)
@@ -157,5 +161,6 @@ def test_arms_add_up_and_what_exceeds_the_limit_is_known() -> None:
 def test_the_error_is_that_of_what_was_done_whole() -> None:
     done = PredictedCost("training", "one", (EVEN,), (ArmWork(101),), (None,), spent_s=31.9, standing="done")
     assert done.error == hours(0.1)
+    assert replace(done, spent_s=36.9, measuring_s=5.0).error == hours(0.1)  # measuring is in no prediction
     assert replace(done, standing="stopped").error is None
     assert replace(done, standing="unfinished").error is None

@@ -12,6 +12,7 @@ import pytest
 
 from harness.analysis.cost import ArmMeasurement, ArmWork, PredictedCost, SpendingLimit
 from harness.launch.budget import COST, Deadline, cost_json, read_cost
+from harness.launch.costing import short_config, works_of
 from harness.launch.study import run_study
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import make_plan
@@ -52,7 +53,7 @@ def scenario(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     """What asks git for the commit starts a process."""
-    for module in ("training", "study"):
+    for module in ("training_records", "study"):
         monkeypatch.setattr(f"harness.launch.{module}.record_environment", dict)
 
 
@@ -141,8 +142,9 @@ def test_a_training_within_its_budget_says_what_was_predicted_and_what_it_took(t
     found = read_cost(out)
     assert found is not None
     assert found.standing == "done"
-    assert found.spent_s > sum(found.measured[0].plain_s)
-    assert "cost: predicted " in done.stdout
+    assert found.measuring_s > sum(found.measured[0].steps_s)
+    assert found.spent_s > found.measuring_s + sum(found.measured[0].plain_s)
+    assert " of it measuring the first steps" in done.stdout
     report = harness("report", str(out), "--format", "md")
     assert "## What it cost" in report.stdout
     assert json.loads((out / "summary.json").read_text())["cost"]["standing"] == "done"
@@ -196,6 +198,7 @@ def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path:
     found = read_cost(folder)
     assert found is not None
     assert (found.standing, found.of, found.limit) == ("done", "study", SpendingLimit(hours=10))
+    assert found.spent_s > found.measuring_s > sum(found.measured[0].steps_s)
     # As if it had been killed before its last run, with all of another budget spent.
     (folder / "runs/plain/1/run.json").unlink()
     write_json(folder / COST, cost_json(replace(found, spent_s=40_000.0, standing="unfinished")))
@@ -220,6 +223,10 @@ def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path:
         (["cost", "--round-up", "inf"], "--round-up: inf; allowed: more than 0"),
         (["cost", "--device-profile", "a100-80gb-pcie"], "it has no price"),
         (["cost", "--device-profile", "h101"], "unknown device profile 'h101'"),
+        (
+            ["cost", "--arm", "plain", "--set", "resume={llmc: model.bin, step: 60}", "--steps", "60"],
+            "arm plain: resume.step: 60, and its training ends after 60 steps; allowed: more",
+        ),
         (["cost", "--set", "budget={}"], "limits nothing; give usd, hours or both"),
         (["cost", "--set", "budget={hours: 0}"], "budget.hours"),
         (["cost", "--set", "price_usd_per_hour=-2"], "price_usd_per_hour"),
@@ -235,6 +242,15 @@ def test_wrong_input_is_one_line(tmp_path: Path, scenario: str, words: list[str]
     out = tmp_path / "out"
     assert message in refused(harness(words[0], scenario, *words[1:], "--out", str(out)))
     assert not out.exists()
+
+
+def test_of_a_training_that_begins_at_a_later_step_the_rest_is_predicted(scenario: str) -> None:
+    sets = ["resume={llmc: model.bin, step: 60}", "evaluation.multiple_choice={path: asked.jsonl, every_steps: 20}"]
+    plan = make_plan(load_scenario(scenario, sets), scenario, ["plain"])
+    (work,) = works_of(plan, "training", 160)
+    assert (work.steps, work.passed_over, work.passes, work.answers) == (100, 60, 2, 5)
+    config = plan.arms[0].config
+    assert short_config(config, trains=True).resume is None  # a study, as the measuring is one, begins at step 0
 
 
 @pytest.mark.parametrize(

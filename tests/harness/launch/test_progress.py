@@ -46,3 +46,12 @@ def test_a_log_that_says_something_else_needs_no_sign_of_life(capsys: pytest.Cap
     with announced("preparing data: text"):
         pass
     assert capsys.readouterr().err == "preparing data: text\n"
+
+
+def test_what_was_spent_is_noted_after_every_repetition_not_only_after_a_block() -> None:
+    heard: list[int] = []
+    shows = Progress(2, 10, lambda: heard.append(1))
+    for _ in range(3):
+        shows.repetition("text", 0, 0, 8)
+        shows.stepped(5)
+    assert len(heard) == 3

@@ -214,6 +214,52 @@ def test_a_url_that_cannot_be_is_one_line(folder: Path, url: str, message: str) 
     assert "secret" not in str(raised.value)
 
 
+def test_a_place_is_tried_before_anything_is_trained_and_left_as_it_was(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for url in ("flaky://bucket/run", f"file://{tmp_path}/there/deep/run"):
+        Flaky.refusals = uploads.ATTEMPTS - 1
+        checked = uploads.checked_destination(folder, url)
+        assert copied(url) == {}
+        assert len(checked.missing()) == 5
+    assert list(tmp_path.glob("there/*")) == []
+    (tmp_path / "there" / "kept").touch()
+    uploads.checked_destination(folder, f"file://{tmp_path}/there")
+    assert [path.name for path in tmp_path.glob("there/*")] == ["kept"]
+
+
+def test_where_nothing_can_be_written_no_training_begins(tmp_path: Path) -> None:
+    """The scenario's key as the option, with one clear line and nothing left behind."""
+    corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
+    (tmp_path / "small.yaml").write_text(SCENARIO.format(corpus=corpus))
+    (tmp_path / "taken").write_text("a file")
+    with fsspec.filesystem("flaky").open("flaky://bucket/other/study.json", "wb") as file:
+        file.write(b'{"id": "another"}')
+    Flaky.refusals = 10**6
+    for url, message in {
+        "flaky://bucket/run": "upload: flaky://bucket/run: cannot be written (the server is busy",
+        f"file://{tmp_path}/taken/run": f"upload: file://{tmp_path}/taken/run: cannot be written (",
+        "flaky://bucket/other": "upload: flaky://bucket/other: another training or study lies there (study.json); give",
+        "nosuch://there": "upload: nosuch://: ",
+    }.items():
+        for words in (["--upload", url], ["--set", f"upload={url}"]):
+            out = tmp_path / "out"
+            done = harness("train", str(tmp_path / "small.yaml"), "--out", str(out), "--steps", "12", *words)
+            assert done.returncode == 2, done.stderr
+            assert done.stderr.count("\n") == 1
+            assert message in done.stderr
+            assert not out.exists()
+
+
+def test_a_place_that_does_not_answer_is_known_in_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(Destination, "_write_marker", lambda _: answered.wait(60))
+    with pytest.raises(
+        InputError, match="upload: memory://bucket/there: no answer within 1 s; give a URL that answers"
+    ):
+        uploads.checked_destination(folder, "memory://bucket/there", 1)
+    answered.set()
+
+
 def trained(tmp_path: Path, url: str, *words: str, **environment: str) -> Path:
     """Train a few steps with an upload, in this process; the folder."""
     corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
@@ -277,3 +323,8 @@ def test_s3_takes_it_all_and_trains_again_on_what_lies_there(
     lost = harness("upload", str(out), "s3://no-such-bucket/run")
     assert lost.returncode == 1
     assert "not uploaded (" in lost.stderr
+    words = ("train", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "new"))
+    refused = harness(*words, "--upload", "s3://no-such-bucket/run")
+    assert refused.returncode == 2
+    assert "upload: s3://no-such-bucket/run: cannot be written (" in refused.stderr
+    assert not (tmp_path / "new").exists()

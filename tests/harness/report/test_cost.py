@@ -71,6 +71,24 @@ def test_a_refusal_is_one_line_with_the_arithmetic() -> None:
     assert "20.0 s spent + " in resumed
 
 
+def test_what_the_measuring_took_is_part_of_what_is_spent_and_of_no_prediction() -> None:
+    """A budget that the training alone would keep to is exceeded with it, and a refusal says how."""
+    alone = replace(TWO, limit=SpendingLimit(hours=TWO.total.likely / 3600))
+    assert not alone.exceeds()
+    measured = replace(alone, spent_s=12.0, measuring_s=12.0)
+    assert measured.exceeds()
+    line = said.refusal(measured)
+    assert "measuring the first steps, which is spent: 12.0 s; even: 1,000 steps x 100 ms" in line
+    assert line.endswith(f"; together {said.duration(12 + TWO.total.likely)}")
+    done = replace(measured, spent_s=12.0 + 1.1 * TWO.total.likely, standing="done")
+    page = said.section(done)
+    assert "measuring the first steps, for the prediction | 12.0 s |" in page
+    assert f"actual, that among it | {said.duration(done.spent_s)} |" in page
+    assert "Without the measuring, the actual time differs from the predicted one by +10 %." in page
+    assert ", 12.0 s of it measuring the first steps (" in said.actual_line(done)
+    assert said.cost_json(done)["measuring_s"] == 12.0
+
+
 def test_the_worst_case_is_warned_of_only_where_it_is_beyond_the_limit() -> None:
     uneven = replace(EVEN, steps_s=(9.0, *[0.1] * 18, 0.3))
     one = PredictedCost("training", "one", (uneven,), (ArmWork(1001),), (None,), SpendingLimit(hours=130 / 3600))

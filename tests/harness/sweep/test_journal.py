@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("optuna")
 
+from harness.sweep.begin import begin_sweep
 from harness.sweep.journal import FILE, TrialJournal
 from harness.sweep.load import load_sweep
-from harness.sweep.run import begin_sweep
 from harness.sweep.trials import Trial, TrialPlan
 from trainer.errors import InputError
 

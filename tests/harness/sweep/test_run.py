@@ -206,3 +206,26 @@ def test_a_budget_of_time_refuses_stops_within_a_trial_and_is_raised(file: Path)
     assert (trial.status, trial.steps, trial.tokens) == ("done", 100, 6400)
     assert trial.seconds > shown["seconds"]
     assert json.loads((folder / "trials/0000/study.json").read_text())["blocks"] == 2
+
+
+@pytest.mark.slow
+def test_a_budget_is_held_against_every_size_before_the_first_trial(file: Path) -> None:
+    """The small model's trials would have fitted."""
+    out = file.parent / "out"
+    sizes = "[{layers: 1, width: 16, heads: 1}, {layers: 2, width: 16, heads: 1}, {layers: 3, width: 16, heads: 1}]"
+    done = harness(
+        "sweep", str(file), "--out", str(out), "--set", f"strategy={{name: model-scaling, trials: 4, sizes: {sizes}}}",
+        "--set", "steps=1000000", "--set", "budget.hours=1",
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    (line,) = [one for one in done.stderr.splitlines() if one.startswith("harness: ")]
+    assert line.startswith("harness: budget.hours: 60.0 min, but 3 sizes need ")
+    for group in ("1/16/1", "2/16/1", "3/16/1"):
+        assert f"{group}: 4 trials, 4,000,000 steps x " in line
+        assert f"training 20 steps to know what a trial of {group} takes (budget)" in done.stderr
+    folder = only(out)
+    assert TrialJournal(folder).trials() == []
+    record = json.loads((folder / "sweep.json").read_text())
+    assert len(record["pilots"]) == 3
+    assert all(one["pass_s"] > 0 for one in record["pilots"].values())
+    assert sum(one["start_s"] for one in record["pilots"].values()) < record["lost_s"]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.errors import InputError, cannot_write
-from trainer.leftovers import remove, remove_leftovers, temporary_path
+from trainer.leftovers import remove, remove_leftovers_of, temporary_path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REMEDY = "--out DIR chooses another folder"
@@ -29,8 +29,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     What killed processes left beside it is removed first.
     """
-    if out.parent.is_dir():
-        remove_leftovers(out.parent)
+    remove_leftovers_of(out)
     folder = temporary_path(out)
     try:
         try:

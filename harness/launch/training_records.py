@@ -1,0 +1,120 @@
+"""What a training's folder says of it: a study of one arm, whose blocks are the parts between two ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from harness.launch.facts import peak_device_bytes
+from harness.launch.study import now
+from harness.launch.tables import RunTables
+from harness.machine.environment import record_environment, record_user_environment
+from harness.probes.profilers.clocks import realtime_minus_monotonic
+from harness.study.records import ONE_TRAINING, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
+from harness.study.store import StudyFolder
+from trainer.config import ResumeConfig, TrainerConfig
+from trainer.data.cache import file_fingerprint
+from trainer.errors import InputError
+from trainer.files import expanded
+from trainer.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from harness.scenario.plan import Arm
+    from trainer.compute.base import Compute
+
+
+class TrainingRecords:
+    """Makes and writes the records of one part of a training."""
+
+    def __init__(
+        self, arm: Arm, config: TrainerConfig, folder: StudyFolder, command: Sequence[str], source: str
+    ) -> None:
+        self._arm, self._config, self._folder = arm, config, folder
+        self._command, self._source = list(command), source
+        self._begun_utc = now()
+
+    def study(self, scenario: str, resume: bool) -> StudyRecord:
+        """The record of the training as a study of one arm, with one more block for this part of it."""
+        environment = self._environment()
+        name = self._arm.name
+        arm = ArmRecord(name, declared=self._arm.declared, config=self._config.model_dump(mode="json"))
+        if resume and self._folder.study_json.exists():
+            before = self._folder.read_study()
+            if [one.name for one in before.arms] != [name]:
+                trained = ", ".join(one.name for one in before.arms)
+                raise InputError(f"--out {self._folder.path}: the arm {trained} is trained there, not {name}")
+            blocks = sum(self._folder.read_record(name, block) is not None for block in range(before.blocks))
+            note = f"resumed {self._begun_utc}: {' '.join(self._command)}"
+            study = replace(before, status="running", environment=environment, arms=[arm], notes=[*before.notes, note])
+        else:
+            blocks = 0
+            study = StudyRecord(
+                scenario=scenario,
+                question=f"Where does the time of training {name} go?",
+                status="running",
+                created_utc=self._begun_utc,
+                command=self._command,
+                scenario_file=self._source,
+                interleave="runs",
+                interleave_reason=ONE_TRAINING,
+                arms=[arm],
+                environment=environment,
+                id=new_study_id(),
+                notes=["its blocks are parts of one training: the intervals do not hold what differs from run to run"],
+            )
+        return replace(study, blocks=blocks + 1, order=[[name] for _ in range(blocks + 1)])
+
+    def run(self, study: StudyRecord, block: int) -> RunRecord:
+        """The record of this part, as it begins."""
+        return RunRecord(
+            arm=self._arm.name,
+            block=block,
+            status="interrupted",
+            session=session_of(study.id, f"train-{block}"),
+            pid=os.getpid(),
+            started_utc=self._begun_utc,
+            config=self._config.model_dump(mode="json"),
+            declared=self._arm.declared,
+            environment=study.environment,
+        )
+
+    def steps_before(self, blocks: int) -> int:
+        """After how many steps the ledger of the last part before this one ends; 0 where there is none."""
+        from pyarrow.parquet import read_table
+
+        for block in reversed(range(blocks)):
+            path = self._folder.run(self._arm.name, block) / "steps.parquet"
+            if self._folder.read_record(self._arm.name, block) is not None and path.exists():
+                steps = read_table(path, columns=["step"]).column("step")
+                return int(steps[-1].as_py()) + 1 if len(steps) else 0
+        return 0
+
+    def write(self, study: StudyRecord, record: RunRecord, tables: RunTables, compute: Compute | None) -> None:
+        """Write the ledger of this part; run.json after its tables."""
+        record = replace(
+            record,
+            ended_utc=now(),
+            realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
+            peak_device_bytes=peak_device_bytes(compute),
+        )
+        tables.write()
+        self._folder.write_samples(record.arm, record.block, {})
+        self._folder.write_whole_run(record)
+        self._folder.write_study(study)
+
+    def _environment(self) -> JsonObject:
+        return record_user_environment() if self._config.user_functions else record_environment()
+
+
+def begun_elsewhere(study: StudyRecord, resume: ResumeConfig) -> StudyRecord:
+    """Say what the training goes on from, and what of it nobody has."""
+    note = (
+        f"begun at step {resume.step:,} with the weights of {resume.llmc} (fingerprint "
+        f"{file_fingerprint(expanded(resume.llmc))}); the optimizer's moments begin at zero, as llm.c's model file "
+        "has none"
+    )
+    print(note, file=sys.stderr)
+    return replace(study, notes=[*study.notes, note])

@@ -1,0 +1,114 @@
+"""Begins sweeps and goes on with them: reads what they are about, and refuses what cannot work before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.launch.preparation import check_devices, check_writable, prepare_data
+from harness.launch.study import create_folder, now, only_one
+from harness.machine.environment import has_nvidia_driver, record_environment
+from harness.study.store import StudyFolder
+from harness.sweep.budget import spent_by
+from harness.sweep.journal import require_optuna
+from harness.sweep.load import LoadedSweep
+from harness.sweep.model import SweepConfig
+from harness.sweep.pilot import refuse_too_much
+from harness.sweep.run import SweepEnded, SweepRun
+from harness.sweep.space import TrialConfigs
+from harness.sweep.store import SweepFolder, SweepRecord
+from harness.sweep.trials import TrialPlan
+from trainer.config import TrainerConfig
+from trainer.errors import InputError
+from trainer.model_files import objective_of
+
+
+def configs_of(loaded: LoadedSweep) -> TrialConfigs:
+    """The configurations of a sweep's trials."""
+
+    def vocabulary() -> int:
+        from trainer.data.prepare import prepare
+
+        config = loaded.config
+        return prepare(config.data).with_objective(objective_of(config.model)).vocab_size
+
+    return TrialConfigs(loaded.settings, loaded.config, vocabulary)
+
+
+def begin_sweep(loaded: LoadedSweep, out: Path, command: Sequence[str], source: str) -> SweepEnded:
+    """Begin a sweep in a new folder below ``out``. Raises InputError before anything ran where it cannot work."""
+    require_optuna()  # before data is prepared and a folder begun
+    settings, configs = loaded.settings, configs_of(loaded)
+    check_writable(out)
+    check_devices({loaded.arm: configs.base})
+    space = configs.space()
+    longest = max(settings.strategy.stages(space), key=lambda stage: stage.steps)
+    config = configs.of(TrialPlan(space.low, longest.steps, space.seeds[0]))
+    price = settings.price_usd_per_hour or _price_of_device(config)
+    if settings.budget.usd is not None and price is None:
+        raise InputError(
+            "budget.usd: no price of this machine is known; give price_usd_per_hour, or a budget of hours or tokens"
+        )
+    refuse_too_much(settings, configs, {}, spent_by((), price), price)
+    prepare_data({loaded.arm: config}, settings.limits.start_s)
+    study = create_folder(out, settings.name)
+    folder = SweepFolder(study.path)
+    record = SweepRecord(
+        settings.name, loaded.arm, settings.model_dump(mode="json"), loaded.config.model_dump(mode="json"), space.steps,
+        configs.step_tokens(configs.base), _parameters(configs), price, "running", now(), list(command), source,
+        record_environment(),
+    )  # fmt: skip
+    folder.write(record)
+    return _run(folder, record, settings, configs)
+
+
+def resume_sweep(path: Path, command: Sequence[str], budget: SweepConfig | None = None) -> SweepEnded:
+    """Run what the sweep in ``path`` still lacks. ``budget``: settings whose budget and limits count from now on."""
+    folder = SweepFolder(path)
+    record = folder.read()
+    settings, config = recorded_sweep(record, folder)
+    if budget is not None:
+        settings = settings.model_copy(update={"budget": budget.budget, "limits": budget.limits})
+    if settings.budget.usd is not None and record.price_usd_per_hour is None:
+        raise InputError("budget.usd: this sweep was begun without a price; give a budget of hours or tokens")
+    loaded = LoadedSweep(settings, record.arm, config)
+    configs = configs_of(loaded)
+    check_devices({record.arm: configs.base})
+    record = replace(record, settings=settings.model_dump(mode="json"), command=list(command))
+    return _run(folder, record, settings, configs)
+
+
+def recorded_sweep(record: SweepRecord, folder: SweepFolder) -> tuple[SweepConfig, TrainerConfig]:
+    """The settings and the shared configuration of a sweep. Raises InputError where they are none."""
+    try:
+        return SweepConfig.model_validate(record.settings), TrainerConfig.model_validate(record.config)
+    except ValueError as error:
+        first = str(error).splitlines()
+        raise InputError(f"{folder.sweep_json}: settings of another version of this program ({first[0]})") from error
+
+
+def _parameters(configs: TrialConfigs) -> int | None:
+    try:
+        return configs.parameters(configs.base)
+    except InputError:
+        return None
+
+
+def _price_of_device(config: TrainerConfig) -> float | None:
+    """The list price of the devices that train, where their profile has one."""
+    from harness.machine.gpu import read_nvml
+    from trainer.devices.profiles import find_profile
+
+    if config.compute.device == "cpu" or not has_nvidia_driver():
+        return None
+    for device in read_nvml().devices[:1]:
+        profile = find_profile(device.name)
+        if profile is not None and profile.price_per_hour_usd is not None:
+            return profile.price_per_hour_usd * config.ranks
+    return None
+
+
+def _run(folder: SweepFolder, record: SweepRecord, settings: SweepConfig, configs: TrialConfigs) -> SweepEnded:
+    with only_one(StudyFolder(folder.path)):
+        return SweepRun(folder, record, settings, configs).run()

@@ -1,0 +1,100 @@
+"""Trains a few steps of each kind of trial before the first one, and refuses a sweep that its budget is too small for.
+
+These trainings are no trials: they only say what a step, a pass and a start take. Their time is spent, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+from harness.launch.protocol import TrialEvent, TrialStart
+from harness.sweep import messages
+from harness.sweep.budget import BudgetOver, Spending, need_of, needs_by_size, plan_of, shortage
+from harness.sweep.model import SweepConfig
+from harness.sweep.projection import projection_of
+from harness.sweep.space import TrialConfigs
+from harness.sweep.store import Pilot
+from harness.sweep.trial_process import TrialFailed, TrialLate, TrialServer
+from harness.sweep.trials import SearchSpace, TrialPlan
+from trainer.errors import InputError
+
+PILOT_STEPS, PILOT_SKIPPED = 20, 10
+
+
+def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]:
+    """The longest trial of each kind, at the lowest rate, which diverges last: the first steps of these are trained."""
+    plans = [plan_of(stage, space) for stage in settings.strategy.stages(space)]
+    return {plan.kind: plan for plan in sorted(plans, key=lambda one: one.steps)}
+
+
+def refuse_too_much(
+    settings: SweepConfig, configs: TrialConfigs, pilots: Mapping[str, Pilot], spent: Spending, price: float | None
+) -> None:
+    """Raise InputError where the budget is smaller than what a sweep needs at the least, as far as that is known.
+
+    That is one trial of full length. A strategy that projects says nothing without every one of its sizes, so of that
+    it is every trial, where none ends early. Of time nothing is known before the ``pilots``.
+    """
+    space = configs.space()
+    stages = settings.strategy.stages(space)
+    if projection_of(settings.strategy, space) is not None:
+        needs = needs_by_size(stages, space, configs, pilots)
+        if (short := shortage(settings.budget, needs, spent, price)) is not None:
+            raise InputError(messages.smaller_than_the_sizes(short, needs, spent, price))
+        return
+    need = need_of(plan_of(max(stages, key=lambda stage: stage.steps), space), configs, pilots)
+    if (short := shortage(settings.budget, [need], Spending(0.0, 0, 0.0), price)) is not None:
+        raise InputError(messages.smaller_than_a_trial(short, need, price))
+
+
+def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
+    """Train what ``start`` says, and return what it took.
+
+    ``may_s``: BudgetOver where it takes longer. Raises TrialFailed where nothing is known then, and InputError.
+    """
+    folder, count, begun_s = Path(start["folder"]), start["steps"], time.monotonic()
+
+    def going_on(_: TrialEvent) -> bool:
+        return time.monotonic() - begun_s <= may_s
+
+    try:
+        event = server.train(start, folder / "log.txt", 0.0, lambda _: "step", going_on)
+    except TrialLate as late:
+        raise TrialFailed(
+            f"the {count} steps that say what a trial takes took longer than a trial may (limits.trial_hours)"
+        ) from late
+    ended_s, status, error = time.monotonic(), event.get("status"), event.get("error")
+    if status == "interrupted":
+        if ended_s - begun_s > may_s:
+            raise BudgetOver(messages.spent_on_the_pilot(ended_s - begun_s, count))
+        raise TrialFailed("the training that says what a trial takes was asked to end by a signal")
+    if status == "failed":
+        if event.get("wrong_input"):
+            raise InputError(str(error))
+        raise TrialFailed(f"the training that says what a trial takes: {error}")
+    found = next(folder.glob("runs/*/*/steps.parquet"), None)
+    walls_s = [] if found is None else _seconds(found, "wall_ns")
+    if found is None or not walls_s:
+        raise TrialFailed(f"what a step takes could not be measured; see {folder}")
+    step_s = median(walls_s[PILOT_SKIPPED:] or walls_s)
+    passes_s, answers_s = _passes(found.with_name("evaluations.parquet"))
+    beside_s = ended_s - server.forked_s - len(walls_s) * step_s - sum(passes_s) - sum(answers_s)
+    return Pilot(max(0.0, beside_s), step_s, passes_s[-1] if passes_s else 0.0, answers_s[-1] if answers_s else 0.0)
+
+
+def _seconds(path: Path, column: str) -> list[float]:
+    from pyarrow.parquet import read_table
+
+    return [value / 1e9 for value in read_table(path, columns=[column]).column(column).to_pylist()]
+
+
+def _passes(path: Path) -> tuple[list[float], list[float]]:
+    """The seconds of the passes over held-out data, and of those over multiple-choice questions."""
+    from pyarrow.parquet import read_table
+
+    rows = read_table(path).to_pylist() if path.exists() else []
+    took = [((row["end_ns"] - row["start_ns"]) / 1e9, row.get("questions") is not None) for row in rows]
+    return [seconds for seconds, asked in took if not asked], [seconds for seconds, asked in took if asked]
