@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from harness.analysis.ledger import Blocks
+from harness.analysis.replay.handover import MOST_HANDOVER
 from harness.analysis.replay.predict import Replays
 from harness.analysis.replay.prediction import TOLERANCE, Prediction
 from harness.analysis.replay.validation_arms import validation_arms
@@ -29,8 +30,6 @@ REPLICATES = 8  # per run: half of what a prediction that is asked for takes
 WORKERS = (2, 4)
 # What another arm may do otherwise for its data path to be tried.
 PATH_KEYS = {"data.path", "data.access", "data.tokenizer.engine"}
-# Times the usual hand-over that an interval allows for where none was recorded, downwards to none at all.
-MOST_HANDOVER = 3
 _REFUSED = {
     "no core": "its main thread had no core for too much of the time",
     "blocked": "too much of its time was not seen",
@@ -74,7 +73,10 @@ def advise(
             one.change,
             one.speedup,
             one.cost,
-            worth=believed and _clears(one.speedup, least, one.serial) and not _restarted(one, hidden),
+            worth=believed
+            and one.prediction.validation.within_tolerance
+            and _clears(one.speedup, max(least, one.prediction.validation.typical), one.serial)
+            and not _restarted(one, hidden),
             measured=speed(ledgers(arm), ledgers(one.tried_by), steps_per_s) if one.tried_by else None,
             serial=one.serial,
         )

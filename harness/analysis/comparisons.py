@@ -80,6 +80,7 @@ class Waits:
     contended_ms: float | None
     stage_work_ms: Mapping[str, float] = field(default_factory=dict)  # all of it, wherever it ran
     parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while the step waited for another batch
+    between_steps_ms: Mapping[str, float] = field(default_factory=dict)  # ran between training steps
     slack_ms: float | None = None  # only with an asynchronous device, as are the next three
     starved_ms: Mapping[str, float] = field(default_factory=dict)
     open_ms: float | None = None  # the device worked or waited for launches, outside of launch-bound phases
@@ -368,6 +369,7 @@ def _waits(blocks: Blocks) -> Waits:
         contended_ms=mean_over(runs, lambda run: run.contended_ms),
         stage_work_ms=stage_means(runs, "work_ms"),
         parallel_ms=stage_means(runs, "parallel_ms"),
+        between_steps_ms=stage_means(runs, "between_steps_ms"),
         slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
         open_ms=mean_over(runs, lambda run: run.device_open_ms),
@@ -384,7 +386,16 @@ def commonest(found: Iterable[Bound | None]) -> Bound | None:
     return known[0][0] if known else None
 
 
-StageFigure = Literal["exposed_ms", "hidden_ms", "work_ms", "during_wait_ms", "parallel_ms", "phase_ms", "starved_ms"]
+StageFigure = Literal[
+    "exposed_ms",
+    "hidden_ms",
+    "work_ms",
+    "during_wait_ms",
+    "parallel_ms",
+    "between_steps_ms",
+    "phase_ms",
+    "starved_ms",
+]
 
 
 def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:

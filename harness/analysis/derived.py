@@ -4,8 +4,8 @@ A run records only what happened: steps with their phases, spans of stages, kern
 are computed whenever a study is read, so a corrected rule also applies to old studies.
 
     exposed       what each stage cost the step, by replay of the recorded order without it (``replay.exposed``)
-    work, during_wait, parallel    where the time of the stages lies (``exposure``)
-    hidden        stage time that cost nothing: it ran outside of every wait, and is not exposed
+    work, during_wait, parallel, between_steps    where the time of the stages lies (``exposure``)
+    hidden        stage time that cost nothing: it ran in a training step, outside of every wait, and is not exposed
     device        beside an asynchronous device: idle (starved) by cause, slack, busy (``device``). While the host was
                   still launching a phase that the device was at, nobody knows how much was work (``launches``): busy is
                   null, idle what is known of it
@@ -41,7 +41,7 @@ from harness.analysis.launches import NEGLIGIBLE, DeviceWork, per_step
 from harness.analysis.replay.exposed import Split, Unsplit, split
 from harness.analysis.replay.recording import Recording
 from harness.analysis.spans import FETCH, RunSpans
-from harness.analysis.step_columns import bounds, integers
+from harness.analysis.step_columns import bounds, held_up, integers
 from harness.study.contract import CAUSES, PLACES, STAGES
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ DEVICE_COLUMNS = (
     "device_slack_ns",
     *(f"starved_{cause}_ns" for cause in CAUSES),
 )
+
+
+_LONG_AGO_NS = 2**60  # before a run: sums of times stay within 64 bits
 
 
 class Derived(NamedTuple):
@@ -86,14 +89,15 @@ def with_derived(
     waits = waits_of(steps, spans)
     if waits is None or _incomplete(steps, waits):
         return Derived(steps, changed=False, unsplit="spans missing")
-    count, step_bounds, columns = len(steps), bounds(steps), _Replacing(steps)
+    step_bounds, columns = bounds(steps), _Replacing(steps)
     measured = ~steps.column("warmup").to_numpy().astype(np.bool_)
     del steps  # each column goes as another takes its place: two tables of a long run would be most of its memory
     stages = stage_spans(spans)
     if work is not None and len(spans.kernels):  # else nobody recorded what the device did: not the same as idle
         for name, values in _device_columns(step_bounds, spans, work, waits, stages):
             columns.replace(name, values)
-    times, exposed = _stages(count, spans, waits, stages, work is not None, recording)
+    training = ~held_up(step_bounds, measured)
+    times, exposed = _stages(step_bounds, training, spans, waits, stages, work is not None, recording)
     for name, values in _stage_columns(times, exposed, waits, measured if work is not None else None):
         columns.replace(name, values)
     if isinstance(exposed, Split):
@@ -169,13 +173,24 @@ def stage_spans(spans: RunSpans) -> StageSpans:
 
 
 def _stages(
-    rows: int, spans: RunSpans, waits: BatchWaits, stages: StageSpans, asynchronous: bool, recording: Recording | None
+    step_bounds: Stretches,
+    training: NDArray[np.bool_],
+    spans: RunSpans,
+    waits: BatchWaits,
+    stages: StageSpans,
+    asynchronous: bool,
+    recording: Recording | None,
 ) -> tuple[StageTimes, Split | Unsplit]:
-    """Where the stages of each step lie, and what each cost it."""
+    """Where the stages of each step lie, and what each cost it. ``training``: steps in which nothing else lay."""
     waited = union(waits.starts, waits.ends)
     if asynchronous:
         waited = difference(waited, device.busy(spans))  # while the device works, a wait of the host costs nothing
-    times = stage_times(waits, stages, waited, rows)
+    rows = len(step_bounds.starts)
+    starts, ends = (moments[training] for moments in step_bounds)
+    # What ran before the first step, perhaps in another block of the program, is taken to be like what ran in steps.
+    begin = step_bounds.starts[:1]
+    open_steps = union(np.append(begin - _LONG_AGO_NS, starts), np.append(begin, ends))
+    times = stage_times(waits, stages, waited, open_steps, rows)
     return times, _exposed(times, _fetched(waits, rows), asynchronous, recording)
 
 
@@ -196,16 +211,18 @@ def _stage_columns(
         if isinstance(exposed, Split):
             share[: len(exposed.exposed)] = exposed.exposed[:, place]
         within = None if weighed is None else weighed & ~unsplit & ~unknown
-        hidden = _hidden(times.outside[:, place], times.work[:, place], share, within)
+        open_work = times.work[:, place] - times.between[:, place]
+        hidden = _hidden(times.outside[:, place], open_work, share, within)
         yield f"exposed_{stage}_ns", pa.array(share, mask=unknown | unsplit)
         yield f"hidden_{stage}_ns", pa.array(hidden, mask=unknown | unsplit)
-        for kind, values in zip(PLACES, (times.work, times.during, times.parallel), strict=True):
+        for kind, values in zip(PLACES, (times.work, times.during, times.parallel, times.between), strict=True):
             yield f"{kind}_{stage}_ns", pa.array(values[:, place], mask=unknown)
 
 
 def _hidden(outside: Int, work: Int, exposed: Int, weighed: NDArray[np.bool_] | None) -> Int:
     """What of a stage cost each step nothing, (steps,): it ran outside of every wait, and is not exposed.
 
+    ``work``: of the stage while a step was open. What it did between steps is not hidden, and is exposed last.
     A host that runs ahead of its device ends its steps earlier than the device does, so that what data costs lies in
     other steps than the data: beside an asynchronous device both are summed over the measured steps (``weighed``), and
     each step gets its part of what ran outside of waits.

@@ -62,6 +62,7 @@ def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> Ar
         within_tolerance=without.validation.within_tolerance,
         ideal_predicted=without.speedup,
         removals=replays.removals(),
+        receiving=replays.receiving,
         critical_path_ms=replays.critical_path_ms(),
     )
 

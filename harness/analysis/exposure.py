@@ -1,4 +1,4 @@
-"""Places the stages of each batch: within the wait for it, within the wait for another batch, or behind compute.
+"""Places the stages of each batch: in the wait for it, in the wait for another batch, behind compute, between steps.
 
 The main thread waits for batch b during [w0, w1). The builder of b (a loader worker, or the main thread itself)
 recorded when it read, tokenized and packed *that very batch*, on the same clock. Then, per stage:
@@ -10,7 +10,8 @@ recorded when it read, tokenized and packed *that very batch*, on the same clock
 during    stage time within the wait for its batch; what no stage covers is *transfer*: the request, the hand-over
           between processes, unpickling. Transfer outside of the wait leaves no trace
 parallel  stage time within waits for other batches
-outside   stage time while the step did not wait
+outside   stage time within training steps that did not wait
+between   stage time between training steps (beside an evaluation): neither within a wait nor behind training
 
 This is a picture, not a cause: a wait ends when a chain of work ends, also work that was over when it began. What each
 stage made the step wait (exposed) is the business of ``replay.exposed``. Where spans overlap, the time belongs to the
@@ -24,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.intervals import SPANS_AT_ONCE, Int, Stretches, covered, innermost
+from harness.analysis.intervals import SPANS_AT_ONCE, Int, Stretches, covered, innermost, intersection
 from harness.study.contract import STAGES
 
 TRANSFER = STAGES.index("transfer")
@@ -82,18 +83,23 @@ class StageTimes(NamedTuple):
     during: Int
     parallel: Int
     outside: Int
+    between: Int
 
 
-def stage_times(waits: BatchWaits, spans: StageSpans, counted: Stretches, rows: int) -> StageTimes:
+def stage_times(
+    waits: BatchWaits, spans: StageSpans, counted: Stretches, open_steps: Stretches, rows: int
+) -> StageTimes:
     """Where the stages of each step's batches ran.
 
     ``spans``: see :func:`without_overlaps`; those of batches that were never waited for are left out. ``counted``: the
     waits that count as such, for ``parallel`` and ``outside``; beside an asynchronous device only while it is idle.
+    ``open_steps``: when a step was open in which training went on, be it of warm-up.
     Raises ValueError where a wait ends before it starts.
     """
     if (waits.ends < waits.starts).any():
         raise ValueError("a wait cannot end before it starts")
-    work, during, behind, outside = (np.zeros((rows, len(STAGES)), dtype=np.int64) for _ in range(4))
+    work, during, behind, outside, between = (np.zeros((rows, len(STAGES)), dtype=np.int64) for _ in range(5))
+    counted = intersection(counted, open_steps)
     spans = of_known_batches(spans, waits)
     for first in range(0, len(spans.batches), SPANS_AT_ONCE):
         part = StageSpans(*(column[first : first + SPANS_AT_ONCE] for column in spans))
@@ -102,16 +108,18 @@ def stage_times(waits: BatchWaits, spans: StageSpans, counted: Stretches, rows: 
         starts, ends = np.maximum(part.starts, since), np.minimum(part.ends, until)
         inside = np.maximum(0, ends - starts)
         waited = covered(part.starts, part.ends, counted)
+        opened = covered(part.starts, part.ends, open_steps)
         own = covered(starts, np.maximum(starts, ends), counted)
         cells = waits.rows[part.batches], part.stages
         np.add.at(work, cells, part.ends - part.starts)
         np.add.at(during, cells, inside)
         np.add.at(behind, cells, waited - own)
-        np.add.at(outside, cells, part.ends - part.starts - waited)
-    behind[:, TRANSFER] = outside[:, TRANSFER] = 0
+        np.add.at(outside, cells, opened - waited)
+        np.add.at(between, cells, part.ends - part.starts - opened)
+    behind[:, TRANSFER] = outside[:, TRANSFER] = between[:, TRANSFER] = 0
     during[:, TRANSFER] += per_row(waits.rows, waits.ends - waits.starts, rows) - during.sum(axis=1)
     work[:, TRANSFER] = during[:, TRANSFER]
-    return StageTimes(work, during, behind, outside)
+    return StageTimes(work, during, behind, outside, between)
 
 
 def per_row(rows: Int, values: Int, count: int) -> Int:

@@ -63,6 +63,7 @@ class RunLedger:
     work_ms: dict[str, float]  # all time of the stages, wherever it lay
     during_wait_ms: dict[str, float]  # of it, what ran while the step waited for that very batch
     parallel_ms: dict[str, float]  # what ran while the step waited for another batch
+    between_steps_ms: dict[str, float]  # what ran between training steps
     unsplit: str | None  # why the waits were not split by stage, where exposed and hidden are empty for that
     contended_ms: float | None
     waited_otherwise_ms: tuple[float, ...]  # what data costs by other readings of when the device worked; see launches
@@ -199,6 +200,7 @@ def _measure(run: RunData) -> RunLedger | None:
         work_ms=stages("work") or _sum_by_stage(stages("exposed"), stages("hidden")),
         during_wait_ms=stages("during_wait"),
         parallel_ms=stages("parallel"),
+        between_steps_ms=stages("between_steps"),
         unsplit=derived_steps(run).unsplit,
         waited_otherwise_ms=_otherwise_ms(derived_steps(run).otherwise, measured),
         contended_ms=_mean_ms(values("contended_ns")),

@@ -54,6 +54,7 @@ class ArmTotals:
     work_ms: Mapping[str, float] = field(default_factory=dict)  # all time of the stages, wherever it ran
     during_wait_ms: Mapping[str, float] = field(default_factory=dict)  # ran while the step waited for that very batch
     parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while it waited for another batch
+    between_steps_ms: Mapping[str, float] = field(default_factory=dict)  # ran between training steps
     unsplit: str | None = None  # why exposed and hidden are empty, where a replay would be needed for them
     contended_ms: float | None = None
     waited_range_ms: tuple[float, float] | None = None  # by either reading of when the device worked; see the ledger
@@ -114,6 +115,7 @@ class ArmExplained:
     # Milliseconds per step by link of the critical path, the longest first; they sum to the step.
     critical_path_ms: Mapping[PathLink, PathTime] = field(default_factory=dict)
     removals: tuple[Removal, ...] = ()  # what removing each part would save, largest first; savings overlap
+    receiving: Literal["recorded", "not recorded"] | None = None  # what a worker's batch costs there; None: no worker
     doses: tuple[Dose, ...] = ()  # its slowdown injections
 
 

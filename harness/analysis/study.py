@@ -302,6 +302,7 @@ def _totals(blocks: Blocks) -> ArmTotals:
         work_ms=stage_means(runs, "work_ms"),
         during_wait_ms=stage_means(runs, "during_wait_ms"),
         parallel_ms=stage_means(runs, "parallel_ms"),
+        between_steps_ms=stage_means(runs, "between_steps_ms"),
         unsplit=next((run.unsplit for run in runs if run.unsplit and not run.exposed_ms), None),
         contended_ms=mean_over(runs, lambda run: run.contended_ms),
         waited_range_ms=waited_range(runs),

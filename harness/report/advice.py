@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.advice import LEAST_GAIN, MOST_HANDOVER
+from harness.analysis.advice import LEAST_GAIN
+from harness.analysis.replay.handover import MOST_HANDOVER
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
 from harness.analysis.statistics import MIN_BLOCKS, Estimate

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.analysis.replay.assumptions import Assumption
-from harness.report.words import listing
+from harness.analysis.replay.handover import MOST_HANDOVER
+from harness.report.words import listing, ms
 
 
 def assumption_lines(found: Iterable[Assumption]) -> list[str]:
     """One line each, without a full stop."""
     return [_text(one) for one in found]
+
+
+def _cost(value_ms: float) -> str:
+    return f"{value_ms:.1f} ms" if value_ms >= 0.1 else ms(value_ms)
 
 
 def _text(one: Assumption) -> str:
@@ -19,11 +24,15 @@ def _text(one: Assumption) -> str:
             return "the loader costs what it cost in the other arm's data-only runs, where it had the machine to itself"
         case "receive not observed":
             return (
-                f"no batch lay ready: receiving one is taken to cost {one.cost_ms:.1f} ms, and intervals hold that it "
+                f"no batch lay ready: receiving one is taken to cost {_cost(one.cost_ms)}, and intervals hold that it "
                 "costs nothing, or all that a hand-over takes"
             )
         case "hand-over not observed":
-            return f"no batch was waited for: its hand-over is taken to last {one.cost_ms:.1f} ms"
+            return (
+                f"no batch was waited for: its hand-over is taken to last {_cost(one.cost_ms)}, and intervals hold "
+                f"that it lasts no longer than receiving the batch does, or {MOST_HANDOVER} times as long, as far as "
+                "the recorded order allows that"
+            )
         case "device not recorded":
             return (
                 "what the device did was not recorded: time on the host stands for it, and a wait of the host counts "
@@ -39,7 +48,8 @@ def _text(one: Assumption) -> str:
         case "hand-over":
             return (
                 "the recording has no workers: handing a batch over to the main thread is taken to cost "
-                f"{one.tensor_ms} ms for each of its {one.tensors} tensors (transfer=... sets it otherwise)"
+                f"{one.tensor_ms} ms for each of its {one.tensors} tensors"
+                f"{', as data.transport is ring' if one.ring else ''} (transfer=... sets it otherwise)"
             )
         case "stages inline":
             return "without workers the stages take as long inline as they did in the workers, with no hand-over"

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from harness.analysis.replay.critical_path import MOST_STEPS, PathLink, PathTime
+from harness.analysis.replay.pipeline import MOST_STEPS as MOST_REPLAYED
 from harness.analysis.replay.prediction import TOLERANCE
-from harness.analysis.replay.removals import Removal
+from harness.analysis.replay.removals import REPLICATES, Removal
 from harness.analysis.report_types import ArmReport
 from harness.report.names import ArmNames
 from harness.report.tables import estimate_cell, number_cell, ratio_cell, safe, stages_cell, table
@@ -62,7 +63,10 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
     note = (
         "By replay of each run without that part, beside its unedited replay; medians over blocks. Savings overlap: "
         "they need not add up. A kernel is device time, a phase the host's. Where stages of several workers wait (a "
-        "disk, a lock), the interval holds that one worker at a time is served."
+        "disk, a lock), the interval holds that one worker at a time is served. "
+        f"Steps are replayed in the order in which they were recorded; a run of more than {MOST_REPLAYED:,} measured "
+        f"steps is replayed in {REPLICATES} stretches of its order, each that long."
+        + _receiving([arm for arm in arms if arm.explained.removals and arm.explained.within_tolerance], names)
         + (
             " A real device's queue may be full (CUDA's takes about 1,000 launches), and the host's wait for it counts "
             "as launching here: where much was queued, the interval of a kernel holds all of its time, and that of a "
@@ -73,6 +77,20 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
     )
     parts = ["## What removing a part would save", table(["arm", "without", "saved ms", "speed"], rows), note, left_out]
     return "\n\n".join(part for part in parts if part)
+
+
+def _receiving(arms: Sequence[ArmReport], names: ArmNames) -> str:
+    """Where replay has from what receiving a worker's batch costs; empty without workers."""
+    unknown = [names.short(arm.name) for arm in arms if arm.explained.receiving == "not recorded"]
+    if unknown:
+        of = listing(unknown) if len(unknown) <= 3 else f"{len(unknown)} arms"
+        return (
+            f" What receiving a worker's batch costs was not recorded of {safe(of)}: it is what batches that lay ready "
+            "show, or else assumed."
+        )
+    if any(arm.explained.receiving == "recorded" for arm in arms):
+        return " What receiving a worker's batch costs is recorded (spans of role `receive`)."
+    return ""
 
 
 def _critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
@@ -115,6 +133,15 @@ def _link_text(one: PathLink) -> str:
 
 
 def _places(arms: Sequence[ArmReport], names: ArmNames) -> str:
+    shown = [arm for arm in arms if arm.totals.during_wait_ms]
+    if not shown:
+        return ""
+    between = {arm.name: sum(arm.totals.between_steps_ms.values()) for arm in shown}
+    header = ["arm", "work ms", "ran during the wait ms", "during waits for others ms"]
+    note = (
+        f"{' / '.join(STAGES)} per step; of waits for other batches all stages together. Where the time of data work "
+        "lay, not what it cost: a wait is caused by work that ran before it as well."
+    )
     rows = [
         [
             names.short(arm.name),
@@ -122,16 +149,15 @@ def _places(arms: Sequence[ArmReport], names: ArmNames) -> str:
             stages_cell(arm.totals.during_wait_ms, STAGES),
             number_cell(sum(arm.totals.parallel_ms.values())),
         ]
-        for arm in arms
-        if arm.totals.during_wait_ms
+        for arm in shown
     ]
-    if not rows:
-        return ""
-    header = ["arm", "work ms", "ran during the wait ms", "during waits for others ms"]
-    note = (
-        f"{' / '.join(STAGES)} per step; of waits for other batches all stages together. Where the time of data work "
-        "lay, not what it cost: a wait is caused by work that ran before it as well."
-    )
+    if any(between[arm.name] >= WORTH * (arm.totals.p50_ms or 0.0) > 0 for arm in shown):
+        header.append("between steps ms")
+        rows = [[*row, number_cell(between[arm.name])] for row, arm in zip(rows, shown, strict=True)]
+        note += (
+            " *Between steps*, all stages together: between training steps (beside an evaluation, say), so that "
+            "it was neither waited for nor hidden behind one."
+        )
     return f"## Where data work ran\n\n{table(header, rows)}\n\n{note}"
 
 

@@ -88,7 +88,8 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     if waited is None:
         return
     if hidden < 1e-3:
-        yield ChainLink("hidden", None, f"nothing of it is hidden; it costs the step {_costs(waits, waited)}")
+        text = f"nothing of it is hidden; it costs the step {_costs(waits, waited)}{_between_steps(waits)}"
+        yield ChainLink("hidden", None, text)
         return
     behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
     where = f" behind {listing([f'{name} ({ms(value)})' for name, value in behind.items()])}" if behind else ""
@@ -98,9 +99,19 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     parallel = sum(waits.parallel_ms.values())
     if parallel >= WORTH * waits.step_ms:
         text += f"; {ms(parallel)} ran while the step waited for another worker's batch"
+    text += _between_steps(waits)
     if waits.slack_ms is not None:
         text += f"; when the host begins to fetch, the device still has {ms(waits.slack_ms)} of work queued (slack)"
     yield ChainLink("hidden", None, text)
+
+
+def _between_steps(waits: Waits) -> str:
+    between = sum(waits.between_steps_ms.values())
+    return (
+        f"; {ms(between)} ran between training steps, beside an evaluation say"
+        if between >= WORTH * waits.step_ms
+        else ""
+    )
 
 
 def _costs(waits: Waits, waited_ms: float) -> str:

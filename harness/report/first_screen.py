@@ -181,18 +181,21 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
         return "how much of it is waited for was not measured"
     behind = [name for name, value in c.explained.hidden_behind_ms.items() if value >= 0.2 * hidden]
     where = f"behind {listing([_BEHIND.get(name, name) for name in behind]) or 'the step'}"
+    parallel, between = (sum(found.values()) for found in (waits.parallel_ms, waits.between_steps_ms))
+    apart = f", {_amount(between, waits)} of them run between training steps" if between >= 0.05 * work else ""
     # Many workers do more work than a step is long: little of that may still be much of the step.
     if waited < max(NOTHING * waits.step_ms, min(0.05 * work, WORTH * waits.step_ms)):
-        return f"is hidden {where}"
-    parallel = sum(waits.parallel_ms.values())
+        if not apart:
+            return f"is hidden {where}"
+        return f"is not waited for{apart}" + (f", the rest is hidden {where}" if hidden >= 0.05 * work else "")
     if parallel >= 0.05 * work:
         text = (
             f"{_amount(waited, waits)} of them are waited for, {_amount(parallel, waits)} run while others of them are"
         )
-        return text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {where}"
+        return (text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {where}") + apart
     if hidden < 0.05 * work:
-        return "is waited for"
-    return f"{_amount(waited, waits)} of them are waited for, the rest is hidden {where}"
+        return f"{_amount(waited, waits)} of them are waited for{apart}" if apart else "is waited for"
+    return f"{_amount(waited, waits)} of them are waited for{apart}, the rest is hidden {where}"
 
 
 def _for_a_core(waits: Waits) -> str:

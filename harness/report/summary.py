@@ -134,6 +134,7 @@ def _arm(arm: ArmReport) -> Json:
         "work_ms": dict(totals.work_ms),
         "during_wait_ms": dict(totals.during_wait_ms),
         "parallel_ms": dict(totals.parallel_ms),
+        "between_steps_ms": dict(totals.between_steps_ms),
         "unsplit": totals.unsplit,
         "contended_ms": finite(totals.contended_ms),
         "device_busy_ms": finite(totals.device_busy_ms),

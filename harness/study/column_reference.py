@@ -11,12 +11,13 @@ _STAGE = {
     "exposed": "what the step would not have lasted without {name}: its share in what a replay without data work "
     "saves. The stages sum to fetch_ns on a synchronous device. Beside an asynchronous one, where the host runs ahead, "
     "a step's figure may be owed to data of other steps: only sums and means over many steps say what data costs",
-    "hidden": "time of {name} that cost the step nothing. Beside an asynchronous device an even share of what cost the "
-    "steps together nothing",
+    "hidden": "time of {name} within training steps that cost the step nothing. Beside an asynchronous device an even "
+    "share of what cost the steps together nothing",
     "work": "all time of {name} for the batches of this step, wherever it ran; of transfer only within waits",
     "during_wait": "of that, what ran while the step waited for that very batch. The stages sum to fetch_ns",
     "parallel": "of that, what ran while the step waited for another batch (beside an asynchronous device: that was "
     "idle)",
+    "between_steps": "of that, what ran between training steps (beside an evaluation): neither waited for nor hidden",
 }
 _PHASE = {
     "fetch": "waiting for the next batch, or making it",

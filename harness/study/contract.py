@@ -17,7 +17,7 @@ STAGES = ("read", "tokenize", "pack", "transfer")
 # What the host did while an asynchronous device had nothing to do; python: launching, and whatever has no other name.
 CAUSES = (*STAGES, "python", "sync", "checkpoint", "log")
 
-PLACES = ("work", "during_wait", "parallel")  # of a stage's time, see harness.analysis.exposure
+PLACES = ("work", "during_wait", "parallel", "between_steps")  # of a stage's time, see harness.analysis.exposure
 
 # (column, Arrow type). *_ns are nanoseconds. A null means "not measured here", never zero.
 STEP_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -47,7 +47,7 @@ STEP_COLUMNS: tuple[tuple[str, str], ...] = (
     ("loss", "float64"),
     ("learning_rate", "float64"),  # that the step's update used
     # All stage time of the step's batches; what ran within the wait for its batch (sums to fetch_ns); what ran while
-    # the step waited for another batch.
+    # the step waited for another batch; what ran between training steps.
     *((f"{kind}_{stage}_ns", "int64") for kind in PLACES for stage in STAGES),
 )
 SPAN_COLUMNS: tuple[tuple[str, str], ...] = (

@@ -183,6 +183,7 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
     finished: list[int] = []
     for batch, factor in enumerate(scale.flatten()):
         repetition, index = divmod(batch, scale.shape[1])
+        now += 1_000 if index == 0 else 0  # the loop pauses between repetitions
         began = now
         role = "loader-0" if arm.workers else "main"
         # the worker may start once the batch two before this one has been taken: prefetch of two

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.analysis.replay.handover import DEFAULT_TENSOR_MS
+from harness.analysis.replay.handover import RING
 from harness.analysis.replay.recording import Recording
 from harness.scenario.edits import Edits
 
@@ -40,6 +40,7 @@ class Assumption:
     cost_ms: float = 0.0  # of the two costs that were not observed: per batch
     tensors: int = 0  # "hand-over": of each batch
     tensor_ms: float = 0.0
+    ring: bool = False  # by slots of shared memory
     asynchronous: bool = False  # "device speed": whether the recorded device was
     ranks: int = 0
     names: tuple[str, ...] = ()  # "busy not known": the device's work of which it is not known
@@ -66,7 +67,12 @@ def _assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
         scaled = edits.device is not None or edits.batch_size not in (None, recording.batch_size)
         yield Assumption("busy not known", names=recording.busy_not_known, scaled=scaled)
     if workers and not recording.workers:
-        yield Assumption("hand-over", tensors=recording.tensors, tensor_ms=DEFAULT_TENSOR_MS)
+        yield Assumption(
+            "hand-over",
+            tensors=recording.tensors,
+            tensor_ms=recording.transport.tensor_ms,
+            ring=recording.transport == RING,
+        )
     if recording.workers and not workers:
         yield Assumption("stages inline")
     if edits.prefetch is not None and not workers:

@@ -22,7 +22,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.replay.handover import AssumedCost, Seen, crosses, handed_over, nearest
+from harness.analysis.replay.handover import (
+    DATALOADER,
+    AssumedCost,
+    Seen,
+    Transport,
+    arrivals_recorded,
+    crosses,
+    handed_over,
+    nearest,
+)
 
 Array = NDArray[np.float64]
 BUILT = ("read", "tokenize", "pack")  # stages that leave spans, in the order they run
@@ -67,6 +76,7 @@ class RecordedBatches:
     after: Array  # after the last stage, before the worker could begin another batch
     wake: Array  # from a request to the first stage of an idle worker
     handover: Array  # from the last stage until received, where it was waited for; inline: 0
+    most_handover: Array  # the longest that the recording allows for it; infinite where it tells nothing
     receive: Array  # fetch of a batch that lay ready; inline: what no stage covers of the fetch
     unpack: Array  # the part of it that an earlier fetch may do, while it waits for another worker's batch
     usable: NDArray[np.bool_]  # in a measured step, and built without being stopped in between
@@ -74,6 +84,7 @@ class RecordedBatches:
     began_ns: float  # when the first batch was begun; infinite where not recorded
     worked_ns: tuple[float | None, ...]  # by pause: how far each builder got meanwhile; None where that does not show
     assumed: tuple[AssumedCost, ...] = ()  # costs that were never observed
+    arrivals: bool = False  # whether it was recorded when batches had arrived and were unpacked
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -88,13 +99,11 @@ def batches(
     tensors: int,
     declared_transfer_ms: float,
     unpackings: Mapping[int, Unpacking] = MappingProxyType({}),
-    *,
-    own_connections: bool = False,
+    transport: Transport = DATALOADER,
 ) -> RecordedBatches:
     """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop was suspended.
 
     ``unpackings``: by the number of the batch, where that was recorded.
-    ``own_connections``: no batch is received before its turn, as each worker has a connection of its own.
     """
     count = len(fetches)
     rows = [[row for row in stages.get(number, ()) if row.name in BUILT] for number in range(count)]
@@ -108,17 +117,19 @@ def batches(
     built = stage["read"] + stage["tokenize"] + stage["pack"]
     clean = ~(known & crosses(first, last, pauses))
     measured = np.array([fetch.measured for fetch in fetches])
+    arrivals = False
     if workers:
         arrived, unpacked, awaited = _columns(unpackings, count)
         waits = (wait_start, wait_end, measured, pauses)
         seen = Seen(first, last, known & clean, *waits, arrived, unpacked, awaited == 1)
-        parts, assumed = handed_over(seen, workers, prefetch, tensors, declared_transfer_ms * 1e6)
-        if own_connections:
+        parts, assumed = handed_over(seen, workers, prefetch, tensors, declared_transfer_ms * 1e6, transport)
+        arrivals = arrivals_recorded(seen)
+        if transport.own_connections:
             parts["unpack"] = np.zeros(count)
         inner = np.maximum(0, np.where(known, last - first, 0) - built)
     else:
         inner = nothing = np.zeros(count)
-        parts = {"after": nothing, "wake": nothing, "handover": nothing, "unpack": nothing}
+        parts = dict.fromkeys(("after", "wake", "handover", "most_handover", "unpack"), nothing)
         parts["receive"], assumed = np.maximum(0, wait_end - wait_start - built), ()
     source = nearest(clean)
     has_cpu = clean | np.array([all(row.cpu_ns is not None for row in group) for group in rows])
@@ -134,6 +145,7 @@ def batches(
         began_ns=float(first[known].min()) if known.any() else np.inf,
         worked_ns=tuple(_worked(first, last, needed, pause) for pause in pauses),
         assumed=assumed,
+        arrivals=arrivals,
         **parts,
     )
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.intervals import Int
-from harness.analysis.replay.batches import BUILT, RecordedBatches
+from harness.analysis.replay.batches import BUILT
 from harness.analysis.replay.contention import stretched
-from harness.analysis.replay.handover import DEFAULT_AFTER_MS, DEFAULT_TENSOR_MS, RECEIVED_SHARE
+from harness.analysis.replay.handover import RECEIVED_SHARE
 from harness.analysis.replay.recording import Recording
 from harness.scenario.edits import UNCHANGED, Edits, StageEdit
 
@@ -48,7 +48,7 @@ def batch_costs(
         wall = change.apply(wall)
         cpu_total += busy * wall
         stages[name] = stretched(wall, busy * wall, stretch) if workers else wall
-    between = _between(recorded, recording.tensors, recording.workers, workers)
+    between = _between(recording, workers)
     parts = {name: values[chosen] for name, values in between.items()}
     parts = _transferred(parts, edits.stages.get("transfer", UNCHANGED), inline=workers == 0)
     work = sum(stages.values(), parts.pop("inner"))
@@ -67,13 +67,14 @@ def _combined(values: Array, scale: float) -> Array:
     return np.maximum(0.0, np.diff(upto))
 
 
-def _between(recorded: RecordedBatches, tensors: int, workers_then: int, workers_now: int) -> dict[str, Array]:
+def _between(recording: Recording, workers_now: int) -> dict[str, Array]:
     """Return the costs of a batch besides its stages, for the number of workers under the edits."""
-    nothing, after = np.zeros(len(recorded)), DEFAULT_AFTER_MS * 1e6
+    recorded, workers_then = recording.batches, recording.workers
+    nothing, after = np.zeros(len(recorded)), recording.transport.after_ms * 1e6
     if workers_now and workers_then:
         return {name: getattr(recorded, name) for name in ("inner", "after", "wake", "handover", "receive", "unpack")}
     if workers_now:  # what an inline loader does outside of its stages, a worker does too; the rest is not recorded
-        hand = tensors * DEFAULT_TENSOR_MS * 1e6
+        hand = recording.usual_handover_ms * 1e6
         between = {"after": after + recorded.receive, "handover": hand + recorded.receive}
         receive = nothing + RECEIVED_SHARE * hand
         return {"inner": nothing, **between, "wake": nothing, "receive": receive, "unpack": nothing}

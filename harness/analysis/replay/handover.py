@@ -14,18 +14,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-# Where a recording does not show them (measured on this project's machine). A hand-over takes so long per tensor,
-# whatever its size, most of it in the main thread, which gets each tensor's file descriptor from the worker and maps
-# it: a batch that lies ready still costs that part. And a worker needs a moment to send a batch before its next one.
-DEFAULT_TENSOR_MS = 0.9
-RECEIVED_SHARE = 0.75
-DEFAULT_AFTER_MS = 0.2
+RECEIVED_SHARE = 0.75  # of a hand-over, where a recording does not show it: a batch that lies ready costs that part
+
+
+class Transport(NamedTuple):
+    """How workers hand batches over, and what that costs where a recording does not show it (measured on this
+    project's machine).
+    """
+
+    tensor_ms: float  # of a hand-over for each tensor, whatever its size
+    after_ms: float  # until a worker that sent a batch begins its next one
+    own_connections: bool  # no batch is received before its turn, as each worker has a connection of its own
+
+
+# The main thread gets each tensor's file descriptor from the worker and maps it: most of the cost is there.
+DATALOADER = Transport(tensor_ms=0.9, after_ms=0.2, own_connections=False)
+# A short message says which slot of memory, that both sides have from the start, has been filled.
+RING = Transport(tensor_ms=0.04, after_ms=0.05, own_connections=True)
+# Times a hand-over that was not recorded, up to which intervals allow for it; downwards to none at all.
+MOST_HANDOVER = 3
 # A batch whose last stage ended at least so many typical hand-overs before it was asked for lay ready.
 _READY_HANDOVERS = 2.0
 _FEW = 3  # fewer observations than this say nothing about what is typical
@@ -56,27 +69,33 @@ class AssumedCost:
 
 
 def handed_over(
-    seen: Seen, workers: int, prefetch: int, tensors: int, declared_ns: float
+    seen: Seen, workers: int, prefetch: int, tensors: int, declared_ns: float, transport: Transport = DATALOADER
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Estimate after, wake, handover, receive and unpack (see ``batches``) of every batch, and list what was assumed.
+    """Estimate after, wake, handover, its bound, receive and unpack (see ``batches``) of every batch, and list what was
+    assumed.
 
     A cost that was not observed for a batch is copied from the nearest earlier batch with it, so no value is NaN.
     ``tensors``: per batch. ``declared_ns``: a cost that the configuration adds in the worker, after the last stage.
     """
     after, wake, most_after, most_wake = _around(seen, workers, prefetch)
-    if np.count_nonzero(seen.measured & ~np.isnan(seen.arrived)) >= _FEW:
+    if arrivals_recorded(seen):
         parts, assumed = _observed(seen, declared_ns)
     else:
-        parts, assumed = _estimated(seen, workers * prefetch, tensors * DEFAULT_TENSOR_MS * 1e6, declared_ns)
+        parts, assumed = _estimated(seen, workers * prefetch, tensors * transport.tensor_ms * 1e6, declared_ns)
     # What was waited bounds what is taken for a batch, so the figure that was assumed may be more than any of them.
     counted = seen.measured if seen.measured.any() else np.ones(len(seen.measured), dtype=np.bool_)
     taken = {"receive": parts["receive"], "hand-over": parts["handover"]}
     assumed = tuple(replace(cost, ms=float(np.median(taken[cost.part][counted])) / 1e6) for cost in assumed)
     return {
-        "after": _filled(after, seen.measured, DEFAULT_AFTER_MS * 1e6 + declared_ns, most_after),
+        "after": _filled(after, seen.measured, transport.after_ms * 1e6 + declared_ns, most_after),
         "wake": _filled(wake, seen.measured, 0.0, most_wake),
         **parts,
     }, assumed
+
+
+def arrivals_recorded(seen: Seen) -> bool:
+    """Whether the recording shows when batches of measured steps had arrived in the main process."""
+    return bool(np.count_nonzero(seen.measured & ~np.isnan(seen.arrived)) >= _FEW)
 
 
 def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
@@ -100,6 +119,7 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
     unrecorded = ~seen.known & (seen.last == 0)  # as below: the wait for it is what it costs
     return {
         "handover": np.where(unrecorded, 0.0, handover),
+        "most_handover": np.where(unrecorded, 0.0, np.maximum(handover, receive + latency)),
         "receive": np.where(unrecorded, seen.wait_end - seen.wait_start, receive),
         "unpack": np.where(unrecorded, 0.0, unpack),
     }, (assumed,) if _unknown(np.where(unrecorded, 0.0, send), seen.measured) else ()
@@ -150,8 +170,11 @@ def _estimated(
         assumed.append(AssumedCost("receive", float(np.nanmedian(receive)) / 1e6))
     if _unknown(handover, seen.measured):
         assumed.append(AssumedCost("hand-over", default_handover / 1e6))
+    most = np.where(seen.known, latency, np.inf)
+    handover = _filled(handover, seen.measured, default_handover, most)
     return {
-        "handover": _filled(handover, seen.measured, default_handover, np.where(seen.known, latency, np.inf)),
+        "handover": handover,
+        "most_handover": np.where(unrecorded, 0.0, np.maximum(handover, most)),
         "receive": _filled(receive, seen.measured, default_receive, waited),
         "unpack": np.zeros(len(waited)),
     }, tuple(assumed)

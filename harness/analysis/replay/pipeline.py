@@ -107,7 +107,7 @@ def build(
     main_ns = np.array([cpu for _, cpu in made])[recording.step_class][recording.measured].mean()
     fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
     per_step = float(fetches[recording.step_class][recording.measured].mean())
-    order, measured, resumes = _steps(recording, 0 if exact else workers * prefetch, most_steps)
+    order, measured, resumes = _steps(recording, workers * prefetch, most_steps, exact=exact)
 
     def starts() -> NDArray[np.int64]:
         key = ("starts", workers, prefetch, most_steps)
@@ -147,13 +147,15 @@ def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Str
 
 
 def _steps(
-    recording: Recording, ahead: int, most: int
+    recording: Recording, ahead: int, most: int, *, exact: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
     """The steps in order: their programs, whether they count, and where the loop paused before them; of a long run its
     beginning, up to ``most`` that count (their durations still come from all of it).
 
     A repetition begins with as many unmeasured steps as batches can be in flight (``ahead``) and one more, as in
     launch/block.py (plan_repetitions). Where the recording has fewer, steps like the measured ones make up for them.
+    With other steps' durations, what lay within a step besides its training becomes a pause behind it, for which the
+    loader goes on. ``exact``: steps have their own durations.
     """
     counting = np.flatnonzero(recording.measured)
     order: list[int] = []
@@ -162,8 +164,10 @@ def _steps(
     last = int(counting[:most][-1])
     for step, number in enumerate(recording.step_class[: last + 1]):
         resume = recording.resumes.get(step)
+        if not exact and (held_ns := recording.held_up_ns.get(step)) and (resume is None or not resume.repetition):
+            resume = Resume(False, held_ns + (0.0 if resume is None else resume.worked_ns), np.zeros(0))
         resumes.append(resume)
-        if resume is not None and resume.repetition and ahead:
+        if resume is not None and resume.repetition and ahead and not exact:
             following = counting[counting >= step]
             like = np.resize(following, max(0, ahead + 1 - int(following[0] - step)))
             order += recording.step_class[like].tolist()

@@ -1,6 +1,11 @@
 """Predicts step time and throughput by replay, with an interval, the waits behind them, and a validation error.
 
-Every run is replayed by itself, so a prediction has as many values as there are blocks. The validation error is that of
+Every run is replayed by itself, so a prediction has as many values as there are blocks. Its steps are drawn from those
+recorded, many times. Where loader workers fill their queue while the loop evaluates, a step's wait is little beside
+what they do: which batches meet an evaluation decides it. There steps and batches keep the order recorded, as far as
+the edits leave the loader as it was (:func:`_keeps_order`).
+
+The validation error is that of
 the unedited replay, against what was measured: where it exceeds the tolerance, predictions are unreliable.
 """
 
@@ -10,16 +15,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.replay.assumptions import Assumption, assumptions
-from harness.analysis.replay.consistent import consistent, spread_offsets
+from harness.analysis.replay.consistent import Make, consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch, stretch
 from harness.analysis.replay.critical_path import PathLink, PathTime, critical_path_ms
-from harness.analysis.replay.handover import DEFAULT_TENSOR_MS
-from harness.analysis.replay.pipeline import build, tokens_per_step
+from harness.analysis.replay.pipeline import MOST_STEPS, build, in_order, tokens_per_step
 from harness.analysis.replay.prediction import Prediction, ReplayValidation, widened
 from harness.analysis.replay.recording import READINGS, Recording, record
 from harness.analysis.replay.removals import Removal, removals, widened_removals
@@ -45,6 +50,7 @@ class _Run:
     error: float
     before: Simulated
     then: Stretch
+    in_order: Simulated | None  # the same in the order recorded; None where predictions of it are drawn
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,9 @@ class _Edited:
     """The same run, edited."""
 
     run: _Run
+    before: Simulated
     after: Simulated
+    drawn: Simulated | None  # ``after`` from drawn steps, whose scatter is the interval of few blocks that keep order
     tokens: float | None  # per step, of all ranks
 
 
@@ -82,6 +90,14 @@ class Replays:
         """Of the loader as recorded; 0: inline."""
         return self._runs[0].recording.workers
 
+    @property
+    def receiving(self) -> Literal["recorded", "not recorded"] | None:
+        """Whether what receiving a worker's batch costs was recorded in every run; None without workers."""
+        found = [run.recording.batches.arrivals for run in self._runs if run.recording.workers]
+        if not found:
+            return None
+        return "recorded" if all(found) else "not recorded"
+
     def off_core_ms(self, without: Sequence[str] = ()) -> float:
         """See ``Recording.off_core_ms``; the sum of the stages that are left, mean over the runs."""
         found = [run.recording.off_core_ms for run in self._runs]
@@ -90,7 +106,7 @@ class Replays:
     @property
     def usual_handover_ms(self) -> float:
         """What handing over a batch is taken to cost where no worker was recorded."""
-        return self._runs[0].recording.tensors * DEFAULT_TENSOR_MS
+        return self._runs[0].recording.usual_handover_ms
 
     def predict(self, edits: Edits) -> Prediction:
         """The step time of the runs had they run under ``edits``; InputError for too many batches in flight.
@@ -119,8 +135,10 @@ class Replays:
             if ahead > MOST_AHEAD:
                 raise InputError(f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
             offsets = spread_offsets(run.recording.block, self._replicates, edits.ranks or 1)
-            after = consistent([partial(build, run.recording, edits, run.then)], offsets, run.then)[0]
-            found.append(_Edited(run, after, tokens_per_step(run.recording, edits)))
+            makes = (partial(build, run.recording, edits, run.then), partial(in_order, run.recording, edits, run.then))
+            kept = _keeps_order(run.recording, edits)
+            tokens = tokens_per_step(run.recording, edits)
+            found.append(_edited(run, makes, offsets, run.then, tokens, kept=kept, few=len(runs) < MIN_BLOCKS))
         return _prediction(found, edits, assumptions(self._runs[0].recording, edits))
 
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
@@ -150,11 +168,13 @@ class Replays:
             fed = replace(own, batches=feeder.batches, workers=feeder.workers, prefetch=feeder.prefetch)
             then = Stretch(run.then.main, _as_it_was(feeder, run.offsets)[1].worker)
             grown = feeder.batch_size / own.batch_size
-            after = consistent([partial(build, fed, Edits(), then, grown=grown)], run.offsets, then)[0]
+            makes = (partial(build, fed, Edits(), then, grown=grown), partial(in_order, fed, Edits(), then))
+            loader = Edits(workers=feeder.workers, prefetch=feeder.prefetch, batch_size=feeder.batch_size)
+            kept, few = _keeps_order(own, loader), len(runs) < MIN_BLOCKS
             tokens = None
             if own.tokens is not None and own.tokens_per_batch and feeder.tokens_per_batch is not None:
                 tokens = own.tokens * feeder.tokens_per_batch / own.tokens_per_batch
-            found.append(_Edited(run, after, tokens))
+            found.append(_edited(run, makes, run.offsets, then, tokens, kept=kept, few=few))
         if not found:
             raise InputError("replay: no block in which both the run and the data-only run finished")
         own = found[0].run.recording
@@ -193,9 +213,51 @@ def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[st
         offsets = spread_offsets(recording.block, replicates, 1)
         error = _error_of(run, recording)
         readings = {"likely": recording, **recording.all_readings}
-        return {name: _Run(one, offsets, error, *_as_it_was(one, offsets)) for name, one in readings.items()}
+        return {
+            name: _Run(one, offsets, error, *_as_it_was(one, offsets), _in_order(one)) for name, one in readings.items()
+        }
 
     return run.once(f"replayed {replicates} times", replay)
+
+
+def _keeps_order(recording: Recording, edits: Edits) -> bool:
+    """Whether ``edits`` leave as many batches on their way as were recorded, for steps as recorded."""
+    return (
+        (edits.ranks or 1) == 1
+        and _either(edits.batch_size, recording.batch_size) == recording.batch_size
+        and _either(edits.workers, recording.workers) == recording.workers
+        and _either(edits.prefetch, recording.prefetch) == recording.prefetch
+    )
+
+
+def _in_order(recording: Recording) -> Simulated | None:
+    """See ``_Run.in_order``; of a long run steps are drawn, as its beginning is not all of it."""
+    if not recording.fills_its_queue or np.count_nonzero(recording.measured) > MOST_STEPS:
+        return None
+    return simulate(in_order(recording, Edits()), np.zeros((1, 1)))
+
+
+def _edited(
+    run: _Run,
+    makes: tuple[Make, Make],
+    offsets: Array,
+    then: Stretch,
+    tokens: float | None,
+    *,
+    kept: bool,
+    few: bool,
+) -> _Edited:
+    """``run`` edited. ``makes``: with its steps drawn, and in the order recorded, which they have where ``kept``.
+
+    ``few``: blocks, so that the interval is the scatter of drawn steps.
+    """
+    drawn, ordered = makes
+    before = run.in_order if kept else None
+    scattered = consistent([drawn], offsets, then)[0] if before is None or few else None
+    if before is None:
+        assert scattered is not None
+        return _Edited(run, run.before, scattered, None, tokens)
+    return _Edited(run, before, consistent([ordered], np.zeros((1, 1)), then)[0], scattered, tokens)
 
 
 def unedited_error(run: RunData) -> float:
@@ -255,11 +317,11 @@ def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch
 def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:
     def over_blocks(value: Callable[[_Edited], Array]) -> Estimate:
         """From one array per block, over its replicates."""
-        arrays = [value(one) for one in found]
-        result = from_blocks([math.log(array.mean()) for array in arrays])
+        result = from_blocks([math.log(value(one).mean()) for one in found])
         assert result is not None
         if len(found) >= MIN_BLOCKS:
             return result
+        arrays = [value(one if one.drawn is None else replace(one, after=one.drawn)) for one in found]
         tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(np.concatenate(arrays), [tail, 1 - tail])
         return Estimate(result.median, min(float(low), result.median), max(float(high), result.median), result.n)
@@ -278,14 +340,14 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
         validation=ReplayValidation(
             {one.run.recording.block: one.run.error for one in found},
             {
-                one.run.recording.block: float(one.run.before.step_ms.mean()) / one.run.recording.measured_ms - 1
+                one.run.recording.block: float(one.before.step_ms.mean()) / one.run.recording.measured_ms - 1
                 for one in found
             },
         ),
         waits_ms=_waits([one.after for one in found]),
-        was_waits_ms=_waits([one.run.before for one in found]),
+        was_waits_ms=_waits([one.before for one in found]),
         starved_ms=_idle_ms([one.after for one in found]),
-        unedited_starved_ms=_idle_ms([one.run.before for one in found]),
+        unedited_starved_ms=_idle_ms([one.before for one in found]),
         block_ms={one.run.recording.block: float(one.after.step_ms.mean()) for one in found},
         assumptions=assumed,
         emulated=any(one.run.recording.emulated for one in found),

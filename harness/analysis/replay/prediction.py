@@ -18,8 +18,8 @@ TOLERANCE = 0.05  # a prediction is not to be relied on where the unedited repla
 class ReplayValidation:
     """How far the unedited replay is off, replayed / measured - 1, by block.
 
-    ``errors``: every step and batch in the order recorded. ``resampled``: as predictions are made, from the durations
-    of the measured steps alone, begun anywhere in their order.
+    ``errors``: every step and batch in the order recorded. ``resampled``: as this prediction is made, mostly from the
+    durations of the measured steps alone, begun anywhere in their order.
     """
 
     errors: Mapping[int, float]

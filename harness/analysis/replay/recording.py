@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.intervals import Stretches
 from harness.analysis.launches import NEGLIGIBLE, DeviceWork, Reading, device_work
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, Unpacking, batches
-from harness.analysis.replay.handover import RECEIVED_SHARE
+from harness.analysis.replay.handover import DATALOADER, MOST_HANDOVER, RECEIVED_SHARE, RING, Transport
 from harness.analysis.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
 from harness.analysis.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
-from harness.analysis.step_columns import bounds
+from harness.analysis.step_columns import bounds, held_up
 from harness.scenario.overrides import lookup, lookup_number
 from harness.study.contract import AWAITED, PHASES
 from harness.study.run_data import Result, RunData
@@ -34,10 +35,13 @@ Array = NDArray[np.float64]
 RAN_ON_NS = 20_000_000
 # Measured steps of a run that are replayed, at most: more say little more, and a million take hours.
 MOST_RECORDED = 5_000
-# Readings besides those of the device's work: a batch that lies ready costs the main thread nothing, or all that a
-# hand-over takes. Replay takes most of it to be the main thread's (``handover``) where none ever lay ready to show it.
-AT_ONCE, LONGEST = "received at once", "received throughout the hand-over"
+# Readings besides those of the device's work, where a recording does not show what handing a batch over takes: the
+# least and the most. A batch that lies ready costs the main thread nothing, or all that a hand-over takes; replay takes
+# most of it to be the main thread's (``handover``) where none ever lay ready to show it. A hand-over that nobody waited
+# for takes nothing beyond receiving, or up to so many times what is assumed as the recorded order allows.
+AT_ONCE, LONGEST = "handed over at once", "handed over as slowly as may be"
 READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE, LONGEST)
+LEAST_HELD = 0.5  # share of the host's work in a step: what takes it less is scatter, not something else than training
 SELDOM = 0.05  # share of the pieces of work of one name: fewer that are launch-bound decide nothing
 STEP_BEFORE = "values of the step before"  # call site of the trainer that reads them with compute.sync: late
 FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
@@ -62,6 +66,10 @@ class Recording:
     step_class: NDArray[np.int64]  # (steps,) index into classes
     measured: NDArray[np.bool_]  # (steps,) not warmup
     resumes: Mapping[int, Resume]  # by step that began after a pause of the loop; the first step is included
+    # By step that began after one within which something else than training lay: how much longer that took the host
+    # than such steps do. The program of its own durations has it; one of other steps' durations has not.
+    held_up_ns: Mapping[int, float]
+    held_up: NDArray[np.bool_]  # (steps,) whether something else than training lay within
     wall_ns: Array
     workers: int
     prefetch: int
@@ -78,6 +86,7 @@ class Recording:
     emulated: bool
     queue_depth: int | None  # pieces of work that fit into the device's queue; None: unknown, taken as endless
     tensors: int  # per batch: what a hand-over between processes costs depends on it
+    transport: Transport  # how workers hand batches over, also those that edits add
     tokens: float | None  # positions per measured step
     _results: dict[object, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -114,17 +123,40 @@ class Recording:
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
-        """The same, and where nobody saw what receiving a batch takes, that it takes nothing or all of the hand-over.
+        """The same, and where nobody saw what receiving a batch takes, or its hand-over, the least and the most of it.
 
         However little of a step that is: without the stages that it waits for now, it may be much of what is left.
         """
         found: dict[str, Recording] = dict(self.other_readings.items())
-        if any(cost.part == "receive" and cost.ms > 0 for cost in self.batches.assumed):
+        unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
+        if unseen:
             made = self.batches
-            whole = np.maximum(made.receive, np.minimum(made.receive / RECEIVED_SHARE, made.handover))
-            for name, receive in ((AT_ONCE, np.zeros(len(made))), (LONGEST, whole)):
-                found[name] = replace(self, batches=replace(made, receive=receive), other_classes={})
+            least_receive = most_receive = made.receive
+            least = most = made.handover
+            if "hand-over" in unseen:
+                most = np.maximum(made.handover, np.minimum(made.handover * MOST_HANDOVER, made.most_handover))
+            if "receive" in unseen:
+                least_receive = np.zeros(len(made))
+                most_receive = np.maximum(made.receive, np.minimum(made.receive / RECEIVED_SHARE, most))
+            if "hand-over" in unseen:
+                least = np.minimum(made.handover, least_receive)
+            slowest = replace(made, receive=most_receive, handover=most)
+            quickest = replace(made, receive=least_receive, handover=least)
+            found[AT_ONCE] = replace(self, batches=quickest, other_classes={})
+            found[LONGEST] = replace(self, batches=slowest, other_classes={})
         return found
+
+    @cached_property
+    def fills_its_queue(self) -> bool:
+        """Whether workers go on while the loop does something else than training, as beside an evaluation."""
+        paused_ns = (resume.worked_ns for step, resume in self.resumes.items() if step and not resume.repetition)
+        held_up = bool(self.held_up_ns) or bool(self.held_up.any())
+        return self.workers > 0 and (held_up or any(paused > RAN_ON_NS for paused in paused_ns))
+
+    @property
+    def usual_handover_ms(self) -> float:
+        """What handing a batch over is taken to cost where no worker was recorded."""
+        return self.tensors * self.transport.tensor_ms
 
     @property
     def tokens_per_batch(self) -> float | None:
@@ -201,6 +233,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
     packed = str(lookup(config, "data.path", "")).endswith(("-stream", "-mmap"))
     tensors = 2 if packed else 3  # ids, labels, attention mask
+    transport = RING if lookup(config, "data.transport", "") == "ring" else DATALOADER
     built = batches(
         [
             FetchWait(fetch.start_ns, fetch.end_ns, bool(known and measured[step]))
@@ -213,9 +246,10 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         tensors,
         lookup_number(config, "data.inject.transfer_ms", 0.0),
         _unpackings(spans_of(run)),
-        own_connections=lookup(config, "data.transport", "") == "ring",
+        transport,
     )
     steps = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    held = held_up(Stretches(starts, ends), measured)
     step_classes, step_class = classes(steps, phases, launches, syncs)
     others = {
         reading: classes(steps, phases, _launches(spans_of(run).names, work, reading), syncs)
@@ -235,6 +269,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         step_class=step_class,
         measured=measured,
         resumes=_resumes(paused.tolist(), suspended, starts, ends, fetches, built, workers * prefetch),
+        held_up_ns=_held_up_ns(step_classes, measured, held),
+        held_up=held,
         wall_ns=(ends - starts).astype(np.float64),
         workers=workers,
         prefetch=prefetch,
@@ -251,6 +287,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         emulated=bool(facts.emulated),
         queue_depth=_queue_depth(config),
         tensors=tensors,
+        transport=transport,
         tokens=None if tokens.null_count else float(np.mean(tokens.to_numpy())),
     )
 
@@ -372,6 +409,21 @@ def _resumes(
         else:
             worked = next(stops) or typical
         found[step] = Resume(bool(suspended[step]), worked, built_at)
+    return found
+
+
+def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held: NDArray[np.bool_]) -> dict[int, float]:
+    """See ``Recording.held_up_ns``; of less than :data:`LEAST_HELD` of such steps nothing is said."""
+    found: dict[int, float] = {}
+    for one in classes:
+        counted, late = measured[one.steps], held[one.steps]
+        if not counted.any() or not late.any():
+            continue
+        host_ns = sum((event.duration for event in one.events if event.kind == "host"), np.zeros(len(one.steps)))
+        usual_ns = float(host_ns[counted].mean())
+        for step, longer_ns in zip(one.steps[late].tolist(), (host_ns[late] - usual_ns).tolist(), strict=True):
+            if longer_ns > LEAST_HELD * usual_ns:
+                found[step + 1] = longer_ns
     return found
 
 

@@ -62,7 +62,8 @@ def test_a_hand_over_while_another_batch_is_waited_for_is_neither_hidden_nor_par
     """Of transfer only what is within its own wait is known to be that: the rest is a queue that nobody works for."""
     waits = BatchWaits(np.array([0, 1]), np.array([0, 20]), np.array([10, 30]), np.array([True, True]))
     spans = StageSpans(np.array([1, 1]), np.array([STAGES.index("transfer")] * 2), np.array([2, 12]), np.array([8, 15]))
-    times = stage_times(waits, spans, Stretches(np.array([0, 20]), np.array([10, 30])), 2)
+    steps = Stretches(np.array([0]), np.array([40]))
+    times = stage_times(waits, spans, Stretches(np.array([0, 20]), np.array([10, 30])), steps, 2)
     transfer = STAGES.index("transfer")
     assert times.parallel[:, transfer].tolist() == times.outside[:, transfer].tolist() == [0, 0]
     assert times.work[:, transfer].tolist() == [10, 10]
@@ -72,7 +73,7 @@ def test_a_wait_cannot_end_before_it_starts():
     row, none = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
     waits = BatchWaits(row, row + 10, row + 9, row == 0)
     with pytest.raises(ValueError, match="cannot end"):
-        stage_times(waits, StageSpans(none, none, none, none), Stretches(none, none), 1)
+        stage_times(waits, StageSpans(none, none, none, none), Stretches(none, none), Stretches(none, none), 1)
 
 
 @given(WAITS, SPANS)

@@ -84,6 +84,41 @@ def test_a_workers_work_hides_behind_phases_where_there_is_no_device() -> None:
     assert ledger.exposed_ms["transfer"] == 3.0
 
 
+def test_what_a_worker_does_between_steps_is_neither_hidden_nor_waited_for() -> None:
+    """An evaluation from 40 to 90: of 72 ms 20 ran behind backward, 50 beside the evaluation, 2 were waited for."""
+    spans = [
+        ("main", "fetch", 0, 1, 0),
+        ("loader-0", "transfer", 1, 1, 0),
+        ("main", "backward", 1, 40),
+        ("loader-0", "tokenize", 20, 92, 1),
+        ("main", "evaluate", 40, 90),
+        ("main", "fetch", 90, 95, 1),
+        ("main", "backward", 95, 130),
+    ]
+    found = run(spans, [(0, 40, False), (90, 130, False)], workers=1)
+    ledger = measure(found)
+    assert ledger is not None
+    assert hidden_behind(found) == {"backward": 10.0}
+    assert ledger.hidden_ms == {"read": 0.0, "tokenize": 10.0, "pack": 0.0, "transfer": 0.0}
+    assert ledger.between_steps_ms == {"read": 0.0, "tokenize": 25.0, "pack": 0.0, "transfer": 0.0}
+    assert ledger.during_wait_ms["tokenize"] == 1.0
+    assert ledger.work_ms["tokenize"] == 36.0
+
+
+def test_a_wait_that_is_in_no_step_is_no_wait_of_a_step() -> None:
+    """A batch that is fetched between two steps, 40 to 90: what a worker does meanwhile is not parallel to a wait."""
+    spans = [
+        ("main", "fetch", 0, 1, 0),
+        ("main", "fetch", 40, 90, 1),
+        ("main", "fetch", 90, 91, 2),
+        *(("loader-0", "transfer", end, end, batch) for batch, end in enumerate((1, 90))),
+        ("loader-0", "tokenize", 30, 80, 2),
+    ]
+    ledger = measure(run(spans, [(0, 40, False), (90, 130, False)], workers=2))
+    assert ledger is not None
+    assert (ledger.parallel_ms["tokenize"], ledger.between_steps_ms["tokenize"]) == (0.0, 20.0)
+
+
 def test_workers_side_by_side_count_each() -> None:
     """Two workers tokenize behind the same backward, 10 ms each: 20 ms of work are hidden, as the ledger says."""
     spans = [("main", "fetch", start, start + 1, batch) for batch, start in enumerate((0, 20, 40))]

@@ -133,7 +133,9 @@ def test_sixteen_arms_fit_a_pull_request_and_a_terminal() -> None:
     assert max(map(len, terminal.lines(found))) <= PAGE
 
 
-def waiting(found: StudyReport, step_ms: float, waited: float, parallel: float, hidden: float) -> FirstScreen:
+def waiting(
+    found: StudyReport, step_ms: float, waited: float, parallel: float, hidden: float, between: float = 0.0
+) -> FirstScreen:
     """``found`` with other waits of its baseline: of several workers, whose work together may be longer than a step."""
     (c,) = found.compared
     waits = replace(
@@ -143,7 +145,8 @@ def waiting(found: StudyReport, step_ms: float, waited: float, parallel: float, 
         exposed_ms={"tokenize": waited},
         hidden_ms={"tokenize": hidden},
         parallel_ms={"tokenize": parallel},
-        stage_work_ms={"tokenize": waited + parallel + hidden},
+        between_steps_ms={"tokenize": between},
+        stage_work_ms={"tokenize": waited + parallel + hidden + between},
     )
     explained = replace(c.explained, hidden_behind_ms={})
     other = replace(c, measured=replace(c.measured, baseline_waits=waits), explained=explained)
@@ -162,6 +165,33 @@ def test_the_work_of_other_workers_during_a_wait_is_not_called_hidden(gain: Stud
         headline.support == "Data costs 36.5 of 40.0 ms a step and 18.0 of them are waited for, 18.0 run while "
         "others of them are."
     )
+
+
+@pytest.mark.parametrize(
+    ("waited", "parallel", "hidden", "said"),
+    [
+        (
+            0.0,
+            0.0,
+            20.0,
+            "and is not waited for, 12.0 of them run between training steps, the rest is hidden behind",
+        ),
+        (0.0, 0.0, 0.0, "and is not waited for, 12.0 of them run between training steps."),
+        (
+            10.0,
+            0.0,
+            20.0,
+            "10.0 of them are waited for, 12.0 of them run between training steps, the rest is hidden",
+        ),
+        (10.0, 0.0, 0.0, "10.0 of them are waited for, 12.0 of them run between training steps."),
+        (8.0, 8.0, 9.0, "9.00 are hidden behind the step, 12.0 of them run between training steps."),
+    ],
+)
+def test_what_runs_beside_an_evaluation_is_called_neither_hidden_nor_waited_for(
+    gain: StudyReport, waited: float, parallel: float, hidden: float, said: str
+) -> None:
+    (headline,) = waiting(gain, 40.0, waited, parallel, hidden, between=12.0).headlines
+    assert said in headline.support
 
 
 def test_what_costs_three_percent_of_a_step_is_not_called_hidden(gain: StudyReport) -> None:

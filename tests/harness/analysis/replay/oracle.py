@@ -75,6 +75,7 @@ class Truth:
     seed: int = 0
     pass_every: int = 0  # steps between two passes over held-out data, which are in no step; 0: none
     pass_ms: float = 0.0
+    pass_within: bool = False  # such a pass lies within the step before it, which then does not count
     locked: str = ""  # a stage that waits for something that serves one worker at a time, and computes nothing
 
     def having(self, **changes: Any) -> Truth:
@@ -245,10 +246,13 @@ class _Rank:
             stands_still = step + 1 in (len(kinds), *self.pauses())
             if self.t.asynchronous and (stands_still or warmup != kinds[step + 1]):
                 yield from self.wait_for(before)  # what counts begins and ends with the device one step behind
-            self.steps.append((step, warmup, began, self.env.now))
+            passes = bool(self.t.pass_every) and (step + 1) % self.t.pass_every == 0
+            if passes and self.t.pass_within:
+                yield self.env.timeout(self.t.pass_ms)
+            self.steps.append((step, warmup or (passes and self.t.pass_within), began, self.env.now))
             if self.t.asynchronous and stands_still:
                 yield from self.drain()
-            if self.t.pass_every and (step + 1) % self.t.pass_every == 0:
+            if passes and not self.t.pass_within:
                 yield from self.drain()
                 yield self.env.timeout(self.t.pass_ms)
 

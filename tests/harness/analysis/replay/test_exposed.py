@@ -93,6 +93,8 @@ def pipelines(draw: st.DrawFn) -> Truth:
         sync=draw(st.booleans()),
         accumulation=draw(st.integers(1, 2)),
         repetitions=draw(st.sampled_from([1, 3])),
+        pass_every=draw(st.sampled_from([0, 7])),
+        pass_ms=50.0,
         steps=30,
         seed=draw(st.integers(0, 1000)),
     )
@@ -118,8 +120,9 @@ def test_shares_are_whole_never_negative_and_sum_to_the_wait_of_a_synchronous_st
         if not truth.asynchronous:
             assert sum(exposed) == wait
         for stage in STAGES[:3]:
-            work, during, parallel = (row[f"{kind}_{stage}_ns"] for kind in PLACES)
-            assert 0 <= row[f"hidden_{stage}_ns"] <= work - (0 if truth.asynchronous else during + parallel)
+            work, during, parallel, between = (row[f"{kind}_{stage}_ns"] for kind in PLACES)
+            assert 0 <= row[f"hidden_{stage}_ns"] <= work - between - (0 if truth.asynchronous else during + parallel)
+            assert 0 <= between <= work
 
 
 def test_a_replay_that_is_off_or_impossible_gives_a_reason_and_no_figure() -> None:

@@ -156,6 +156,35 @@ def test_the_loader_of_another_run_predicts_the_pair(truth: Truth, other: Truth)
     assert found.speedup.median == pytest.approx(1 / found.ratio.median, rel=0.01)
 
 
+@pytest.mark.parametrize("within", [False, True], ids=["between steps", "within a step that does not count"])
+@pytest.mark.parametrize(
+    "slow", [{"workers": 1, "tokenize": 35.0}, {"workers": 2, "tokenize": 70.0, "prefetch": 1}], ids=["one", "two"]
+)
+def test_what_is_predicted_of_slow_workers_holds_where_held_out_data_is_evaluated(
+    slow: dict[str, float], within: bool
+) -> None:
+    """Workers go on meanwhile, and fill the queue. Which batches meet a pass decides how long steps wait: once steps
+    were drawn in any order, and a pass within a step was left out, so that predictions were refused.
+    """
+    host = {"h2d": 0.1, "forward": 8.0, "backward": 8.0, "optimizer": 0.5, "sync": 0.05, "log": 0.2}
+    truth = Truth(spread=0.1, asynchronous=False, host=host, pass_every=6, pass_ms=120.0, pass_within=within, **slow)
+    run = oracle.run(truth)
+    measured = oracle.step_ms(run)
+    assert measured > 1.4 * sum(host.values())
+    unedited = predict([run], parse_edits([]))
+    assert unedited.validation.typical < 0.02
+    assert unedited.step_ms.median == pytest.approx(measured, rel=0.02)
+    for edit, change in (
+        ("tokenize=0.5x", {"tokenize": truth.tokenize / 2}),
+        ("prefetch=3", {"prefetch": 3}),
+        ("device=2x", {"speed": 2.0}),
+    ):
+        predicted = predict([run], parse_edits([edit])).step_ms.median
+        drawn = "prefetch" in change  # not in the order recorded
+        now = oracle.step_ms(oracle.run(truth.having(**change)))
+        assert predicted == pytest.approx(now, rel=0.05 if drawn else 0.01), edit
+
+
 def test_what_the_device_starved_for_is_named() -> None:
     truth = Truth(tokenize=20.0, workers=1, spread=0.0, jitter=0.0, steps=40)
     found = Replays([oracle.run(truth)]).predict(parse_edits([]))

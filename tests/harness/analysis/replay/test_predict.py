@@ -194,7 +194,8 @@ def test_costs_that_were_not_observed_are_reported_with_their_figure() -> None:
     assert found == [
         "no batch lay ready: receiving one is taken to cost 1.5 ms, and intervals hold that it costs nothing, or all "
         "that a hand-over takes",
-        "no batch was waited for: its hand-over is taken to last 0.5 ms",
+        "no batch was waited for: its hand-over is taken to last 0.5 ms, and intervals hold that it lasts no longer "
+        "than receiving the batch does, or 3 times as long, as far as the recorded order allows that",
     ]
 
 

@@ -14,6 +14,7 @@ from harness.analysis.replay.critical_path import critical_path_ms
 from harness.analysis.replay.pipeline import build
 from harness.analysis.replay.recording import record
 from harness.analysis.statistics import Estimate
+from harness.report.assumptions import assumption_lines
 from harness.scenario.edits import Edits
 from harness.study.run_data import RunData
 from tests.harness.analysis.replay import oracle
@@ -110,6 +111,60 @@ def test_the_loader_of_another_arm_is_held_to_cost_what_nobody_saw_of_it() -> No
     assert fed.ci_low is not None
     assert fed.ci_high is not None
     assert fed.ci_low < fed.median < now < fed.ci_high * 1.001
+
+
+@pytest.mark.parametrize("unpack", [None, 0.3], ids=["without arrivals", "with arrivals"])
+@pytest.mark.parametrize("handover", [0.4, 1.55])
+def test_a_hand_over_that_nobody_waited_for_may_take_nothing_or_several_times_what_is_assumed(
+    handover: float, unpack: float | None
+) -> None:
+    """Batches lie ready beside 25 ms of compute; beside a device that is much faster each is waited for."""
+    host = {"h2d": 0.1, "forward": 10.0, "backward": 15.0, "optimizer": 0.1, "sync": 0.05, "log": 0.1}
+    truth = Truth(workers=1, prefetch=1, tokenize=1.0, spread=0.0, jitter=0.0, steps=30, asynchronous=False, host=host)
+    truth = truth.having(receive=0.4, handover=handover, unpack=unpack)
+    run = oracle.run(truth)
+    predicted = predict([run], parse_edits(["device=1000x"]))
+    now = oracle.step_ms(oracle.run(truth.having(speed=1000.0)))
+    assert [one.kind for one in predicted.assumptions] == ["hand-over not observed", "device speed"]
+    assert predicted.step_ms.ci_low is not None
+    assert predicted.step_ms.ci_high is not None
+    assert predicted.step_ms.ci_low < 1.001 * now
+    assert predicted.step_ms.ci_high > 0.999 * now
+    (saved,) = (one for one in Replays([run]).removals() if (one.kind, one.name) == ("phase", "backward"))
+    assert saved.saved_ms.ci_low is not None
+    assert saved.saved_ms.ci_low <= 15.1
+    unedited = predict([run], parse_edits([])).step_ms
+    assert unedited.ci_low == pytest.approx(unedited.ci_high, rel=0.002), "the recorded order bounds a hand-over"
+
+
+def test_a_hand_over_that_was_not_seen_is_never_taken_to_last_longer_than_the_record_allows() -> None:
+    """Each batch is asked for 2 ms after its last stage: three times the assumed 1.1 ms would have been waited for."""
+    truth = Truth(workers=1, prefetch=1, tokenize=3.0, spread=0.0, jitter=0.0, receive=0.8, handover=0.9, unpack=0.3)
+    host = {**dict.fromkeys(truth.host, 0.0), "forward": 5.8}
+    run = oracle.run(truth.having(host=host, asynchronous=False, steps=30))
+    found = record(run)
+    slowest = found.all_readings["handed over as slowly as may be"].batches
+    assert (slowest.handover <= slowest.most_handover).all()
+    predicted = predict([run], parse_edits([])).step_ms
+    assert predicted.ci_high is not None
+    assert predicted.ci_high <= 1.005 * oracle.step_ms(run), "three times the hand-over would be 5 % more"
+
+
+@pytest.mark.parametrize("transport", ["dataloader", "ring"])
+def test_a_hand_over_that_nobody_recorded_costs_what_it_usually_does_by_the_configured_transport(
+    transport: str,
+) -> None:
+    usual_ms = 3 * {"dataloader": 0.9, "ring": 0.04}[transport]
+    host = {"h2d": 0.1, "forward": 0.1, "backward": 0.1, "optimizer": 0.1, "sync": 0.05, "log": 0.1}
+    truth = Truth(workers=0, remainder=0.0, tokenize=2.0, spread=0.0, jitter=0.0, asynchronous=False, host=host)
+    run = oracle.run(truth)
+    run.record.config["data"]["transport"] = transport
+    costs = {"handover": usual_ms, "receive": 0.75 * usual_ms, "after": 0.05, "wake": 0.0}
+    now = oracle.step_ms(oracle.run(truth.having(workers=1, prefetch=1, **costs)))
+    predicted = predict([run], parse_edits(["workers=1", "prefetch=1"]))
+    assert predicted.step_ms.median == pytest.approx(now, rel=0.01)
+    (line,) = (line for line in assumption_lines(predicted.assumptions) if "the recording has no workers" in line)
+    assert (" as data.transport is ring" in line) == (transport == "ring")
 
 
 WAITING = Truth(tokenize=40.0, workers=1, spread=0.0, handover=2.6, receive=1.9, unpack=1.5)
