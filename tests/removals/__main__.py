@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def main() -> None:
         rows = _best(arguments.work, wanted)
     every = [row for _, found in sorted(rows.items()) for row in found]
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "README.md").write_text(page(every))
+    (arguments.out / "README.md").write_text(page(every, _repeated(arguments.work, wanted)))
     (arguments.out / "table.json").write_text(json.dumps([asdict(row) for row in every], indent=1) + "\n")
     print(summary(every), flush=True)
 
@@ -75,6 +76,12 @@ def _best(work: Path, wanted: list[int]) -> dict[int, list[Row]]:
                 if seed not in best or _waited(rows) < _waited(best[seed]):
                     best[seed] = rows
     return best
+
+
+def _repeated(work: Path, wanted: list[int]) -> int:
+    """How many pipelines ran in more than one study."""
+    runs = Counter(run.record.arm for study in work.glob(f"*/{NAME}/*") for run in StudyFolder(study).runs())
+    return sum(runs[arm(seed)] > 1 for seed in wanted)
 
 
 def _waited(rows: list[Row]) -> float:
@@ -143,7 +150,7 @@ def _blind(row: Row) -> float:
     return abs(row.step_ms / row.measured_ms - 1)
 
 
-def page(rows: list[Row]) -> str:
+def page(rows: list[Row], repeated: int) -> str:
     header = (
         "| seed | device, workers x prefetch, read + tokenize + pack, transfer | without | step ms | predicted ms | "
     )
@@ -154,10 +161,9 @@ def page(rows: list[Row]) -> str:
         "device where asynchronous), and each of them without three of its parts. The prediction rests on the run of "
         "the whole alone (`harness/analysis/replay/removals.py`); the measurement is another process, before or after "
         f"it. One block of {STEPS} steps each, a whole number of batches of every worker, after {WARMUP} to "
-        f"{warmup.MOST} of warm-up, until the batches that lay ready as the loop began are used up. A pipeline one of "
-        "whose runs waited for a core for more than 1 % of its steps "
-        "was run "
-        "again (the quietest study counts). `python -m tests.removals`.",
+        f"{warmup.MOST} of warm-up, until the batches that lay ready as the loop began are used up. {repeated} "
+        f"pipelines one of whose runs waited for a core for more than {SPOILED:.0%} of its steps were run again (the "
+        "quietest study counts). `python -m tests.removals`.",
         summary(rows),
         f"{header}\n|{' --- |' * 9}",
     ]
