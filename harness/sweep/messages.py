@@ -61,8 +61,8 @@ def _arithmetic(resource: Resource, need: TrialsNeed) -> str:
     """The steps of trials of one size, and what they take."""
     if resource == "tokens" or need.step_s is None or need.seconds is None:
         return f"{need.steps:,} steps x {need.tokens // max(1, need.steps):,} tokens"
-    beside_s = need.seconds - need.steps * need.step_s
-    return f"{need.steps:,} steps x {ms(need.step_s * 1e3)} + {duration(beside_s)} beside them"
+    other_s = need.seconds - need.steps * need.step_s
+    return f"{need.steps:,} steps x {ms(need.step_s * 1e3)} + {duration(other_s)} beside them"
 
 
 def _total(resource: Resource, need: TrialsNeed) -> str:

@@ -81,8 +81,8 @@ def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
         raise TrialFailed(f"what a step takes could not be measured; see {folder}")
     step_s = median(walls_s[PILOT_SKIPPED:] or walls_s)
     passes_s, answers_s = _passes(found.with_name("evaluations.parquet"))
-    beside_s = ended_s - server.forked_s - len(walls_s) * step_s - sum(passes_s) - sum(answers_s)
-    return Pilot(max(0.0, beside_s), step_s, passes_s[-1] if passes_s else 0.0, answers_s[-1] if answers_s else 0.0)
+    other_s = ended_s - server.forked_s - len(walls_s) * step_s - sum(passes_s) - sum(answers_s)
+    return Pilot(max(0.0, other_s), step_s, passes_s[-1] if passes_s else 0.0, answers_s[-1] if answers_s else 0.0)
 
 
 def _seconds(path: Path, column: str) -> list[float]:
