@@ -142,9 +142,9 @@ def _lead(one: StudyProblem) -> str:
     assert one.lead_use is not None
     use = one.lead_use
     remedy = {
-        "slices": "longer slices (slice_steps) or --interleave runs show its pace",
+        "slices": "longer slices (slice_steps), or --interleave runs and more warmup_steps, show its pace",
         "runs": "more warmup_steps show its pace",
-        "command": "more steps, or with --against and --controls --interleave runs, show its pace",
+        "command": "more --warmup steps show its pace, with --interleave runs where commands take turns",
     }[one.remedy]
     return (
         f"{one.arm}: its measured steps were {percent(use.share)} faster ({percent(use.ci_low)} to "
