@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harness.analysis.bounds import AT_WORK, Bound
+from harness.analysis.lead import LeadUse, lead_use
 from harness.analysis.ledger import Blocks, RunLedger, mean_over
 from harness.analysis.losses import Losses, compare_losses, explained_by
 from harness.analysis.problems import RunFailure
@@ -121,6 +122,8 @@ class Measured:
     comparisons: int = 1  # of the study
     undecided: UndecidedKind | None = None
     losses: Losses = field(default_factory=Losses)
+    # By which share the baseline's and the candidate's steps may have been faster than they can go on being.
+    used_lead: tuple[float, float] = (0.0, 0.0)
 
     @property
     def measured_per_step(self) -> float | None:
@@ -197,7 +200,8 @@ def compare(
     together = speed(base, other, rate, confidence_of_each(comparisons), alike)
     waiting = [waiting_share([run.record.facts for run in blocks.values()]) for blocks in (base, other)]
     no_core = any(share is not None and share > MOST_WAITING for share in waiting)
-    judged = judge(together or ratio, noise_floor, losses, no_core=no_core)
+    shares = used_share(base), used_share(other)
+    judged = judge(together or ratio, noise_floor, losses, no_core=no_core, used_lead=shares)
     return Measured(
         measure=measure,
         ratio=ratio,
@@ -220,7 +224,19 @@ def compare(
         comparisons=comparisons,
         undecided=judged.undecided,
         losses=losses,
+        used_lead=shares,
     )
+
+
+def arm_lead(blocks: Blocks) -> LeadUse | None:
+    """How much of the measured steps of an arm was made before; None where too few repetitions show it."""
+    return lead_use(run.used_leads for run in blocks.values())
+
+
+def used_share(blocks: Blocks) -> float:
+    """By which share of a step an arm may have been faster than it can go on being; 0 where that is not sure."""
+    use = arm_lead(blocks)
+    return use.ci_high if use is not None and use.is_worth_saying else 0.0
 
 
 def _alike(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Likeness:

@@ -21,6 +21,7 @@ from trainer.json_types import JsonObject
 ConfoundKind = Literal[
     "diverged",
     "losses",
+    "lead",
     "mixed data",
     "mixed code",
     "configuration",
@@ -89,8 +90,8 @@ class Confound:
     """One undeclared difference between two arms.
 
     ``values``: the baseline's and the candidate's. "useful tokens" and "throttled" compare shares, "host load" cores,
-    "SM clock" MHz, "losses" losses, "block counts" finished blocks; "compared blocks" holds how many were compared and
-    how many planned.
+    "SM clock" MHz, "losses" losses, "lead" shares of a step, "block counts" finished blocks; "compared blocks" holds
+    how many were compared and how many planned.
     """
 
     kind: ConfoundKind
@@ -126,6 +127,14 @@ def confounds(
         *_blocks(baseline, candidate, records, names, blocks),
     ]
     return tuple({repr(one): one for one in found}.values())  # values may be lists, which have no hash
+
+
+def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
+    """Where steps may have lived off batches that lay ready by as much as the arms differ, or more.
+
+    ``shares``: of a step, by arm, 0 where it is not sure; ``effect``: by which share the arms differ.
+    """
+    return (Confound("lead", names, values=shares),) if max(shares) > 0 and max(shares) >= abs(effect) else ()
 
 
 def _losses(losses: Losses | None, names: tuple[str, str]) -> list[Confound]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Literal, overload
 
@@ -83,6 +83,7 @@ class ArmMeasurement:
     waiting_share: float = 0.0  # of the steps' time: ready to run without a core, as others used the machine
     device: str = ""
     emulated: bool = False
+    waits: bool = False  # its steps wait for data, so repetitions of it may take extra warm-up steps
     devices: int = 1  # that its ranks use
     profile: str | None = None  # of the device
     profile_usd: float | None = None  # the price per hour that this profile has
@@ -162,6 +163,7 @@ class ArmWork:
     block share both. ``passes``: over held-out data; ``answers``: over multiple-choice questions. Checkpoints are due
     every so many steps or seconds within a process; ``last_checkpoint``: and one at its end. ``other_s``: what else it
     takes, in all. ``passed_over``: steps before those, whose data is made and dropped, which was not measured.
+    ``most_extra``: warm-up steps more, at most, of an arm that waits for data: the worst case has them.
     """
 
     steps: int
@@ -175,6 +177,7 @@ class ArmWork:
     last_checkpoint: bool = False
     other_s: float = 0.0
     passed_over: int = 0
+    most_extra: int = 0
 
 
 def training_work(
@@ -229,6 +232,8 @@ def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
     step, first_s = measured.step, measured.steps_s[0]
     first = min(work.starts, work.steps)
     steps = exactly(first_s).times(first) + step.times(work.steps - first)
+    if measured.waits:
+        steps = replace(steps, worst=steps.worst + step.worst * work.most_extra)
     evaluation = measured.evaluation_pass.times(work.passes)
     answering = measured.answering_pass.times(work.answers)
     startup = exactly(

@@ -19,6 +19,7 @@ from harness.analysis.derived import stage_spans, waits_of, with_derived
 from harness.analysis.exposure import TRANSFER
 from harness.analysis.intervals import Stretches, clip
 from harness.analysis.launches import device_work_of, launch_bound_shares
+from harness.analysis.lead import UsedLead, used_leads
 from harness.analysis.replay.recording import record
 from harness.analysis.room import room_ns
 from harness.analysis.spans import spans_of
@@ -81,6 +82,7 @@ class RunLedger:
     other_cpu_cores: float | None  # cores that others took from this host, mean over the run
     loader_share: float = 0.0  # of the time of loader workers within measured steps, that in which they built batches
     diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
+    used_leads: dict[int, UsedLead] = field(default_factory=dict)  # by repetition, of those of which it is known
     losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
 
     @property
@@ -218,6 +220,7 @@ def _measure(run: RunData) -> RunLedger | None:
         other_cpu_cores=_other_load(run.samples),
         loader_share=_loader_share(run, steps, measured),
         diverged=diverged,
+        used_leads=_used_leads(run, steps),
         losses=StepLosses(run),
     )
 
@@ -257,6 +260,19 @@ def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
         stages.starts[building], stages.ends[building], Stretches(*(moments[measured] for moments in bounds(steps)))
     )
     return float((inside.ends - inside.starts).sum() / (workers * column(steps, "wall_ns")[measured].sum()))
+
+
+def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
+    """See ``RunLedger.used_leads``; none where batches are made inline, or nobody recorded them."""
+    facts = run.record.facts
+    workers = int(lookup_number(run.record.config, "data.workers", facts.workers or 0))
+    if not workers or not run.has_spans or steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
+        return {}
+    spans = spans_of(run)
+    if (waits := waits_of(steps, spans)) is None:
+        return {}
+    prefetch = int(lookup_number(run.record.config, "data.prefetch", 2))
+    return used_leads(steps, spans, waits, workers, prefetch, asynchronous=bool(facts.asynchronous))
 
 
 def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.analysis.lead import LeadUse, lead_use
 from harness.analysis.ledger import RunLedger
 from harness.analysis.statistics import MIN_BLOCKS
 from harness.study.contract import PROFILED
@@ -24,8 +25,11 @@ StudyProblemKind = Literal[
     "few parts",
     "diverged",
     "compiled",
+    "lead",
     "left out",
 ]
+
+LeadRemedy = Literal["slices", "runs", "command"]  # turns of this trainer, whole runs of it, or a program of others
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,11 @@ class StudyProblem:
     count: int = 0
     planned: int = 0  # "partial": runs; "diverged", "compiled": of so many
     status: str = ""  # "status": the study's
-    arm: str = ""  # "no measured step", "diverged", "compiled": whose; "left out": which
+    arm: str = ""  # "no measured step", "diverged", "compiled", "lead": whose; "left out": which
     # "partial": the other planned runs (``arm/block``); "stray": arms not of the study; "left out": missing packages
     names: tuple[str, ...] = ()
+    lead_use: LeadUse | None = None  # "lead": how much of its steps was made before
+    remedy: LeadRemedy = "slices"  # "lead": of what, by how the arm was measured
     failure: RunFailure | None = None  # "ended": how all these ``blocks`` did
     blocks: tuple[int, ...] = ()
 
@@ -108,6 +114,7 @@ def study_problems(
             found.append(StudyProblem("no measured step", arm=ending, blocks=tuple(where)))
     found += _diverged(study, arms, ledgers)
     found += _compiled(records)
+    found += _lead(study, arms, ledgers)
     found += [StudyProblem("left out", arm=arm, names=tuple(missing)) for arm, missing in study.left_out.items()]
     if finished and blocks < MIN_BLOCKS:
         attached = any(record.facts.attached is not None for group in records.values() for record in group)
@@ -136,6 +143,19 @@ def _diverged(
         for arm in arms
         if times.get(arm.name) and arm.name not in compared and not (arm.of and times.get(arm.of))
     ]
+
+
+def _lead(
+    study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
+) -> Iterator[StudyProblem]:
+    """Arms whose steps lived off batches that lay ready, and A/A controls whose arm's did not."""
+    uses = {arm.name: lead_use(run.used_leads for run in ledgers.get(arm.name, {}).values()) for arm in arms}
+    worth = {name for name, use in uses.items() if use is not None and use.is_worth_saying}
+    for arm in arms:
+        if arm.name in worth and not (arm.control == "a-a" and arm.of in worth):
+            attached = any(run.record.facts.attached is not None for run in ledgers[arm.name].values())
+            remedy: LeadRemedy = "command" if attached else "runs" if study.interleave == "runs" else "slices"
+            yield StudyProblem("lead", arm=arm.name, lead_use=uses[arm.name], remedy=remedy)
 
 
 def _compiled(records: Mapping[str, Sequence[RunRecord]]) -> Iterator[StudyProblem]:

@@ -15,6 +15,7 @@ from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
 from harness.analysis.data_paths import DataPath
 from harness.analysis.dose import Dose
+from harness.analysis.lead import LeadUse
 from harness.analysis.learning import Learning
 from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
@@ -139,6 +140,7 @@ class ArmReport:
     optimizer_steps: int = 0  # of the runs that counted what was skipped, warm-up steps too
     skipped_steps: int | None = None  # of all its runs, as gradients overflowed in fp16; None: the loss is not scaled
     ranks: RanksReport | None = None  # of this trainer
+    lead_use: LeadUse | None = None  # how much faster its steps were than they can go on being; None: not known
     # What encodes where it was chosen, and what it proved: see RunFacts.
     tokenizer_engine: str | None = None
     tokenizer_proof: str | None = None

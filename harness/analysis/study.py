@@ -14,12 +14,13 @@ from harness.analysis.comparisons import (
     Controls,
     Missing,
     arm_floor,
+    arm_lead,
     commonest,
     compare,
     stage_means,
     waited_range,
 )
-from harness.analysis.confounds import confounds, useful_fraction
+from harness.analysis.confounds import confounds, used_lead, useful_fraction
 from harness.analysis.data_paths import data_paths
 from harness.analysis.explain import explain, explain_arm
 from harness.analysis.learning import learning
@@ -216,6 +217,7 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
         explained=explain(study, names, measured, arms.runs, by_name, arms.controls),
         confounds=(
             *confounds(base, other, arms.records, names, arms.blocks, measured.losses),
+            *used_lead(measured.used_lead, measured.ratio.median - 1, names),
             *differences(cards, *names),
         ),
     )
@@ -255,6 +257,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         blocks=len(blocks),
         totals=totals,
         speed=_model_speed(control, totals, facts) if blocks else _NO_RUN,
+        lead_use=arm_lead(blocks),
         explained=ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls),
         against_arm=speed(arms.of(of), blocks, steps_per_s) if control and of else None,
         attached=facts.attached,

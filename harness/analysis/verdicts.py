@@ -15,8 +15,9 @@ from harness.analysis.statistics import CONFIDENCE, Estimate
 
 Verdict = Literal["gain", "loss", "none", "undecided"]
 # fewer blocks than an interval takes; no A/A control and no allowance; nothing seen where much would go unnoticed; a
-# loss that is NaN or rose; losses that differ; a program that was ready to run but had no core
-UndecidedKind = Literal["too few blocks", "no noise floor", "too coarse", "diverged", "other loss", "no core"]
+# loss that is NaN or rose; losses that differ; a program that was ready to run but had no core; steps that used up
+# batches which lay ready
+UndecidedKind = Literal["too few blocks", "no noise floor", "too coarse", "diverged", "other loss", "no core", "lead"]
 COARSE = 0.1  # a difference this large is worth knowing of: a study that could not see it has not seen "no difference"
 
 
@@ -34,12 +35,22 @@ def confidence_of_each(comparisons: int) -> float:
     return 1 - (1 - CONFIDENCE) / max(comparisons, 1)
 
 
-def judge(ratio: Estimate, noise_floor: float | None, losses: Losses | None = None, *, no_core: bool = False) -> Judged:
+def judge(
+    ratio: Estimate,
+    noise_floor: float | None,
+    losses: Losses | None = None,
+    *,
+    no_core: bool = False,
+    used_lead: tuple[float, float] = (0.0, 0.0),
+) -> Judged:
     """``ratio``: with the interval that holds for all comparisons of the study together.
 
     Gain or loss: only where that interval excludes 1 and the median clears the floor. A gain also needs finite losses
     that are alike: what does not train may well be fast. None: only where more than :data:`COARSE` would have shown.
     ``no_core``: other processes took so many cores that the times say more of them.
+    ``used_lead``: by which share of a step the baseline's and the candidate's may have been faster than they can go on
+    being. That explains a loss or a gain that is no larger. It hides a difference as large: no difference is seen only
+    where that of the steps as they go on could be seen.
     """
     if ratio.ci_low is None or ratio.ci_high is None or ratio.distance is None:
         return Judged("undecided", None, "too few blocks")
@@ -49,7 +60,13 @@ def judge(ratio: Estimate, noise_floor: float | None, losses: Losses | None = No
     if no_core:
         return Judged("undecided", resolution, "no core")
     if abs(ratio.median - 1) <= noise_floor or ratio.ci_low <= 1 <= ratio.ci_high:
-        return Judged("none", resolution) if resolution <= COARSE else Judged("undecided", resolution, "too coarse")
+        if resolution > COARSE:
+            return Judged("undecided", resolution, "too coarse")
+        with_lead = resolution + max(used_lead)
+        hidden = max(used_lead) >= resolution or with_lead > COARSE
+        return Judged("undecided", resolution, "lead") if hidden else Judged("none", with_lead)
+    if ratio.median * (1 + used_lead[0]) >= 1 > ratio.median or ratio.median / (1 + used_lead[1]) <= 1 < ratio.median:
+        return Judged("undecided", resolution, "lead")
     if ratio.median < 1:
         return Judged("loss", resolution)
     if losses is not None and losses.diverged:

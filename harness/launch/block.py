@@ -14,6 +14,7 @@ from harness.launch.fork_server import ForkServer
 from harness.launch.process import RunFailed, RunProcess
 from harness.launch.progress import Progress
 from harness.machine.environment import has_nvidia_driver
+from harness.study.contract import BARE
 from trainer.config import PRESETS, ModelConfig, TrainerConfig
 from trainer.errors import InputError
 from trainer.json_types import JsonObject, section
@@ -22,14 +23,19 @@ from trainer.model_files import model_files
 
 @dataclass(frozen=True)
 class Repetitions:
-    """How a run's measured steps are cut: ``count`` repetitions of ``warmup`` and ``steps`` measured ones."""
+    """How a run's measured steps are cut: ``count`` repetitions of ``warmup`` and ``steps`` measured ones.
+
+    ``most_extra``: warm-up steps more that each may take (``launch.more_warmup``).
+    """
 
     count: int
     warmup: int
     steps: int
+    most_extra: int = 0
 
     @property
     def total_steps(self) -> int:
+        """Without extra warm-up steps, which most runs do not need."""
         return self.count * (self.warmup + self.steps)
 
 
@@ -42,7 +48,8 @@ def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -
     """Plans repetitions with at least ``config.steps`` measured steps in all.
 
     A repetition begins with workers x prefetch + 1 warm-up steps. The first use batches that were built or begun before
-    the run was suspended, so they say nothing about the loader. One more step warms the caches.
+    the run was suspended, so they say nothing about the loader. One more step warms the caches. What they leave of
+    batches that lie ready, more of them use up (``launch.more_warmup``): how many is known as it runs.
 
     With ``interleave: runs`` a short run is one repetition. A long one pauses between repetitions, as an interleaved
     run does: its recorder writes what it holds only then. No step is measured meanwhile, nor are the warm-up steps
@@ -188,6 +195,7 @@ def _take_repetitions(
         process.resume()
         if not survives(process, process.profile):
             alive.remove(process)
+    taken: dict[str, int] = {}  # the most extra warm-up steps of an arm and its controls
     for repetition in range(max(planned[process.record.arm].count for process in processes)):
         # There and back again (ABBA): a drift of the machine's speed hits every arm alike.
         for process in list(alive if repetition % 2 == 0 else reversed(alive)):
@@ -196,9 +204,14 @@ def _take_repetitions(
                 continue
             progress.repetition(process.record.arm, process.record.block, repetition, plan.count)
             process.resume()
-            if survives(process, partial(process.repeat, repetition, plan.warmup, plan.steps)):
+            arm = process.record.of or process.record.arm
+            # One that records no batches cannot know how many it needs: as many as others of its arm did.
+            blindly = taken.get(arm, 0) if process.record.control == BARE else 0
+            repeat = partial(process.repeat, repetition, plan.warmup + blindly, plan.steps, plan.most_extra)
+            if survives(process, repeat):
                 process.suspend()
-                progress.stepped(plan.warmup + plan.steps)
+                progress.stepped(plan.warmup + plan.steps, blindly + process.extra_steps)
+                taken[arm] = max(taken.get(arm, 0), process.extra_steps)
             else:
                 alive.remove(process)
     for process in alive:

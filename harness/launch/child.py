@@ -24,6 +24,7 @@ from harness.launch.clocks import ClockOffset, align_tables, compare_clocks
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.facts import check_unchanged, facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.heartbeat import Heartbeat
+from harness.launch.more_warmup import batches_needed, cycle_steps, lives_off_lead
 from harness.launch.out_of_memory import advice_for_this_run
 from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
@@ -229,15 +230,19 @@ class Run:
                     if message["do"] == "step":  # one of those that rank 0 is profiled in
                         self._take(steps, 1, warmup=True)
                         continue
+                    done: RunEvent
                     if message["do"] == "profile":
                         self._profile(steps)
+                        done = {"event": "profile"}
                     elif message["do"] == "turn":
-                        self._repeat(steps, message["turn"], message["settle"], message["steps"])
+                        most = message.get("extra", 0)
+                        extra = self._repeat(steps, message["turn"], message["settle"], message["steps"], most)
+                        done = {"event": "turn", "extra": extra}
                     else:
                         raise AssertionError(message)
                     self.probe_set.wait()
-                    self._all_have(message["do"])
-                    channel.send({"event": message["do"]})
+                    self._all_have(done["event"])
+                    channel.send(done)
                 if self.evaluator is not None:
                     self.evaluator.finish()
                 close()
@@ -344,7 +349,8 @@ class Run:
 
         return steps, close
 
-    def _repeat(self, steps: Iterator[int], repetition: int, warmup: int, count: int) -> None:
+    def _repeat(self, steps: Iterator[int], repetition: int, warmup: int, count: int, most_extra: int) -> int:
+        """Take a repetition; how many warm-up steps it took beyond ``warmup``, at most ``most_extra``."""
         assert self.recorder is not None
         assert self.tables is not None
         if self.run_queue is not None:
@@ -354,6 +360,7 @@ class Run:
         # on a device that has nothing queued.
         self.probe_set.begin_repetition()
         self._take(steps, warmup, warmup=True)
+        extra = self._use_up_lead(steps, most_extra)
         self.probe_set.begin_steps()
         compiled = self._compiled_in_steps()
         self._take(steps, count, warmup=False)
@@ -363,6 +370,19 @@ class Run:
         self._synchronize()
         self.tables.collect()
         sys.stdout.flush()
+        return extra
+
+    def _use_up_lead(self, steps: Iterator[int], most: int) -> int:
+        """Take warm-up steps while the run lives off batches that lie ready; how many it took."""
+        data, taken = self.config.data, 0
+        if not most or not isinstance(self.recorder, StepRecorder):
+            return taken
+        needed = batches_needed(data.workers, data.prefetch)
+        while taken < most and lives_off_lead(self.recorder.recent(needed), data.workers, data.prefetch):
+            more = min(cycle_steps(self.config), most - taken)
+            self._take(steps, more, warmup=True)
+            taken += more
+        return taken
 
     def _compiled_in_steps(self) -> int:
         return compilations() - (0 if self.evaluator is None else self.evaluator.compilations)

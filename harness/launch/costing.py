@@ -27,6 +27,7 @@ from harness.analysis.cost import (
 from harness.launch.block import plan_repetitions
 from harness.launch.budget import Deadline
 from harness.launch.child import EVALUATED
+from harness.launch.more_warmup import most_extra_steps
 from harness.launch.study import run_study
 from harness.scenario.model import ProbesConfig
 from harness.study.contract import PROFILED
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 ALONE = ProbesConfig(host=False, nvml=False)  # no sampler stands beside a training
 
 
+WAITS = 0.02  # of the steps' time, in fetches: an arm that waits less has no use for extra warm-up steps
 OVER = "over"  # the status of a measurement that took longer than it might
 
 
@@ -106,7 +108,7 @@ def measure(
     names = tuple(arm.name for arm in short)
     small = replace(plan, scenario=plan.scenario.model_copy(update=asked), arms=short, comparisons=(), blocks=(names,))
     until = None if limit_s is None else Deadline(time.monotonic_ns() + round(limit_s * 1e9))
-    outcome = run_study(small, out, command, source, force=force, until=until)
+    outcome = run_study(small, out, command, source, force=force, until=until, extra_warmup=False)
     if outcome.cut is not None:
         raise MeasurementFailed(f"its first steps were not over within that time: {outcome.cut}", OVER)
     folder = StudyFolder(outcome.folder)
@@ -178,7 +180,7 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
     """What the tables and the record of a short run say."""
     record = run.record
     config = TrainerConfig.model_validate(record.config)
-    table = run.step_columns(["step", "start_ns", "wall_ns", "checkpoint_ns", "contended_ns"])
+    table = run.step_columns(["step", "start_ns", "wall_ns", "fetch_ns", "checkpoint_ns", "contended_ns"])
     assert table is not None
     walls_s = [one / 1e9 for one in table["wall_ns"].to_pylist()]
     saved_s = [(one or 0) / 1e9 for one in table["checkpoint_ns"].to_pylist()]
@@ -192,10 +194,12 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
     after_s = 0.0 if checkpoint is None else sum(walls_s[checkpoint + 1 :])
     left_s = max(0.0, writing_s - after_s) if asynchronous else 0.0
     import_s = (record.import_ns or 0) / 1e9
+    unsettled = _warmup_steps(config)
+    fetched_s = sum((one or 0) / 1e9 for one in table["fetch_ns"].to_pylist()[unsettled:])
     return ArmMeasurement(
         arm=record.arm,
         steps_s=tuple(walls_s),
-        unsettled=_warmup_steps(config),
+        unsettled=unsettled,
         startup_s=max(0.0, (record.startup_ns or 0) / 1e9 - import_s),
         ending_s=max(0.0, (record.ending_ns or 0) / 1e9 - at_end_s - left_s),
         passes_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one.get("questions") is None),
@@ -207,6 +211,7 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
         import_s=import_s,
         launcher_s=launcher_s,
         waiting_share=sum(one or 0 for one in table["contended_ns"].to_pylist()) / 1e9 / sum(walls_s),
+        waits=fetched_s > WAITS * sum(walls_s[unsettled:]),
         device=facts.device or "",
         emulated=bool(facts.emulated),
         devices=facts.device_count or 1,
@@ -267,6 +272,7 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
         found.append(
             replace(
                 work,
+                most_extra=repetitions.count * most_extra_steps(config) * blocks,
                 steps=steps * blocks + (_profiled_steps(plan.scenario.probes) if profiled else 0),
                 starts=blocks + profiled,
                 imports=blocks if not found else 0,

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, NoReturn
 
 from harness.launch.channel import Channel
 from harness.launch.code import Code
@@ -18,7 +18,7 @@ from harness.launch.diagnosis import diagnose, killed_by, look_at
 from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
 from harness.launch.nodes import Nodes, nodes_of_record, ranks_of_a_node
 from harness.launch.out_of_memory import advice_for_a_killed_run
-from harness.launch.protocol import RECORD_FIELDS, DataMessage, RunEvent, RunOrder, StartMessage
+from harness.launch.protocol import RECORD_FIELDS, DataMessage, RepetitionOrder, RunEvent, RunOrder, StartMessage
 from harness.launch.waiting import KILLED_S, PROFILED_STEPS, BudgetSpent, WaitLimits, looks
 from harness.machine.memory import session_peak_bytes
 from harness.probes.run_probes import RunProbes
@@ -55,6 +55,7 @@ class RunProcess:
         self._limits = limits
         self._beats = False  # whether it sends signs of life, which an older state of the code does not
         self._doing = "starting"
+        self.extra_steps = 0  # warm-up steps of the last repetition beyond those it was asked for
         self._log_start = 0
         self._begun_ns = 0
         self._folder = folder
@@ -117,11 +118,18 @@ class RunProcess:
         startup_ns = (import_ns or 0) + time.monotonic_ns() - self._begun_ns
         self.record = replace(self.record, startup_ns=startup_ns, import_ns=import_ns)
 
-    def repeat(self, repetition: int, warmup: int, steps: int) -> None:
-        """Run ``warmup`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead."""
+    def repeat(self, repetition: int, warmup: int, steps: int, most_extra: int = 0) -> None:
+        """Run ``warmup`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead.
+
+        ``most_extra``: more of the unmeasured ones, at most, while it lives off batches that lie ready.
+        """
         self._doing = f"in repetition {repetition + 1}"
-        self._send({"do": "turn", "turn": repetition, "settle": warmup, "steps": steps})
-        self._expect("turn", warmup + steps)
+        order: RepetitionOrder = {"do": "turn", "turn": repetition, "settle": warmup, "steps": steps}
+        if most_extra:
+            order["extra"] = most_extra
+        self._send(order)
+        answer = self._expect("turn", warmup + most_extra + steps)
+        self.extra_steps = answer.get("extra", 0)
 
     @property
     def profiled(self) -> bool:
@@ -204,8 +212,8 @@ class RunProcess:
         except OSError:
             self._fail(None)
 
-    def _expect(self, event: Literal["ready", "turn", "profile", "done"], steps: int) -> None:
-        """Wait for ``event``, which comes after ``steps`` steps; signs of life come before it."""
+    def _expect(self, event: Literal["ready", "turn", "profile", "done"], steps: int) -> RunEvent:
+        """Wait for ``event``, which comes after at most ``steps`` steps; signs of life come before it."""
         assert self._channel is not None
         queued = 1  # steps that the device may still have to do
         while True:
@@ -214,10 +222,8 @@ class RunProcess:
                 message = self._receive(self._channel, limit_s)
             except TimeoutError:
                 self._end_silence(event, limit_s)
-                return
             except (EOFError, OSError):
                 self._fail(None)
-                return
             if message["event"] == "meet":
                 assert self._nodes is not None
                 assert self._start is not None
@@ -228,6 +234,7 @@ class RunProcess:
             self._beats, queued = True, max(1, message.get("steps", 1))
         if message["event"] != event:
             self._fail(message.get("error"))
+        return message
 
     def _receive(self, channel: Channel, limit_s: float) -> RunEvent:
         """Wait for the next message in several looks; TimeoutError after ``limit_s`` of looks in vain."""
@@ -246,7 +253,7 @@ class RunProcess:
             return self._limits.start_s + warmup * self._limits.silence_s
         return self._limits.silence_s * (1 if self._beats else max(steps, 1))
 
-    def _end_silence(self, event: str, limit_s: float) -> None:
+    def _end_silence(self, event: str, limit_s: float) -> NoReturn:
         """Kill a run that gave no sign of life, and say which of its processes hangs and why; raises."""
         assert self._server is not None
         key = "limits.start_s" if event == "ready" else "limits.silence_s"
@@ -263,7 +270,7 @@ class RunProcess:
         if self._limits.spent:
             raise BudgetSpent(f"run {self.record.arm}/{self.record.block} was {self._doing}: {process}")
 
-    def _fail(self, error: str | None) -> None:
+    def _fail(self, error: str | None) -> NoReturn:
         """Wait for the end, make sure that a run.json says why, and raise."""
         self._signal(signal.SIGKILL)  # what closed its channel has nothing more to say; its workers go with it
         code = self._wait()

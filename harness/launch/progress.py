@@ -116,8 +116,10 @@ class Progress:
         self._do(f"block {block}: {arm}, repetition {number + 1}/{count}")
         self._repetition_begun_s = time.monotonic()
 
-    def stepped(self, steps: int) -> None:
-        self._steps += steps
+    def stepped(self, steps: int, extra: int = 0) -> None:
+        """Count ``steps`` planned steps, and ``extra`` ones that nobody had planned."""
+        self._steps += steps + extra
+        self._total_steps += extra
         self._stepping_s += time.monotonic() - self._repetition_begun_s
         self._heard()
         self._maybe_show()

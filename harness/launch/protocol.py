@@ -10,14 +10,15 @@ and keeps the previous version in :data:`PATHS` while somebody may want to compa
     fork server -> launcher   {"pid"} or {"pid", "code"}
     launcher -> run           lines of JSON: {"record", "study", "probes", "beat_s", "data"}, then
                               {"do": "profile"}, {"do": "finish"} or {"do": "turn", "turn", "settle", "steps"}: the
-                              repetition "turn", of "settle" warm-up and "steps" measured steps
-    run -> launcher           {"event": "ready" | "turn" | "profile" | "done" | "failed", "error"}, and
+                              repetition "turn", of "settle" warm-up and "steps" measured steps,
+                              and of up to "extra" warm-up steps more while batches that lie ready are used up
+    run -> launcher           {"event": "ready" | "turn" | "profile" | "done" | "failed", "error", "extra"}, and
                               {"event": "alive"} between steps, at least every "beat_s" seconds in which one ended
 
-"beat_s", "alive" and "data" came later without a new version, as each side does without the other: an older run ignores
-the keys and sends no sign of life, and an older launcher asks for none. What ranks on several machines need ("nodes",
-"meet", "clock" and the messages of node agents) stays within one state of the code: such runs are not compared. So do
-"entry" and the messages of a sweep's trials.
+"beat_s", "alive", "data" and "extra" came later without a new version, as each side does without the other: an older
+run ignores the keys, sends no sign of life and takes no extra step, and an older launcher asks for none. What ranks on
+several machines need ("nodes", "meet", "clock" and the messages of node agents) stays within one state of the code:
+such runs are not compared. So do "entry" and the messages of a sweep's trials.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ class RepetitionOrder(TypedDict):
     turn: int
     settle: int
     steps: int
+    extra: NotRequired[int]  # warm-up steps more, at most, while the run lives off batches that lie ready
 
 
 class BareOrder(TypedDict):
@@ -205,6 +207,7 @@ class RunEvent(TypedDict):
 
     event: Literal["ready", "turn", "profile", "done", "failed", "alive", "meet", "clock"]
     error: NotRequired[str | None]  # why it failed
+    extra: NotRequired[int]  # "turn": how many warm-up steps more it took
     steps: NotRequired[int]  # "alive": that the device may still have to do, for which the run now waits
     meet: NotRequired[MeetingPlace]  # "meet": rank 0 waits for the ranks of other machines
     clock_error_ns: NotRequired[int]  # "done" of a rank of another machine: of its times on rank 0's clock, at most

@@ -19,6 +19,7 @@ from harness.launch.choose_workers import refuse_auto, with_workers_chosen
 from harness.launch.code import Code
 from harness.launch.ending import terminable
 from harness.launch.memory import check_memory, choose_interleave
+from harness.launch.more_warmup import most_extra_steps
 from harness.launch.needs import limit_warnings
 from harness.launch.nodes import Nodes, check_nodes, other_nodes
 from harness.launch.preparation import StudyData, check_devices, check_writable, prepare_data, recorded_configs
@@ -89,17 +90,21 @@ def run_study(
     sequential: Sequential | None = None,
     force: bool = False,
     until: Deadline | None = None,
+    *,
+    extra_warmup: bool = True,
 ) -> Outcome:
     """Run ``plan`` into a new folder under ``out``. Raises InputError before anything ran where it cannot work.
 
     ``force``: also start what cannot fit into memory. ``until``: when it ends in any case; finished runs are kept.
+    ``extra_warmup``: repetitions warm up until they no longer live off batches that lay ready; False: for a fixed
+    number of steps.
     """
     if sequential is not None and any(config_slurm(arm.config) is not None for arm in plan.arms):
         raise InputError("launch.slurm: a regression check runs on this machine; give --set launch.slurm=null")
     folder, record, data = begin_study(plan, out, command, source, sequential, force)
     print(f"study {folder.path}: interleave {record.interleave} ({record.interleave_reason})", file=sys.stderr)
     with only_one(folder):
-        return _execute(folder, record, data, sequential, until)
+        return _execute(folder, record, data, sequential, until, extra_warmup=extra_warmup)
 
 
 def begin_study(
@@ -263,6 +268,8 @@ def _execute(
     data: StudyData,
     sequential: Sequential | None = None,
     until: Deadline | None = None,
+    *,
+    extra_warmup: bool = True,
 ) -> Outcome:
     enough = None if sequential is None else sequential.enough
     if until is not None:
@@ -270,7 +277,7 @@ def _execute(
     ending = sequential or until
     limits = _limits(record, None if ending is None else ending.end_ns)
     configs = {arm.name: recorded_config(arm.config) for arm in record.arms}
-    repetitions = _repetitions(record)
+    repetitions = _repetitions(record, extra_warmup=extra_warmup)
     missing = [[name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)]
     todo = [name for names in missing for name in names]
     interrupted, cut = False, None
@@ -330,15 +337,17 @@ def _execute(
     return Outcome(folder.path, status, cut)
 
 
-def _repetitions(record: StudyRecord) -> dict[str, Repetitions]:
-    """How the run of each arm is cut."""
+def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str, Repetitions]:
+    """How the run of each arm is cut. Where arms run two states of the code, both warm up as the older one can."""
     slice_steps = integer(record.scenario_text, "slice_steps")
-    return {
-        arm.name: NO_REPETITIONS
-        if arm.control == PROFILED
-        else plan_repetitions(recorded_config(arm.config), record.interleave, slice_steps)
-        for arm in record.arms
-    }
+    extra_warmup = extra_warmup and all(arm.code is None or arm.code.directory is not None for arm in record.arms)
+    found = {}
+    for arm in record.arms:
+        config = recorded_config(arm.config)
+        plan = plan_repetitions(config, record.interleave, slice_steps)
+        plan = replace(plan, most_extra=most_extra_steps(config) if extra_warmup else 0)
+        found[arm.name] = NO_REPETITIONS if arm.control == PROFILED else plan
+    return found
 
 
 def _other_nodes(record: StudyRecord, todo: Sequence[str], limits: WaitLimits) -> AbstractContextManager[Nodes | None]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from harness.analysis.confounds import USEFUL, confounds
+from harness.analysis.comparisons import used_share
+from harness.analysis.confounds import USEFUL, confounds, used_lead
 from harness.analysis.ledger import Blocks, RunLedger, measure
 from harness.analysis.losses import compare_losses
 from harness.regression.decision import Decision, Outcome, confidence_at, decide
@@ -120,6 +121,7 @@ class StateComparison:
     differences: list[Difference] = field(default_factory=list)  # between studies of different times
     missing: WhyUndecided | None = None
     other_work: str | None = None  # a difference that makes the two sides do different work
+    used_lead: str | None = None  # batches that lay ready, by which a side was as much faster as is allowed, or changed
     emulated: bool = False
 
     @property
@@ -128,7 +130,8 @@ class StateComparison:
         every = [self.step, *([self.total] if self.total is not None else []), *(gate.decision for gate in self.gates)]
         if any(decision.outcome == "slower" for decision in every):
             return "slower"
-        return "undecided" if self.other_work is not None or self.open else self.step.outcome
+        unlike = self.other_work is not None or self.used_lead is not None
+        return "undecided" if unlike or self.open else self.step.outcome
 
     @property
     def open(self) -> dict[str, Decision]:
@@ -245,6 +248,9 @@ def _comparison(
         return nothing(name, ours_is, theirs_is, limits.step, missing, len(shared), differing)
     step = decide(_typical(ours, theirs, aa), limits.step, _typical(ours, aa), level)
     baseline_ms = _median_ms(ours, shared, STEP)
+    shares = used_share(ledgers[0]), used_share(ledgers[1])
+    changed = limits.step if step.change is None else max(limits.step, abs(step.change.median))
+    differing += (lead := confound_lines(used_lead(shares, changed, names)))
     return StateComparison(
         name,
         ours_is,
@@ -259,6 +265,7 @@ def _comparison(
         gates=_gates(sides, shared, limits, level),
         confounds=differing,
         other_work=next((what for what in differing if what.startswith(OTHER_WORK)), None),
+        used_lead=next(iter(lead), None),
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
     )
 

@@ -186,6 +186,8 @@ def sentence(c: StateComparison) -> str:
         text += f"; but {TOTAL} changed by {change(c.total)}: longer in fewer than half of the rounds"
     if c.other_work is not None:
         text += f"; undecided, as the two do different work: {c.other_work}"
+    if c.used_lead is not None and c.verdict == "undecided":
+        text += f"; undecided, as it may be that alone or hide as much: {c.used_lead}"
     return text
 
 
@@ -279,6 +281,8 @@ def _inside(c: StateComparison) -> list[str]:
         )
     if c.other_work is not None:
         lines.append(f"{c.name}: the two do different work ({c.other_work}): nothing is called the same")
+    if c.used_lead is not None:
+        lines.append(f"{c.name}: {c.used_lead}: nothing is called the same or faster")
     return lines
 
 

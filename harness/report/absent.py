@@ -8,7 +8,7 @@ from harness.analysis.comparisons import Absent, Figure, Measured, Missing
 from harness.analysis.problems import ProbeProblem, RunFailure, StudyProblem
 from harness.analysis.report_types import NoMfu
 from harness.analysis.statistics import MIN_BLOCKS
-from harness.report.words import blocks_named, count, listing, ratio
+from harness.report.words import blocks_named, count, listing, percent, ratio
 
 ASK_FOR = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
 _NAMED_RUNS = 3  # of those that had a problem with a probe
@@ -127,6 +127,8 @@ def _problem(one: StudyProblem) -> str:
                 f"{one.arm}: torch.compile compiled within measured steps in {count(one.count, 'run')} of "
                 f"{one.planned}, which its step times hold; give more warmup_steps, or batches of one shape"
             )
+        case "lead":
+            return _lead(one)
         case "left out":
             return f"{one.arm} was left out: it needs {listing([*one.names])}, not installed where the study ran"
         case "few blocks":
@@ -134,6 +136,21 @@ def _problem(one: StudyProblem) -> str:
                 f"Only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval, so nothing can be "
                 f"decided; repeat with --repeats {ASK_FOR}"
             )
+
+
+def _lead(one: StudyProblem) -> str:
+    assert one.lead_use is not None
+    use = one.lead_use
+    remedy = {
+        "slices": "longer slices (slice_steps), or --interleave runs and more warmup_steps, show its pace",
+        "runs": "more warmup_steps show its pace",
+        "command": "more --warmup steps show its pace, with --interleave runs where commands take turns",
+    }[one.remedy]
+    return (
+        f"{one.arm}: its measured steps were {percent(use.share)} faster ({percent(use.ci_low)} to "
+        f"{percent(use.ci_high)}) than they can go on being, as they used up batches that lay ready: what it waits for "
+        f"data is understated; {remedy}"
+    )
 
 
 def _ending(failed: RunFailure) -> str:

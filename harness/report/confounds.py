@@ -50,9 +50,19 @@ def _losses(one: Confound) -> str:
     return f"{text}: they do not train alike"
 
 
+def _lead(one: Confound) -> str:
+    parts = [
+        f"up to {percent(share)} of the steps of {name}"
+        for name, share in zip(one.names, one.values, strict=True)
+        if share
+    ]
+    return f"batches that lay ready: {' and '.join(parts)} may be time that making them had taken before"
+
+
 _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
     "diverged": lambda one: f"loss of {one.key} diverged: NaN, infinite or far above its start in measured steps",
     "losses": _losses,
+    "lead": _lead,
     "mixed data": lambda one: (
         f"{one.key} is not the same in all blocks of {one.names[0]}: its data was changed meanwhile"
     ),

@@ -209,8 +209,15 @@ def worst_warning(found: PredictedCost) -> str | None:
         return None
     return (
         f"budget: {limit_text(found)}: it is expected to take {duration(found.spent_s + found.total.likely)}, and "
-        f"{duration(worst_s)} if every step is as slow as the slowest; it stops at the limit, with everything kept"
+        f"{duration(worst_s)} if every step is as slow as the slowest{_longer(found)}; it stops at the limit, with "
+        "everything kept"
     )
+
+
+def _longer(found: PredictedCost) -> str:
+    """What else the worst case has of a study in which arms wait for data."""
+    extra = any(one.waits and work.most_extra for one, work in zip(found.measured, found.work, strict=True))
+    return " and arms that wait for data warm up for as long as they may" if extra else ""
 
 
 def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None = None) -> str:

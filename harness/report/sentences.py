@@ -106,6 +106,12 @@ def undecided_because(m: Measured) -> str | None:
                 f"a main thread was ready but had no core for over {percent(MOST_WAITING)} of the time, so the times "
                 "say more of other processes; repeat on a quieter machine"
             )
+        case "lead":
+            most = percent(max(m.used_lead))
+            return (
+                f"steps that used up batches which lay ready were up to {most} faster than they can go on being, which "
+                "is as much"
+            )
 
 
 def _unseen(m: Measured) -> str:

@@ -125,6 +125,7 @@ def _arm(arm: ArmReport) -> Json:
         "flops_convention": speed.convention or None,
         "model_flops_per_s": finite(speed.flops_per_s),
         "device": speed.device,
+        "used_lead": None if arm.lead_use is None else record_json(arm.lead_use),
         **({} if arm.skipped_steps is None else {"skipped_steps": arm.skipped_steps}),
         **({} if arm.tokenizer_proof is None else {"tokenizer_engine": arm.tokenizer_engine}),
         "ledger": dict(totals.ledger),

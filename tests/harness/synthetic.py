@@ -250,9 +250,10 @@ def judged(
     losses: Losses | None = None,
     together: Estimate | None = None,
     no_core: bool = False,
+    used_lead: tuple[float, float] = (0.0, 0.0),
 ) -> StudyReport:
     """``report`` with each comparison's measured ratio replaced, and judged anew."""
-    found = judge(together or ratio, noise_floor, losses, no_core=no_core)
+    found = judge(together or ratio, noise_floor, losses, no_core=no_core, used_lead=used_lead)
     absent: dict[Figure, Absent] = {"noise_floor": Absent("no a-a control")} if noise_floor is None else {}
     changes = {
         "ratio": ratio,
@@ -260,6 +261,7 @@ def judged(
         "comparisons": 1 if together is None else 7,
         "noise_floor": noise_floor,
         "losses": losses or Losses(),
+        "used_lead": used_lead,
         "absent": absent,
         "verdict": found.verdict,
         "resolution": found.resolution,

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
+from harness.probes.ledger.recent import RecentBatches, recent_batches
 from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP, TAKEN, UNPACKED, RowMaker, Rows
 from harness.probes.ledger.run_queue import RunQueue
 from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
@@ -75,6 +76,10 @@ class StepRecorder:
     def pending_events(self) -> int:
         """Count the events since rows were last made; each takes about 150 bytes."""
         return len(self._events)
+
+    def recent(self, batches: int) -> RecentBatches:
+        """The last ``batches`` batches; rows are made of them all the same. Call it while no step is measured."""
+        return recent_batches(self._events, batches)
 
     def enter(self, name: str) -> None:
         now = monotonic_ns()

@@ -164,3 +164,11 @@ def test_the_error_is_that_of_what_was_done_whole() -> None:
     assert replace(done, spent_s=36.9, measuring_s=5.0).error == hours(0.1)  # measuring is in no prediction
     assert replace(done, standing="stopped").error is None
     assert replace(done, standing="unfinished").error is None
+
+
+def test_only_the_worst_case_of_an_arm_that_waits_has_extra_warm_up_steps() -> None:
+    work = ArmWork(100, most_extra=60)
+    plain, waiting = arm_cost(EVEN, work).total, arm_cost(replace(EVEN, waits=True), work).total
+    assert plain == arm_cost(EVEN, ArmWork(100)).total
+    assert waiting == replace(plain, worst=waiting.worst)
+    assert waiting.worst == pytest.approx(plain.worst + 60 * 0.1)

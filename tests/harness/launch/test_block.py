@@ -79,13 +79,15 @@ def test_a_run_of_its_own_is_one_repetition_unless_its_recorder_would_grow(
 class Stub:
     """A run that only says what it was told to do."""
 
-    def __init__(self, arm: str, done: list[str]) -> None:
-        self.code, self.profiled = None, False
-        self.record = SimpleNamespace(arm=arm, block=0, control=None, config={"compute": {"work": "none"}})
+    def __init__(self, arm: str, done: list[str], control: str | None = None, of: str | None = None) -> None:
+        self.code, self.profiled, self.extra_steps = None, False, 3 if control is None else 0
+        self.record = SimpleNamespace(arm=arm, block=0, control=control, of=of, config={"compute": {"work": "none"}})
+        self.warmed: list[int] = []
         self._done = done
 
-    def repeat(self, repetition: int, warmup: int, steps: int) -> None:
+    def repeat(self, repetition: int, warmup: int, steps: int, most_extra: int) -> None:
         self._done.append(f"{self.record.arm}{repetition}")
+        self.warmed.append(warmup)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
@@ -116,6 +118,18 @@ def test_arms_alternate_there_and_back_again(monkeypatch: pytest.MonkeyPatch) ->
     done.clear()
     block.run_block(processes, planned, "runs", MagicMock(), 1)
     assert done == ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "c0", "c1"]
+
+
+def test_a_run_that_records_no_batches_warms_up_for_as_long_as_its_arm_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "ForkServer", lambda *_: SimpleNamespace(ended=False, close=lambda: None))
+    planned = {"a": Repetitions(2, 5, 1), "a+bare": Repetitions(2, 5, 1), "a+ledger": Repetitions(2, 5, 1)}
+    arm, bare = Stub("a", []), Stub("a+bare", [], "bare", "a")
+    ledger = Stub("a+ledger", [], "with-ledger", "a")
+    processes: list[Any] = [arm, bare, ledger]
+    progress = MagicMock()
+    block.run_block(processes, planned, "slices", progress, 1)
+    assert (arm.warmed, bare.warmed, ledger.warmed) == ([5, 5], [8, 8], [5, 5])
+    assert [one.args for one in progress.stepped.call_args_list] == [(6, 3), (6, 3), (6, 0), (6, 0), (6, 3), (6, 3)]
 
 
 @pytest.mark.parametrize(("contest", "at_once"), [(None, 8), ("base against head", 1)])

@@ -45,6 +45,8 @@ KINDS: Mapping[str, StudyReport] = {
     "diverged": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, Losses(3.0, None, ("tokens",))),
     "other loss": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, Losses(3.0, 2.0, (), differ=True)),
     "no core": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, no_core=True),
+    "lead": judged(STUDY, Estimate(1.03, 1.02, 1.04, 5), 0.01, used_lead=(0.0, 0.05)),
+    "lead: that may hide as much": judged(STUDY, Estimate(1.0, 0.98, 1.02, 5), 0.01, used_lead=(0.05, 0.05)),
 }
 
 

@@ -1,0 +1,71 @@
+"""Decides whether a repetition takes more warm-up steps: while a run lives off batches that lie ready, it is too fast.
+
+A suspended run's workers use no core, but what they wait for (a disk, a network, a sleep) goes on. So each may have a
+batch at once when the run is resumed; and a run whose queue filled up while it started has as many as the queue holds.
+Where the loop takes batches little faster than workers make them, the fixed number of warm-up steps does not use that
+up (``harness.analysis.lead``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.lead import MadeBatches, falls_by, leads_of
+from harness.probes.ledger.recent import BatchMoments, RecentBatches
+from trainer.config import TrainerConfig
+
+# What a step may be too fast by when its repetition begins to be measured, as a share of it: less cannot be told from
+# how batches differ.
+ENOUGH = 0.02
+MOST_STEPS = 60  # more: a run whose lead lasts longer is measured with what is left of it, and the report says so
+
+
+def most_extra_steps(config: TrainerConfig) -> int:
+    """How many more warm-up steps than the fixed number a repetition of such a run may take.
+
+    None with batches made inline, or of which each worker has one at most: nothing lies ready that lasts. None of
+    several ranks: all of them take the same steps, and each knows its own batches only.
+    """
+    data = config.data
+    return MOST_STEPS if data.workers and data.prefetch > 1 and config.ranks == 1 else 0
+
+
+def cycle_steps(config: TrainerConfig) -> int:
+    """Steps in which each worker's turn comes."""
+    return math.ceil(config.data.workers / config.optimizer.accumulation)
+
+
+def batches_needed(workers: int, prefetch: int) -> int:
+    """How many of the last batches :func:`lives_off_lead` looks at: two cycles, and what says when they were asked for.
+
+    The typical time between two batches of a worker is known from more of them.
+    """
+    return workers * (prefetch + 4)
+
+
+def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
+    """Whether the last cycle used up lead, by more than :data:`ENOUGH` of its time, or that is not known yet."""
+    batches = recent.batches
+    if len(batches) < 2 * workers:
+        return False
+    columns = {name: _running(batches, name, recent.pauses) for name in ("began", "ready", "received", "taken")}
+    made = MadeBatches(**columns, awaited=np.array([one.awaited for one in batches]))
+    stood = np.array([_stood_in_making(one, recent.pauses) for one in batches])
+    return falls_by(leads_of(made, workers, prefetch), made.taken, workers, stood) > ENOUGH
+
+
+def _stood_in_making(batch: BatchMoments, pauses: Sequence[tuple[int, int]]) -> bool:
+    if batch.began is None or batch.ready is None:
+        return False
+    return any(batch.began < until and batch.ready > since for since, until in pauses)
+
+
+def _running(batches: Sequence[BatchMoments], name: str, pauses: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
+    """Moments on a clock that stands still while the run does, NaN where not known."""
+    moments = np.array([math.nan if (one := getattr(batch, name)) is None else one for batch in batches])
+    stood = sum((np.clip(moments - since, 0, until - since) for since, until in pauses), np.zeros(len(moments)))
+    return moments - stood

@@ -1,0 +1,57 @@
+"""Reads the last batches off a recorder's events, from the end: what is asked for while a run warms up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from harness.probes.ledger.rows import ENTER, EXIT, PAUSE, RECEIVED, STEP, UNPACKED
+from trainer.telemetry import BatchTrace
+
+
+class BatchMoments(NamedTuple):
+    """When a batch was begun and ready (None: its builder recorded nothing), received, and its fetch began; ns.
+
+    ``awaited``: its message came within that fetch.
+    """
+
+    began: int | None
+    ready: int | None
+    received: int
+    taken: int
+    awaited: bool
+
+
+class RecentBatches(NamedTuple):
+    """Batches in the order received, and the pauses of the loop among them, from the end of a step to the next."""
+
+    batches: Sequence[BatchMoments]
+    pauses: Sequence[tuple[int, int]]
+
+
+def recent_batches(events: Sequence[tuple[Any, ...]], count: int) -> RecentBatches:
+    """The last ``count`` batches, or as many as there are in ``events`` (``probes.ledger.rows``)."""
+    batches: list[BatchMoments] = []
+    pauses: dict[int, int] = {}  # by when the loop resumed; of two ends of one step the first counts
+    resumed_ns: int | None = None
+    trace: BatchTrace | None = None
+    ended_ns, arrived_ns = 0, -1
+    for event in reversed(events):
+        kind = event[0]
+        if kind == RECEIVED:
+            trace, arrived_ns = event[1], -1
+        elif kind == UNPACKED and event[3]:
+            arrived_ns = event[1]
+        elif kind == EXIT and event[1] == "fetch":
+            ended_ns = event[2]
+        elif kind == ENTER and event[1] == "fetch":
+            spans = () if trace is None else trace.spans
+            began, ready = min((one[1] for one in spans), default=None), max((one[2] for one in spans), default=None)
+            batches.append(BatchMoments(began, ready, ended_ns, event[2], arrived_ns >= event[2]))
+            if len(batches) == count:
+                break
+        elif kind == STEP:
+            resumed_ns = event[1]
+        elif kind == PAUSE and resumed_ns is not None:
+            pauses[resumed_ns] = event[1]
+    return RecentBatches(batches[::-1], [(since, until) for until, since in pauses.items()])
