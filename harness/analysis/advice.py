@@ -2,11 +2,13 @@
 
 A change is worth trying where its whole interval lies above 1, its median clears the noise floor, the error of the
 replay and :data:`LEAST_GAIN`, and the replay reproduces what was measured. Of a setting with several values the
-smallest that is as good as the best counts.
+smallest that is as good as the best counts. Where an arm of the study measured otherwise than replay predicts of it, no
+other value of that setting is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,6 +38,7 @@ _REFUSED = {
     "device": "what its device did was not recorded",
     "ranks": "its ranks wait for one another, so its own steps do not tell what one of them would gain",
 }
+NUMBERS: tuple[AdviceCost, ...] = ("processes", "memory")  # kinds of changes that are values of one setting
 NO_TOKENIZING = "tokenize=0"
 LEAST_GAIN = 0.01  # share of the speed: less is worth no change, and no replay tells it from none
 ALIKE = 0.01  # a smaller setting that predicts within this share of the best is as good
@@ -68,19 +71,26 @@ def advise(
         return ArmAdvice(arm, noise_floor=noise_floor, refused=str(error))
     believed = plain.validation.within_tolerance and plain.interval_from == "blocks"
     least = max(noise_floor or 0.0, plain.validation.typical, LEAST_GAIN)
+    measured = [speed(ledgers(arm), ledgers(one.tried_by), steps_per_s) if one.tried_by else None for one in found]
+    contradicted = [_contradicts(one, was, least) for one, was in zip(found, measured, strict=True)]
+    # What replay does not know of one number of workers it does not know of another.
+    withheld = {one.cost for one, wrong in zip(found, contradicted, strict=True) if wrong and one.cost in NUMBERS}
     options = [
         Advice(
             one.change,
             one.speedup,
             one.cost,
             worth=believed
+            and not wrong
+            and one.cost not in withheld
             and one.prediction.validation.within_tolerance
             and _clears(one.speedup, max(least, one.prediction.validation.typical), one.serial)
             and not _restarted(one, hidden),
-            measured=speed(ledgers(arm), ledgers(one.tried_by), steps_per_s) if one.tried_by else None,
+            measured=was,
             serial=one.serial,
+            contradicted=wrong,
         )
-        for one in found
+        for one, was, wrong in zip(found, measured, contradicted, strict=True)
     ]
     return ArmAdvice(
         arm,
@@ -206,6 +216,19 @@ def _clears(speedup: Estimate, least: float, serial: float | None) -> bool:
     if serial is not None and serial - 1 <= max(least, TOLERANCE):
         return False
     return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > least
+
+
+def _contradicts(one: _Option, measured: Estimate | None, least: float) -> bool:
+    """Whether an arm that is so already measured otherwise: neither interval holds the median of the other.
+
+    ``least``: as a fraction, what two measurements of the same may differ by.
+    """
+    if measured is None or None in (measured.ci_low, measured.ci_high, one.speedup.ci_low, one.speedup.ci_high):
+        return False
+    if (measured.ci_low or 0) <= one.speedup.median <= (measured.ci_high or math.inf):
+        return False
+    low = min(one.speedup.ci_low or 0.0, one.serial or math.inf)
+    return not low / (1 + least) <= measured.median <= (one.speedup.ci_high or math.inf) * (1 + least)
 
 
 def _restarted(one: _Option, hidden: Unseen | None) -> bool:

@@ -16,7 +16,7 @@ from harness.analysis.lead import LeadUse, lead_use
 from harness.analysis.ledger import Blocks, RunLedger, mean_over
 from harness.analysis.losses import Losses, compare_losses, explained_by
 from harness.analysis.problems import RunFailure
-from harness.analysis.speeds import MEASURES, Rate, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
+from harness.analysis.speeds import MEASURES, Rate, per_step_of, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
 from harness.analysis.statistics import (
     INDEPENDENT,
     INDEPENDENT_ALONE,
@@ -33,6 +33,7 @@ SAME = 0.01  # tokens per step that differ by less are called the same
 # Positions per step of an arm and its ideal-data control that differ by less: the few batches that it repeats stand for
 # all of the arm's.
 ALIKE_POSITIONS = 0.03
+AGREE = 0.01  # witnesses that are closer to one another agree: intervals and floors of repeated steps may be next to 0
 
 Figure = Literal["isolated", "ideal", "ceiling", "predicted", "noise_floor"]
 AbsentKind = Literal[
@@ -131,6 +132,21 @@ class Measured:
         of = {"trained tokens/s": self.trained_per_step, "tokens/s": self.positions_per_step}
         return of.get(self.measure)
 
+    @property
+    def ceilings(self) -> tuple[float, float] | None:
+        """The ceiling by either witness, the smaller one first, where they disagree: neither then is to be believed.
+
+        An ideal-data control repeats few batches, which may be unlike the rest; a replay knows no cores and caches.
+        """
+        replayed, ideal = self.from_waits, self.ideal
+        if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
+            return None
+        floor = 1 + max(self.noise_floor or 0.0, AGREE)
+        low, high = replayed.ci_low or replayed.median, replayed.ci_high or replayed.median
+        if low <= ideal.ci_high * floor and ideal.ci_low <= high * floor:
+            return None
+        return min(replayed.median, ideal.median), max(replayed.median, ideal.median)
+
 
 @dataclass(frozen=True)
 class Controls:
@@ -162,7 +178,9 @@ def compare(
         return Missing("no finished run", tuple(dict.fromkeys(without)))
     if not set(base) & set(other):
         return Missing("no shared block")
-    idle = [name for name, blocks in ((baseline, base), (candidate, other)) if _per_step(blocks, "trained_tokens") == 0]
+    idle = [
+        name for name, blocks in ((baseline, base), (candidate, other)) if per_step_of(blocks, "trained_tokens") == 0
+    ]
     if idle:
         return Missing("nothing trained", tuple(dict.fromkeys(idle)))
     by_measure = ((name, rate, speed(base, other, rate)) for name, rate in MEASURES)
@@ -186,8 +204,8 @@ def compare(
         "noise_floor": floor if isinstance(floor, Absent) else None,
     }
     noise_floor = allowance if isinstance(floor, Absent) else floor
-    positions = _quotient(_per_step(other, "tokens"), _per_step(base, "tokens"))
-    trained = _quotient(_per_step(other, "trained_tokens"), _per_step(base, "trained_tokens"))
+    positions = _quotient(per_step_of(other, "tokens"), per_step_of(base, "tokens"))
+    trained = _quotient(per_step_of(other, "trained_tokens"), per_step_of(base, "trained_tokens"))
     ratios = [one for one in (positions, trained) if one is not None and abs(one - 1) > SAME]
     losses = compare_losses(
         (baseline, candidate),
@@ -257,7 +275,7 @@ def ideal_speed(arm: str, blocks: Blocks, controls: Controls) -> Estimate | Abse
     found = speed(blocks, control, steps_per_s)
     if found is None:
         return Absent("no ideal-data control", (arm,))
-    positions = _quotient(_per_step(control, "tokens"), _per_step(blocks, "tokens"))
+    positions = _quotient(per_step_of(control, "tokens"), per_step_of(blocks, "tokens"))
     if positions is not None and abs(positions - 1) > ALIKE_POSITIONS:
         return Absent("ideal-data of another length", (arm,), positions=positions)
     return found
@@ -362,13 +380,6 @@ def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowanc
 
 def _device(blocks: Blocks) -> str | None:
     return next((run.record.facts.device or "" for run in blocks.values()), None)
-
-
-def _per_step(blocks: Blocks, name: Literal["tokens", "trained_tokens"]) -> float | None:
-    totals: Sequence[float | None] = [getattr(run, name) for run in blocks.values()]
-    if any(total is None for total in totals):
-        return None
-    return sum(total or 0.0 for total in totals) / sum(len(run.step_ms) for run in blocks.values())
 
 
 def _quotient(numerator: float | None, denominator: float | None) -> float | None:

@@ -5,14 +5,17 @@ A :class:`Confound` holds values only; ``harness.report.confounds`` makes the se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from harness.analysis.comparisons import SAME
 from harness.analysis.ledger import Blocks
 from harness.analysis.losses import Losses
+from harness.analysis.speeds import COUNTED, alternated, per_step_of
 from harness.machine.environment import OWN_PACKAGE
 from harness.scenario.overrides import flatten, lookup
 from harness.study.records import COMMAND, RunRecord
@@ -28,6 +31,8 @@ ConfoundKind = Literal[
     "fact",
     "environment",
     "useful tokens",
+    "other batches",
+    "other steps",
     "host load",
     "sessions",
     "unfinished",
@@ -39,10 +44,17 @@ ConfoundKind = Literal[
 ]
 LOAD = 0.1  # cores: less load by other processes is not worth a warning
 USEFUL = 0.01  # relative difference of the useful-token fraction
+STEPS = 0.1  # relative difference of the measured steps of a block: rounding to whole repetitions is far below
 
 CODE = "code"  # declared by arms that are two states of it
 OWN_STATE = {"git_commit", OWN_PACKAGE}  # what then differs by declaration
 
+# Settings that decide how many tokens a step has, itself or by which documents it reads.
+BATCHES = (
+    "data.batch_size", "data.sequence_length", "data.path", "data.shuffle", "data.documents", "data.corpus",
+    "data.tokenizer", "data.source", "data.arguments", "optimizer.accumulation", "model.objective",
+    "launch", "resume", "seed",
+)  # fmt: skip
 # Facts follow from configuration: a declared key that starts with one of these explains a differing fact.
 EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "parameters": ("model", "data.tokenizer"),
@@ -90,7 +102,8 @@ class Confound:
     """One undeclared difference between two arms.
 
     ``values``: the baseline's and the candidate's. "useful tokens" and "throttled" compare shares, "host load" cores,
-    "SM clock" MHz, "losses" losses, "lead" shares of a step, "block counts" finished blocks; "compared blocks" holds
+    "SM clock" MHz, "losses" losses, "lead" shares of a step, "block counts" finished blocks, "other batches" tokens per
+    step (``key``: which ones), "other steps" measured steps of a block; "compared blocks" holds
     how many were compared and how many planned.
     """
 
@@ -100,6 +113,7 @@ class Confound:
     values: tuple[Any, Any] = (None, None)
     blocks: tuple[int, ...] = ()  # "unfinished" (of the arm ``key``) and "sessions": where
     device: int | None = None  # CUDA's number
+    ratio: float | None = None  # "other steps": how many times as fast the first steps that both measured are
     explained: bool = False  # "losses": each step of one arm trains on another number of tokens
 
 
@@ -122,6 +136,8 @@ def confounds(
         *_facts(baseline, candidate),
         *_environment(baseline, candidate),
         *_useful(baseline, candidate, names),
+        *_other_batches(baseline, candidate, names),
+        *_other_steps(baseline, candidate, names),
         *_load(baseline, candidate, names),
         *_sessions(baseline, candidate),
         *_blocks(baseline, candidate, records, names, blocks),
@@ -234,6 +250,41 @@ def useful_fraction(blocks: Blocks) -> float | None:
     if None in trained or None in tokens or not sum(filter(None, tokens)):
         return None
     return sum(filter(None, trained)) / sum(filter(None, tokens))
+
+
+def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
+    """Steps with other numbers of tokens where no setting asks for that: the arms measured other batches of one order.
+
+    An arm of more loader workers has more warm-up steps, so it measures later ones. Where lengths grow in the course of
+    a training, or documents differ much, those are other work.
+    """
+    for ours, theirs in _pairs(baseline, candidate):
+        first, second, declared = flatten(ours.config), flatten(theirs.config), _declared(ours, theirs)
+        differing = {key for key in (*first, *second) if first.get(key) != second.get(key)}
+        if declared & {CODE, COMMAND} or any(_covered(key, BATCHES) for key in differing):
+            return []
+    for name in COUNTED:
+        per_step = per_step_of(baseline, name), per_step_of(candidate, name)
+        if per_step[0] is not None and per_step[1] is not None:
+            apart = abs(per_step[1] - per_step[0]) > SAME * per_step[0]
+            return [Confound("other batches", names, name, per_step)] if apart else []
+    return []
+
+
+def _other_steps(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
+    """Runs one after the other of which one measured more steps: a run's first steps may not be like its later ones."""
+    logs: list[float] = []
+    lengths: tuple[int, int] | None = None
+    for block in sorted(set(baseline) & set(candidate)):
+        ours, theirs = baseline[block], candidate[block]
+        counts = len(ours.step_ms), len(theirs.step_ms)
+        if alternated(ours, theirs) or max(counts) - min(counts) <= STEPS * max(counts):
+            continue
+        lengths = lengths or counts
+        logs.append(math.log(ours.step_ms[: min(counts)].sum() / theirs.step_ms[: min(counts)].sum()))
+    if lengths is None:
+        return []
+    return [Confound("other steps", names, values=lengths, ratio=math.exp(float(np.median(logs))))]
 
 
 def _load(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:

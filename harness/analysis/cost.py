@@ -6,8 +6,10 @@ A training of N steps takes, in seconds:
 
 Each term was measured on the same configuration. Step 0 is left out of the step's time, and so are the steps after it
 whose batches were built while the run was starting. The expected step is the median of those that are left, with its
-interval; the worst case is the slowest of the last ten. Sums over arms and trials add intervals end to end: the arms
-share a machine, so what makes one of them slower makes all of them slower.
+interval; the worst case is the slowest of the last ten. Where some of them are long, many steps take the mean each, not
+the median: the total is then so many means, and its worst case the slowest of all that may come again. Sums over arms
+and trials add intervals end to end: the arms share a machine, so what makes one of them slower makes all of them
+slower.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
+from statistics import stdev
 from typing import Literal, overload
 
-from harness.analysis.statistics import from_amounts
+from harness.analysis.statistics import CONFIDENCE, from_amounts, student_t
 
 STEPS = 20  # of every arm that are measured: step 0 and 19 more
 WORST_OF = 10  # the last steps, of which the slowest is the worst case
+LONG = 1.5  # times the median: what a step takes that is a long one
 AFTER = 5  # steps after a checkpoint, which its writing beside them may slow down
 HOUR_S = 3600.0
 
@@ -105,9 +109,29 @@ class ArmMeasurement:
         return Spread(found.median, low, high, max(slowest, found.median))
 
     @property
+    def recurring_s(self) -> tuple[float, ...]:
+        """The same steps without the long ones before the first usual one: starting made these long, and comes once."""
+        usual_s = LONG * self.step.likely
+        first = next(place for place, seconds in enumerate(self.plain_s) if seconds <= usual_s)
+        return self.plain_s[first:]
+
+    @property
     def mean_step_s(self) -> float:
-        """Of the same steps: what each of many takes. Above the median's interval, some steps are long."""
-        return math.fsum(self.plain_s) / len(self.plain_s)
+        """Of the steps that come again: what each of many takes. Above the median's interval, some steps are long."""
+        return math.fsum(self.recurring_s) / len(self.recurring_s)
+
+    @property
+    def each_of_many(self) -> Spread:
+        """What each step of a long training takes: the mean where some steps are long, else :attr:`step`.
+
+        Of the mean: from the lower bound of the median, as fewer of them may be long, to the mean's own upper bound
+        (Student's t). The worst case is then the slowest of all that may come again, wherever it was.
+        """
+        step, mean, found = self.step, self.mean_step_s, self.recurring_s
+        if mean <= step.high:
+            return step
+        high = mean + student_t(1 - (1 - CONFIDENCE) / 2, len(found) - 1) * stdev(found) / math.sqrt(len(found))
+        return Spread(mean, step.low, high, max(*found, step.worst))
 
     @property
     def evaluation_pass(self) -> Spread:
@@ -205,7 +229,7 @@ class ArmCost:
     arm: str
     work: ArmWork
     step: Spread
-    mean_step_s: float
+    each_of_many: Spread  # of the steps: ``step`` unless some of them are long
     first_step_s: float
     startup: Spread
     steps: Spread
@@ -223,17 +247,17 @@ class ArmCost:
 
     @property
     def has_long_steps(self) -> bool:
-        """Whether the mean of the steps is above the median's interval: the total is then more than expected."""
-        return self.mean_step_s > self.step.high
+        """Whether the mean of the steps is above the median's interval: each of many then takes the mean."""
+        return self.each_of_many != self.step
 
 
 def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
     """Multiply what was measured by what is to be done."""
-    step, first_s = measured.step, measured.steps_s[0]
+    each, first_s = measured.each_of_many, measured.steps_s[0]
     first = min(work.starts, work.steps)
-    steps = exactly(first_s).times(first) + step.times(work.steps - first)
+    steps = exactly(first_s).times(first) + each.times(work.steps - first)
     if measured.waits:
-        steps = replace(steps, worst=steps.worst + step.worst * work.most_extra)
+        steps = replace(steps, worst=steps.worst + each.worst * work.most_extra)
     evaluation = measured.evaluation_pass.times(work.passes)
     answering = measured.answering_pass.times(work.answers)
     startup = exactly(
@@ -242,7 +266,7 @@ def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
     ending = exactly(measured.ending_s * work.starts)
     every_s = work.checkpoint_every_s
     if work.checkpoint_every_steps is not None:
-        every_s = work.checkpoint_every_steps * step.likely
+        every_s = work.checkpoint_every_steps * each.likely
         within = (work.steps - work.last_checkpoint) // work.checkpoint_every_steps  # one at the end is the last one
     else:
         within = 0 if every_s is None else int((steps + evaluation + answering).likely // every_s)
@@ -252,7 +276,7 @@ def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
     count = within + (work.starts if work.last_checkpoint else 0)
     count = 0 if measured.checkpoint is None else count
     return ArmCost(
-        measured.arm, work, step, measured.mean_step_s, first_s, startup, steps, evaluation, answering, count, saving,
+        measured.arm, work, measured.step, each, first_s, startup, steps, evaluation, answering, count, saving,
         ending,
     )  # fmt: skip
 

@@ -207,6 +207,7 @@ class Advice:
     ``change``: as an edit is written (``workers=2``); for "its data path" the name of the arm that has it.
     ``measured``: what an arm of the same study that already is so measured. ``serial``: of more workers, times as fast
     where what their stages wait for (a lock, a disk) serves one of them at a time; None where that is as fast.
+    ``contradicted``: ``measured`` is not what was predicted, so no other value of that setting is worth trying.
     """
 
     change: str
@@ -215,6 +216,7 @@ class Advice:
     worth: bool = False
     measured: Estimate | None = None
     serial: float | None = None
+    contradicted: bool = False
 
 
 @dataclass(frozen=True)

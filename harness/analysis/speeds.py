@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from harness.analysis.ledger import Blocks, RepetitionTotals, RunLedger
 from harness.analysis.statistics import CONFIDENCE, Estimate, Likeness, from_blocks, paired_logs
 
+Counted = Literal["tokens", "trained_tokens"]
+COUNTED: tuple[Counted, ...] = ("tokens", "trained_tokens")
 # What a repetition did, and the time or steps it took for that.
 Rate = Callable[[RepetitionTotals], tuple[float, float] | None]
 
@@ -72,3 +75,11 @@ def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, flo
                 return None
             found.setdefault(block, {})[repetition] = value
     return found
+
+
+def per_step_of(blocks: Blocks, name: Counted) -> float | None:
+    """Positions or trained tokens per measured step; None where a run did not count them."""
+    totals: list[float | None] = [getattr(run, name) for run in blocks.values()]
+    if any(total is None for total in totals) or not totals:
+        return None
+    return sum(total or 0.0 for total in totals) / sum(len(run.step_ms) for run in blocks.values())

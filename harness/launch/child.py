@@ -6,6 +6,7 @@ one message for each repetition, then ``finish`` (see ``launch.protocol``). Stan
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from trainer.evaluate import Evaluator
 
 
+MOST_PERIOD = 20  # steps between two waits of the host for the device that a repetition is made whole for
 # Arms and their A/A controls are evaluated. The other controls take data or compute away, repeat work or belong to
 # probes: what they learn is no result, and a pass would only cost time.
 EVALUATED = (None, "a-a")
@@ -211,6 +213,7 @@ class Run:
         self.batches: Batches | None = None
         self.vocab_size: int | None = None  # the tokenizer's, once it is known
         self._compiled = 0  # graphs, within measured steps
+        self._last_step = -1
         self.evaluator: Evaluator | None = None
         self.saver: Saver | None = None
 
@@ -404,6 +407,12 @@ class Run:
     def _take(self, steps: Iterator[int], count: int, *, warmup: bool) -> None:
         assert self.recorder is not None
         assert self.compute is not None
+        if not warmup:  # from one place where the host waits for the device to another, where it waits in few steps
+            period = wait_period(self.config, asynchronous=self.compute.asynchronous)
+            count = math.ceil(count / period) * period
+            self.recorder.warmup = True
+            while (self._last_step + 1) % period:
+                self._next(steps)
         self.recorder.warmup = warmup
         for _ in range(count):
             self._next(steps)
@@ -415,7 +424,7 @@ class Run:
         self.compute.drain_to_one_step()
 
     def _next(self, steps: Iterator[int]) -> int:
-        step = next(steps)
+        step = self._last_step = next(steps)
         self.alive.beat()
         return step
 
@@ -467,6 +476,17 @@ def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Pa
 
     parts = parts_of(compute.parts(), batches.position)
     return make_saver(config.checkpoint, folder / "checkpoints", parts, lambda: {"config": identity(config)}, rank)
+
+
+def wait_period(config: TrainerConfig, *, asynchronous: bool) -> int:
+    """Every so many steps the host waits until the device has done all; 1: about as long in each, or too many to take.
+
+    A host that waits at log lines alone leaves nothing on the device there, and runs ahead elsewhere. Steps that begin
+    behind a log line and end elsewhere would count a step less of the device's work than there were, and those that
+    begin elsewhere and end there one more. Whole periods count as many.
+    """
+    reads_norm = config.compute.sync != "norm" or config.compute.check_finite
+    return 1 if not asynchronous or reads_norm or config.log_every > MOST_PERIOD else config.log_every
 
 
 def _ns(seconds: float | None) -> int | None:

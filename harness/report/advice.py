@@ -53,13 +53,14 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
         if handed:
             notes.append(
                 "No worker was recorded: the intervals of workers allow for any hand-over of a batch, from none at all "
-                f"to {MOST_HANDOVER} times the usual one."
+                f"to {MOST_HANDOVER} times the usual one. Each worker is taken to be as fast as the main thread was."
             )
         notes += _iterable([advice for one, advice in options[:MOST] if one.cost == "processes"], names)
         if any(advice.noise_floor is None for _, advice in options[:MOST]):
             notes.append("No noise floor is known (controls: [a-a]): a small saving may be no more than noise.")
         if len(options) > MOST:
             notes.append(f"{len(options) - MOST} more below.")
+    notes += _contradictions(found, names)
     notes += _reasons(found, {advice.arm for _, advice in options}, names)
     return NextSteps(tuple(ranked), " ".join(notes))
 
@@ -99,6 +100,23 @@ def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
         f"The dataset of {_named(found, names)} is iterable: each worker serves all of it unless it shares its items "
         "out by itself (torch.utils.data.get_worker_info)."
     ]
+
+
+def _contradictions(found: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
+    """Settings of which no other value is recommended, as an arm measured one otherwise than replay predicts."""
+    lines = []
+    for advice in found:
+        for one in advice.options:
+            untried = [other for other in advice.options if other.cost == one.cost and other.measured is None]
+            if one.contradicted and one.measured is not None and untried and one.cost in _NUMBERS:
+                predicted, measured = (
+                    f"{ratio(each.median)} ({interval(each)})" for each in (one.speedup, one.measured)
+                )
+                lines.append(
+                    f"No other number of {_NUMBERS[one.cost]} is recommended for {names.short(advice.arm)}: with "
+                    f"{change_text(one, names)} replay predicts {predicted}, and {measured} was measured."
+                )
+    return lines
 
 
 def _assumes_handover(advice: ArmAdvice) -> bool:
@@ -190,6 +208,7 @@ def _cell(one: Advice, arm: str, names: ArmNames) -> str:
             return change_text(one, names)
 
 
+_NUMBERS: Mapping[AdviceCost, str] = {"processes": "loader workers", "memory": "batches ahead"}
 _OR = f"*or*: where what the stages wait for ({_WAITED_FOR}) serves one worker at a time. "
 _KINDS: dict[str, AdviceCost] = {
     "workers": "processes",

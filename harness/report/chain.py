@@ -17,7 +17,7 @@ from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.report.absent import absent_text, reason
 from harness.report.dose import dose_line
-from harness.report.sentences import WORTH, either_way
+from harness.report.sentences import WORTH, ceiling_text, either_way
 from harness.report.words import interval, listing, ms, percent, ratio
 
 BOUNDS: dict[Bound, str] = {
@@ -155,7 +155,7 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     if ceiling is None:
         yield ChainLink("ceiling", None, f"none: {absent_text(c.measured, 'ceiling')}{bound}")
         return
-    text = f"without any data work {c.baseline} would be {ratio(ceiling.median)} as fast ({interval(ceiling)})"
+    text = f"without any data work {c.baseline} would be {ceiling_text(c.measured)} as fast ({interval(ceiling)})"
     yield ChainLink("ceiling", ceiling.median, f"{text}{bound}")
 
 

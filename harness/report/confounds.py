@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from harness.analysis.confounds import Confound, ConfoundKind
-from harness.report.words import blocks_named, count, percent
+from harness.report.words import blocks_named, count, percent, ratio
 
 
 def confound_lines(found: Iterable[Confound]) -> list[str]:
@@ -17,6 +17,26 @@ def _useful(one: Confound) -> str:
     ours, theirs = one.values
     base, other = one.names
     return f"useful tokens: {percent(ours)} of the positions of {base} are trained, {percent(theirs)} of {other}'s"
+
+
+def _other_batches(one: Confound) -> str:
+    ours, theirs = one.values
+    base, other = one.names
+    what = "trained tokens" if one.key == "trained_tokens" else "positions"
+    return (
+        f"other batches measured: {ours:,.0f} {what} in a step of {base}, {theirs:,.0f} in one of {other}, and no "
+        "setting asks for that: part of what differs may be these batches"
+    )
+
+
+def _other_steps(one: Confound) -> str:
+    ours, theirs = one.values
+    base, other = one.names
+    assert one.ratio is not None
+    return (
+        f"other steps measured: {ours:,} of a run of {base}, {theirs:,} of one of {other}; by the first "
+        f"{min(ours, theirs):,} of both alone, steps of {other} are {ratio(one.ratio)} as fast"
+    )
 
 
 def _load(one: Confound) -> str:
@@ -74,6 +94,8 @@ _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
     "fact": _against,
     "environment": lambda one: f"environment: {_against(one)}",
     "useful tokens": _useful,
+    "other batches": _other_batches,
+    "other steps": _other_steps,
     "host load": _load,
     "sessions": lambda one: f"not alternated in time: different sessions in {blocks_named(one.blocks)}",
     "unfinished": lambda one: f"{one.key} did not finish {blocks_named(one.blocks)}",

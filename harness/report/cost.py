@@ -95,7 +95,8 @@ def arithmetic(arm: ArmCost) -> str:
     first = min(work.starts, work.steps)
     if work.steps > first:
         noun = "step" if work.steps - first == 1 else "steps"
-        parts.append(f"{work.steps - first:,} {noun} x {ms(arm.step.likely * 1e3)}")
+        mean = " (mean)" if arm.has_long_steps else ""
+        parts.append(f"{work.steps - first:,} {noun} x {ms(arm.each_of_many.likely * 1e3)}{mean}")
     parts.append(f"{'step 0' if first == 1 else f'{first:,} first steps'} {duration(arm.first_step_s * first)}")
     parts.append(f"start-up {duration(arm.startup.likely)}")
     for number_of, over, took in (
@@ -124,8 +125,9 @@ def notes(found: PredictedCost) -> list[str]:
             )
         if one.has_long_steps:
             noted.append(
-                f"{one.arm}: some of its steps are long: their mean is {ms(one.mean_step_s * 1e3)}, above the median's "
-                f"interval, and {one.work.steps:,} steps take the mean each, not the median"
+                f"{one.arm}: some of its steps are long: their mean is {ms(one.each_of_many.likely * 1e3)}, above the "
+                f"median's interval, so {one.work.steps:,} steps are taken to last the mean each, not the median; in "
+                f"the worst case {ms(one.each_of_many.worst * 1e3)}, the slowest of all after the start, each"
             )
     noted += [
         f"{one.arm}: {one.device} is emulated; start-up, passes and checkpoints are this machine's, and an emulated "
@@ -141,7 +143,11 @@ def notes(found: PredictedCost) -> list[str]:
     ]
     if found.of == "study":
         noted.append("it ends with the last run: preparing the data and writing the report are not in it")
-    noted.append("the interval holds how steps differed within the few measured ones, not what the machine does later")
+    fewest = min(len(one.plain_s) for one in found.measured)
+    noted.append(
+        "the interval holds how steps differed within the few measured ones, not what the machine does later, nor a "
+        f"long step that comes less often than once in {fewest}"
+    )
     return noted
 
 
@@ -249,9 +255,8 @@ def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[st
         actual = totals.get(one.arm)
         if actual is None or actual.step_ms is None:
             continue
-        line = (
-            f"{one.arm}: a step was predicted to take {ms(one.step.likely * 1e3)} and took {ms(actual.step_ms.median)}"
-        )
+        predicted = ms(one.each_of_many.likely * 1e3)
+        line = f"{one.arm}: a step was predicted to take {predicted} and took {ms(actual.step_ms.median)}"
         if actual.contended_ms is not None:
             line += f", {ms(actual.contended_ms)} of it ready to run without a core (run-queue delay)"
         lines.append(f"{line}.")
@@ -285,6 +290,7 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
                 "arm": one.arm,
                 "seconds": record_json(one.total),
                 "step_s": record_json(one.step),
+                "each_of_many_s": record_json(one.each_of_many),
                 "parts": {
                     "steps": one.steps.likely,
                     "startup": one.startup.likely,

@@ -25,6 +25,7 @@ from harness.report.sentences import (
     NOTHING,
     WORTH,
     believed_ratio,
+    ceiling_text,
     disagreements,
     either_way,
     emulated_devices,
@@ -227,6 +228,8 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     each = m.measured_per_step
     if m.step_time is not None and each is not None and abs(each - 1) > SAME:
         figures[-1] += f" ({ratio(m.step_time.median)} a step)"  # as the ceiling is
+    if m.ceilings is not None:
+        figures[1] = ceiling_text(m)
     return (label, *figures, VERDICTS[m.verdict])
 
 

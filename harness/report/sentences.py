@@ -5,7 +5,7 @@ The reader bets a week of device time on these lines: never a bare ratio, and ev
 
 from __future__ import annotations
 
-from harness.analysis.comparisons import SAME, Measured, Waits
+from harness.analysis.comparisons import AGREE, SAME, Measured, Waits
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import Comparison, NotCompared, PredictedRatio
 from harness.analysis.statistics import MIN_BLOCKS, Estimate
@@ -17,7 +17,6 @@ from harness.report.words import capitalised, count, interval, listing, ms, numb
 
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 NOTHING = 0.001  # a share of the step below this is called nothing
-AGREE = 0.01  # witnesses that are closer to one another agree: intervals and floors of repeated steps may be next to 0
 DOUBLED = 1.0  # an unseen difference of this share of the speed, or more, has no useful figure
 
 
@@ -211,7 +210,7 @@ def _reason(c: Comparison) -> str:
         text += f" and {c.candidate} {ms(other.waited_ms)} of {ms(other.step_ms)}"
     if m.ceiling is None:
         return f"{text}; no ceiling ({absent_text(m, 'ceiling')})"
-    gain = m.ceiling.median - 1
+    gain = max(m.ceilings or (m.ceiling.median,)) - 1
     known = f"ceiling, {interval(m.ceiling)}"
     if gain < NOTHING:
         core = ""
@@ -222,12 +221,18 @@ def _reason(c: Comparison) -> str:
                 core = " but for the cores that it takes"
         text += f", so without any data work {c.baseline} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
     else:
-        text += f", so without any data work {c.baseline} would be {ratio(m.ceiling.median)} as fast ({known})"
+        text += f", so without any data work {c.baseline} would be {ceiling_text(m)} as fast ({known})"
     if gain >= NOTHING and m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution:
         text += ", less than this study can resolve"
     if not isolated:
         text += f"; isolated ratio unknown: {absent_text(m, 'isolated')}"
     return text
+
+
+def ceiling_text(m: Measured) -> str:
+    """``1.100x``; where the witnesses disagree ``1.025x to 1.154x``. There must be a ceiling."""
+    assert m.ceiling is not None
+    return ratio(m.ceiling.median) if m.ceilings is None else " to ".join(map(ratio, m.ceilings))
 
 
 def _contrast(m: Measured) -> bool:

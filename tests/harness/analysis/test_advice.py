@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.advice import advise
+from harness.analysis.advice import _contradicts, _Option, advise
 from harness.analysis.replay.predict import Replays
 from harness.analysis.replay.prediction import ReplayValidation
 from harness.analysis.report_types import Advice, ArmAdvice
+from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report.advice import next_steps
 from harness.report.names import ArmNames
@@ -56,9 +57,58 @@ def test_what_an_arm_has_measured_is_not_to_be_tried_next() -> None:
         assert measured.median == pytest.approx(options[change].speedup.median, rel=0.02)
     steps = next_steps([found], ArmNames(["text", "tokens"]))
     assert "allow for any hand-over of a batch, from none at all to 3 times the usual one" in steps.note
+    assert "Each worker is taken to be as fast as the main thread was." in steps.note
     ranked = steps.ranked
     assert len(ranked) == 1
     assert ranked[0].startswith("With 2 loader workers text would be")
+
+
+@pytest.mark.parametrize(("arrives_ms", "contradicts"), [(0.0, False), (60.0, True)])
+def test_a_number_of_workers_that_measured_otherwise_than_predicted_withholds_the_others(
+    arrives_ms: float, contradicts: bool
+) -> None:
+    """ "With 4 loader workers 3.36x" was advised where 2 had measured 1.51x of the 2.56x that replay predicts of them.
+
+    What is not known of workers: 60 ms that each batch of theirs takes on its way.
+    """
+    slow = text(tokenize=100.0)
+    two = Arm("two", tokenize=50.0, transfer=arrives_ms, workers=2, declared={"data.path": "text-padded"})
+    arms = [slow, *slow.controls("a-a"), two]
+    study, runs = build(arms, [("text", "two")], noise=QUIET)
+    report = analyse(study, runs)
+    (found,) = report.advice
+    options = by_change(found)
+    assert options["workers=2"].measured is not None
+    assert options["workers=2"].contradicted == contradicts
+    assert options["workers=4"].worth != contradicts
+    assert options["tokenize=0"].worth  # another setting
+    note = next_steps([found], ArmNames(["text", "two"])).note
+    assert ("No other number of loader workers is recommended for text: with 2 loader workers replay " in note) == (
+        contradicts
+    )
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "serial", "contradicts"),
+    [
+        ((2.56, 2.2, 2.9), (1.51, 1.21, 2.04), None, True),
+        ((2.56, 2.2, 2.9), (1.51, 1.21, 2.04), 1.4, False),  # one worker at a time gets what its stages wait for
+        ((2.56, 2.2, 2.9), (2.1, 1.9, 2.3), None, False),  # within what two measurements differ by
+        ((2.56, 1.4, 2.9), (1.51, 1.21, 2.04), None, False),
+        ((2.56, 2.2, 2.9), (1.51, 1.21, 2.6), None, False),  # nobody knows
+        ((1.2, 1.1, 1.3), (1.9, 1.8, 2.0), None, True),
+        ((2.56, None, None), (1.51, None, None), None, False),
+    ],
+)
+def test_a_prediction_is_contradicted_where_neither_interval_holds_the_other_median(
+    predicted: tuple[float, float, float],
+    measured: tuple[float, float, float],
+    serial: float | None,
+    contradicts: bool,
+) -> None:
+    option = _Option("workers=2", "processes", None, "two", Estimate(*predicted, 5), serial)  # type: ignore[arg-type]
+    assert _contradicts(option, Estimate(*measured, 5), 0.05) == contradicts
+    assert not _contradicts(option, None, 0.05)
 
 
 def test_advice_of_workers_for_an_iterable_dataset_says_that_each_serves_all_of_it() -> None:

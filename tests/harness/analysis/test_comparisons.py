@@ -15,10 +15,12 @@ from harness.analysis.report_types import Comparison, NotCompared
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.analysis.verdicts import judge
+from harness.report.chain import chain
 from harness.report.confounds import confound_lines
 from harness.report.first_screen import first_screen
-from harness.report.sentences import sentence
+from harness.report.sentences import ceiling_text, sentence
 from harness.report.summary import summary
+from harness.report.words import ratio
 from tests.harness.synthetic import Arm, build, page_of
 
 QUIET = {"block": 0.003, "repetition": 0.004, "step": 0.01}
@@ -124,6 +126,31 @@ def test_ideal_data_of_another_length_is_no_ceiling_and_the_page_says_why():
     assert "The ideal-data control of slow-data computes 0.342x as many positions a step" in alone
     near = replace(base.variant("ideal-data", tokenize=0.0, read=0.0, pack=0.0), tokens=2090)
     assert compared([base, FASTER_DATA, near], ("slow-data", "tokens-padded")).measured.ideal is not None
+
+
+@pytest.mark.parametrize(("compute_ms", "apart"), [(26.0, True), (29.7, False)])
+def test_a_ceiling_of_which_the_witnesses_disagree_is_said_with_both(compute_ms, apart):
+    """ "Could gain 1.154x" was said of 1.023x: the control repeats a batch on which the model computes less."""
+    base = Arm("text", tokenize=0.4)
+    ideal = base.variant("ideal-data", tokenize=0.0, read=0.0, pack=0.0, compute={"forward": compute_ms})
+    report = analyse(
+        *build([base, FASTER_DATA, *base.controls("a-a"), ideal], [("text", "tokens-padded")], noise=QUIET)
+    )
+    (c,) = report.compared
+    shown = first_screen(report).rows[0][2]
+    if not apart:
+        assert c.measured.ceilings is None
+        assert shown == ceiling_text(c.measured) == ratio(c.measured.ceiling.median)
+        assert "Witnesses disagree" not in sentence(c)
+        return
+    low, high = c.measured.ceilings
+    assert (low, high) == (c.measured.from_waits.median, c.measured.ideal.median)
+    assert low == pytest.approx(30.42 / 29.72, rel=0.01)
+    assert high > 1.15
+    assert shown == f"{ratio(low)} to {ratio(high)}"
+    assert f"would be {shown} as fast (ceiling, " in sentence(c)
+    assert any(f"would be {shown} as fast" in link.text for link in chain(c))
+    assert "Witnesses disagree" in sentence(c)
 
 
 def test_padding_is_told_apart_from_speed():

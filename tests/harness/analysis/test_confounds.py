@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from harness.analysis.confounds import flatten
 from harness.analysis.study import analyse
 from harness.report.confounds import confound_lines
-from tests.harness.synthetic import Arm, build
+from harness.study.records import ArmRecord, ComparisonRecord
+from tests.harness.synthetic import NOISE, Arm, build
 
 BASE = Arm("base")
 
@@ -131,6 +134,80 @@ def test_an_arm_whose_code_was_edited_between_blocks_is_listed(whose):
         f"the {whose}'s own code is not the same in all blocks of c: it was edited meanwhile",
         f"{whose}_fingerprint is 'a' against 'b'",
     ]
+
+
+def curriculum(declared, **config):
+    """An arm that measured later batches of a training whose batches grow: 1.4 times the tokens, the same settings."""
+    return Arm("c", tokens=2900, trained=2690, declared=declared, config=config)
+
+
+@pytest.mark.parametrize("declared", [{"data.workers": 4}, {"data.prefetch": 8}, {"compute.threads": 1}])
+def test_steps_with_other_numbers_of_tokens_that_no_setting_asks_for_are_listed(declared):
+    assert [line for line in listed(curriculum(declared)) if "other batches" in line] == [
+        "other batches measured: 2,048 positions in a step of base, 2,900 in one of c, and no setting asks for that: "
+        "part of what differs may be these batches"
+    ]
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        curriculum({"data.batch_size": 12}),
+        curriculum({"data.batch_size": 12, "data.workers": 4}),
+        curriculum({}, **{"data.sequence_length": 512}),  # undeclared, and listed as that
+        curriculum({"data.path": "text-stream"}),
+        curriculum({"data.tokenizer.train.vocab_size": 500}),
+        curriculum({"optimizer.accumulation": 2}),
+        curriculum({"command": "python train.py --batch 12"}),
+        curriculum({"code": "HEAD~1"}),
+        Arm("c", tokens=2060, trained=1910, declared={"data.workers": 4}),  # as good as the same
+    ],
+)
+def test_steps_with_other_numbers_of_tokens_that_are_asked_for_are_not_listed(candidate):
+    assert not [line for line in listed(candidate) if "other batches" in line]
+
+
+def test_tokens_that_are_trained_are_compared_where_positions_are_not_counted():
+    study, runs = build([BASE, Arm("c", trained=1500)], [("base", "c")], blocks=2)
+    column = runs[0].steps.schema.get_field_index("tokens")
+    unknown = pa.nulls(len(runs[0].steps), runs[0].steps.schema.field(column).type)
+    runs = [replace(run, steps=run.steps.set_column(column, run.steps.schema.field(column), unknown)) for run in runs]
+    (comparison,) = analyse(study, runs).compared
+    (line,) = confound_lines(comparison.confounds)
+    assert line.startswith("other batches measured: 1,900 trained tokens in a step of base, 1,500 in one of c")
+
+
+def measured_apart(short_steps, long_steps, interleave="runs"):
+    """Alike but for the number of measured steps; the first 20 of each run take a quarter longer."""
+    quiet = dict.fromkeys(NOISE, 0.0)
+    sides = [
+        build([Arm(name)], blocks=3, repetitions=1, steps=steps, interleave=interleave, noise=quiet)
+        for name, steps in (("base", short_steps), ("c", long_steps))
+    ]
+    runs = [run for _, side in sides for run in side]
+    for place, run in enumerate(runs):
+        wall = np.array(run.steps["wall_ns"])
+        wall = np.where(np.arange(len(wall)) <= 20, wall + wall // 4, wall)
+        column = run.steps.schema.get_field_index("wall_ns")
+        runs[place] = replace(run, steps=run.steps.set_column(column, "wall_ns", pa.array(wall)))
+    study = replace(sides[0][0], arms=[ArmRecord("base"), ArmRecord("c")], comparisons=[ComparisonRecord("base", "c")])
+    (comparison,) = analyse(study, runs).compared
+    return comparison
+
+
+def test_runs_that_measured_more_steps_are_listed_with_what_the_first_ones_say():
+    """Identical arms of 20 and 60 steps, of which the first 20 are slower: 1.2x as fast, and no change made that."""
+    found = measured_apart(20, 60)
+    assert found.measured.ratio.median > 1.1
+    assert confound_lines(found.confounds) == [
+        "other steps measured: 20 of a run of base, 60 of one of c; by the first 20 of both alone, steps of c are "
+        "1.000x as fast"
+    ]
+
+
+@pytest.mark.parametrize(("steps", "interleave"), [((20, 21), "runs"), ((20, 60), "slices"), ((20, 20), "runs")])
+def test_steps_rounded_to_repetitions_and_alternated_ones_are_not_listed(steps, interleave):
+    assert confound_lines(measured_apart(*steps, interleave).confounds) == []
 
 
 def test_flatten_keeps_empty_sections():

@@ -50,13 +50,24 @@ def test_step_0_and_prefetched_batches_are_left_out_and_the_worst_is_of_the_last
     assert len(one.plain_s) == 15
     assert one.step.likely == hours(0.2)
     assert one.step.worst == hours(0.3)  # step 5 took 7 s, before the last ten
-    assert one.mean_step_s == hours((7 + 13 * 0.2 + 0.3) / 15)
+    assert one.mean_step_s == hours((13 * 0.2 + 0.3) / 14)  # no step was usual before it: starting made it long
     assert arm_cost(one, ArmWork(10)).has_long_steps == (one.mean_step_s > one.step.high)
 
 
-def test_slow_steps_among_many_are_said() -> None:
-    uneven = replace(EVEN, steps_s=(9.0, *[0.1] * 16, 5.0, 0.1, 0.1))
-    assert arm_cost(uneven, ArmWork(10)).has_long_steps
+@pytest.mark.parametrize("place", [3, 8, 17])
+def test_where_some_steps_are_long_many_take_the_mean_each(place: int) -> None:
+    """A step in 15 takes 1.5 s: a million take 35.6 h, not the 8.3 h of a million medians."""
+    usual = [0.03] * 18
+    one = replace(EVEN, steps_s=(9.0, *usual[:place], 1.5, *usual[place:]))
+    found = arm_cost(one, ArmWork(1_000_001))
+    mean = (18 * 0.03 + 1.5) / 19
+    assert found.has_long_steps
+    assert found.total.likely == hours(6 + 9 + 4 + 1e6 * mean)
+    assert found.total.low == hours(19 + 1e6 * found.step.low)
+    assert found.total.low < 1e6 * (14 * 0.03 + 1.5) / 15 < found.total.high
+    assert found.total.worst == hours(19 + 1e6 * 1.5)  # wherever it was, also before the last ten
+    assert found.step.worst == hours(1.5 if place >= 9 else 0.03)
+    assert PredictedCost("training", "one", (one,), (found.work,), (None,), SpendingLimit(hours=12)).exceeds()
     assert not arm_cost(EVEN, ArmWork(10)).has_long_steps
 
 
