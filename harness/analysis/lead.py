@@ -40,6 +40,7 @@ WORTH = 0.01  # of a step: what is used up faster is said, and may explain what 
 # Of the time of making a batch: a worker that had been asked for its next batch and began it so much later was held up
 # (an epoch ended). Less is what a worker does between two batches.
 HELD_UP = 0.1
+LEAST_SEEN = 6  # batches, each compared with its worker's one before
 
 
 class MadeBatches(NamedTuple):
@@ -123,20 +124,22 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
 def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
     """By which share of its time the last cycle of these batches was shorter than it could go on being.
 
+    Of few workers, over the last :data:`LEAST_SEEN` batches: one or two say little, as batches differ.
     ``stood``: batches that were being made while the run stood still; how much of one was made meanwhile is not known,
     nor then what its worker gained. Infinite where that is so of the whole cycle; 0 where the batches are fewer than
     two cycles, or too little is known of them.
     """
     if workers < 1 or len(leads.lead) < 2 * workers:
         return 0.0
-    lead, idle = leads.lead[-2 * workers :], leads.idle[-workers:]
-    length = float((taken[-workers:] - taken[-2 * workers : -workers]).mean())
+    seen = min(max(workers, LEAST_SEEN), len(leads.lead) - workers)
+    lead, idle = leads.lead[-seen - workers :], leads.idle[-seen:]
+    length = float((taken[-seen:] - taken[-seen - workers : -workers]).mean())
     if not np.isfinite(lead).all() or length <= 0:
         return 0.0
-    known = np.ones(workers, dtype=np.bool_) if stood is None else ~stood[-workers:]
+    known = np.ones(seen, dtype=np.bool_) if stood is None else ~stood[-seen:]
     if not known.any():
         return math.inf
-    return max(0.0, float((lead[:workers] - lead[workers:] - idle)[known].mean())) / length
+    return max(0.0, float((lead[:-workers] - lead[workers:] - idle)[known].mean())) / length
 
 
 def used_leads(

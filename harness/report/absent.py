@@ -147,7 +147,7 @@ def _lead(one: StudyProblem) -> str:
         "command": "more --warmup steps show its pace, with --interleave runs where commands take turns",
     }[one.remedy]
     return (
-        f"{one.arm}: its measured steps were {percent(use.share)} faster ({percent(use.ci_low)} to "
+        f"{one.arm}: its measured steps were {percent(use.share)} faster ({percent(use.ci_low).removesuffix(' %')} to "
         f"{percent(use.ci_high)}) than they can go on being, as they used up batches that lay ready: what it waits for "
         f"data is understated; {remedy}"
     )

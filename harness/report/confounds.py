@@ -72,11 +72,11 @@ def _losses(one: Confound) -> str:
 
 def _lead(one: Confound) -> str:
     parts = [
-        f"up to {percent(share)} of the steps of {name}"
+        f"the steps of {name} were up to {percent(share)} faster than they can go on being"
         for name, share in zip(one.names, one.values, strict=True)
         if share
     ]
-    return f"batches that lay ready: {' and '.join(parts)} may be time that making them had taken before"
+    return f"batches that lay ready: {' and '.join(parts)}"
 
 
 _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {

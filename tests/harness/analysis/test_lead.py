@@ -301,7 +301,8 @@ def sequence(*leads: Sequence[float]) -> float:
     ("leads", "share"),
     [
         (([10], [9]), 0.05),
-        (([50], [10], [9]), 0.05),  # the last cycle counts
+        (([50, 0, 0, 0, 0, 0], [10, 0, 0, 0, 0, 0], [4, 0, 0, 0, 0, 0]), 0.05),  # the last cycle counts
+        (([10], [9], [9], [7]), 0.05),  # of one worker some more batches do
         (([10, 20], [9, 19]), 0.05),
         (([10, 0], [9, 0]), 0.025),  # a worker that is waited for, and one that is not yet
         (([0, 5], [0, 5]), 0.0),  # a burst
@@ -316,7 +317,7 @@ def test_how_fast_lead_falls(leads: tuple[list[float], ...], share: float) -> No
 def test_workers_that_idle_can_make_more() -> None:
     taken = np.arange(4) * 20.0
     assert falls_by(Leads(np.array([30.0, 30, 30, 25]), np.array([0.0, 0, 0, 6])), taken, 1) == 0
-    assert falls_by(Leads(np.array([30.0, 30, 30, 25]), np.array([0.0, 0, 0, 1])), taken, 1) == pytest.approx(0.2)
+    assert falls_by(Leads(np.array([30.0, 30, 30, 25]), np.array([0.0, 0, 0, 2])), taken, 1) == pytest.approx(0.05)
 
 
 def test_what_a_worker_gained_while_the_run_stood_still_hides_no_fall() -> None:

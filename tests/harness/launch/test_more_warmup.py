@@ -123,7 +123,7 @@ def test_a_cycle_is_as_many_steps_as_the_workers_take_to_make_a_batch_each() -> 
 
 
 TOKENIZE_MS, WORKERS, FORWARD_MS = 60.0, 2, 24.0  # 30 ms a step; without a wait at most 27, fetch and all
-WITHIN = 0.05  # without the extra steps it is 10 % at most
+WITHIN = 0.07  # without the extra steps it is 10 % at most
 SCENARIO = {
     "name": "sleepers",
     "question": "Is a step as long as its batch takes to make?",
