@@ -10,7 +10,6 @@ import pytest
 from harness.launch.more_warmup import MOST_STEPS, batches_needed, cycle_steps, lives_off_lead, most_extra_steps
 from harness.probes.ledger.recent import recent_batches
 from harness.probes.ledger.rows import ENTER, EXIT, PAUSE, RECEIVED, STEP, UNPACKED
-from tests.known_truth.waited import allowance, waited_share
 from tests.studies import run_study
 from trainer.config import TrainerConfig
 from trainer.telemetry import BatchTrace
@@ -122,8 +121,6 @@ def test_a_cycle_is_as_many_steps_as_the_workers_take_to_make_a_batch_each() -> 
     assert cycle_steps(TrainerConfig.model_validate(config)) == 2
 
 
-TOKENIZE_MS, WORKERS, FORWARD_MS = 60.0, 2, 24.0  # 30 ms a step; without a wait at most 27, fetch and all
-WITHIN = 0.07  # without the extra steps it is 10 % at most
 SCENARIO = {
     "name": "sleepers",
     "question": "Is a step as long as its batch takes to make?",
@@ -132,11 +129,12 @@ SCENARIO = {
             "sequence_length": 32,
             "batch_size": 1,
             "replay": True,
-            "workers": WORKERS,
+            "workers": 2,
             "prefetch": 3,
-            "inject": {"tokenize_ms": TOKENIZE_MS, "how": "sleep"},
+            "inject": {"tokenize_ms": 60.0, "how": "sleep"},
         },
-        "compute": {"work": "none", "inject": {"forward_ms": FORWARD_MS, "how": "sleep"}},
+        # 30 ms a step, and 27 of batches that lie ready, fetch and all.
+        "compute": {"work": "none", "inject": {"forward_ms": 24.0, "how": "sleep"}},
         "steps": 40,
         "warmup_steps": 4,
     },
@@ -150,19 +148,14 @@ SCENARIO = {
 
 
 @pytest.mark.slow
-@pytest.mark.alone
-def test_arms_whose_workers_sleep_take_their_true_step_in_slices(tmp_path: Path) -> None:
-    """A step takes what a worker sleeps over the number of workers. Of batches that lie ready it takes the forward pass
-    alone: of those of the start, and of the sleep of each worker, which goes on while the run is suspended.
+def test_arms_whose_workers_sleep_take_more_warm_up_steps_in_slices(tmp_path: Path) -> None:
+    """Of batches that lie ready a step takes the forward pass alone: of those of the start, and of the sleep of each
+    worker, which goes on while the run is suspended. How long steps are then is measured elsewhere (tests/removals).
     """
-    pace_ms, steps = TOKENIZE_MS / WORKERS, 0
+    steps = 0
     for run in run_study(SCENARIO, tmp_path).runs():
         assert run.steps is not None
-        rows = run.steps.to_pylist()
-        walls = [row["wall_ns"] / MS for row in rows if not row["warmup"]]
-        assert len(walls) == 40, "the extra steps are warm-up"
-        steps += len(rows)
-        step_ms = sum(walls) / len(walls)
-        assert step_ms >= pace_ms * (1 - WITHIN)
-        assert step_ms <= pace_ms * (1 + WITHIN + allowance(waited_share(run)))
+        warmup = run.steps.column("warmup").to_pylist()
+        assert warmup.count(False) == 40, "the extra steps are warm-up"
+        steps += len(warmup)
     assert steps > 2 * (4 + 4 * READY_STEPS + 40), "there were some"
