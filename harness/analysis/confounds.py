@@ -52,8 +52,8 @@ OWN_STATE = {"git_commit", OWN_PACKAGE}  # what then differs by declaration
 # Settings that decide how many tokens a step has, itself or by which documents it reads.
 BATCHES = (
     "data.batch_size", "data.sequence_length", "data.path", "data.shuffle", "data.documents", "data.corpus",
-    "data.tokenizer", "data.source", "data.arguments", "optimizer.accumulation", "model.objective",
-    "launch", "resume", "seed",
+    "data.tokenizer", "data.source", "data.arguments", "data.global_order", "evaluation", "optimizer.accumulation",
+    "model.objective", "launch", "resume", "seed",
 )  # fmt: skip
 # Facts follow from configuration: a declared key that starts with one of these explains a differing fact.
 EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
@@ -113,7 +113,7 @@ class Confound:
     values: tuple[Any, Any] = (None, None)
     blocks: tuple[int, ...] = ()  # "unfinished" (of the arm ``key``) and "sessions": where
     device: int | None = None  # CUDA's number
-    ratio: float | None = None  # "other steps": how many times as fast the first steps that both measured are
+    ratio: float = 1.0  # "other steps": how many times as fast the first steps that both measured are
     explained: bool = False  # "losses": each step of one arm trains on another number of tokens
 
 

@@ -32,7 +32,6 @@ def _other_batches(one: Confound) -> str:
 def _other_steps(one: Confound) -> str:
     ours, theirs = one.values
     base, other = one.names
-    assert one.ratio is not None
     return (
         f"other steps measured: {ours:,} of a run of {base}, {theirs:,} of one of {other}; by the first "
         f"{min(ours, theirs):,} of both alone, steps of {other} are {ratio(one.ratio)} as fast"
