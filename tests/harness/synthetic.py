@@ -251,11 +251,12 @@ def judged(
     together: Estimate | None = None,
     no_core: bool = False,
 ) -> StudyReport:
-    """``report`` with each comparison's measured ratio replaced, and judged anew."""
+    """``report`` with each comparison's measured ratio, of times as well, replaced, and judged anew."""
     found = judge(together or ratio, noise_floor, losses, no_core=no_core)
     absent: dict[Figure, Absent] = {"noise_floor": Absent("no a-a control")} if noise_floor is None else {}
     changes = {
         "ratio": ratio,
+        "step_time": ratio,
         "together": together or ratio,
         "comparisons": 1 if together is None else 7,
         "noise_floor": noise_floor,
