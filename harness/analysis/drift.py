@@ -29,9 +29,9 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
     return found if abs(found.median - 1) > max(DRIFTED, noise_floor or 0.0) else None
 
 
-def _log_change(run: RunLedger, beside: RunLedger) -> float | None:
+def _log_change(run: RunLedger, other: RunLedger) -> float | None:
     """Of the step time, from the first repetition that both have to the last."""
-    shared = sorted(set(run.repetitions) & set(beside.repetitions))
+    shared = sorted(set(run.repetitions) & set(other.repetitions))
     if len(shared) < 2:
         return None
     first, last = (run.repetitions[number] for number in (shared[0], shared[-1]))

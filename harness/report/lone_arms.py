@@ -60,12 +60,12 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 
 
 def _long(found: LongSteps | None) -> str:
-    """``; 10 of 240 steps take 1,530 ms, mostly in log``: what sets the mean apart."""
+    """``(10 of 240 steps take 1,530 ms, mostly in log)``: what sets the mean apart."""
     if found is None:
         return ""
     take = "takes" if found.steps == 1 else "take"
     where = f", mostly in {found.phase}" if found.phase not in ("", "other") else ""
-    return f"; {found.steps:,} of {count(found.of, 'step')} {take} {ms(found.mean_ms)}{where}"
+    return f" ({found.steps:,} of {count(found.of, 'step')} {take} {ms(found.mean_ms)}{where})"
 
 
 def copies_text(arm: ArmReport, name: str) -> str:

@@ -196,7 +196,7 @@ def test_a_step_in_twenty_that_lasts_a_second_is_told_from_the_others() -> None:
 
     report = study(Arm("text"), edit=saving, steps=20, repetitions=1)
     assert lines(report).startswith(
-        "text: 81.0 ms a step on average, typically 31.0 ms; 5 of 100 steps take 1,030 ms, mostly in checkpoint."
+        "text: 81.0 ms a step on average, typically 31.0 ms (5 of 100 steps take 1,030 ms, mostly in checkpoint)."
     )
     assert lines(study(Arm("text"), steps=20, repetitions=1)).startswith("text: 31.0 ms a step. ")
 
