@@ -99,12 +99,12 @@ def advise(
         within_tolerance=plain.validation.within_tolerance,
         from_blocks=plain.interval_from == "blocks",
         noise_floor=noise_floor,
-        iterable=_iterable(arm, runs),
+        iterable=is_iterable(arm, runs),
         assumptions=tuple(dict.fromkeys(text for one in found for text in one.prediction.assumptions)),
     )
 
 
-def _iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
+def is_iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
     """Whether the arm's dataset is iterable; of a source that only workers open, as any run that has it knows."""
 
     def source(run: RunData) -> object:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -26,6 +26,7 @@ from harness.analysis.statistics import (
     holding,
     likeness,
 )
+from harness.analysis.uneven import UnevenWaits, uneven_waits
 from harness.analysis.unseen import MOST_WAITING, waiting_share
 from harness.analysis.verdicts import UndecidedKind, Verdict, confidence_of_each, judge
 
@@ -86,7 +87,9 @@ class Waits:
     slack_ms: float | None = None  # only with an asynchronous device, as are the next three
     starved_ms: Mapping[str, float] = field(default_factory=dict)
     open_ms: float | None = None  # the device worked or waited for launches, outside of launch-bound phases
-    bound: Bound | None = None
+    bound: Bound | None = None  # None also where blocks differ in it
+    bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by what bounds them
+    uneven: UnevenWaits | None = None  # where blocks wait for unlike shares of a step
     busy_loader: bool = False  # loader workers of every run were at work nearly all the time
     room_unknown: bool = False  # how much longer fetching could have lasted is not known of some run
     # The least and the most that ``waited_ms`` may be: it is not known when the device worked. None: it is known.
@@ -400,17 +403,23 @@ def _waits(blocks: Blocks) -> Waits:
         slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
         open_ms=mean_over(runs, lambda run: run.device_open_ms),
-        bound=commonest(run.bound for run in runs),
+        bound=agreed(runs),
+        bounds=bounds_of(runs),
+        uneven=uneven_waits(runs),
         busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > AT_WORK for run in runs),
         room_unknown=any(math.isnan(run.device_room_ms or 0.0) for run in runs),
         waited_range_ms=waited_range(runs),
     )
 
 
-def commonest(found: Iterable[Bound | None]) -> Bound | None:
-    """What most runs are bound by; None without an asynchronous device."""
-    known = Counter(one for one in found if one is not None).most_common(1)
-    return known[0][0] if known else None
+def bounds_of(runs: Sequence[RunLedger]) -> Mapping[Bound, int]:
+    """How many of ``runs`` each thing bounds, the commonest first; empty without an asynchronous device."""
+    return dict(Counter(run.bound for run in runs if run.bound is not None).most_common())
+
+
+def agreed(runs: Sequence[RunLedger]) -> Bound | None:
+    """What all ``runs`` are bound by; None where they differ, and without an asynchronous device."""
+    return next(iter(found)) if len(found := bounds_of(runs)) == 1 else None
 
 
 StageFigure = Literal[

@@ -60,7 +60,7 @@ def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> Ar
         replay_error=without.validation.median,
         resampled_error=without.validation.resampled_median,
         within_tolerance=without.validation.within_tolerance,
-        ideal_predicted=without.speedup,
+        ideal_predicted=without.over_blocks(without.speedup),
         removals=replays.removals(),
         receiving=replays.receiving,
         critical_path_ms=replays.critical_path_ms(),
@@ -119,7 +119,7 @@ def _predicted(
         return Absent("replay refused", detail=str(error))
     return PredictedRatio(
         ratio=_in_measure(names, measured, replayed, arms),
-        step_time=replayed.speedup,
+        step_time=replayed.over_blocks(replayed.speedup),
         error=replayed.validation.typical,
         within_tolerance=replayed.validation.within_tolerance,
     )
@@ -144,7 +144,7 @@ def _in_measure(
         name = "trained_tokens" if measured.measure.startswith("trained") else "tokens"
     per_step = measured.trained_per_step if name == "trained_tokens" else measured.positions_per_step
     if name is None or per_step is None or abs(per_step - 1) <= SAME:
-        return found.speedup
+        return found.over_blocks(found.speedup)
     base, other, logs = arms[names[0]], arms[names[1]], []
     for block in sorted(set(found.block_ms) & set(base) & set(other)):
         ours, theirs = base[block], other[block]

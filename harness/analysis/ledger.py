@@ -20,6 +20,7 @@ from harness.analysis.exposure import TRANSFER
 from harness.analysis.intervals import Stretches, clip
 from harness.analysis.launches import device_work_of, launch_bound_shares
 from harness.analysis.lead import UsedLead, used_leads
+from harness.analysis.long_steps import RunLongSteps, run_long_steps
 from harness.analysis.replay.recording import record
 from harness.analysis.room import room_ns
 from harness.analysis.spans import spans_of
@@ -84,6 +85,7 @@ class RunLedger:
     diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
     used_leads: dict[int, UsedLead] = field(default_factory=dict)  # by repetition, of those of which it is known
     losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
+    long_steps: RunLongSteps = field(default_factory=lambda: RunLongSteps(0, 0.0, {}))
 
     @property
     def mean_step_ms(self) -> float:
@@ -109,14 +111,15 @@ class RunLedger:
 
     @property
     def bound_shares(self) -> BoundShares | None:
-        """What says what limits the step; None without an asynchronous device."""
+        """What says what limits the step; None without an asynchronous device, or where its waits were not split."""
         idle, room, wall = self.device_starved_ms, self.device_room_ms, self.mean_step_ms
-        if idle is None or room is None:
+        waited = self.waited_ms
+        # A record whose replay is not the run lacks some of the device's work: what looks idle may be that.
+        if idle is None or room is None or waited is None:
             return None
         for_data = sum(self.starved_ms.get(stage, 0.0) for stage in STAGES)
-        waited = self.waited_ms
         return BoundShares(
-            data=(for_data if waited is None else waited) / wall,
+            data=waited / wall,
             host=max(0.0, idle - for_data) / wall,
             launch=(self.device_launch_bound_ms or 0.0) / wall,
             open=(self.device_open_ms or 0.0) / wall,
@@ -188,6 +191,8 @@ def _measure(run: RunData) -> RunLedger | None:
     def stages(kind: str) -> dict[str, float]:
         return _means(values, STAGES, f"{kind}_{{}}_ns")
 
+    # 0 ms in a phase that nobody timed are no measured wait.
+    fetched = run.record.facts.times_fetches or bool(np.nansum(values("fetch_ns")))
     wall = values("wall_ns")
     tokens, trained = values("tokens"), values("trained_tokens")
     losses = values("loss")[_known(steps, "loss")[measured]]  # null: not measured; NaN: diverged
@@ -196,9 +201,9 @@ def _measure(run: RunData) -> RunLedger | None:
         record=run.record,
         repetitions=_repetitions(np.nan_to_num(values("turn")).astype(np.int64), wall, tokens, trained),
         step_ms=wall / 1e6,
-        phase_ms=_means(values, PHASES, "{}_ns"),
-        exposed_ms=stages("exposed"),
-        hidden_ms=stages("hidden"),
+        phase_ms=_means(values, PHASES if fetched else [phase for phase in PHASES if phase != "fetch"], "{}_ns"),
+        exposed_ms=stages("exposed") if fetched else {},
+        hidden_ms=stages("hidden") if fetched else {},
         work_ms=stages("work") or _sum_by_stage(stages("exposed"), stages("hidden")),
         during_wait_ms=stages("during_wait"),
         parallel_ms=stages("parallel"),
@@ -222,6 +227,7 @@ def _measure(run: RunData) -> RunLedger | None:
         diverged=diverged,
         used_leads=_used_leads(run, steps),
         losses=StepLosses(run),
+        long_steps=run_long_steps(wall, PHASES, lambda phase: values(f"{phase}_ns")),
     )
 
 

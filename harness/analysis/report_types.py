@@ -17,6 +17,7 @@ from harness.analysis.data_paths import DataPath
 from harness.analysis.dose import Dose
 from harness.analysis.lead import LeadUse
 from harness.analysis.learning import Learning
+from harness.analysis.long_steps import LongSteps
 from harness.analysis.overlap import SyncCall
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.problems import ProbeProblem, StudyProblem
@@ -29,6 +30,7 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.step_times import StepTimes
 from harness.analysis.stragglers import RanksReport
 from harness.analysis.target_loss import Learned
+from harness.analysis.uneven import UnevenWaits
 from harness.analysis.unseen import Unseen
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
@@ -46,6 +48,7 @@ class ArmTotals:
     step_ms: Estimate | None = None
     p50_ms: float | None = None  # of single steps, over all blocks
     p95_ms: float | None = None
+    long_steps: LongSteps | None = None  # the few that last far longer
     useful_fraction: float | None = None
     tokens_per_step: float | None = None
     ledger: Mapping[str, float] = field(default_factory=dict)  # share of the step's wall time by phase
@@ -67,7 +70,9 @@ class ArmTotals:
     device_starved_ms: float | None = None
     slack_ms: float | None = None
     starved_ms: Mapping[str, float] = field(default_factory=dict)
-    bound: Bound | None = None
+    bound: Bound | None = None  # None also where blocks differ in it
+    bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by what bounds them
+    uneven: UnevenWaits | None = None  # where blocks wait for unlike shares of a step
     bound_shares: BoundShares | None = None
     loss: float | None = None  # None where it was not measured, or is not finite in any run
     diverged: int = 0  # runs whose loss was NaN or infinite, or rose far above its start
@@ -144,6 +149,8 @@ class ArmReport:
     # What encodes where it was chosen, and what it proved: see RunFacts.
     tokenizer_engine: str | None = None
     tokenizer_proof: str | None = None
+    # Loader workers that each serve all of an iterable dataset, unless it shares itself out; 0 where there is no such.
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -189,6 +196,7 @@ class Comparison:
     explained: Explained
     confounds: tuple[Confound, ...]
     scaling: Scaling | None = None  # where they have different numbers of ranks
+    drift: Estimate | None = None  # where the candidate's speed, next to the baseline's, changes in the runs
 
 
 @dataclass(frozen=True)

@@ -7,24 +7,27 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.advice import advise
+from harness.analysis.advice import advise, is_iterable
 from harness.analysis.bounds import mean_shares
 from harness.analysis.claims import JudgedClaim, RunUse, arm_use, judge, use_of
 from harness.analysis.comparisons import (
     Controls,
     Missing,
+    agreed,
     arm_floor,
     arm_lead,
-    commonest,
+    bounds_of,
     compare,
     stage_means,
     waited_range,
 )
 from harness.analysis.confounds import confounds, used_lead, useful_fraction
 from harness.analysis.data_paths import data_paths
+from harness.analysis.drift import drift
 from harness.analysis.explain import explain, explain_arm
 from harness.analysis.learning import learning
 from harness.analysis.ledger import Blocks, RunLedger, mean_over, measure
+from harness.analysis.long_steps import long_steps
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences
 from harness.analysis.probes.probe_cost import probe_costs
@@ -47,6 +50,7 @@ from harness.analysis.statistics import Estimate, estimate
 from harness.analysis.step_times import step_times
 from harness.analysis.stragglers import ranks_of
 from harness.analysis.target_loss import Learned, learned
+from harness.analysis.uneven import uneven_waits
 from harness.analysis.unseen import unseen
 from harness.analysis.whole_run import release, work_out
 from harness.scenario.claims import CLAIMS, ClaimName
@@ -213,6 +217,7 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
     return Comparison(
         *names,
         measured=measured,
+        drift=drift(base, other, measured.noise_floor, len(study.comparisons)),
         scaling=scaling(names, (arms.runs.get(names[0], ()), arms.runs.get(names[1], ())), measured.tokens_ratio),
         explained=explain(study, names, measured, arms.runs, by_name, arms.controls),
         confounds=(
@@ -270,7 +275,14 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         ranks=ranks_of(arms.runs.get(name, ())),
         tokenizer_engine=facts.tokenizer_engine,
         tokenizer_proof=facts.tokenizer_proof,
+        copies=_copies(name, arms, facts),
     )
+
+
+def _copies(name: str, arms: _Arms, facts: RunFacts) -> int:
+    """See ``ArmReport.copies``."""
+    workers = facts.workers or 0
+    return workers if workers > 1 and arms.runs.get(name) and is_iterable(name, arms.runs) else 0
 
 
 def _skipped_steps(runs: Sequence[RunData]) -> int | None:
@@ -296,6 +308,7 @@ def _totals(blocks: Blocks) -> ArmTotals:
         step_ms=_over_repetitions(runs, lambda one: (one.wall_ns / 1e6, float(one.steps))),
         p50_ms=float(np.percentile(steps, 50)),
         p95_ms=float(np.percentile(steps, 95)),
+        long_steps=long_steps([run.long_steps for run in runs], len(steps)),
         useful_fraction=useful_fraction(blocks),
         tokens_per_step=sum(tokens) / len(steps) if len(tokens) == len(runs) else None,
         ledger={phase: phase_ms[phase] / wall for phase in PHASES if phase in phase_ms},
@@ -316,7 +329,9 @@ def _totals(blocks: Blocks) -> ArmTotals:
         device_starved_ms=mean_over(runs, lambda run: run.device_starved_ms),
         slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
-        bound=commonest(run.bound for run in runs),
+        bound=agreed(runs),
+        bounds=bounds_of(runs),
+        uneven=uneven_waits(runs),
         bound_shares=mean_shares([run.bound_shares for run in runs if run.bound_shares is not None]),
         loss=loss_of(runs),
         diverged=sum(run.diverged for run in runs),

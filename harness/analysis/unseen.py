@@ -26,6 +26,8 @@ class Unseen:
     device: bool = False  # an asynchronous one computed: the host's waits say nothing of what they cost there
     ranks: int = 1  # that wait for one another: what one of them would gain by itself, nobody knows from its own steps
     restarting: float = 0.0  # waits in which an epoch ended and the next one's first batch came
+    # Loader workers whose loader began no epoch anew in the measured steps of any block; 0: it did, or it is not known.
+    never_restarted: int = 0
     tokenizing: float = 0.0  # in the training loop itself, in no fetch: part of no claim about data
     evaluating_steps: int = 0  # of all blocks: left out, as an evaluation ran within them
     evaluating: float = 0.0  # of the time of these and the measured steps
@@ -58,6 +60,7 @@ def unseen(runs: Sequence[RunData]) -> Unseen | None:
         place=next((one.unseen_place for one in facts if one.unseen_place is not None), None),
         waiting=sum(one.waiting_share or 0.0 for one in facts) / len(facts),
         restarting=sum(one.restarting_share or 0.0 for one in facts) / len(facts),
+        never_restarted=max(one.workers or 0 for one in facts) if all(one.epoch_ends == 0 for one in facts) else 0,
         tokenizing=sum(one.tokenizing_share or 0.0 for one in facts) / len(facts),
         evaluating_steps=sum(one.evaluating_steps or 0 for one in facts),
         evaluating=sum(one.evaluating_share or 0.0 for one in facts) / len(facts),

@@ -28,7 +28,8 @@ def _whatif(names: tuple[str, str], runs: Mapping[str, Sequence[RunData]], edits
         base, other = (predict(runs.get(arm, ()), edits) for arm in names)
     except InputError as error:
         return WhatIf(written, reason=str(error))
-    return WhatIf(written, base.step_ms, other.step_ms, _ratio(base, other), sum(base.waits_ms.values()))
+    known = base.over_blocks(base.step_ms), other.over_blocks(other.step_ms)
+    return WhatIf(written, *known, _ratio(base, other), sum(base.waits_ms.values()))
 
 
 def _ratio(base: Prediction, other: Prediction) -> Estimate | None:

@@ -42,6 +42,7 @@ class StepTotals:
     waiting_ns: int = 0  # the main thread was ready to run and had no core
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
     restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch of the next one
+    epoch_ends: int = 0  # of a DataLoader, in measured steps
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     last_unmeasured: bool = False
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
@@ -226,6 +227,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.wall_ns += wall_ns
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
     totals.restarting_ns += _restarting(body)
+    totals.epoch_ends += sum(event[0] == RECEIVED and _ended(event) for event in body)
     totals.fetches[sum(event[0] == RECEIVED and not _ended(event) for event in body)] += 1
     if not begun[2] or not ended[2]:
         return

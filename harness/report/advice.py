@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.analysis.advice import LEAST_GAIN
 from harness.analysis.replay.handover import MOST_HANDOVER
@@ -170,7 +170,8 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
         [
             names.short(advice.arm),
             _cell(one, advice.arm, names),
-            ratio_cell(one.speedup) + ("" if one.serial is None else f", or {ratio(one.serial)}"),
+            ratio_cell(one.speedup if advice.from_blocks else replace(one.speedup, ci_low=None, ci_high=None))
+            + ("" if one.serial is None else f", or {ratio(one.serial)}"),
             ratio_cell(one.measured),
             "yes" if one.worth else "no",
         ]

@@ -17,7 +17,7 @@ from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.report.absent import absent_text, reason
 from harness.report.dose import dose_line
-from harness.report.sentences import WORTH, ceiling_text, either_way
+from harness.report.sentences import WORTH, ceiling_text, either_way, in_blocks
 from harness.report.words import interval, listing, ms, percent, ratio
 
 BOUNDS: dict[Bound, str] = {
@@ -94,7 +94,7 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
     where = f" behind {listing([f'{name} ({ms(value)})' for name, value in behind.items()])}" if behind else ""
     costs = _costs(waits, waited)
-    likely = "" if costs == ms(waited) else "likely "
+    likely = "likely " if costs.startswith("between") else ""
     text = f"{ms(hidden)} of it are {likely}hidden{where}, and it costs the step {costs}"
     parallel = sum(waits.parallel_ms.values())
     if parallel >= WORTH * waits.step_ms:
@@ -117,7 +117,7 @@ def _between_steps(waits: Waits) -> str:
 def _costs(waits: Waits, waited_ms: float) -> str:
     """What data costs a step; where events do not tell when the device worked, from least to most."""
     if waits.waited_range_ms is None or not either_way(waits.waited_range_ms, waits.step_ms):
-        return ms(waited_ms)
+        return ms(waited_ms) if waits.uneven is None else f"{ms(waited_ms)} on average, {in_blocks(waits.uneven)}"
     least, most = waits.waited_range_ms
     return f"between {ms(least)} and {ms(most)}"
 
@@ -136,6 +136,9 @@ def _run_queue(waits: Waits) -> Iterator[ChainLink]:
 def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     idle = sum(waits.starved_ms.values()) / waits.step_ms if waits.step_ms else 0.0
     bound = f"; its steps are {BOUNDS[waits.bound].format(idle=percent(idle))}" if waits.bound is not None else ""
+    if waits.bound is None and waits.bounds:  # what idle time and room are on average is true of no block
+        kinds = [f"{_kind(one)} in {blocks} of {sum(waits.bounds.values())}" for one, blocks in waits.bounds.items()]
+        bound = f"; blocks differ in what bounds their steps: {listing(kinds)}"
     if waits.bound == "data" and waits.busy_loader:
         bound = f"; its steps are {NEVER_REST}"
     if waits.bound == "device" and waits.room_unknown:
@@ -157,6 +160,11 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
         return
     text = f"without any data work {c.baseline} would be {ceiling_text(c.measured)} as fast ({interval(ceiling)})"
     yield ChainLink("ceiling", ceiling.median, f"{text}{bound}")
+
+
+def _kind(bound: Bound) -> str:
+    """``device-bound``: without the reason, which is one of figures."""
+    return BOUNDS[bound].partition(" (")[0]
 
 
 def _doses(c: Comparison) -> Iterator[ChainLink]:

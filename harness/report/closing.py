@@ -10,7 +10,8 @@ from harness.analysis.report_types import StudyReport
 from harness.analysis.statistics import RESAMPLES, Estimate
 from harness.report.tables import NOT_MEASURED, code, fenced, number_cell, safe, table
 from harness.report.words import probes_named
-from harness.study.records import COMMAND, StudyRecord
+from harness.scenario.overrides import lookup
+from harness.study.records import COMMAND
 
 
 def probes(costs: Sequence[ProbeCost], problems: Sequence[str]) -> str:
@@ -46,10 +47,15 @@ def _share(share: Estimate) -> str:
 
 ANOTHER_ORDER = "each block sees the documents\n  in another order"
 OWN_ORDER = "a program that\n  seeds itself sees the same data in each block"
+SAME_ORDER = "each block sees the same\n  documents in the same order"
+SOME_SHUFFLED = "where they are shuffled,\n  each block sees the documents in another order"
+OWN_SOURCE = "a data source that\n  seeds itself gives each block the same data"
+PARTS = "they are consecutive parts of\n  one run"
 HOW_TO_READ = f"""## How to read this
 
 - **exposed**: what a stage cost the step, by replay of the run without it: the part of the waits that it caused, not
-  what happened to run meanwhile. **hidden**: stage time that ran while the step did not wait, and cost it nothing.
+  what happened to run meanwhile. **hidden**: stage time that ran while the step did not wait; it made the step wait
+  for nothing, and may still take cores from it.
   **waiting for a core**: time the main thread could run but had no core, whoever took it (run-queue delay).
 - **ceiling**: how many times as fast the step would be without any data work: an estimate, not a bound. Its median is
   what the *ideal data* control measured (without one, what replay computes), and its interval holds that of both.
@@ -67,10 +73,23 @@ HOW_TO_READ = f"""## How to read this
   operators and samples of a window of steps, with an arrow from the worker's batch to the phase that used it."""
 
 
-def how_to_read(study: StudyRecord) -> str:
-    """The same for every study, but for what a block of commands is."""
-    commands = any(COMMAND in arm.declared for arm in study.arms)
-    return HOW_TO_READ.replace(ANOTHER_ORDER, OWN_ORDER) if commands else HOW_TO_READ
+def how_to_read(report: StudyReport) -> str:
+    """The same for every study, but for what its blocks are."""
+    return HOW_TO_READ.replace(ANOTHER_ORDER, _order(report))
+
+
+def _order(report: StudyReport) -> str:
+    """In what order the data of a block comes, as far as another block may see another one."""
+    study = report.study
+    arms = [arm for arm in study.arms if arm.control is None]
+    if any(COMMAND in arm.declared for arm in arms):
+        return OWN_ORDER
+    if study.is_training or any(arm.attached is not None for arm in report.arms):
+        return PARTS
+    if any(lookup(arm.config, "data.source") is not None for arm in arms):
+        return OWN_SOURCE
+    kept = [lookup(arm.config, "data.shuffle") is False for arm in arms]
+    return SAME_ORDER if kept and all(kept) else SOME_SHUFFLED if any(kept) else ANOTHER_ORDER
 
 
 def reproduction(report: StudyReport) -> str:

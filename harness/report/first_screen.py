@@ -18,7 +18,15 @@ from harness.report.absent import missing_text, problem_lines
 from harness.report.advice import NextSteps, next_steps
 from harness.report.changes import change
 from harness.report.confounds import confound_lines
-from harness.report.lone_arms import Headline, engine_lines, group_lines, left_out_lines, lone_lines, skipped_lines
+from harness.report.lone_arms import (
+    Headline,
+    copies_text,
+    engine_lines,
+    group_lines,
+    left_out_lines,
+    lone_lines,
+    skipped_lines,
+)
 from harness.report.names import ArmNames
 from harness.report.ranks import rank_lines, scaling_lines
 from harness.report.sentences import (
@@ -29,6 +37,7 @@ from harness.report.sentences import (
     disagreements,
     either_way,
     emulated_devices,
+    in_blocks,
     undecided_because,
 )
 from harness.report.tables import NOT_MEASURED
@@ -36,6 +45,8 @@ from harness.report.words import count, listing, number, percent, ratio
 
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
 MOST_DIFFERENCES = 4  # more are counted by kind on the first screen, and listed in full below it
+# An interval that reaches so many times as far below 1 as above it, and so far at all: both ends are said.
+LOPSIDED, MISLEADS = 2.0, 0.02
 HEADER = ("comparison", "in isolation", "could gain", "predicted", "measured", "verdict")
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
 
@@ -94,12 +105,24 @@ def _headline(report: StudyReport, c: Comparison | NotCompared, names: ArmNames,
     if isinstance(c, NotCompared):
         return Headline(subject, f"not measured ({missing_text(c.missing)})", "")
     subject += _device(report, c, names)
-    support = [_data(c, baseline)] if with_data else []
+    served = [arm for one in (c.candidate, c.baseline) if (arm := report.arm(one)) is not None and arm.copies]
+    support = [copies_text(served[0], names.short(served[0].name))] if served else []
+    if c.drift is not None:
+        support.append(_drift(c.drift, baseline))
+    support += [_data(c, baseline)] if with_data else []
     if c.confounds and not all(one.confounds for one in report.compared):  # else what stands above says it
         support.append("Something else differed as well, see above.")
     if disagreements(c):
         support.append("Witnesses disagree, see below.")
     return Headline(subject, names.within(finding(c.measured)), " ".join(_learned(c.measured, names) + support))
+
+
+def _drift(found: Estimate, baseline: str) -> str:
+    times = percent(found.median - 1)
+    return (
+        f"Next to those of {baseline}, its steps took {times} {'longer' if found.median > 1 else 'less'} in the last "
+        "repetition than in the first."
+    )
 
 
 def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
@@ -127,16 +150,35 @@ def finding(m: Measured) -> str:
     if verdict == "undecided":
         return f"undecided, {_change(estimate)}: {undecided_because(m)}"
     if verdict == "none":
-        limit = percent(m.resolution or 0).removeprefix("under ")
         what = "difference you could tell from noise" if _off_one(estimate) else "gain you could see"
+        if (ends := _lopsided(m)) is not None:
+            slower, faster = (percent(end).removeprefix("under ") for end in ends)
+            counts = _counts_more(m)
+            less, more = (f"fewer {m.measure}", "more") if counts else ("slower", "faster")
+            return f"no {what.replace('gain', 'difference')} (between {slower} {less} and {faster} {more})"
+        limit = percent(m.resolution or 0).removeprefix("under ")
         return f"no {what} (under {limit})"
     each = m.measured_per_step
-    if each is None or abs(each - 1) > SAME:  # padding or batch size changed, or may have: that is no change of speed
+    if _counts_more(m):  # padding or batch size changed, or may have: that is no change of speed
         counted = "training" if m.measure == "trained tokens/s" else "computing"
         times = "what each trains was not counted" if each is None else f"{counted} {ratio(each)} as many in each step"
         word = "more" if verdict == "gain" else "fewer"
         return f"{_change(estimate, word + ' ' + m.measure)}, {times}"
     return _change(estimate, "faster" if verdict == "gain" else "slower")
+
+
+def _counts_more(m: Measured) -> bool:
+    """Whether steps of both hold other amounts of what is counted, or may."""
+    return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME
+
+
+def _lopsided(m: Measured) -> tuple[float, float] | None:
+    """Up to what loss and what gain nothing would show, as fractions, where the loss may be far larger."""
+    together, floor = m.together or m.ratio, m.noise_floor or 0.0
+    if together.ci_low is None or together.ci_high is None:
+        return None
+    slower, faster = max(1 - together.ci_low, floor), max(together.ci_high - 1, floor)
+    return (slower, faster) if slower > max(MISLEADS, LOPSIDED * faster) else None
 
 
 def _off_one(estimate: Estimate) -> bool:
@@ -173,6 +215,8 @@ def _data(c: Comparison, baseline: str) -> str:
         costs = f"Data work is {_amount(work, waits)} {_unit(waits)} for each {length} step"
     if unknown := either_way(waits.waited_range_ms, waits.step_ms):
         return f"Data work is {costs.split(' ', 2)[2]}. {unknown}"
+    if (uneven := waits.uneven) is not None:
+        return f"{costs}; {baseline} waits for {in_blocks(uneven)}{_for_a_core(waits)}."
     return f"{costs} and {_where(c, waits, work)}{_for_a_core(waits)}."
 
 
@@ -224,13 +268,19 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
         return (label, *([NOT_MEASURED] * (len(HEADER) - 2)), "not measured")
     m = c.measured
     known = (m.isolated, could_gain(m), believed_ratio(c), m.ratio)
-    figures = [NOT_MEASURED if one is None else ratio(one.median) for one in known]
+    figures = [NOT_MEASURED if one is None else f"{ratio(one.median)}{_or_none(one)}" for one in known]
     each = m.measured_per_step
     if m.step_time is not None and each is not None and abs(each - 1) > SAME:
         figures[-1] += f" ({ratio(m.step_time.median)} a step)"  # as the ceiling is
     if m.ceilings is not None:
         figures[1] = ceiling_text(m)
     return (label, *figures, VERDICTS[m.verdict])
+
+
+def _or_none(one: Estimate) -> str:
+    """Marks a figure that is worth a word and may as well be none: its interval holds 1."""
+    holds = one.ci_low is not None and one.ci_high is not None and one.ci_low <= 1 <= one.ci_high
+    return " or none" if holds and abs(one.median - 1) >= WORTH else ""
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> list[str]:

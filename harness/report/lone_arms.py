@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from harness.analysis.long_steps import LongSteps
 from harness.analysis.ranks import GroupGain
 from harness.analysis.report_types import ArmReport
 from harness.analysis.statistics import Estimate
@@ -15,7 +16,7 @@ from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, 
 from harness.report.absent import reason
 from harness.report.dose import dose_line
 from harness.report.names import ArmNames
-from harness.report.sentences import WORTH, either_way
+from harness.report.sentences import WORTH, either_way, in_blocks
 from harness.report.words import capitalised, count, interval, listing, ms, percent, ratio
 from harness.study.contract import STAGES
 
@@ -44,15 +45,35 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
         return []
     name = names.short(arm.name)
     step = f"{ms(totals.step_ms.median)} a step"
-    if abs(_mean_ms(arm) / totals.step_ms.median - 1) > UNLIKE:
-        step = f"{ms(_mean_ms(arm))} a step on average, typically {ms(totals.step_ms.median)}"
-    lines = [Headline(name, step, f"{_data(arm)}{_gain(arm)}")]
+    # Blocks may be alike and steps are not (a checkpoint now and then), or the other way round.
+    typical_ms = totals.p50_ms or totals.step_ms.median
+    if abs(_mean_ms(arm) / typical_ms - 1) > UNLIKE:
+        step = f"{ms(_mean_ms(arm))} a step on average, typically {ms(typical_ms)}{_long(totals.long_steps)}"
+    served = f" {copies_text(arm, name)}" if arm.copies else ""
+    lines = [Headline(name, step, f"{_data(arm)}{_gain(arm)}{served}")]
     lines += [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
     if arm.unseen is not None:
         lines += _unseen(arm.unseen, totals.step_ms.median)
     return [*lines, *left_out_lines([arm], names), *skipped_lines([arm], names), *engine_lines([arm], names)]
+
+
+def _long(found: LongSteps | None) -> str:
+    """``(10 of 240 steps take 1,530 ms, mostly in log)``: what sets the mean apart."""
+    if found is None:
+        return ""
+    take = "takes" if found.steps == 1 else "take"
+    where = f", mostly in {found.phase}" if found.phase not in ("", "other") else ""
+    return f" ({found.steps:,} of {count(found.of, 'step')} {take} {ms(found.mean_ms)}{where})"
+
+
+def copies_text(arm: ArmReport, name: str) -> str:
+    """What is false about speed where each loader worker serves the same documents; see ``ArmReport.copies``."""
+    return (
+        f"Unless its iterable dataset shares itself out, the {arm.copies} workers of {name} serve each document "
+        f"{arm.copies} times."
+    )
 
 
 def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
@@ -146,6 +167,11 @@ def _data(arm: ArmReport) -> str:
     totals = arm.totals
     step_ms = _mean_ms(arm)
     fetch_ms = totals.phase_ms.get("fetch")
+    blocked_ms = 0.0 if arm.unseen is None or arm.unseen.reason == "blocked" else arm.unseen.blocked * step_ms
+    unseen = blocked_ms >= WORTH * step_ms
+    if fetch_ms is None and arm.attached is not None:
+        waits = f"; {ms(blocked_ms)} of a step, blocked where nothing looks, may be waits for it" if unseen else ""
+        return f"How it gets its data was not timed{waits}."
     if fetch_ms is None:
         return "How long it waits for data was not measured."
     waited_ms = sum(totals.exposed_ms.values()) if totals.exposed_ms else fetch_ms
@@ -162,7 +188,10 @@ def _data(arm: ArmReport) -> str:
         work_ms = sum(totals.work_ms.values())
         return f"Data work is {ms(work_ms)} of it. {unknown}"
     if waited_ms < NOTHING * step_ms:
-        return f"It hardly waits for data ({ms(waited_ms)}).{hidden}"
+        most = f", or up to {ms(blocked_ms)} that were not seen" if unseen else ""
+        return f"It hardly waits for data ({ms(waited_ms)}{most}).{hidden}"
+    if totals.uneven is not None:
+        return f"It waits for data {in_blocks(totals.uneven)}.{hidden}"
     where = f": {listing(parts)}" if parts else ""
     return f"{ms(waited_ms)} of them are waited for data ({percent(waited_ms / step_ms)}{where}).{hidden}"
 
@@ -207,13 +236,15 @@ def _gain(arm: ArmReport) -> str:
     elif found.no_ideal is not None and found.no_ideal.kind == "ideal-data of another length":
         parts.append(f" {capitalised(reason(found.no_ideal))}.")
     if found.ideal_predicted is not None and found.within_tolerance:
-        faster = f"{ratio(found.ideal_predicted.median)} as fast ({interval(found.ideal_predicted)})"
+        faster = f"{ratio(found.ideal_predicted.median)} as fast{_range(found.ideal_predicted)}"
         parts.append(f" Without the data work of its fetches it would be {faster}, by replay.")
     return "".join([*parts, _restarts(arm)])
 
 
 def _restarts(arm: ArmReport) -> str:
     """What replay leaves as it is: the start of a loader's workers, and the batches that they begin with."""
+    if arm.unseen is not None and arm.unseen.never_restarted:
+        return " No epoch ends in these steps: what it costs to begin the loader anew is in no figure."
     if arm.unseen is None or arm.unseen.restarting <= MOST_RESTARTING:
         return ""
     return (

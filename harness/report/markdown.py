@@ -101,7 +101,7 @@ def page(
         profile.section(found.profiles, pictures),
         stacks.section(found.stacks, files.names),
         closing.probes(report.probe_costs, problems),
-        closing.how_to_read(report.study),
+        closing.how_to_read(report),
         closing.reproduction(report),
     ]
     return Page(safe(report.study.scenario), _opening(screen, pictures), list(_sections(parts)))

@@ -23,9 +23,11 @@ UNKNOWN: Mapping[Unknown, str] = {
 HEADER = ("arm", "rank", "step", "waits for data", "waits for other ranks", "tokens/s")
 NOTE = (
     "A rank waits for the others from when its own work before the exchange is done (ddp: its last gradients are "
-    "ready; fsdp: its first forward pass begins, which gathers the weights) until the last rank has come so far. All "
-    "ranks are on one machine, whose clock (CLOCK_MONOTONIC) they share. tokens/s: those that the rank computed itself."
+    "ready; fsdp: its first forward pass begins, which gathers the weights) until the last rank has come so far. "
+    "{clock} tokens/s: those that the rank computed itself."
 )
+ONE_CLOCK = "All ranks are on one machine, whose clock (CLOCK_MONOTONIC) they share."
+CLOCKS = "Ranks of one machine share its clock (CLOCK_MONOTONIC)."
 
 
 def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]:
@@ -127,7 +129,7 @@ def _support(found: RanksReport) -> str:
     return " ".join(parts)
 
 
-def section(arms: Iterable[ArmReport], names: ArmNames) -> str:
+def section(arms: Sequence[ArmReport], names: ArmNames) -> str:
     """A row for each rank of each arm that has several."""
     rows: Sequence[tuple[str, ...]] = [
         (
@@ -142,4 +144,6 @@ def section(arms: Iterable[ArmReport], names: ArmNames) -> str:
         if arm.ranks is not None
         for one in arm.ranks.ranks
     ]
-    return "\n\n".join(("## Ranks", table(HEADER, rows), NOTE)) if rows else ""
+    several = any(arm.ranks is not None and arm.ranks.nodes > 1 for arm in arms)
+    note = NOTE.format(clock=CLOCKS if several else ONE_CLOCK)
+    return "\n\n".join(("## Ranks", table(HEADER, rows), note)) if rows else ""

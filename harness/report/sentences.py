@@ -5,10 +5,13 @@ The reader bets a week of device time on these lines: never a bare ratio, and ev
 
 from __future__ import annotations
 
+import math
+
 from harness.analysis.comparisons import AGREE, SAME, Measured, Waits
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import Comparison, NotCompared, PredictedRatio
 from harness.analysis.statistics import MIN_BLOCKS, Estimate
+from harness.analysis.uneven import UnevenWaits
 from harness.analysis.unseen import MOST_WAITING
 from harness.analysis.verdicts import COARSE
 from harness.report.absent import ASK_FOR, absent_text, missing_text
@@ -90,6 +93,8 @@ def undecided_because(m: Measured) -> str | None:
             how = f"repeat with --repeats {ASK_FOR}" if few else "add controls: [a-a]"
             return f"{what}; {how}, or declare noise_floor"
         case "too coarse":
+            if _other_batches(m):
+                return f"{_unseen(m)}; repeat with more steps a block: their times are alike, what they hold is not"
             return f"{_unseen(m)}; repeat with more than {count(m.ratio.n, 'block')} or on a quieter machine"
         case "diverged":
             return f"the loss of {listing(list(m.losses.diverged))} diverged, and what does not train is no gain"
@@ -121,6 +126,19 @@ def _unseen(m: Measured) -> str:
     if (m.resolution or 0) >= DOUBLED:  # intervals of few scattered blocks reach to many thousand percent
         return "even twice the speed would not have shown"
     return f"a difference of up to {percent(m.resolution or 0)} would not have shown"
+
+
+def _other_batches(m: Measured) -> bool:
+    """Whether the times of steps are steady, and only how much is in a step scatters: no other machine mends that."""
+    steps, found = (_spread(one) for one in (m.step_time, m.ratio))
+    return steps is not None and found is not None and steps <= COARSE < found and 2 * steps < found
+
+
+def _spread(one: Estimate | None) -> float | None:
+    """Half the width of the interval, as a fraction."""
+    if one is None or not one.ci_low or not one.ci_high:
+        return None
+    return math.sqrt(one.ci_high / one.ci_low) - 1
 
 
 def _few_aa_blocks(m: Measured) -> bool:
@@ -183,6 +201,12 @@ def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
     )
 
 
+def in_blocks(uneven: UnevenWaits) -> str:
+    """``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``: no block is as their mean."""
+    of = f"{ms(uneven.waited_ms)} of each {ms(uneven.step_ms)} step in {uneven.blocks} of {count(uneven.of, 'block')}"
+    return f"{of} and {ms(uneven.others_ms)} in the others"
+
+
 def _reason(c: Comparison) -> str:
     m, waits, other = c.measured, c.measured.baseline_waits, c.measured.candidate_waits
     isolated = ""
@@ -200,6 +224,8 @@ def _reason(c: Comparison) -> str:
             f"{link}{c.baseline} waits for data between {ms(low)} and {ms(high)} of each {ms(waits.step_ms)} step, as "
         )
         text += "the device worked or waited for launches while the host was still launching (not known"
+    elif waits.uneven is not None:
+        text = f"{link}{c.baseline} waits for data {in_blocks(waits.uneven)} ({percent(share)} on average"
     elif share < NOTHING:
         text = f"{link}{c.baseline} hardly waits for data (under {percent(NOTHING)} of each {ms(waits.step_ms)} step"
     else:
@@ -212,6 +238,7 @@ def _reason(c: Comparison) -> str:
         return f"{text}; no ceiling ({absent_text(m, 'ceiling')})"
     gain = max(m.ceilings or (m.ceiling.median,)) - 1
     known = f"ceiling, {interval(m.ceiling)}"
+    subject = c.baseline if waits.uneven is None else f"{c.baseline} in the median block"
     if gain < NOTHING:
         core = ""
         if m.ideal is None and _hides(waits):  # no replay knows which cores hidden work takes
@@ -219,9 +246,9 @@ def _reason(c: Comparison) -> str:
                 core = " but for the cores that it takes, which was not measured"
             elif waits.contended_ms >= WORTH * waits.step_ms:
                 core = " but for the cores that it takes"
-        text += f", so without any data work {c.baseline} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
+        text += f", so without any data work {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
     else:
-        text += f", so without any data work {c.baseline} would be {ceiling_text(m)} as fast ({known})"
+        text += f", so without any data work {subject} would be {ceiling_text(m)} as fast ({known})"
     if gain >= NOTHING and m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution:
         text += ", less than this study can resolve"
     if not isolated:

@@ -148,6 +148,7 @@ def _arm(arm: ArmReport) -> Json:
         "device_slack_ms": finite(totals.slack_ms),
         "starved_ms": dict(totals.starved_ms),
         "bound": totals.bound,
+        "bound_blocks": {str(name): blocks for name, blocks in totals.bounds.items()},
         "bound_shares": _bound_shares(totals.bound_shares),
         "blocking_calls": [asdict(call) for call in explained.syncs],
         "replay_error": finite(explained.replay_error),

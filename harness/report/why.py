@@ -12,7 +12,7 @@ from harness.report.chain import ChainLink, chain
 from harness.report.names import ArmNames
 from harness.report.sentences import either_way
 from harness.report.tables import NOT_MEASURED, code, estimate_cell, ratio_cell, safe, stages_cell, table
-from harness.report.words import listing, ms, number, percent, ratio
+from harness.report.words import count, listing, ms, number, percent, ratio
 from harness.study.contract import CAUSES
 
 OPEN = 0.01  # of a step: time of which less is not known decides nothing
@@ -107,11 +107,17 @@ def _device_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
             _idle(arm.totals),
             stages_cell(arm.totals.starved_ms, shown),
             _ms(arm.totals.slack_ms),
-            arm.totals.bound or NOT_MEASURED,
+            _bound(arm.totals),
         ]
         for arm in arms
     ]
     return table(header, rows)
+
+
+def _bound(totals: ArmTotals) -> str:
+    if totals.bound is not None:
+        return totals.bound
+    return listing([f"{name} in {count(blocks, 'block')}" for name, blocks in totals.bounds.items()]) or NOT_MEASURED
 
 
 def _busy(totals: ArmTotals) -> str:

@@ -73,6 +73,7 @@ class RunFacts:
     waiting_share: float | None = None
     tokenizing_share: float | None = None
     restarting_share: float | None = None  # waits in which an epoch ended and the next one's first batch came
+    epoch_ends: Annotated[int, Field(ge=0)] | None = None  # of a program's DataLoader, in measured steps
     evaluating_steps: int | None = None  # left out, as an evaluation ran within; warm-up steps are not among them
     evaluating_share: float | None = None  # of the time of these and the measured steps
     nulls: frozenset[str] = frozenset()  # facts that are written even where they are None
@@ -87,6 +88,11 @@ class RunFacts:
     def from_json(cls, content: JsonObject) -> RunFacts:
         """The facts that :meth:`to_json` gave; pydantic's ValidationError where one is of another type."""
         return made_of(cls, _fields_of(content))
+
+    @property
+    def times_fetches(self) -> bool:
+        """Whether what gives it its data is timed: a program of somebody else may have a way that nobody knows."""
+        return self.attached is None or any(part.startswith("fetch") for part in self.attached.split("; "))
 
     def only(self, names: Iterable[str]) -> RunFacts:
         """These facts alone, as far as the run has them."""

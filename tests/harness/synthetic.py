@@ -252,11 +252,12 @@ def judged(
     no_core: bool = False,
     used_lead: tuple[float, float] = (0.0, 0.0),
 ) -> StudyReport:
-    """``report`` with each comparison's measured ratio replaced, and judged anew."""
+    """``report`` with each comparison's measured ratio, of times as well, replaced, and judged anew."""
     found = judge(together or ratio, noise_floor, losses, no_core=no_core, used_lead=used_lead)
     absent: dict[Figure, Absent] = {"noise_floor": Absent("no a-a control")} if noise_floor is None else {}
     changes = {
         "ratio": ratio,
+        "step_time": ratio,
         "together": together or ratio,
         "comparisons": 1 if together is None else 7,
         "noise_floor": noise_floor,

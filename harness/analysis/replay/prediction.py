@@ -76,6 +76,10 @@ class Prediction:
     assumptions: tuple[Assumption, ...]
     emulated: bool
 
+    def over_blocks(self, one: Estimate) -> Estimate:
+        """``one`` of its figures without an interval that is from replicates: that knows nothing of luck."""
+        return one if self.interval_from == "blocks" else replace(one, ci_low=None, ci_high=None)
+
 
 def widened(likely: Prediction, others: Sequence[Prediction]) -> Prediction:
     """``likely`` with intervals that hold those of ``others``: the same runs by other readings of what is not known."""

@@ -156,7 +156,7 @@ def test_where_a_few_steps_are_long_the_parts_are_of_the_mean_and_both_are_said(
     report = analyse(*build([Arm("script", tokenize=4.0, facts=SEEN)], []))
     (arm,) = report.arms
     assert arm.totals.step_ms is not None
-    short = replace(arm.totals, step_ms=replace(arm.totals.step_ms, median=6.0))
+    short = replace(arm.totals, step_ms=replace(arm.totals.step_ms, median=6.0), p50_ms=6.0)
     line, *_ = lone_lines(replace(arm, totals=short), ArmNames([arm.name]))
     mean_ms = sum(arm.totals.phase_ms.values())
     assert line.text.startswith(f"script: {mean_ms:.1f} ms a step on average, typically 6.00 ms.")

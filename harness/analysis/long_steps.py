@@ -1,0 +1,65 @@
+"""Finds the few steps of an arm that last far longer than its others, and the phase that makes them so.
+
+A step in twenty that writes a checkpoint makes the mean several times what a step typically takes, in every block: the
+median over blocks is one of such means.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+LONG = 3.0  # times its run's median: a step that lasts longer is long
+FEW = 0.25  # of the steps: more are no exception
+
+
+@dataclass(frozen=True)
+class LongSteps:
+    """The long ones among ``of`` measured steps of all runs; ``mean_ms``: of these. ``phase``: that with the most of
+    what they last longer than their run's steps typically do.
+    """
+
+    steps: int
+    of: int
+    mean_ms: float
+    phase: str
+
+
+@dataclass(frozen=True)
+class RunLongSteps:
+    """Those of one run: how many, their times together in ms, and by phase what of that is above its median."""
+
+    steps: int
+    sum_ms: float
+    excess_ms: Mapping[str, float]
+
+
+def run_long_steps(
+    wall_ns: NDArray[np.float64], phases: Sequence[str], phase_ns: Callable[[str], NDArray[np.float64]]
+) -> RunLongSteps:
+    """``wall_ns``: of the measured steps, ``phase_ns`` gives those of a phase; NaN where one was not measured."""
+    long = wall_ns > LONG * np.median(wall_ns)
+    if not long.any():
+        return RunLongSteps(0, 0.0, {})
+    excess = {
+        name: float(np.nansum(of[long] - np.nanmedian(of))) / 1e6
+        for name in phases
+        if not np.isnan(of := phase_ns(name)).all()
+    }
+    return RunLongSteps(int(long.sum()), float(wall_ns[long].sum()) / 1e6, excess)
+
+
+def long_steps(runs: Sequence[RunLongSteps], of: int) -> LongSteps | None:
+    """Of all ``runs``, with ``of`` steps together; None where there are none, or so many that they are no exception."""
+    steps = sum(run.steps for run in runs)
+    if not steps or steps > FEW * of:
+        return None
+    excess: Counter[str] = Counter()
+    for run in runs:
+        excess.update(run.excess_ms)
+    phase = max(excess, key=lambda name: excess[name], default="")
+    return LongSteps(steps, of, sum(run.sum_ms for run in runs) / steps, phase)

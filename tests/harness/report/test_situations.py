@@ -1,0 +1,280 @@
+"""Situations in which a sentence of the product once was false, or misled: each of a study whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from harness.analysis.comparisons import agreed, bounds_of
+from harness.analysis.ledger import RunLedger, measure
+from harness.analysis.report_types import Comparison, StudyReport
+from harness.analysis.statistics import Estimate
+from harness.analysis.stragglers import RanksReport, RankTimes
+from harness.analysis.study import analyse
+from harness.report import closing, ranks
+from harness.report.chain import chain
+from harness.report.first_screen import finding, first_screen
+from harness.report.names import ArmNames
+from harness.report.sentences import sentence
+from harness.study.contract import STEP_COLUMNS, arrow_schema
+from harness.study.records import COMMAND, ArmRecord
+from harness.study.run_data import RunData
+from tests.harness.synthetic import NOISE, Arm, build, judged, page_of
+
+EXACT = dict.fromkeys(NOISE, 0.0)
+ATTACHED = {"attached": "forward: Sequential; backward; optimizer: AdamW", "step_ends": "the update of AdamW"}
+
+
+def study(*arms: Arm, edit: Callable[[RunData], RunData] = lambda run: run, **how: Any) -> StudyReport:
+    """The first arm against the others; alone it is compared with none."""
+    record, runs = build([*arms], [(arms[0].name, one.name) for one in arms[1:]], **{"noise": EXACT, **how})
+    return analyse(record, [edit(run) for run in runs])
+
+
+def lines(report: StudyReport) -> str:
+    return " ".join(one.text for one in first_screen(report).headlines)
+
+
+def steps_of(run: RunData, change: Callable[[dict[str, list[Any]]], None]) -> RunData:
+    """``run`` with its table of steps changed."""
+    assert run.steps is not None
+    columns = run.steps.to_pydict()
+    change(columns)
+    return RunData(run.record, pa.table(columns, schema=arrow_schema(STEP_COLUMNS)), run.spans, run.samples)
+
+
+def a_disk_slow_in_two_blocks(*names: str) -> StudyReport:
+    (record, runs), (_, slow) = (
+        build([Arm(name, tokenize=ms) for name in names], [(names[0], one) for one in names[1:]], noise=EXACT)
+        for ms in (0.3, 25.0)
+    )
+    return analyse(record, [late if late.record.block in (1, 3) else run for run, late in zip(runs, slow, strict=True)])
+
+
+def test_a_wait_of_some_blocks_is_said_of_these() -> None:
+    """The mean is 10.5 ms and the median 0.6: no block waits for the one, and not all for the other."""
+    said = "waits for data 25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others"
+    (c,) = a_disk_slow_in_two_blocks("text", "tokens").compared
+    assert f"text {said}" in sentence(c)
+    assert "so without any data work text in the median block would be 1.020x as fast" in sentence(c)
+    assert lines(a_disk_slow_in_two_blocks("text", "tokens")).endswith(
+        "text waits for 25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others."
+    )
+    assert f"It {said}." in lines(a_disk_slow_in_two_blocks("text"))
+    alike = study(Arm("text", tokenize=25.0), Arm("tokens"))
+    assert "in the others" not in sentence(alike.compared[0])
+
+
+def ledger(**changes: Any) -> RunLedger:
+    found = measure(build([Arm("text")], blocks=1)[1][0])
+    assert found is not None
+    return replace(found, **changes)
+
+
+def test_blocks_that_differ_in_what_bounds_them_have_no_bound_together() -> None:
+    device, host = (ledger(device_starved_ms=starved, device_room_ms=37.0) for starved in (0.1, 10.0))
+    assert agreed([device, device]) == "device"
+    runs = [device, host, device, host, device]
+    assert agreed(runs) is None
+    (c,) = study(Arm("text"), Arm("tokens")).compared
+    waits = replace(c.measured.baseline_waits, bound=agreed(runs), bounds=bounds_of(runs))
+    (link,) = (
+        one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits))) if one.name == "ceiling"
+    )
+    assert link.text.endswith(
+        "; blocks differ in what bounds their steps: device-bound in 3 of 5 and host-bound in 2 of 5"
+    )
+
+
+def test_a_record_that_lacks_work_of_the_device_has_no_bound() -> None:
+    """Without its backward pass a busy device looks idle. Such a record is not the run, so its waits are not split."""
+    whole = ledger(device_starved_ms=10.0, device_room_ms=0.0)
+    assert whole.bound == "host"
+    facts = replace(whole.record.facts, asynchronous=True)
+    lacking = replace(whole, record=replace(whole.record, facts=facts), exposed_ms={}, hidden_ms={})
+    assert lacking.bound_shares is None
+    assert lacking.bound is None
+
+
+@pytest.mark.parametrize(
+    ("attached", "unseen", "words"),
+    [
+        ("", 0.09, "How it gets its data was not timed; 2.67 ms of a step, blocked where nothing looks, may be waits "),
+        ("", 0.0, "How it gets its data was not timed."),
+        ("fetch: DataLoader without workers; ", 0.09, "It hardly waits for data (0.00 ms, or up to 2.67 ms that were "),
+        ("fetch: DataLoader without workers; ", 0.0, "It hardly waits for data (0.00 ms)."),
+    ],
+)
+def test_data_that_comes_in_a_way_that_was_not_timed_is_not_said_to_come_at_once(
+    attached: str, unseen: float, words: str
+) -> None:
+    facts = {**ATTACHED, "attached": attached + ATTACHED["attached"], "unseen_share": unseen}
+    free = {"read": 0.0, "tokenize": 0.0, "pack": 0.0}
+    assert words in lines(study(Arm("script", facts=facts, **free)))
+    (c,) = study(Arm("script", facts=facts, **free), Arm("other", facts=facts)).compared
+    assert ("how long script waits for data was not measured" in sentence(c)) is not attached
+
+
+def test_ranks_of_two_machines_are_not_said_to_be_on_one() -> None:
+    (arm,) = study(Arm("text")).arms
+    found = RanksReport("ddp", 30.0, (RankTimes(0, 30.0, None, 1.0), RankTimes(1, 30.0, None, 1.0)))
+    pages = {
+        nodes: ranks.section([replace(arm, ranks=replace(found, nodes=nodes))], ArmNames(["text"])) for nodes in (1, 2)
+    }
+    assert "All ranks are on one machine, whose clock" in pages[1]
+    assert "All ranks are on one machine" not in pages[2]
+    assert "Ranks of one machine share its clock" in pages[2]
+
+
+@pytest.mark.parametrize(
+    ("config", "declared", "facts", "words"),
+    [
+        ({}, {}, {}, "each block sees the documents\n  in another order"),
+        ({"data": {"shuffle": False}}, {}, {}, "each block sees the same\n  documents in the same order"),
+        ({"data": {"source": "own:rows"}}, {}, {}, "a data source that\n  seeds itself gives each block the same data"),
+        ({}, {}, ATTACHED, "they are consecutive parts of\n  one run"),
+        ({}, {COMMAND: "python train.py"}, ATTACHED, "a program that\n  seeds itself sees the same data in each block"),
+    ],
+)
+def test_blocks_are_said_to_see_what_they_see(
+    config: dict[str, Any], declared: dict[str, Any], facts: dict[str, Any], words: str
+) -> None:
+    report = study(Arm("text", facts=facts))
+    report = replace(report, study=replace(report.study, arms=[ArmRecord("text", declared=declared, config=config)]))
+    assert words in closing.how_to_read(report)
+
+
+def test_of_arms_of_which_one_is_not_shuffled_it_is_said_where_they_are() -> None:
+    report = study(Arm("text"))
+    arms = [ArmRecord(str(shuffle), config={"data": {"shuffle": shuffle}}) for shuffle in (True, False)]
+    assert "where they are shuffled," in closing.how_to_read(replace(report, study=replace(report.study, arms=arms)))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (Estimate(0.958, 0.926, 1.002, 5), "no difference you could see (between 7.4 % slower and 0.2 % faster)"),
+        (Estimate(1.01, 0.998, 1.03, 5), "no gain you could see (under 3.0 %)"),
+        (Estimate(0.99, 0.97, 1.02, 5), "no gain you could see (under 3.0 %)"),
+    ],
+)
+def test_a_loss_that_is_not_excluded_is_said_beside_the_gain_that_is(ratio: Estimate, words: str) -> None:
+    assert finding(judged(study(Arm("text"), Arm("tokens")), ratio, 0.001).compared[0].measured) == words
+
+
+def test_a_loss_in_what_is_counted_is_said_in_it() -> None:
+    report = judged(study(Arm("text"), Arm("tokens", trained=2000)), Estimate(0.958, 0.926, 1.002, 5), 0.001)
+    assert finding(report.compared[0].measured) == (
+        "no difference you could see (between 7.4 % fewer trained tokens/s and 0.2 % more)"
+    )
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_replicates_of_one_run_are_no_interval(blocks: int) -> None:
+    report = study(Arm("text", tokenize=5.0), blocks=blocks, noise={})
+    (arm,) = report.arms
+    assert arm.explained.ideal_predicted is not None
+    assert (arm.explained.ideal_predicted.ci_low, arm.explained.ideal_predicted.ci_high) == (None, None)
+    assert "x as fast, by replay." in lines(report)
+    (row,) = (line for line in page_of(report).splitlines() if line.startswith("| text | pretokenizing |"))
+    assert "[no interval]" in row
+
+
+def test_a_step_in_twenty_that_lasts_a_second_is_told_from_the_others() -> None:
+    """Each block has one, so the median over blocks is a mean of both kinds."""
+
+    def saving(run: RunData) -> RunData:
+        def change(columns: dict[str, list[Any]]) -> None:
+            for name in ("wall_ns", "checkpoint_ns"):
+                columns[name][7] += 1_000_000_000
+
+        return steps_of(run, change)
+
+    report = study(Arm("text"), edit=saving, steps=20, repetitions=1)
+    assert lines(report).startswith(
+        "text: 81.0 ms a step on average, typically 31.0 ms (5 of 100 steps take 1,030 ms, mostly in checkpoint)."
+    )
+    assert lines(study(Arm("text"), steps=20, repetitions=1)).startswith("text: 31.0 ms a step. ")
+
+
+def test_of_an_iterable_dataset_the_headline_says_that_workers_may_repeat_it() -> None:
+    facts = {"iterable": True}
+    arms = [Arm(f"workers-{n}", tokenize=9.0, workers=min(n, 1), facts={**facts, "workers": n}) for n in (0, 2)]
+    said = "Unless its iterable dataset shares itself out, the 2 workers of workers-2 serve each document 2 times."
+    (line,) = first_screen(study(*arms)).headlines
+    assert said in line.support
+    assert said in lines(study(arms[1]))
+    one = [replace(arm, facts={**facts, "workers": min(n, 1)}) for n, arm in enumerate(arms)]
+    assert "iterable" not in lines(study(*one))
+    indexed = [replace(arm, facts={**arm.facts, "iterable": False}) for arm in arms]
+    assert "iterable" not in lines(study(*indexed))
+
+
+def test_what_is_hidden_is_not_said_to_cost_nothing() -> None:
+    text = " ".join(page_of(study(Arm("text", workers=1), Arm("tokens"))).split())
+    assert "it made the step wait for nothing, and may still take cores from it" in text
+
+
+def test_a_figure_that_may_as_well_be_none_is_marked() -> None:
+    report = study(Arm("text", tokenize=5.0), Arm("tokens"))
+
+    def row(ceiling: Estimate) -> tuple[str, ...]:
+        found = tuple(replace(c, measured=replace(c.measured, ceiling=ceiling)) for c in report.compared)
+        return first_screen(replace(report, comparisons=found)).rows[0]
+
+    assert row(Estimate(1.345, 0.876, 1.654, 5))[2] == "1.345x or none"
+    assert row(Estimate(1.345, 1.1, 1.654, 5))[2] == "1.345x"
+    assert row(Estimate(1.001, 0.999, 1.003, 5))[2] == "1.001x"  # "1.001x" says as much
+
+
+@pytest.mark.parametrize(
+    ("step_time", "how"),
+    [
+        (Estimate(0.95, 0.94, 0.99, 5), "with more steps a block: their times are alike, what they hold is not"),
+        (Estimate(0.95, 0.6, 2.5, 5), "with more than 5 blocks or on a quieter machine"),
+        (None, "with more than 5 blocks or on a quieter machine"),
+    ],
+)
+def test_a_quieter_machine_is_asked_for_only_where_times_scatter(step_time: Estimate | None, how: str) -> None:
+    report = judged(study(Arm("text"), Arm("tokens")), Estimate(4.5, 0.88, 6.9, 5), 0.01)
+    assert finding(replace(report.compared[0].measured, step_time=step_time)).endswith(f"; repeat {how}")
+
+
+def drifting(times: float, **how: Any) -> Comparison:
+    """The candidate's steps last ``times`` as long in its last repetition, and half of that in the middle."""
+
+    def slow(run: RunData) -> RunData:
+        def change(columns: dict[str, list[Any]]) -> None:
+            for place, turn in enumerate(columns["turn"]):
+                for name in ("wall_ns", "backward_ns"):
+                    columns[name][place] += round(turn / 2 * (times - 1) * 31e6)
+
+        return steps_of(run, change) if run.record.arm == "tokens" else run
+
+    (c,) = study(Arm("text"), Arm("tokens"), edit=slow, **how).compared
+    return c
+
+
+def test_a_candidate_that_slows_down_in_its_runs_is_said_to() -> None:
+    c = drifting(1.12)
+    assert c.drift is not None
+    assert c.drift.median == pytest.approx(1.12, abs=0.002)
+    report = study(Arm("text"), Arm("tokens"))
+    said = "Next to those of text, its steps took 12 % longer in the last repetition than in the first."
+    assert said in lines(replace(report, comparisons=(c,)))
+    assert "in the last repetition" not in lines(report)
+    assert drifting(1.02).drift is None  # not worth a word
+    assert drifting(1.12, blocks=2).drift is None
+    assert drifting(1.12, repetitions=1).drift is None
+
+
+@pytest.mark.parametrize(("ends", "workers", "said"), [(0, 2, True), (1, 2, False), (0, 0, False), (None, 2, False)])
+def test_where_no_epoch_ends_its_end_is_said_to_be_in_no_figure(ends: int | None, workers: int, said: bool) -> None:
+    """Each epoch's end may cost seconds, as workers start anew, and a short study sees none."""
+    facts = {**ATTACHED, "attached": "fetch: DataLoader with 2 workers; backward", "workers": workers}
+    text = lines(study(Arm("script", facts=facts if ends is None else {**facts, "epoch_ends": ends})))
+    assert ("No epoch ends in these steps: what it costs to begin the loader anew is in no figure." in text) is said
