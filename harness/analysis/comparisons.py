@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harness.analysis.bounds import AT_WORK, Bound
-from harness.analysis.lead import LeadUse, lead_use
-from harness.analysis.ledger import Blocks, RunLedger, mean_over
+from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over
 from harness.analysis.losses import Losses, compare_losses, explained_by
 from harness.analysis.problems import RunFailure
 from harness.analysis.speeds import MEASURES, Rate, per_step_of, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
@@ -247,11 +246,6 @@ def compare(
         losses=losses,
         used_lead=shares,
     )
-
-
-def arm_lead(blocks: Blocks) -> LeadUse | None:
-    """How much of the measured steps of an arm was made before; None where too few repetitions show it."""
-    return lead_use(run.used_leads for run in blocks.values())
 
 
 def used_share(blocks: Blocks) -> float:

@@ -18,10 +18,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
-from statistics import stdev
 from typing import Literal, overload
 
-from harness.analysis.statistics import CONFIDENCE, from_amounts, student_t
+from harness.analysis.statistics import from_amounts, reach_of_mean
 
 STEPS = 20  # of every arm that are measured: step 0 and 19 more
 WORST_OF = 10  # the last steps, of which the slowest is the worst case
@@ -130,8 +129,7 @@ class ArmMeasurement:
         step, mean, found = self.step, self.mean_step_s, self.recurring_s
         if mean <= step.high:
             return step
-        high = mean + student_t(1 - (1 - CONFIDENCE) / 2, len(found) - 1) * stdev(found) / math.sqrt(len(found))
-        return Spread(mean, step.low, high, max(*found, step.worst))
+        return Spread(mean, step.low, mean + reach_of_mean(found), max(*found, step.worst))
 
     @property
     def evaluation_pass(self) -> Spread:

@@ -19,7 +19,7 @@ from harness.analysis.derived import stage_spans, waits_of, with_derived
 from harness.analysis.exposure import TRANSFER
 from harness.analysis.intervals import Stretches, clip
 from harness.analysis.launches import device_work_of, launch_bound_shares
-from harness.analysis.lead import UsedLead, used_leads
+from harness.analysis.lead_use import LeadUse, UsedLead, lead_use, used_leads
 from harness.analysis.long_steps import RunLongSteps, run_long_steps
 from harness.analysis.replay.recording import record
 from harness.analysis.room import room_ns
@@ -328,6 +328,11 @@ def _diverged(losses: Array) -> bool:
         return False
     first, last = float(losses[:some].mean()), float(losses[-some:].mean())
     return last > DIVERGED_TIMES * first and last > first + DIVERGED_BY
+
+
+def arm_lead(blocks: Blocks) -> LeadUse | None:
+    """How much of the measured steps of an arm was made before; None where too few repetitions show it."""
+    return lead_use(run.used_leads for run in blocks.values())
 
 
 def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None]) -> float | None:

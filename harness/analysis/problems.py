@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.analysis.lead import LeadUse, lead_use
-from harness.analysis.ledger import RunLedger
+from harness.analysis.lead_use import LeadUse
+from harness.analysis.ledger import RunLedger, arm_lead
 from harness.analysis.statistics import MIN_BLOCKS
 from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord
@@ -149,7 +149,7 @@ def _lead(
     study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
 ) -> Iterator[StudyProblem]:
     """Arms whose steps lived off batches that lay ready, and A/A controls whose arm's did not."""
-    uses = {arm.name: lead_use(run.used_leads for run in ledgers.get(arm.name, {}).values()) for arm in arms}
+    uses = {arm.name: arm_lead(ledgers.get(arm.name, {})) for arm in arms}
     worth = {name for name, use in uses.items() if use is not None and use.is_worth_saying}
     for arm in arms:
         if arm.name in worth and not (arm.control == "a-a" and arm.of in worth):

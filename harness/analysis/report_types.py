@@ -15,7 +15,7 @@ from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
 from harness.analysis.data_paths import DataPath
 from harness.analysis.dose import Dose
-from harness.analysis.lead import LeadUse
+from harness.analysis.lead_use import LeadUse
 from harness.analysis.learning import Learning
 from harness.analysis.long_steps import LongSteps
 from harness.analysis.overlap import SyncCall

@@ -29,7 +29,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist
+from statistics import NormalDist, stdev
 
 import numpy as np
 from numpy.typing import NDArray
@@ -233,6 +233,11 @@ def _variance_factors(n: int) -> NDArray[np.float64]:
     mean = np.array([1 + 2 * np.sum((1 - lags / n) * rho**lags) for rho in _RHO])
     factors: NDArray[np.float64] = mean / (1 - (mean - 1) / (n - 1))
     return factors
+
+
+def reach_of_mean(values: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of the mean of two or more independent values, by Student's t."""
+    return student_t((1 + CONFIDENCE) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 @lru_cache(maxsize=1024)  # of few levels and numbers of blocks, asked for again and again

@@ -15,7 +15,6 @@ from harness.analysis.comparisons import (
     Missing,
     agreed,
     arm_floor,
-    arm_lead,
     bounds_of,
     compare,
     stage_means,
@@ -26,7 +25,7 @@ from harness.analysis.data_paths import data_paths
 from harness.analysis.drift import drift
 from harness.analysis.explain import explain, explain_arm
 from harness.analysis.learning import learning
-from harness.analysis.ledger import Blocks, RunLedger, mean_over, measure
+from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over, measure
 from harness.analysis.long_steps import long_steps
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences

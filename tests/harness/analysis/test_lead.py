@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.lead import Leads, LeadUse, MadeBatches, UsedLead, falls_by, lead_use, leads_of, used_up_ns
+from harness.analysis.lead import Leads, MadeBatches, falls_by, leads_of, used_up_ns
+from harness.analysis.lead_use import LeadUse, UsedLead, lead_use
 from harness.analysis.ledger import measure
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse

@@ -1,0 +1,115 @@
+"""Finds steps that lived off batches which lay ready, in the tables of a study: by repetition, and by arm.
+
+An asynchronous device takes a batch when it begins to work on it: its host runs ahead of it at other moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from harness.analysis.exposure import BatchWaits
+from harness.analysis.lead import Leads, MadeBatches, leads_of, used_up_ns
+from harness.analysis.replay.batches import BUILT
+from harness.analysis.spans import RunSpans
+from harness.analysis.statistics import MIN_BLOCKS, reach_of_mean
+from harness.analysis.step_columns import bounds, integers
+from harness.study.contract import AWAITED
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WORTH = 0.01  # of a step: what is used up faster is said, and may explain what a comparison measured
+
+
+class UsedLead(NamedTuple):
+    """What the measured steps of one repetition used up, per worker, and how long they took; ns."""
+
+    used_ns: float
+    wall_ns: float
+
+
+@dataclass(frozen=True)
+class LeadUse:
+    """By how much the measured steps of an arm were faster than they could go on being, as a share of a step.
+
+    With the 95 % interval of a mean over ``n`` repetitions: each is suspended, and begins to use up lead, by itself.
+    """
+
+    share: float
+    ci_low: float
+    ci_high: float
+    n: int
+
+    @property
+    def is_worth_saying(self) -> bool:
+        """Whether the steps surely lived off lead, and by more than next to nothing."""
+        return self.share > WORTH and self.ci_low > 0
+
+
+def used_leads(
+    steps: pa.Table, spans: RunSpans, waits: BatchWaits, workers: int, prefetch: int, *, asynchronous: bool
+) -> dict[int, UsedLead]:
+    """What each repetition of a run used up; of none where an asynchronous device left no record.
+
+    A repetition in which the loop paused (an evaluation) counts up to there: its workers went on meanwhile.
+    """
+    if asynchronous and not len(spans.kernels):
+        return {}
+    leads = leads_of(_made(spans, waits, on_device=asynchronous), workers, prefetch)
+    starts, ends = bounds(steps)
+    measured = integers(steps, "warmup", null=1) == 0
+    repetitions = integers(steps, "turn")
+    found: dict[int, UsedLead] = {}
+    rows = np.flatnonzero(measured)
+    if not len(rows):
+        return found
+    # A stretch goes on while rows, repetition and time do.
+    breaks = (np.diff(rows) > 1) | (np.diff(repetitions[rows]) != 0) | (starts[rows[1:]] > ends[rows[:-1]])
+    by_row = np.argsort(waits.rows, kind="stable")
+    rows_of = waits.rows[by_row]
+    for stretch in np.split(rows, np.flatnonzero(breaks) + 1):
+        repetition = int(repetitions[stretch[0]])
+        if repetition in found:
+            continue
+        batches = by_row[np.searchsorted(rows_of, stretch[0]) : np.searchsorted(rows_of, stretch[-1], side="right")]
+        used = used_up_ns(Leads(leads.lead[batches], leads.idle[batches]), workers)
+        if used is not None:
+            found[repetition] = UsedLead(used, float(ends[stretch[-1]] - starts[stretch[0]]))
+    return found
+
+
+def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
+    """Over all repetitions of an arm's runs; None where they are too few for an interval."""
+    found = [one for run in runs for one in run.values()]
+    if len(found) < MIN_BLOCKS:
+        return None
+    shares = np.array([one.used_ns for one in found]) / np.mean([one.wall_ns for one in found])
+    mean, reach = float(shares.mean()), reach_of_mean(shares.tolist())
+    return LeadUse(mean, mean - reach, mean + reach, len(found))
+
+
+def _made(spans: RunSpans, waits: BatchWaits, *, on_device: bool) -> MadeBatches:
+    count = len(waits.rows)
+    chosen = np.isin(spans.stages.names, [spans.code(name) for name in BUILT if name in spans.names])
+    own = spans.stages.where(chosen & (spans.stages.batches >= 0) & (spans.stages.batches < count))
+    began, ready = np.full(count, np.inf), np.full(count, -np.inf)
+    np.minimum.at(began, own.batches, own.starts)
+    np.maximum.at(ready, own.batches, own.ends)
+    unknown = np.isinf(ready)
+    began[unknown], ready[unknown] = np.nan, np.nan
+    taken, awaited = waits.starts.astype(np.float64), np.zeros(count, dtype=np.bool_)
+    if on_device:
+        taken = np.full(count, np.inf)
+        kernels = spans.kernels.where((spans.kernels.batches >= 0) & (spans.kernels.batches < count))
+        np.minimum.at(taken, kernels.batches, kernels.starts)
+        unknown |= np.isinf(taken)
+        ready[unknown] = np.nan
+    else:
+        found = spans.of(spans.unpackings, AWAITED)
+        found = found.where((found.batches >= 0) & (found.batches < count))
+        awaited[found.batches] = found.starts >= waits.starts[found.batches]
+    return MadeBatches(began, ready, waits.ends.astype(np.float64), taken, awaited)
