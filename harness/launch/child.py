@@ -355,6 +355,7 @@ class Run:
     def _repeat(self, steps: Iterator[int], repetition: int, warmup: int, count: int, most_extra: int) -> int:
         """Take a repetition; how many warm-up steps it took beyond ``warmup``, at most ``most_extra``."""
         assert self.recorder is not None
+        assert self.compute is not None
         assert self.tables is not None
         if self.run_queue is not None:
             self.run_queue.find_threads()
@@ -364,9 +365,13 @@ class Run:
         self.probe_set.begin_repetition()
         self._take(steps, warmup, warmup=True)
         extra = self._use_up_lead(steps, most_extra)
+        # Measured is from one place where the host waits for the device to another, where it waits in few steps.
+        period = wait_period(self.config, asynchronous=self.compute.asynchronous)
+        if before := -(self._last_step + 1) % period:
+            self._take(steps, before, warmup=True)
         self.probe_set.begin_steps()
         compiled = self._compiled_in_steps()
-        self._take(steps, count, warmup=False)
+        self._take(steps, math.ceil(count / period) * period, warmup=False)
         self._compiled += self._compiled_in_steps() - compiled
         self.recorder.pause()  # what ending a probe takes is no part of the last step
         self.probe_set.end_repetition()
@@ -407,12 +412,6 @@ class Run:
     def _take(self, steps: Iterator[int], count: int, *, warmup: bool) -> None:
         assert self.recorder is not None
         assert self.compute is not None
-        if not warmup:  # from one place where the host waits for the device to another, where it waits in few steps
-            period = wait_period(self.config, asynchronous=self.compute.asynchronous)
-            count = math.ceil(count / period) * period
-            self.recorder.warmup = True
-            while (self._last_step + 1) % period:
-                self._next(steps)
         self.recorder.warmup = warmup
         for _ in range(count):
             self._next(steps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 
 from harness.launch.child import MOST_PERIOD, Run, wait_period
 from harness.launch.heartbeat import Heartbeat
+from harness.launch.tables import RunTables
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.run_probes import RunProbes
 from harness.study.records import RunRecord
@@ -67,10 +70,13 @@ def test_measured_steps_begin_and_end_behind_a_log_line(tmp_path: Path, warmup: 
             taken.append((step, recorder.warmup, compute._queue.free_ns > monotonic_ns()))
             yield step
 
+    run.tables = RunTables(recorder, tmp_path, os.getpid(), threading.get_native_id(), 0)
+    begun: list[int] = []  # steps that had been taken when probes began to measure
+    run.probe_set.begin_steps = lambda: begun.append(len(taken))  # type: ignore[method-assign]
     steps = noted()
-    for _ in range(2):
-        run._take(steps, warmup, warmup=True)
-        run._take(steps, count, warmup=False)
+    for repetition in range(2):
+        run._repeat(steps, repetition, warmup, count, 0)
+        assert begun[-1] == len(taken) - measured, "probes look at measured steps alone"
         before = taken[-measured - 1]
         assert [one[1] for one in taken[-measured - 1 :]] == [True, *[False] * measured]
         for step, _, is_behind in (before, taken[-1]):
