@@ -76,11 +76,11 @@ def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
     """``likely`` with an interval that also holds each of ``others`` and its interval.
 
     They are what the same blocks say under other assumptions. Where few blocks leave none an interval, the range of
-    their medians is one; where these are the same, there is none.
+    their medians is one.
     """
-    found = [bound for one in (likely, *others) for bound in (one.ci_low, one.median, one.ci_high) if bound is not None]
-    if min(found) == max(found):
+    if not others:
         return likely
+    found = [bound for one in (likely, *others) for bound in (one.ci_low, one.median, one.ci_high) if bound is not None]
     return Estimate(likely.median, min(found), max(found), likely.n)
 
 

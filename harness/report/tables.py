@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import MIN_BLOCKS, Estimate
 from harness.report.words import number, ratio
 from trainer.errors import one_line, visible
 
@@ -49,7 +49,9 @@ def ratio_cell(estimate: Estimate | None) -> str:
 def _with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> str:
     if estimate is None:
         return NOT_MEASURED
-    if estimate.ci_low is None or estimate.ci_high is None:
+    # Of few blocks, other assumptions that come to the same figure are no interval of it: they say nothing of luck.
+    same = estimate.n < MIN_BLOCKS and estimate.ci_low == estimate.ci_high
+    if same or estimate.ci_low is None or estimate.ci_high is None:
         return f"{show(estimate.median)} [no interval]"
     low, high = (show(bound).removesuffix("x") for bound in (estimate.ci_low, estimate.ci_high))
     return f"{show(estimate.median)} [{low}–{high}]"

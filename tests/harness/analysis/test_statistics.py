@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.statistics import (
-    Estimate,
-    estimate,
-    from_block_values,
-    from_blocks,
-    holding,
-    paired_logs,
-    student_t,
-)
+from harness.analysis.statistics import Estimate, estimate, from_block_values, from_blocks, paired_logs, student_t
 from tests.examples import examples
 
 POSITIVE = st.floats(1e-3, 1e6)
@@ -197,10 +189,3 @@ def test_on_a_log_scale_it_is_the_same_interval_of_the_logs(logs):
     if len(logs) >= 3:
         assert (of_values.ci_low, of_values.ci_high) == (math.exp(of_logs.ci_low), math.exp(of_logs.ci_high))
     assert from_block_values([]) is None
-
-
-def test_what_other_assumptions_leave_as_it_is_gets_no_interval_of_them() -> None:
-    lone = Estimate(2.0, None, None, 1)
-    assert holding(lone, [lone]) == lone
-    assert holding(lone, [Estimate(3.0, None, None, 1)]) == Estimate(2.0, 2.0, 3.0, 1)
-    assert holding(Estimate(2.0, 1.5, 2.5, 5), [Estimate(2.6, 1.0, 2.7, 5)]) == Estimate(2.0, 1.0, 2.7, 5)
