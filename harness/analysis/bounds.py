@@ -14,6 +14,7 @@ balanced  nor that, and there is no such room either
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,11 @@ class BoundShares:
         if self.open > NOTICEABLE:
             return "device or launch"
         return "device" if math.isnan(self.room) or self.room > NOTICEABLE else "balanced"
+
+
+def agreed(blocks: Mapping[Bound, int]) -> Bound | None:
+    """What limits all ``blocks``, which are counted by that; None where they differ, and of none."""
+    return next(iter(blocks)) if len(blocks) == 1 else None
 
 
 def mean_shares(found: list[BoundShares]) -> BoundShares | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from harness.analysis.bounds import AT_WORK, Bound
+from harness.analysis.bounds import AT_WORK, Bound, agreed
 from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over
 from harness.analysis.losses import Losses, compare_losses, explained_by
 from harness.analysis.problems import RunFailure
@@ -86,7 +86,6 @@ class Waits:
     slack_ms: float | None = None  # only with an asynchronous device, as are the next three
     starved_ms: Mapping[str, float] = field(default_factory=dict)
     open_ms: float | None = None  # the device worked or waited for launches, outside of launch-bound phases
-    bound: Bound | None = None  # None also where blocks differ in it
     bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by what bounds them
     uneven: UnevenWaits | None = None  # where blocks wait for unlike shares of a step
     busy_loader: bool = False  # loader workers of every run were at work nearly all the time
@@ -98,6 +97,11 @@ class Waits:
     def work_ms(self) -> float:
         """All data work, waited for or not; the host does it for every step."""
         return sum(self.stage_work_ms.values())
+
+    @property
+    def bound(self) -> Bound | None:
+        """What limits the steps of all blocks; None where they differ in it."""
+        return agreed(self.bounds)
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,14 @@ class Measured:
         of = {"trained tokens/s": self.trained_per_step, "tokens/s": self.positions_per_step}
         return of.get(self.measure)
 
+    def agree(self, one: Estimate, other: Estimate) -> bool:
+        """Whether the intervals of two witnesses meet, but for the noise floor and :data:`AGREE`."""
+        floor = 1 + max(self.noise_floor or 0.0, AGREE)
+        (low, high), (other_low, other_high) = (
+            (it.ci_low or it.median, it.ci_high or it.median) for it in (one, other)
+        )
+        return low <= other_high * floor and other_low <= high * floor
+
     @property
     def ceilings(self) -> tuple[float, float] | None:
         """The ceiling by either witness, the smaller one first, where they disagree: neither then is to be believed.
@@ -143,9 +155,7 @@ class Measured:
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
             return None
-        floor = 1 + max(self.noise_floor or 0.0, AGREE)
-        low, high = replayed.ci_low or replayed.median, replayed.ci_high or replayed.median
-        if low <= ideal.ci_high * floor and ideal.ci_low <= high * floor:
+        if self.agree(replayed, ideal):
             return None
         return min(replayed.median, ideal.median), max(replayed.median, ideal.median)
 
@@ -397,7 +407,6 @@ def _waits(blocks: Blocks) -> Waits:
         slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
         open_ms=mean_over(runs, lambda run: run.device_open_ms),
-        bound=agreed(runs),
         bounds=bounds_of(runs),
         uneven=uneven_waits(runs),
         busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > AT_WORK for run in runs),
@@ -409,11 +418,6 @@ def _waits(blocks: Blocks) -> Waits:
 def bounds_of(runs: Sequence[RunLedger]) -> Mapping[Bound, int]:
     """How many of ``runs`` each thing bounds, the commonest first; empty without an asynchronous device."""
     return dict(Counter(run.bound for run in runs if run.bound is not None).most_common())
-
-
-def agreed(runs: Sequence[RunLedger]) -> Bound | None:
-    """What all ``runs`` are bound by; None where they differ, and without an asynchronous device."""
-    return next(iter(found)) if len(found := bounds_of(runs)) == 1 else None
 
 
 StageFigure = Literal[

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.analysis.bounds import Bound, BoundShares
+from harness.analysis.bounds import Bound, BoundShares, agreed
 from harness.analysis.claims import ArmUse, JudgedClaim
 from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
@@ -70,7 +70,6 @@ class ArmTotals:
     device_starved_ms: float | None = None
     slack_ms: float | None = None
     starved_ms: Mapping[str, float] = field(default_factory=dict)
-    bound: Bound | None = None  # None also where blocks differ in it
     bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by what bounds them
     uneven: UnevenWaits | None = None  # where blocks wait for unlike shares of a step
     bound_shares: BoundShares | None = None
@@ -81,6 +80,11 @@ class ArmTotals:
     def device_unknown_ms(self) -> float:
         """How long the device worked or waited for launches, and its events do not tell which."""
         return (self.device_launch_bound_ms or 0.0) + (self.device_open_ms or 0.0)
+
+    @property
+    def bound(self) -> Bound | None:
+        """What limits the steps of all blocks; None where they differ in it."""
+        return agreed(self.bounds)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from harness.analysis.claims import JudgedClaim, RunUse, arm_use, judge, use_of
 from harness.analysis.comparisons import (
     Controls,
     Missing,
-    agreed,
     arm_floor,
     bounds_of,
     compare,
@@ -328,7 +327,6 @@ def _totals(blocks: Blocks) -> ArmTotals:
         device_starved_ms=mean_over(runs, lambda run: run.device_starved_ms),
         slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
-        bound=agreed(runs),
         bounds=bounds_of(runs),
         uneven=uneven_waits(runs),
         bound_shares=mean_shares([run.bound_shares for run in runs if run.bound_shares is not None]),

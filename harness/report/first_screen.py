@@ -177,7 +177,9 @@ def _lopsided(m: Measured) -> tuple[float, float] | None:
     together, floor = m.together or m.ratio, m.noise_floor or 0.0
     if together.ci_low is None or together.ci_high is None:
         return None
-    slower, faster = max(1 - together.ci_low, floor), max(together.ci_high - 1, floor)
+    # Steps that used up batches which lay ready were faster than they can go on being.
+    baseline, candidate = m.used_lead
+    slower, faster = max(1 - together.ci_low, floor) + candidate, max(together.ci_high - 1, floor) + baseline
     return (slower, faster) if slower > max(MISLEADS, LOPSIDED * faster) else None
 
 

@@ -305,9 +305,9 @@ def disagreements(c: Comparison) -> list[str]:
         return found
     core = "" if waits.contended_ms is None else f" (waiting for a core: {ms(waits.contended_ms)} per step)"
     ideal, replayed = m.ideal, m.from_waits
-    if replayed is not None and ideal is not None and ideal.ci_low is not None and ideal.ci_high is not None:
+    if m.ceilings is not None and replayed is not None and ideal is not None:
         what = f"{c.baseline} with ideal data is {ratio(ideal.median)} as fast ({interval(ideal)})"
-        if ideal.ci_low > (replayed.ci_high or replayed.median) * floor:
+        if ideal.median > replayed.median:
             found.append(
                 f"{what}, more than the {ratio(replayed.median)} that its data work costs by replay, "
                 + (
@@ -316,7 +316,7 @@ def disagreements(c: Comparison) -> list[str]:
                     else f"and why is not known{core}"
                 )
             )
-        elif ideal.ci_high < (replayed.ci_low or replayed.median) / floor:
+        else:
             found.append(
                 f"{what}, less than the {ratio(replayed.median)} that its data work costs by replay, "
                 "so part of the wait is not caused by data work"
@@ -338,12 +338,14 @@ def _hides(waits: Waits) -> bool:
 
 
 def _prediction_against_measurement(c: Comparison) -> list[str]:
-    measured, replayed, floor = c.measured.ratio, c.explained.predicted, 1 + max(c.measured.noise_floor or 0.0, AGREE)
+    measured, replayed = c.measured.ratio, c.explained.predicted
     predicted = predicted_ratio(c)
-    if predicted is None or measured.ci_low is None or measured.ci_high is None:
-        return []
-    low, high = predicted.ci_low or predicted.median, predicted.ci_high or predicted.median
-    if low <= measured.ci_high * floor and high >= measured.ci_low / floor:
+    if (
+        predicted is None
+        or measured.ci_low is None
+        or measured.ci_high is None
+        or c.measured.agree(predicted, measured)
+    ):
         return []
     found = (
         f"replay predicts {ratio(predicted.median)} ({interval(predicted)}) and {ratio(measured.median)} "

@@ -39,6 +39,6 @@ def _known(arm: ArmReport, kernel_ms: float | None) -> ArmReport:
         device_busy_ms=busy_ms,
         busy_from="profiled window",
         bound_shares=bound_shares,
-        bound=totals.bound if bound_shares is None else bound_shares.bound,
+        bounds=totals.bounds if bound_shares is None else {bound_shares.bound: arm.blocks},
     )
     return replace(arm, totals=known)

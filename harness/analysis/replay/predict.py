@@ -5,8 +5,8 @@ recorded, many times. Where loader workers fill their queue while the loop evalu
 what they do: which batches meet an evaluation decides it. There steps and batches keep the order recorded, as far as
 the edits leave the loader as it was (:func:`_keeps_order`).
 
-The validation error is that of
-the unedited replay, against what was measured: where it exceeds the tolerance, predictions are unreliable.
+The validation error is that of the unedited replay, against what was measured: where it exceeds the tolerance,
+predictions are unreliable.
 """
 
 from __future__ import annotations

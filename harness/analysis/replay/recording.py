@@ -69,7 +69,7 @@ class Recording:
     # By step that began after one within which something else than training lay: how much longer that took the host
     # than such steps do. The program of its own durations has it; one of other steps' durations has not.
     held_up_ns: Mapping[int, float]
-    held_up: NDArray[np.bool_]  # (steps,) whether something else than training lay within
+    held_up: bool  # whether something else than training lay within any step
     wall_ns: Array
     workers: int
     prefetch: int
@@ -150,8 +150,7 @@ class Recording:
     def fills_its_queue(self) -> bool:
         """Whether workers go on while the loop does something else than training, as beside an evaluation."""
         paused_ns = (resume.worked_ns for step, resume in self.resumes.items() if step and not resume.repetition)
-        held_up = bool(self.held_up_ns) or bool(self.held_up.any())
-        return self.workers > 0 and (held_up or any(paused > RAN_ON_NS for paused in paused_ns))
+        return self.workers > 0 and (self.held_up or any(paused > RAN_ON_NS for paused in paused_ns))
 
     @property
     def usual_handover_ms(self) -> float:
@@ -270,7 +269,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         measured=measured,
         resumes=_resumes(paused.tolist(), suspended, starts, ends, fetches, built, workers * prefetch),
         held_up_ns=_held_up_ns(step_classes, measured, held),
-        held_up=held,
+        held_up=bool(held.any()),
         wall_ns=(ends - starts).astype(np.float64),
         workers=workers,
         prefetch=prefetch,

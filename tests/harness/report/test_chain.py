@@ -192,7 +192,7 @@ def test_a_bound_says_how_long_the_device_is_idle() -> None:
     waits = replace(
         c.measured.baseline_waits,
         starved_ms={name: share * c.measured.baseline_waits.step_ms for name, share in starved.items()},
-        bound="device",
+        bounds={"device": 5},
     )
     (link,) = (
         one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits))) if one.name == "ceiling"
@@ -209,7 +209,7 @@ def test_a_bound_says_how_long_the_device_is_idle() -> None:
 def test_a_device_that_is_idle_while_the_host_launches_is_not_said_to_be_idle_beside_launching() -> None:
     """Idle time before a phase begins on the device is that of the host's python, which may well be launching."""
     c = report(Arm("text"), Arm("tokens", tokenize=0.5))
-    waits = replace(c.measured.baseline_waits, starved_ms={"python": 13.0}, bound="host")
+    waits = replace(c.measured.baseline_waits, starved_ms={"python": 13.0}, bounds={"host": 5})
     links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
     (link,) = (one for one in links if one.name == "ceiling")
     host_bound = "host-bound (the device runs dry while the host does other work than data)"
@@ -229,7 +229,7 @@ def test_a_bound_by_other_than_data_says_what_data_costs(bound: Bound) -> None:
     def ceiling(share: float, least: float | None = None) -> str:
         was = c.measured.baseline_waits
         known = None if least is None else (least * was.step_ms, share * was.step_ms)
-        waits = replace(was, bound=bound, waited_ms=share * was.step_ms, waited_range_ms=known)
+        waits = replace(was, bounds={bound: 5}, waited_ms=share * was.step_ms, waited_range_ms=known)
         links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
         return next(one.text for one in links if one.name == "ceiling")
 
@@ -246,7 +246,7 @@ def test_a_bound_by_data_says_why_where_workers_never_rest() -> None:
     c = report(Arm("text"), Arm("tokens", tokenize=0.5))
     texts = {True: "its loader workers are at work nearly all the time", False: "nothing else that leaves"}
     for busy, said in texts.items():
-        waits = replace(c.measured.baseline_waits, bound="data", busy_loader=busy)
+        waits = replace(c.measured.baseline_waits, bounds={"data": 5}, busy_loader=busy)
         links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
         assert said in next(one.text for one in links if one.name == "ceiling")
 

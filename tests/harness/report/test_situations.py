@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from harness.analysis.comparisons import agreed, bounds_of
+from harness.analysis.bounds import agreed
+from harness.analysis.comparisons import bounds_of
 from harness.analysis.ledger import RunLedger, measure
 from harness.analysis.report_types import Comparison, StudyReport
 from harness.analysis.statistics import Estimate
@@ -20,6 +21,7 @@ from harness.report.chain import chain
 from harness.report.first_screen import finding, first_screen
 from harness.report.names import ArmNames
 from harness.report.sentences import sentence
+from harness.report.tables import ratio_cell
 from harness.study.contract import STEP_COLUMNS, arrow_schema
 from harness.study.records import COMMAND, ArmRecord
 from harness.study.run_data import RunData
@@ -77,11 +79,11 @@ def ledger(**changes: Any) -> RunLedger:
 
 def test_blocks_that_differ_in_what_bounds_them_have_no_bound_together() -> None:
     device, host = (ledger(device_starved_ms=starved, device_room_ms=37.0) for starved in (0.1, 10.0))
-    assert agreed([device, device]) == "device"
+    assert agreed(bounds_of([device, device])) == "device"
     runs = [device, host, device, host, device]
-    assert agreed(runs) is None
+    assert agreed(bounds_of(runs)) is None
     (c,) = study(Arm("text"), Arm("tokens")).compared
-    waits = replace(c.measured.baseline_waits, bound=agreed(runs), bounds=bounds_of(runs))
+    waits = replace(c.measured.baseline_waits, bounds=bounds_of(runs))
     (link,) = (
         one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits))) if one.name == "ceiling"
     )
@@ -164,6 +166,17 @@ def test_of_arms_of_which_one_is_not_shuffled_it_is_said_where_they_are() -> Non
 )
 def test_a_loss_that_is_not_excluded_is_said_beside_the_gain_that_is(ratio: Estimate, words: str) -> None:
     assert finding(judged(study(Arm("text"), Arm("tokens")), ratio, 0.001).compared[0].measured) == words
+
+
+@pytest.mark.parametrize(
+    ("used_lead", "words"), [((0.0, 0.015), "between 8.9 % slower and 0.2 %"), ((0.015, 0.0), "7.4 % slower and 1.7 %")]
+)
+def test_what_may_lie_behind_steps_that_lived_off_ready_batches_is_in_both_ends(
+    used_lead: tuple[float, float], words: str
+) -> None:
+    lopsided = Estimate(0.958, 0.926, 1.002, 5)
+    report = judged(study(Arm("text"), Arm("tokens")), lopsided, 0.001, used_lead=used_lead)
+    assert words in finding(report.compared[0].measured)
 
 
 def test_a_loss_in_what_is_counted_is_said_in_it() -> None:
@@ -278,3 +291,16 @@ def test_where_no_epoch_ends_its_end_is_said_to_be_in_no_figure(ends: int | None
     facts = {**ATTACHED, "attached": "fetch: DataLoader with 2 workers; backward", "workers": workers}
     text = lines(study(Arm("script", facts=facts if ends is None else {**facts, "epoch_ends": ends})))
     assert ("No epoch ends in these steps: what it costs to begin the loader anew is in no figure." in text) is said
+
+
+@pytest.mark.parametrize(
+    ("found", "cell"),
+    [
+        (Estimate(1.001, 1.001, 1.001, 1), "1.001x [no interval]"),
+        (Estimate(1.001, 1.0, 1.003, 1), "1.001x [1.000–1.003]"),
+        (Estimate(1.001, None, None, 2), "1.001x [no interval]"),
+        (Estimate(1.001, 1.001, 1.001, 5), "1.001x [1.001–1.001]"),
+    ],
+)
+def test_assumptions_that_come_to_the_same_are_no_interval_of_one_block(found: Estimate, cell: str) -> None:
+    assert ratio_cell(found) == cell
