@@ -34,9 +34,9 @@ class Transport(NamedTuple):
 # The main thread gets each tensor's file descriptor from the worker and maps it: most of the cost is there. Measured on
 # this project's machine.
 DATALOADER = Transport(tensor_ms=0.9, after_ms=0.2, own_connections=False)
-# A short message says which slot of memory, that both sides have from the start, has been filled. What
-# was asked of the ring as it was built; measured is that a batch that lies ready takes less than a tenth of what it takes
-# from a DataLoader (0.285 and 3.08 ms in a slow hour; python -m tests.benchmarks.batches --hand-over).
+# A short message says which slot of memory, that both sides have from the start, has been filled. These are what was
+# asked of the ring. Measured is that a batch that lies ready takes less than a tenth of what it takes from
+# a DataLoader (0.285 and 3.08 ms in a slow hour; python -m tests.benchmarks.batches --hand-over).
 RING = Transport(tensor_ms=0.04, after_ms=0.05, own_connections=True)
 # Times a hand-over that was not recorded, up to which intervals allow for it; downwards to none at all.
 MOST_HANDOVER = 3
