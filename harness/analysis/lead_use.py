@@ -1,6 +1,8 @@
-"""Finds steps that lived off batches which lay ready, in the tables of a study: by repetition, and by arm.
+"""Finds steps that lived off what was done ahead of them, in the tables of a study: by repetition, and by arm.
 
-An asynchronous device takes a batch when it begins to work on it: its host runs ahead of it at other moments.
+That is batches which lay ready, or a host that got further ahead of its device: it takes no longer than launching does,
+which it cannot go on doing. An asynchronous device takes a batch when it begins to work on it: its host runs ahead of
+it at other moments.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ WORTH = 0.01  # of a step: what is used up faster is said, and may explain what 
 
 
 class UsedLead(NamedTuple):
-    """What the measured steps of one repetition used up, per worker, and how long they took; ns."""
+    """What the measured steps of one repetition used up of ready batches, per worker, and how long they took; ns.
+
+    ``ahead_ns``: by how much further the host was ahead of its device at their end; negative: less far.
+    """
 
     used_ns: float
     wall_ns: float
+    ahead_ns: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,14 @@ class LeadUse:
     """By how much the measured steps of an arm were faster than they could go on being, as a share of a step.
 
     With the 95 % interval of a mean over ``n`` repetitions: each is suspended, and begins to use up lead, by itself.
+    ``by_host``: mostly as the host got further ahead of its device; else as batches that lay ready were used up.
     """
 
     share: float
     ci_low: float
     ci_high: float
     n: int
+    by_host: bool = False
 
     @property
     def is_worth_saying(self) -> bool:
@@ -55,11 +63,11 @@ def used_leads(
 ) -> dict[int, UsedLead]:
     """What each repetition of a run used up; of none where an asynchronous device left no record.
 
-    A repetition in which the loop paused (an evaluation) counts up to there: its workers went on meanwhile.
+    ``workers``: 0 where batches are made inline, of which none lies ready. A repetition in which the loop paused (an evaluation) counts up to there: its workers went on meanwhile.
     """
     if asynchronous and not len(spans.kernels):
         return {}
-    leads = leads_of(_made(spans, waits, on_device=asynchronous), workers, prefetch)
+    leads = leads_of(_made(spans, waits, on_device=asynchronous), workers, prefetch) if workers else None
     starts, ends = bounds(steps)
     measured = integers(steps, "warmup", null=1) == 0
     repetitions = integers(steps, "turn")
@@ -75,10 +83,15 @@ def used_leads(
         repetition = int(repetitions[stretch[0]])
         if repetition in found:
             continue
+        since, until = float(starts[stretch[0]]), float(ends[stretch[-1]])
+        before, after = _ahead_ns(spans, np.array([since, until])) if asynchronous else (0.0, 0.0)
+        if leads is None:
+            found[repetition] = UsedLead(0.0, until - since, after - before)
+            continue
         batches = by_row[np.searchsorted(rows_of, stretch[0]) : np.searchsorted(rows_of, stretch[-1], side="right")]
         used = used_up_ns(Leads(leads.lead[batches], leads.idle[batches]), workers)
         if used is not None:
-            found[repetition] = UsedLead(used, float(ends[stretch[-1]] - starts[stretch[0]]))
+            found[repetition] = UsedLead(used, until - since, after - before)
     return found
 
 
@@ -87,9 +100,22 @@ def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
     found = [one for run in runs for one in run.values()]
     if len(found) < MIN_BLOCKS:
         return None
-    shares = np.array([one.used_ns for one in found]) / np.mean([one.wall_ns for one in found])
+    wall_ns = np.mean([one.wall_ns for one in found])
+    ahead = np.array([one.ahead_ns for one in found]) / wall_ns
+    shares = np.array([one.used_ns for one in found]) / wall_ns + ahead
     mean, reach = float(shares.mean()), reach_of_mean(shares.tolist())
-    return LeadUse(mean, mean - reach, mean + reach, len(found))
+    return LeadUse(mean, mean - reach, mean + reach, len(found), bool(ahead.mean() > mean / 2))
+
+
+def _ahead_ns(spans: RunSpans, moments: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How long the device still had to work at each of ``moments`` on what was queued by then; both (moments,).
+
+    A device does its work in the order queued.
+    """
+    done = np.concatenate([[-np.inf], np.maximum.accumulate(spans.kernels.ends.astype(np.float64))])
+    queued = np.searchsorted(spans.launches.starts, moments, side="left")
+    ahead: NDArray[np.float64] = np.maximum(0.0, done[queued] - moments)
+    return ahead
 
 
 def _made(spans: RunSpans, waits: BatchWaits, *, on_device: bool) -> MadeBatches:

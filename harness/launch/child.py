@@ -25,7 +25,7 @@ from harness.launch.clocks import ClockOffset, align_tables, compare_clocks
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.facts import check_unchanged, facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.heartbeat import Heartbeat
-from harness.launch.more_warmup import batches_needed, cycle_steps, lives_off_lead
+from harness.launch.more_warmup import batches_may_last, batches_needed, cycle_steps, lives_off_lead
 from harness.launch.out_of_memory import advice_for_this_run
 from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
@@ -364,7 +364,7 @@ class Run:
         # on a device that has nothing queued.
         self.probe_set.begin_repetition()
         self._take(steps, warmup, warmup=True)
-        extra = self._use_up_lead(steps, most_extra)
+        extra = self._settle(steps, most_extra)
         # Measured is from one place where the host waits for the device to another, where it waits in few steps.
         period = wait_period(self.config, asynchronous=self.compute.asynchronous)
         if before := -(self._last_step + 1) % period:
@@ -380,17 +380,28 @@ class Run:
         sys.stdout.flush()
         return extra
 
-    def _use_up_lead(self, steps: Iterator[int], most: int) -> int:
-        """Take warm-up steps while the run lives off batches that lie ready; how many it took."""
-        data, taken = self.config.data, 0
-        if not most or not isinstance(self.recorder, StepRecorder):
-            return taken
-        needed = batches_needed(data.workers, data.prefetch)
-        while taken < most and lives_off_lead(self.recorder.recent(needed), data.workers, data.prefetch):
-            more = min(cycle_steps(self.config), most - taken)
+    def _settle(self, steps: Iterator[int], most: int) -> int:
+        """Take warm-up steps while the run lives off batches that lie ready, or its host gets further ahead of the
+        device; how many it took.
+        """
+        assert self.compute is not None
+        taken = 0
+        while taken < most:
+            if self._lives_off_batches():
+                more = min(cycle_steps(self.config), most - taken)
+            elif not self.compute.is_lead_settled():
+                more = 1
+            else:
+                break
             self._take(steps, more, warmup=True)
             taken += more
         return taken
+
+    def _lives_off_batches(self) -> bool:
+        if not batches_may_last(self.config) or not isinstance(self.recorder, StepRecorder):
+            return False
+        workers, prefetch = self.config.data.workers, self.config.data.prefetch
+        return lives_off_lead(self.recorder.recent(batches_needed(workers, prefetch)), workers, prefetch)
 
     def _compiled_in_steps(self) -> int:
         return compilations() - (0 if self.evaluator is None else self.evaluator.compilations)

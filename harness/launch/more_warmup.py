@@ -3,7 +3,8 @@
 A suspended run's workers use no core, but what they wait for (a disk, a network, a sleep) goes on. So each may have a
 batch at once when the run is resumed; and a run whose queue filled up while it started has as many as the queue holds.
 Where the loop takes batches little faster than workers make them, the fixed number of warm-up steps does not use that
-up (``harness.analysis.lead``).
+up (``harness.analysis.lead``). Nor does it take the host of an asynchronous device as far ahead of it as it gets, where
+launching is little faster than the device (``trainer.compute.host_lead``).
 """
 
 from __future__ import annotations
@@ -27,16 +28,20 @@ MOST_STEPS = 60  # more: a run whose lead lasts longer is measured with what is 
 def most_extra_steps(config: TrainerConfig) -> int:
     """How many more warm-up steps than the fixed number a repetition of such a run may take.
 
-    None with batches made inline, or of which each worker has one at most: nothing lies ready that lasts. None of
-    several ranks: all of them take the same steps, and each knows its own batches only.
+    None on a CPU where nothing lies ready that lasts. None of several ranks: all of them take the same steps, and each
+    knows its own batches and device only.
     """
-    data = config.data
-    return MOST_STEPS if data.workers and data.prefetch > 1 and config.ranks == 1 else 0
+    return MOST_STEPS if config.ranks == 1 and (batches_may_last(config) or config.compute.device != "cpu") else 0
+
+
+def batches_may_last(config: TrainerConfig) -> bool:
+    """Whether a worker may have more than one batch ready; inline none does."""
+    return config.data.workers > 0 and config.data.prefetch > 1
 
 
 def cycle_steps(config: TrainerConfig) -> int:
-    """Steps in which each worker's turn comes."""
-    return math.ceil(config.data.workers / config.optimizer.accumulation)
+    """Steps in which each worker's turn comes; 1 without workers."""
+    return max(1, math.ceil(config.data.workers / config.optimizer.accumulation))
 
 
 def batches_needed(workers: int, prefetch: int) -> int:

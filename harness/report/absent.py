@@ -146,10 +146,14 @@ def _lead(one: StudyProblem) -> str:
         "runs": "more warmup_steps show its pace",
         "command": "more --warmup steps show its pace, with --interleave runs where commands take turns",
     }[one.remedy]
+    why = (
+        "as its host got further ahead of its device with each step"
+        if use.by_host
+        else "as they used up batches that lay ready: what it waits for data is understated"
+    )
     return (
         f"{one.arm}: its measured steps were {percent(use.share)} faster ({percent(use.ci_low).removesuffix(' %')} to "
-        f"{percent(use.ci_high)}) than they can go on being, as they used up batches that lay ready: what it waits for "
-        f"data is understated; {remedy}"
+        f"{percent(use.ci_high)}) than they can go on being, {why}; {remedy}"
     )
 
 

@@ -75,7 +75,7 @@ def _lead(one: Confound) -> str:
         for name, share in zip(one.names, one.values, strict=True)
         if share
     ]
-    return f"batches that lay ready: {' and '.join(parts)}"
+    return f"work done ahead (batches that lay ready, or a device that fell behind): {' and '.join(parts)}"
 
 
 _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {

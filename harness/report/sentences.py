@@ -113,8 +113,8 @@ def undecided_because(m: Measured) -> str | None:
         case "lead":
             most = percent(max(m.used_lead))
             return (
-                f"steps that used up batches which lay ready were up to {most} faster than they can go on being, which "
-                "is as much"
+                "steps that used up batches which lay ready, or got further ahead of the device, were up to "
+                f"{most} faster than they can go on being, which is as much"
             )
 
 

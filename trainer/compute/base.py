@@ -79,6 +79,9 @@ class Compute(Protocol):
     def drain_to_one_step(self) -> None:
         """Block until the device is at most one step behind: it has done all that was queued before this step."""
 
+    def is_lead_settled(self) -> bool:
+        """Whether the host is as far ahead of the device as it gets (``compute.host_lead``); True where it never is."""
+
     def skipped_steps(self) -> int | None:
         """Block until known: how many optimizer steps loss scaling skipped; None where the loss is not scaled."""
 

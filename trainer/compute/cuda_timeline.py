@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer import telemetry
 from trainer.compute.base import call_site, short_path
+from trainer.compute.host_lead import HostLead
 from trainer.data.batch import Batch
 from trainer.telemetry import Blocked, Kernel
 
@@ -56,6 +57,7 @@ class CudaTimeline:
         self._pending: list[_Pending] = []
         self._before: Any = None  # an event that is reached when everything queued before this step is done
         self._announced = False
+        self._lead = HostLead()
         self._audit = _Audit(self._cuda, lambda: self._announced)
         self._cuda.synchronize()
         self._anchor, self._anchor_ns = self._set_anchor()
@@ -64,13 +66,15 @@ class CudaTimeline:
         self._audit.switch(step == AUDITED_STEP)
         self._before = self._cuda.Event()
         self._before.record()
+        self._lead.begin_step()
         self._inner.begin_step(step)
 
     def to_device(self, batch: Batch) -> Batch:
         with self._queued("h2d"):
             if self._pinned:
                 return self._inner.to_device(batch)
-            with self._blocking("copy from pageable memory"):  # the driver stages it, and may wait for the stream
+            # The driver stages it, and may wait for the stream or not.
+            with self._blocking("copy from pageable memory", waits=False):
                 return self._inner.to_device(batch)
 
     def forward(self, batch: Batch) -> Any:
@@ -119,6 +123,9 @@ class CudaTimeline:
             with self._blocking("device one step behind"):
                 self._before.synchronize()
 
+    def is_lead_settled(self) -> bool:
+        return self._lead.settled
+
     def skipped_steps(self) -> int | None:
         return self._inner.skipped_steps()
 
@@ -143,6 +150,7 @@ class CudaTimeline:
             at = (before_ns + round(start_ns * scale), before_ns + round(end_ns * scale))
             telemetry.device(Kernel(work.name, work.launch_start_ns, work.launch_end_ns, *at))
         self._pending.clear()
+        self._lead.device_idle()
 
     def parts(self) -> dict[str, Stateful]:
         return self._inner.parts()
@@ -154,6 +162,9 @@ class CudaTimeline:
     @contextmanager
     def _queued(self, name: str) -> Iterator[None]:
         """Record everything that the body queues as one piece of work called ``name``."""
+        if self._lead.watched and (not self._pending or self._pending[-1].end.query()):
+            self._lead.ran_dry()
+        self._lead.queued()
         start_ns, start, end = monotonic_ns(), self._event(), self._event()
         start.record()
         yield
@@ -161,14 +172,18 @@ class CudaTimeline:
         self._pending.append(_Pending(name, start_ns, monotonic_ns(), start, end))
 
     @contextmanager
-    def _blocking(self, what: str) -> Iterator[None]:
+    def _blocking(self, what: str, *, waits: bool = True) -> Iterator[None]:
+        """``waits``: for the device and for nothing else."""
         site, start_ns = call_site(what, __file__, contextlib.__file__), monotonic_ns()
         self._announced = True
         try:
             yield
         finally:
             self._announced = False
-            telemetry.blocked(Blocked(site, start_ns, monotonic_ns()))
+            end_ns = monotonic_ns()
+            if waits:
+                self._lead.waited(end_ns - start_ns)
+            telemetry.blocked(Blocked(site, start_ns, end_ns))
 
     def _event(self) -> Any:
         return self._cuda.Event(enable_timing=True)

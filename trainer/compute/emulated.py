@@ -24,6 +24,7 @@ from typing import Any
 
 from trainer import telemetry
 from trainer.compute.base import Stateful, call_site
+from trainer.compute.host_lead import HostLead
 from trainer.compute.in_flight import InFlight
 from trainer.compute.likelihood import EndingRow
 from trainer.compute.scores import Scores
@@ -52,6 +53,7 @@ class DeviceQueue:
         self._launch_ms, self._how = launch_us / 1e3, how
         self._ends_ns: deque[int] = deque()  # ends of the work that was unfinished at the last look
         self._free_ns = 0
+        self.lead = HostLead()
 
     def submit(self, name: str, duration_ns: int, kernels: int = 1) -> None:
         """Launch ``kernels`` that together work for ``duration_ns``; blocks only while the queue is full."""
@@ -62,10 +64,15 @@ class DeviceQueue:
             self._wait(self._ends_ns.popleft(), "full queue")
             now = monotonic_ns()
         start, launched = max(now, self._free_ns), now
+        if self._free_ns <= now:
+            self.lead.ran_dry()
+        self.lead.queued()
         if self._launch_ms:
             spend(kernels * self._launch_ms, self._how)
             launched = monotonic_ns()
         self._free_ns = last_end_ns(self._free_ns, (now, launched), duration_ns, kernels)
+        if self._free_ns > start + duration_ns:  # it waited for one of the launches
+            self.lead.ran_dry()
         self._ends_ns.append(self._free_ns)
         telemetry.device(Kernel(name, now, launched, start, self._free_ns))
 
@@ -86,7 +93,9 @@ class DeviceQueue:
     def _wait(self, until_ns: int, what: str) -> None:
         site, start = call_site(what, __file__), monotonic_ns()
         wait_until(until_ns)
-        telemetry.blocked(Blocked(site, start, monotonic_ns()))
+        end = monotonic_ns()
+        self.lead.waited(end - start)
+        telemetry.blocked(Blocked(site, start, end))
 
 
 def last_end_ns(free_ns: int, launching: tuple[int, int], duration_ns: int, kernels: int) -> int:
@@ -126,6 +135,7 @@ class EmulatedCompute:
 
     def begin_step(self, step: int) -> None:
         self._step, self._before_ns = step, self._queue.free_ns
+        self._queue.lead.begin_step()
 
     def to_device(self, batch: Batch) -> Batch:
         self._submit("h2d")
@@ -178,11 +188,15 @@ class EmulatedCompute:
     def drain_to_one_step(self) -> None:
         self._queue.wait_until(self._before_ns, "device one step behind")
 
+    def is_lead_settled(self) -> bool:
+        return self._queue.lead.settled
+
     def skipped_steps(self) -> int | None:
         return None  # nothing overflows where nothing is computed
 
     def synchronize(self) -> None:
         self._queue.drain("synchronize")
+        self._queue.lead.device_idle()
 
     def parts(self) -> dict[str, Stateful]:
         return {}  # it computes nothing; what its jitter drew makes no difference to a loss

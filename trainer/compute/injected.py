@@ -65,6 +65,9 @@ class NoCompute:
     def drain_to_one_step(self) -> None:
         pass
 
+    def is_lead_settled(self) -> bool:
+        return True  # a host that computes is never ahead
+
     def skipped_steps(self) -> int | None:
         return None
 
@@ -138,6 +141,9 @@ class InjectedCompute:
 
     def drain_to_one_step(self) -> None:
         self._inner.drain_to_one_step()
+
+    def is_lead_settled(self) -> bool:
+        return self._inner.is_lead_settled()
 
     def skipped_steps(self) -> int | None:
         return self._inner.skipped_steps()

@@ -277,6 +277,9 @@ class TorchCompute:
     def drain_to_one_step(self) -> None:
         pass  # a CPU is never behind; CudaTimeline does this for CUDA
 
+    def is_lead_settled(self) -> bool:
+        return True  # CudaTimeline knows of CUDA
+
     def skipped_steps(self) -> int | None:
         return None if self._scaling is None else self._scaling.skipped_steps
 

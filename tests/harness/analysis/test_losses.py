@@ -168,6 +168,8 @@ def test_losses_are_compared_at_the_same_training_steps_however_many_were_warm_u
         ([6.05, 6.15, 5.95], [6.0, 6.1, 5.9], False),  # under 1 %
         ([6.5, 6.6, 6.4], [6.9, 5.4, 6.8], False),  # the same once more differs as much
         ([6.5, 5.4, 7.9], [6.0, 6.1, 5.9], False),  # blocks scatter
+        ([6.5, 8.9, 11.2], [6.0, 6.1, 5.9], True),  # they do, but each of them learned less, and the control nothing
+        ([6.5, 8.9, 11.2], [6.0, 6.9, 5.9], False),
         ([6.5, None, 6.4], [6.0, 6.1, 5.9], False),  # two blocks are too few
     ],
 )

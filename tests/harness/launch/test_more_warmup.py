@@ -107,8 +107,8 @@ def test_batches_are_read_from_the_end_and_pauses_with_them() -> None:
     ("keys", "most"),
     [
         ({"data": {"workers": 2}}, MOST_STEPS),
-        ({"data": {"workers": 0}}, 0),
-        ({"data": {"workers": 2, "prefetch": 1}}, 0),
+        ({"data": {"workers": 0}, "compute": {"device": "cpu"}}, 0),
+        ({"data": {"workers": 2, "prefetch": 1}, "compute": {"device": "cpu"}}, 0),
         ({"data": {"workers": 2}, "launch": {"torchrun": {"nproc": 2}}}, 0),
     ],
 )

@@ -1,0 +1,108 @@
+"""A host that begins on an idle device gets ahead of it step by step: how far is told, and warm-up goes on until then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis.lead_use import lead_use
+from harness.analysis.ledger import measure
+from harness.launch.more_warmup import MOST_STEPS, most_extra_steps
+from tests.cuda_stream import LAUNCH_BOUND, Declared, record
+from trainer.compute.host_lead import HostLead
+from trainer.config import TrainerConfig
+
+DEVICE_MS, LAUNCHING_MS = 34.0, 24.0
+# Few and long kernels. From an idle device the host is ahead by one launch, and by 10 ms more with each step.
+BEHIND = Declared(
+    {
+        "h2d": (1, 25, 25),
+        "forward": (10, 700, 1000),
+        "backward": (10, 1400, 2000),
+        "norm": (1, 25, 25),
+        "optimizer": (1, 2500, 3900),
+    },
+    data_ms=0.4,
+    sync="late",
+    warmup=1,
+    steps=10,
+)
+
+
+def step_ms(declared: Declared) -> float:
+    ledger = measure(record(declared).run)
+    assert ledger is not None
+    return ledger.mean_step_ms
+
+
+def test_steps_from_an_idle_device_are_too_fast_until_the_host_is_as_far_ahead_as_it_gets() -> None:
+    assert step_ms(BEHIND) < 0.97 * DEVICE_MS, "the host still gets ahead"
+    settled = replace(BEHIND, settle=MOST_STEPS)
+    assert 0 < record(settled).settling < 8
+    assert step_ms(settled) == pytest.approx(DEVICE_MS, rel=0.005)
+    assert step_ms(replace(BEHIND, warmup=60)) == pytest.approx(DEVICE_MS, rel=0.005)
+
+
+def test_the_tables_tell_by_how_much_further_ahead_the_host_was_at_the_end() -> None:
+    ledger = measure(record(BEHIND).run)
+    assert ledger is not None
+    (use,) = ledger.used_leads.values()
+    assert ledger.mean_step_ms + use.ahead_ns / BEHIND.steps / 1e6 == pytest.approx(DEVICE_MS, rel=0.005)
+    found = lead_use([ledger.used_leads] * 5)
+    assert found is not None
+    assert found.by_host
+    assert found.is_worth_saying
+    settled = measure(record(replace(BEHIND, settle=MOST_STEPS)).run)
+    assert settled is not None
+    (use,) = settled.used_leads.values()
+    assert abs(use.ahead_ns) < 0.005 * use.wall_ns
+
+
+@pytest.mark.parametrize(
+    ("declared", "most"),
+    [
+        (replace(LAUNCH_BOUND, warmup=1, sync="late"), 2),  # the device runs dry in each step
+        (replace(BEHIND, sync="norm"), 0),  # the host waits in each step
+        (replace(BEHIND, data_ms=40.0), 2),
+    ],
+)
+def test_loops_whose_steps_are_all_alike_take_next_to_no_more_warm_up(declared: Declared, most: int) -> None:
+    assert record(replace(declared, settle=MOST_STEPS)).settling <= most
+
+
+def test_one_step_in_which_the_device_runs_dry_says_nothing_of_the_next_ones() -> None:
+    lead = HostLead()
+    for dry in (True, False, True):
+        lead.begin_step()
+        if dry:
+            lead.ran_dry()
+        lead.queued()
+        assert not lead.settled
+    lead.begin_step()
+    lead.ran_dry()
+    assert lead.settled
+
+
+def test_a_call_that_returns_at_once_is_no_wait() -> None:
+    lead = HostLead()
+    lead.begin_step()
+    lead.waited(10_000)
+    assert not lead.settled
+    lead.waited(1_000_000)
+    assert lead.settled
+    lead.device_idle()
+    assert not lead.settled
+    assert lead.watched
+
+
+@pytest.mark.parametrize(
+    ("keys", "most"),
+    [
+        ({"compute": {"device": "cpu"}}, 0),
+        ({"compute": {"device": "auto"}}, MOST_STEPS),
+        ({"compute": {"device": {"emulated": "gh200"}}}, MOST_STEPS),
+    ],
+)
+def test_a_cpu_with_batches_made_inline_takes_no_more(keys: dict[str, object], most: int) -> None:
+    assert most_extra_steps(TrainerConfig.model_validate(keys)) == most
