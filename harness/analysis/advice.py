@@ -205,7 +205,7 @@ def _edits(runs: Sequence[RunData]) -> list[tuple[str, AdviceCost]]:
     sync = lookup(config, "compute.sync", BEFORE["compute.sync"])
     reads_norm = sync == "norm" and lookup(config, "compute.check_finite", True) is not False
     if facts.asynchronous and (reads_norm or sync == "every-step"):
-        found.append(("sync=off", "late check"))
+        found.append(("sync=late", "late check"))
     return found
 
 

@@ -14,6 +14,9 @@ from harness.analysis.step_losses import at_common_steps
 ALIKE = 0.01  # relative: losses that differ by less are called the same, as other kernels round otherwise
 FAR = 0.5  # relative: no other number of tokens a step makes losses of the same training differ by more
 SURE = 0.99  # of the interval of their difference: a comparison is not barred by one chance in twenty
+# Relative: medians further apart are clearly different, however the blocks scatter. What trains badly scatters, and its
+# few blocks then have an interval that holds anything.
+CLEAR = 0.1
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Losses:
     Where the runs of no block can be compared, each has that of its own last measured steps.
 
     ``diverged``: arms with a loss that was NaN or infinite at any measured step, or that rose far above its start.
-    ``differ``: by more than their blocks scatter, the A/A control differs and kernels round.
+    ``differ``: by more than the A/A control differs and kernels round, and than their blocks scatter, or clearly.
     ``other_tokens``: each step of one trains on another number of tokens, so their losses at one step need not agree.
     """
 
@@ -115,7 +118,10 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
         if len(alike) >= len(apart) and least > max(alike):
             return True
     found = _difference(pairs)
-    if found is None or found.ci_low is None or found.ci_high is None or found.ci_low <= 0 <= found.ci_high:
+    if found is None or found.ci_low is None or found.ci_high is None:
+        return False
+    size = median(abs(ours) for ours, _ in pairs)
+    if found.ci_low <= 0 <= found.ci_high and abs(found.median) <= CLEAR * size:
         return False
     scatter = _difference(_pairs(baseline, control))
     reach = 0.0

@@ -54,6 +54,7 @@ class Edits:
     batch_size: int | None = None
     cores: int | None = None
     sync: bool = True  # False: no blocking on the gradient norm
+    late: bool = False  # but on that of the step before, when a step is launched (compute.sync: late)
     # Parts of a step to remove: ("phase", host phase), ("kernel", its name) or ("cause", see harness.analysis.replay).
     without: frozenset[tuple[str, str]] = frozenset()
     texts: tuple[str, ...] = ()  # the edits as given, for messages
@@ -97,9 +98,12 @@ def _parsed(edits: Edits, key: str, value: str, text: str) -> Edits:
             raise InputError(f"--set {text}: device takes how many times as fast it is, such as 2x or 0.5x")
         return replace(edits, device=factor)
     if key == "sync":
-        if value not in ("off", "on"):
-            raise InputError(f"--set {text}: sync takes off (no blocking on the gradient norm) or on")
-        return replace(edits, sync=value == "on")
+        if value not in ("off", "late", "on"):
+            raise InputError(
+                f"--set {text}: sync takes off (no blocking on the gradient norm), late (on that of the step before) "
+                "or on"
+            )
+        return replace(edits, sync=value == "on", late=value == "late")
     low, high = COUNTS[key]
     if not re.fullmatch(r"\d{1,9}", value) or not low <= int(value) <= high:
         raise InputError(f"--set {text}: {key} takes a whole number from {low} to {high}")

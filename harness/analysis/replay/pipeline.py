@@ -241,9 +241,26 @@ def _program(
             rows += [event.duration * factor, event.queueing * (0.0 if _launched_at_once(event, edits) else 1.0)]
         if index == last_backward:
             operations.append(Operation("reduce", 0, 0, 0))
+    if edits.late:
+        _wait_for_the_step_before(every, operations, rows)
     durations = np.stack(rows) if rows else np.zeros((0, members))
     lending, places = _on_tape(recording, number, tape, members)
     return Program(tuple(operations), durations[:, None, lending], places), cpu_ns
+
+
+def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
+    """Add to a step what ``compute.sync: late`` does: once all of it is launched, the host waits until the device has
+    done what the step before had launched by its gradient norm. Nothing where no step blocks on the norm.
+    """
+    blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
+    launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
+    if not blocking or not launches:
+        return
+    behind = sum(event.kind == "launch" for event in events[blocking[0] :])  # in each step, so in the one before
+    operations.insert(
+        launches[-1] + 1, Operation("sync", len(launches) + behind, len(rows), len(rows) + 1, events[blocking[0]].name)
+    )
+    rows += [events[blocking[0]].duration, events[blocking[0]].queueing]
 
 
 def _on_tape(

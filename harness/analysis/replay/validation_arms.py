@@ -58,6 +58,8 @@ def _edited(config: JsonObject, edits: Edits) -> list[Nested]:
             flat[f"data.{key}"] = value
     if edits.sync:
         return [_comparable(flat)]
+    if edits.late:
+        return [_comparable({**flat, "compute.sync": "late"})]
     # Nothing is read within the step, or one step later.
     return [_comparable({**flat, **unread}) for unread in ({**UNCHECKED, **BEFORE}, {"compute.sync": "late"})]
 

@@ -171,6 +171,8 @@ def test_losses_are_compared_at_the_same_training_steps_however_many_were_warm_u
         ([6.5, 8.9, 11.2], [6.0, 6.1, 5.9], True),  # they do, but each of them learned less, and the control nothing
         ([6.5, 8.9, 11.2], [6.0, 6.9, 5.9], False),
         ([6.5, None, 6.4], [6.0, 6.1, 5.9], False),  # two blocks are too few
+        ([8.0, 10.1, 12.0], [6.0, 6.1, 5.9], True),  # what trains badly scatters as well
+        ([6.0, 10.1, 12.0], [6.0, 6.1, 5.9], True),  # ... and may do so in some blocks alone
     ],
 )
 def test_losses_differ_where_blocks_control_and_rounding_do_not_explain_it(theirs, control, differ) -> None:

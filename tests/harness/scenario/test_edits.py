@@ -52,7 +52,7 @@ def test_no_edit_is_false_and_a_later_text_replaces_an_earlier_one() -> None:
         ("prefetch=0", "a whole number from 1 to 1024"),
         ("ranks=0", "a whole number from 1 to"),
         ("cores=many", "a whole number from 1 to"),
-        ("sync=no", "off (no blocking on the gradient norm) or on"),
+        ("sync=no", "off (no blocking on the gradient norm), late (on that of the step before) or on"),
     ],
 )
 def test_a_wrong_edit_is_refused_in_one_line(text: str, says: str) -> None:
@@ -81,6 +81,7 @@ def arm(name: str, control: str | None = None, of: str | None = None, **keys: An
         (["workers=0", "prefetch=7"], ["inline"]),  # no effect without workers
         (["prefetch=2"], ["other-seed"]),
         (["sync=off"], ["no-sync", "late"]),
+        (["sync=late"], ["late"]),
         (["tokenize=3x"], ["a+dose"]),
         (["tokenize=0.5x"], []),
         (["tokenize=3ms"], []),

@@ -63,6 +63,7 @@ class Truth:
     latency: float = 0.03  # of a sync, beyond the end of what it waits for
     speed: float = 1.0
     sync: bool = True
+    late: bool = False  # once a step is launched the host waits for the norm of the one before
     accumulation: int = 1
     ranks: int = 1
     log_every: int = 5
@@ -103,6 +104,7 @@ class _Rank:
         self.queue = simpy.Store(env)
         self.lock = simpy.Resource(env)
         self.last_done: simpy.Event | None = None
+        self.norm_done: simpy.Event | None = None
         for worker in range(truth.workers):
             env.process(self.work(worker))
         for batch in range(truth.workers * truth.prefetch):
@@ -226,7 +228,7 @@ class _Rank:
         yield self.env.timeout(self.t.lead)
         kinds = self.plan()
         for step, warmup in enumerate(kinds):
-            began, before = self.env.now, self.last_done
+            began, before, norm_before = self.env.now, self.last_done, self.norm_done
             for micro in range(self.t.accumulation):
                 yield from self.fetch()
                 yield from self.phase("h2d", "h2d")
@@ -238,9 +240,12 @@ class _Rank:
                     else:
                         yield self.barrier()
             yield from self.phase("optimizer", "norm")
+            self.norm_done = self.last_done
             if self.t.sync:
                 yield from self.phase("sync", sync=True)
             yield from self.phase("optimizer", "optimizer")
+            if self.t.late:
+                yield from self.wait_for(norm_before)
             if (step + 1) % self.t.log_every == 0:
                 yield from self.phase("log", sync=True)
             stands_still = step + 1 in (len(kinds), *self.pauses())

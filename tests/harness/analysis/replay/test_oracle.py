@@ -77,6 +77,8 @@ def changes(truth: Truth) -> dict[str, dict[str, object]]:
     }
     if truth.asynchronous:
         found["sync=off"] = {"sync": False}
+        if truth.sync:  # replay takes what the wait lasts beyond its end from the waits that were recorded
+            found["sync=late"] = {"sync": False, "late": True}
     return found
 
 

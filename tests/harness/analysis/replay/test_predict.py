@@ -121,6 +121,17 @@ def test_a_device_bound_step_hides_data_up_to_the_slack() -> None:
     assert ask(truth, "tokenize=11ms", "sync=off").step_ms.median == pytest.approx(20.0, abs=0.3)
 
 
+def test_a_host_that_waits_for_the_step_before_is_at_most_that_far_ahead() -> None:
+    """Every twelfth batch takes 60 ms, which the work of one step on the device (22 ms) does not hide."""
+    kernels = {"h2d": 0.0, "forward": 6.0, "backward": 12.0, "norm": 0.5, "optimizer": 4.0}
+    host = {"h2d": 0.1, "forward": 2.0, "backward": 4.0, "optimizer": 1.0, "sync": 0.0, "log": 0.1}
+    truth = SERIAL.having(asynchronous=True, sync=True, latency=0.0, device=kernels, host=host, steps=240)
+    truth = truth.having(read=0.1, tokenize=1.0, pack=0.1, pattern=(1.0,) * 11 + (60.0,), spread=0.0, log_every=1000)
+    late = oracle.step_ms(oracle.run(truth.having(sync=False, late=True)))
+    assert ask(truth, "sync=late").step_ms.median == pytest.approx(late, rel=0.01)
+    assert ask(truth, "sync=off").step_ms.median < 0.95 * late
+
+
 def test_what_the_step_waits_for_is_told_by_stage() -> None:
     found = ask(SERIAL.having(read=1.0, tokenize=4.0, pack=0.5, remainder=0.25, spread=0.0), "tokenize=0.5x")
     assert found.was_waits_ms == pytest.approx({"read": 1, "tokenize": 4, "pack": 0.5, "transfer": 0.25}, abs=1e-3)
