@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import harness.launch.study as launch
+from harness.launch.more_warmup import MOST_STEPS
 from harness.launch.preparation import StudyData
 from harness.launch.study import resume_study
 from harness.machine.processes import descendants
@@ -69,7 +70,11 @@ def test_a_study_leaves_what_the_contract_says(
         assert len(measured) == 6
         assert {row["turn"] for row in measured} == set(range(repetitions))
         settle = 3 if run.record.arm == "tokens" else 1  # workers x prefetch + 1
-        assert len(rows) == 1 + repetitions * settle + 6
+        warmup = 1 + repetitions * settle
+        if run.record.arm == "tokens":  # and until batches that lay ready are used up
+            assert warmup <= len(rows) - 6 <= warmup + repetitions * MOST_STEPS
+        else:
+            assert len(rows) - 6 == warmup
         assert all(row["loss"] is not None for row in rows)
         assert run.samples is not None
         assert run.spans is not None

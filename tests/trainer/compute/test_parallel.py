@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from socket import socket
 from time import monotonic_ns
 from typing import Any
 
@@ -97,17 +97,26 @@ def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None, flo
     return recorder, digest, copied
 
 
-def serve(number: int, corpus: str, ports: dict[str, int], answers: Connection, go: Event) -> None:
-    """Rank ``number``: each arm in turn, parameters that differ, then passes; rank 1 waits in its own for ``go``."""
-    rank = Rank(number, 2, timeout_s=60)
+def serve(
+    number: int, corpus: str, ports: dict[str, int], places: dict[str, socket], answers: Connection, go: Event
+) -> None:
+    """Rank ``number``: each arm in turn, parameters that differ, then passes; rank 1 waits in its own for ``go``.
+
+    ``places``: the sockets at ``ports``, of rank 0.
+    """
+
+    def at(name: str) -> Rank:
+        listening = places.pop(name).detach() if places else None
+        return Rank(number, 2, timeout_s=60, port=ports[name], listening=listening)
+
     for arm, launch in ARMS.items():
         asked = config(corpus, 2, 2 if "accumulation" in arm else 1, **launch)
-        recorder, digest, copied = trained(asked, replace(rank, port=ports[arm]))
+        recorder, digest, copied = trained(asked, at(arm))
         waits = [end - start for _, start, end in recorder.exchanges]
         answers.send((recorder.losses, recorder.samples, digest, waits, copied))
     launched = config(corpus, 2, parallel="ddp").launch
     assert launched is not None
-    parallel = Parallel(launched, replace(rank, port=ports["differ"]), torch.device("cpu"), 1)
+    parallel = Parallel(launched, at("differ"), torch.device("cpu"), 1)
     model = torch.nn.Linear(2, 2)
     parallel.wrap(model)
     torch.nn.init.constant_(model.weight, float(number))
@@ -132,20 +141,22 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
     corpus = str(write_parquet(tmp_path / "texts.parquet", TEXTS))
     alone = {rows: trained(config(corpus, rows), ALONE)[0] for rows in (4, 8)}
     assert alone[4].losses[0] > alone[4].losses[STEPS - 1]  # it trains
-    places = [meeting_place() for _ in [*ARMS, "differ"]]
-    ports = {arm: place.getsockname()[1] for arm, place in zip([*ARMS, "differ"], places, strict=True)}
-    for place in places:  # free: here nothing is forked that could inherit them
-        place.close()
+    places = {arm: meeting_place() for arm in [*ARMS, "differ"]}
+    ports = {arm: place.getsockname()[1] for arm, place in places.items()}
     spawn = multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe(duplex=False) for _ in range(2)]
     go = spawn.Event()
     ranks = [
-        spawn.Process(target=serve, args=(number, corpus, ports, pipes[number][1], go), daemon=True)
+        spawn.Process(
+            target=serve, args=(number, corpus, ports, {} if number else places, pipes[number][1], go), daemon=True
+        )
         for number in range(2)
     ]
     for process, (_, theirs) in zip(ranks, pipes, strict=True):
         process.start()
         theirs.close()
+    for place in places.values():  # rank 0 holds them now
+        place.close()
 
     def answer(number: int) -> Any:
         assert pipes[number][0].poll(120), f"rank {number} says nothing"
