@@ -63,6 +63,7 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "attention": ("model", "compute.device"),
     "device": ("compute.device",),
     "asynchronous": ("compute.device",),
+    "emulation": ("compute", "model", "optimizer", "data.batch_size", "data.sequence_length", "data.tokenizer"),
     "device_count": ("compute.device", "launch"),
     "ranks": ("launch",),
     "parallel": ("launch",),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.analysis.exposure import BatchWaits
 from harness.analysis.lead import Leads, MadeBatches, leads_of, used_up_ns
@@ -63,7 +64,8 @@ def used_leads(
 ) -> dict[int, UsedLead]:
     """What each repetition of a run used up; of none where an asynchronous device left no record.
 
-    ``workers``: 0 where batches are made inline, of which none lies ready. A repetition in which the loop paused (an evaluation) counts up to there: its workers went on meanwhile.
+    ``workers``: 0 where batches are made inline, of which none lies ready. A repetition in which the loop paused (an
+    evaluation) counts up to there: its workers went on meanwhile.
     """
     if asynchronous and not len(spans.kernels):
         return {}

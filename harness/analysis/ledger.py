@@ -272,7 +272,12 @@ def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
     """See ``RunLedger.used_leads``; none where the host computes and makes the batches, or nobody recorded them."""
     facts = run.record.facts
     workers = int(lookup_number(run.record.config, "data.workers", facts.workers or 0))
-    if not (workers or facts.asynchronous) or not run.has_spans or steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
+    if (
+        not (workers or facts.asynchronous)
+        or not run.has_spans
+        or steps.column("start_ns").null_count
+        or steps.column("wall_ns").null_count
+    ):
         return {}
     spans = spans_of(run)
     if (waits := waits_of(steps, spans)) is None:

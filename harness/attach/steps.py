@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.attach.frames import AttachedProcess, Made, events
 from harness.launch.tables import RunTables
@@ -31,9 +31,8 @@ MadeBy = Mapping[int, Sequence[Made]]  # batches of each loader worker, by proce
 class StepTotals:
     """What the measured steps of one block amount to, in nanoseconds."""
 
-    # Steps at its beginning that are not measured: their batches were made in the block before, or they were profiled.
-    warming_up: int = 0
-    begun: int = 0  # steps, measured or not
+    warming_up: int = 0  # steps at its beginning that are not measured: they were profiled
+    begun: int = 0  # steps, measured or not, but for those that the block before measures
     measured: int = 0
     evaluating: int = 0  # steps that are not measured because an evaluation ran within them
     evaluating_ns: int = 0  # how long these took
@@ -76,9 +75,9 @@ class StepTotals:
 def plan_blocks(steps: int, warmup: int, loader_warmup: int) -> int:
     """How many measured steps a block has: the run is cut into parts, whose scatter gives the intervals.
 
-    Each begins with ``loader_warmup`` steps that are not measured: no more than half as many as the others.
+    At least twice ``loader_warmup``: each begins with as many of the steps before it, which it does not measure.
     """
-    return max(LEAST_STEPS, 2 * loader_warmup, -(-max(steps - warmup, 1) // MOST_BLOCKS) - loader_warmup)
+    return max(LEAST_STEPS, 2 * loader_warmup, -(-max(steps - warmup, 1) // MOST_BLOCKS))
 
 
 def write_tables(
@@ -92,7 +91,9 @@ def write_tables(
 ) -> list[StepTotals]:
     """Write the tables of ``one``, block by block, into ``folder_of(block)``; the totals of each block.
 
-    An error (a full disk) leaves nothing half written.
+    Every step is measured in one block, so that no rare slow one is lost between two. A block's tables begin with the
+    last steps of the block before, as warm-up: the first batches of the block were made meanwhile. An error (a full
+    disk) leaves nothing half written.
 
     ``made_by``: what its loader workers made. The last block takes what is left over, if that is no block by itself.
     ``alternating``: it alternated with other programs, repetition by repetition; all of it is one block.
@@ -122,14 +123,15 @@ def _write_tables(
     recorder = StepRecorder()
     works = _works(one)
     work = next(works, None)
-    running: list[Kernel] = []  # what the device may be at when the next block begins, launched in this one
+    running: list[Kernel] = []  # what the device may be at when the next step begins
+    recent: deque[_Step] = deque(maxlen=one.loader_warmup)
     for begun, body, ended, marks in _steps(one.path):
         totals = found[-1] if found else None
         if totals is not None and profiled and len(found) == 1:
             whole = totals.begun == profiled
         else:
             whole = totals is not None and totals.measured >= length
-            whole = whole and _left(one, found) >= length + one.loader_warmup
+            whole = whole and _left(one, found) >= length
         if tables is None or whole:
             if tables is not None:
                 recorder.add([(PAUSE, begun[1], begun[2])])
@@ -139,33 +141,53 @@ def _write_tables(
             folder.mkdir(parents=True, exist_ok=True)
             tables = RunTables(recorder, folder, pid, one.process.tid, rank)
             unfinished.callback(tables.discard)
-            totals = StepTotals(warming_up=one.loader_warmup if found else profiled)
+            totals = StepTotals(warming_up=0 if found else profiled)
             found.append(totals)
-            for late in running:
+            for late in recent[0].running if recent else running:
                 recorder.device(late)
+            for step in recent:
+                kind, now, reading, number, _, _ = step.begun
+                _record(recorder, tables, step, (kind, now, reading, number, 0, True), made_by)
         assert totals is not None
-        recorder.add([_counted(begun, marks, ended, totals, alternating)])
-        tables.collect()  # between steps: the batches of the one that begins come after this
-        recorder.add(
-            [
-                _with_maker(event, made_by) if event[0] == RECEIVED else event
-                for event in body
-                if event[0] not in (TOKENIZED, WORK)
-            ]
-        )
+        step = _Step(begun, body, ended, tuple(running), [])
         while work is not None and (ended is None or work.launch_start_ns < ended[1]):
-            recorder.device(work)
-            running.append(work)
+            step.works.append(work)
             work = next(works, None)
-        running = [late for late in running if ended is not None and late.end_ns > ended[1]]
-        if ended is not None:
-            if not totals.last_unmeasured:
-                _add(totals, begun, body, ended)
-            if ended[0] == PAUSE:
-                recorder.add([ended])
+        _record(recorder, tables, step, _counted(begun, marks, ended, totals, alternating), made_by)
+        running = [late for late in (*running, *step.works) if ended is not None and late.end_ns > ended[1]]
+        recent.append(step)
+        if ended is not None and not totals.last_unmeasured:
+            _add(totals, begun, body, ended)
     if tables is not None:
         tables.write()
     return found
+
+
+class _Step(NamedTuple):
+    """A step of the program: its beginning, what happened in it, its end (None: it did not end)."""
+
+    begun: Event
+    body: Sequence[Event]
+    ended: Event | None
+    running: Sequence[Kernel]  # what the device may have been at when it began
+    works: list[Kernel]  # launched in it
+
+
+def _record(recorder: StepRecorder, tables: RunTables, step: _Step, begun: Event, made_by: MadeBy) -> None:
+    """Add ``step`` to the tables, beginning with the event ``begun``."""
+    recorder.add([begun])
+    tables.collect()  # between steps: the batches of the one that begins come after this
+    recorder.add(
+        [
+            _with_maker(event, made_by) if event[0] == RECEIVED else event
+            for event in step.body
+            if event[0] not in (TOKENIZED, WORK)
+        ]
+    )
+    for work in step.works:
+        recorder.device(work)
+    if step.ended is not None and step.ended[0] == PAUSE:
+        recorder.add([step.ended])
 
 
 def _works(one: AttachedProcess) -> Iterator[Kernel]:

@@ -224,6 +224,7 @@ class Run:
         try:
             with self._explaining():
                 self._take(steps, self.config.warmup_steps, warmup=True)
+                self._lives_off_batches()  # loads what it needs now: later a device would work its queue off meanwhile
                 self._synchronize()
                 self.probe_set.wait()  # NVML may take seconds to wake
                 self._compare_clocks()

@@ -27,7 +27,7 @@ from harness.analysis.cost import (
 from harness.launch.block import plan_repetitions
 from harness.launch.budget import Deadline
 from harness.launch.child import EVALUATED
-from harness.launch.more_warmup import MOST_STEPS, batches_may_last
+from harness.launch.more_warmup import most_waiting_steps
 from harness.launch.study import run_study
 from harness.scenario.model import ProbesConfig
 from harness.study.contract import PROFILED
@@ -272,7 +272,7 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
         found.append(
             replace(
                 work,
-                most_extra=repetitions.count * blocks * (MOST_STEPS if batches_may_last(config) and config.ranks == 1 else 0),
+                most_extra=repetitions.count * blocks * most_waiting_steps(config),
                 steps=steps * blocks + (_profiled_steps(plan.scenario.probes) if profiled else 0),
                 starts=blocks + profiled,
                 imports=blocks if not found else 0,

@@ -31,7 +31,12 @@ def most_extra_steps(config: TrainerConfig) -> int:
     None on a CPU where nothing lies ready that lasts. None of several ranks: all of them take the same steps, and each
     knows its own batches and device only.
     """
-    return MOST_STEPS if config.ranks == 1 and (batches_may_last(config) or config.compute.device != "cpu") else 0
+    return MOST_STEPS if config.ranks == 1 and config.compute.device != "cpu" else most_waiting_steps(config)
+
+
+def most_waiting_steps(config: TrainerConfig) -> int:
+    """How many of them a run may take that waits for its data. (A host takes a few to get ahead of its device.)"""
+    return MOST_STEPS if config.ranks == 1 and batches_may_last(config) else 0
 
 
 def batches_may_last(config: TrainerConfig) -> bool:

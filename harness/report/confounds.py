@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from harness.analysis.confounds import Confound, ConfoundKind
 from harness.report.words import blocks_named, count, percent, ratio
 
+SAME_LOAD = 0.1  # cores: less is no difference
+
 
 def confound_lines(found: Iterable[Confound]) -> list[str]:
     """One line for each."""
@@ -41,6 +43,8 @@ def _other_steps(one: Confound) -> str:
 def _load(one: Confound) -> str:
     ours, theirs = one.values
     base, other = one.names
+    if abs(ours - theirs) < SAME_LOAD:
+        return f"host load by other processes: {max(ours, theirs):.2f} cores during both {base} and {other}"
     return f"host load by other processes: {ours:.2f} cores during {base}, {theirs:.2f} during {other}"
 
 

@@ -38,12 +38,14 @@ from harness.report.sentences import (
     either_way,
     emulated_devices,
     in_blocks,
+    more_blocks,
     undecided_because,
 )
 from harness.report.tables import NOT_MEASURED
 from harness.report.words import count, listing, number, percent, ratio
 
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
+MOST_ALIKE = 3  # comparisons that ask for the same; of more it is said once
 MOST_DIFFERENCES = 4  # more are counted by kind on the first screen, and listed in full below it
 # An interval that reaches so many times as far below 1 as above it, and so far at all: both ends are said.
 LOPSIDED, MISLEADS = 2.0, 0.02
@@ -69,10 +71,13 @@ def first_screen(report: StudyReport) -> FirstScreen:
     names = ArmNames([arm.name for arm in report.arms if not arm.control])
     shown: set[str] = set()  # baselines whose cost of data was said already
     lines = []
+    remedies = Counter(ask for c in report.compared if (ask := more_blocks(c.measured)) is not None)
+    once = [ask for ask, times in remedies.items() if times > MOST_ALIKE]
     for c in report.comparisons:
-        lines.append(_headline(report, c, names, c.baseline not in shown))
+        lines.append(_headline(report, c, names, c.baseline not in shown, once))
         if isinstance(c, Comparison):
             shown.add(c.baseline)
+    lines += [Headline(f"To decide the {remedies[ask]} undecided ones", ask, "") for ask in once]
     compared = {name for c in report.comparisons for name in (c.baseline, c.candidate)}
     involved = [arm for arm in report.arms if arm.name in compared]
     lines += left_out_lines(involved, names) + skipped_lines(involved, names) + engine_lines(involved, names)
@@ -98,7 +103,10 @@ def could_gain(m: Measured) -> Estimate | None:
     return m.ceiling
 
 
-def _headline(report: StudyReport, c: Comparison | NotCompared, names: ArmNames, with_data: bool) -> Headline:
+def _headline(
+    report: StudyReport, c: Comparison | NotCompared, names: ArmNames, with_data: bool, once: Collection[str]
+) -> Headline:
+    """``once``: remedies that are said below all of them."""
     changed = change(report.study, c.baseline, c.candidate)
     candidate, baseline = names.short(c.candidate), names.short(c.baseline)
     subject = f"{changed} ({candidate})" if changed else f"{candidate} against {baseline}"
@@ -114,7 +122,7 @@ def _headline(report: StudyReport, c: Comparison | NotCompared, names: ArmNames,
         support.append("Something else differed as well, see above.")
     if disagreements(c):
         support.append("Witnesses disagree, see below.")
-    return Headline(subject, names.within(finding(c.measured)), " ".join(_learned(c.measured, names) + support))
+    return Headline(subject, names.within(finding(c.measured, once)), " ".join(_learned(c.measured, names) + support))
 
 
 def _drift(found: Estimate, baseline: str) -> str:
@@ -144,11 +152,12 @@ def _learned(m: Measured, names: ArmNames) -> list[str]:
     return ["The losses differ, see above."] if m.losses.unlike else []
 
 
-def finding(m: Measured) -> str:
-    """``14 % faster (6.2 to 17 %)``."""
+def finding(m: Measured, once: Collection[str] = ()) -> str:
+    """``14 % faster (6.2 to 17 %)``. ``once``: remedies that are said elsewhere."""
     estimate, verdict = m.ratio, m.verdict
     if verdict == "undecided":
-        return f"undecided, {_change(estimate)}: {undecided_because(m)}"
+        because = undecided_because(m, remedy=more_blocks(m) not in once)
+        return f"undecided, {_change(estimate)}: {because}"
     if verdict == "none":
         what = "difference you could tell from noise" if _off_one(estimate) else "gain you could see"
         if (ends := _lopsided(m)) is not None:
@@ -289,14 +298,14 @@ def _differences(comparisons: Sequence[Comparison | NotCompared], names: ArmName
     """What no arm declared, a line each; many of them are counted by kind, but for what the arms learned."""
     lines = difference_lines(comparisons)
     if len(lines) <= MOST_DIFFERENCES:
-        return [f"Undeclared difference: {names.within(line)}" for line in lines]
+        return [f"Undeclared: {names.within(line)}" for line in lines]
     learned = difference_lines(comparisons, only=LEARNED)
     found = [one for c in comparisons if isinstance(c, Comparison) for one in {d.kind: d for d in c.confounds}.values()]
     kinds = Counter(one.kind for one in found if one.kind not in LEARNED)
     return [
-        *(f"Undeclared difference: {names.within(line)}" for line in learned),
+        *(f"Undeclared: {names.within(line)}" for line in learned),
         *(
-            f"Undeclared difference ({_KINDS.get(kind, kind)}) in {count(times, 'comparison')}: listed below"
+            f"Undeclared ({_KINDS.get(kind, kind)}) in {count(times, 'comparison')}: listed below"
             for kind, times in kinds.items()
         ),
     ]

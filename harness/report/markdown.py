@@ -146,7 +146,7 @@ def _in_full(comparisons: Sequence[Comparison | NotCompared], pictures: Sequence
         return ""
     parts = ["## Verdicts in full"]
     if differences := difference_lines(comparisons):
-        parts.append("What differs although no arm declared it:")
+        parts.append("What no arm declared:")
         parts.append("\n".join(f"- **{safe(names.within(line))}**" for line in differences))
         parts.append("What was found:")  # or the two lists become one
     parts.append("\n".join(_bullet(c, names) for c in comparisons))

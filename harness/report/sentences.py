@@ -80,8 +80,10 @@ def _finding(m: Measured, baseline: str) -> str:
     return found
 
 
-def undecided_because(m: Measured) -> str | None:
-    """Why there is no verdict, and what to ask for; None where there is one."""
+def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
+    """Why there is no verdict, and (``remedy``) what to ask for; None where there is one."""
+    if not remedy and more_blocks(m) is not None:
+        return _unseen(m)
     match m.undecided:
         case None:
             return None
@@ -95,7 +97,7 @@ def undecided_because(m: Measured) -> str | None:
         case "too coarse":
             if _other_batches(m):
                 return f"{_unseen(m)}; repeat with more steps a block: their times are alike, what they hold is not"
-            return f"{_unseen(m)}; repeat with more than {count(m.ratio.n, 'block')} or on a quieter machine"
+            return f"{_unseen(m)}; {more_blocks(m)}"
         case "diverged":
             return f"the loss of {listing(list(m.losses.diverged))} diverged, and what does not train is no gain"
         case "other loss":
@@ -116,6 +118,13 @@ def undecided_because(m: Measured) -> str | None:
                 "steps that used up batches which lay ready, or got further ahead of the device, were up to "
                 f"{most} faster than they can go on being, which is as much"
             )
+
+
+def more_blocks(m: Measured) -> str | None:
+    """What to ask for where a difference could not have been seen; None of others."""
+    if m.undecided != "too coarse" or _other_batches(m):
+        return None
+    return f"repeat with more than {count(m.ratio.n, 'block')} or on a quieter machine"
 
 
 def _unseen(m: Measured) -> str:

@@ -33,7 +33,8 @@ _PHASE = {
 _STEPS = {
     "step": "number of the step, from 0",
     "turn": "repetition that the step belongs to: with interleave: slices arms alternate repetition by repetition",
-    "warmup": "whether the step is left out of every figure",
+    "warmup": "whether the step is left out of every figure (with `harness exec`, those at the beginning of a block "
+    "are measured in the block before)",
     "start_ns": "when it began, CLOCK_MONOTONIC",
     "wall_ns": "how long it lasted; the phases sum to it exactly",
     "device_busy_ns": "how long the device worked; null where phases that the host was still launching leave it open",

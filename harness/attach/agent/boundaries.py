@@ -2,10 +2,11 @@
 
 A step is closed by an optimizer: of those that step about as often as the busiest, the one that appeared last. Updates
 within a backward pass collapse into it. The first fetch after that opens the next step, where its batches are trained
-on: an evaluation opens none. A program without a DataLoader opens its steps with a forward or backward pass. Where no
-optimizer is ever seen, the first fetch after a backward pass opens a step; that is known after so many passes that
-nobody accumulates gradients over more, or when the program ends. Who calls this: ``loading.py`` for fetches,
-``watching.py`` for forward passes, ``updates.py`` for backward passes and optimizers.
+on: an evaluation opens none. What batches of a source are for that comes up later (an evaluation, or the dataset of
+the next epoch) is decided afterwards: a backward pass trains on them. A program without a DataLoader opens its steps
+with a forward or backward pass. Where no optimizer is ever seen, the first fetch after a backward pass opens a step;
+that is known after so many passes that nobody accumulates gradients over more, or when the program ends. Who calls
+this: ``loading.py`` for fetches, ``watching.py`` for forward passes, ``updates.py`` for backward passes and optimizers.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from _harness_agent import device, gate, guard, record, run_queue, stages
 ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.rows
 EVALUATION = 6  # a batch was fetched that nobody trains on
 TOKENIZED = 7  # (kind, nanoseconds): a tokenizer ran in the training loop itself, in no fetch
+PERHAPS = 12  # (kind, time, run-queue reading): a batch is asked for that may be of training or not; not written
 MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
 UNPACKED = 11  # as in harness.probes.ledger.rows
 INTERRUPTED = 10  # a signal handler of the program raised while a hook ran: what the step did is not known
+MOST_DOUBTFUL = 64  # batches that may be of training, until they are taken to be none
 MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
 ENDED = -2  # in place of a batch's number: the wait ended with the data
 NO_TRACE = ("unknown", 0, 0, -1, ())
@@ -41,6 +44,9 @@ class _State:
         self.optimizers: dict[int, int] = {}  # steps by optimizer, in the order of their first
         self.trained_on: set[int] = set()  # sources of batches after which a backward pass came
         self.sources: set[int] = set()  # of the batches that came since a backward pass, and may be trained on
+        self.doubtful = 0  # batches that may be of training or of an evaluation
+        self.doubtful_loaders: list[tuple[int, int]] = []  # whose they are
+        self.ran_without_gradients = False  # the model, since a batch was asked for
         self.loader_seen = False  # a DataLoader serves this program: its fetches open the steps
         self.in_flight = 0  # batches at most, of the loader with most
         self.maker: Trace | None = None  # who made the batch that arrives
@@ -56,6 +62,7 @@ class _State:
         self.maybe = 0  # steps that began if there is no optimizer
         self.without_optimizer = False
         self.steps = 0
+        self.warming_up = True  # the last one is not measured
         self.unmeasured = 0  # of these, steps that are not measured
         self.measured_from: int | None = 0  # step; None: a window of profiling comes first
         self.noted: set[Any] = set()
@@ -130,18 +137,25 @@ def _mark() -> None:
 
 
 def fetching(source: int, loader: bool = True) -> bool:
-    """A wait for a batch of ``source`` begins; whether it is one of training. It may open a step.
+    """A wait for a batch of ``source`` begins; whether it is one of training, or may be. It may open a step.
 
     ``loader``: it is a DataLoader that serves it, not a function.
     """
-    grad = torch.is_grad_enabled()
-    if grad:
-        state.sources.add(source)  # if a backward pass follows, it was one of training
-    if not grad or (state.trained_on and source not in state.trained_on):
-        state.events.append((EVALUATION,))
-        for action in on_evaluation:
-            action()
+    if state.ran_without_gradients:  # and no backward pass came: what was fetched before is not trained on
+        state.ran_without_gradients = False
+        state.sources &= state.trained_on
+        settle(training=False)
+    if not torch.is_grad_enabled():
+        _evaluates()
         return False
+    state.sources.add(source)  # if a backward pass follows, it was one of training
+    if state.trained_on and source not in state.trained_on:
+        if state.doubtful >= MOST_DOUBTFUL:
+            settle(training=False)
+        state.events.append((PERHAPS, monotonic_ns(), run_queue.read()))
+        state.doubtful += 1
+        return True
+    settle(training=False)  # training goes on with what it trained on before
     state.loader_seen |= loader
     if not state.optimizers and state.backward_since and not state.by_hand:
         if state.without_optimizer:
@@ -152,6 +166,37 @@ def fetching(source: int, loader: bool = True) -> bool:
     return True
 
 
+def _evaluates() -> None:
+    state.events.append((EVALUATION,))
+    for action in on_evaluation:
+        action()
+
+
+def settle(*, training: bool) -> None:
+    """Decide what the batches were for that may have been of training: that is so where a backward pass comes."""
+    if not state.doubtful:
+        return
+    at = next(place for place, event in enumerate(state.events) if event[0] == PERHAPS)
+    events, since = state.events[:at], state.events[at:]
+    loaders, state.doubtful, state.doubtful_loaders = state.doubtful_loaders, 0, []
+    if training:
+        state.events = events
+        if state.closed and not state.by_hand:
+            _begin(since[0][1], since[0][2])
+        state.events += [event for event in since if event[0] != PERHAPS]
+        for loader in loaders:
+            _note_loader(loader)
+        return
+    state.events = events + [event for event in since if event[0] != PERHAPS and not _of_fetch(event)]
+    for event in since:
+        if event[0] == PERHAPS:
+            _evaluates()
+
+
+def _of_fetch(event: tuple[Any, ...]) -> bool:
+    return event[0] in (RECEIVED, UNPACKED) or (event[0] in (ENTER, EXIT) and event[1] == "fetch")
+
+
 def tokenized(elapsed_ns: int) -> None:
     """A tokenizer ran where no batch is being made; only the main thread's calls count."""
     if state.steps and not state.open and watched():
@@ -159,8 +204,26 @@ def tokenized(elapsed_ns: int) -> None:
 
 
 def evaluated() -> None:
-    """The model ran without gradients: what has been fetched for that is not trained on."""
-    state.sources &= state.trained_on
+    """The model ran without gradients: what was fetched for that is not trained on, but where a backward pass comes.
+
+    (A teacher runs so, on the batch that its student is trained on.)
+    """
+    state.ran_without_gradients = True
+
+
+def ran_out(source: int) -> None:
+    """Data of ``source`` ended, before a backward pass came after any batch of it: an evaluation's did."""
+    if state.doubtful:
+        state.sources.discard(source)
+        settle(training=False)
+
+
+def trains() -> None:
+    """A backward pass begins: what was fetched is trained on."""
+    settle(training=True)
+    state.ran_without_gradients = False
+    state.trained_on |= state.sources
+    state.sources.clear()
 
 
 def made_by(trace: Trace | None) -> None:
@@ -177,10 +240,10 @@ def maker() -> Trace | None:
 
 def received(trace: Trace | None, tokens: int, samples: int, loader: tuple[int, int]) -> None:
     """A batch of training arrived. ``loader``: workers of whoever serves it, and batches in flight for each."""
-    if loader not in state.noted:
-        state.noted.add(loader)
-        state.in_flight = max(state.in_flight, loader[0] * loader[1])
-        record.note("loader", loader)
+    if state.doubtful:
+        state.doubtful_loaders.append(loader)
+    else:
+        _note_loader(loader)
     arrived = (RECEIVED, trace, tokens, 0, samples)
     unpacked, state.unpacked = state.unpacked, None
     if state.marked is not None:  # one wait, maybe for several batches
@@ -189,6 +252,13 @@ def received(trace: Trace | None, tokens: int, samples: int, loader: tuple[int, 
     if unpacked is not None:
         state.events.append((UNPACKED, *unpacked))
     state.events.append(arrived)
+
+
+def _note_loader(loader: tuple[int, int]) -> None:
+    if loader not in state.noted:
+        state.noted.add(loader)
+        state.in_flight = max(state.in_flight, loader[0] * loader[1])
+        record.note("loader", loader)
 
 
 # ---- steps
@@ -221,6 +291,8 @@ def _open_step() -> None:
     if gate.wanted() and not gate.before_step(state.steps, _unmeasured(), _pause):
         state.enough = True
         return
+    if gate.wanted() and state.warming_up and not gate.state.warmup:
+        _drain()  # a host that runs ahead has launched warm-up steps that are not done: they are no part of the others
     _begin(monotonic_ns(), run_queue.read())
     for action in on_step:
         action(state.steps - 1)
@@ -232,9 +304,13 @@ def _unmeasured() -> int:
 
 
 def _pause() -> None:
-    """End the last step, where one is open, and leave the device nothing to do."""
+    """End the last step, where one is open, once the device has nothing left to do: its work is part of the turn."""
+    _drain()
     if state.steps:
         flush((PAUSE, monotonic_ns(), run_queue.read()))
+
+
+def _drain() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
@@ -268,6 +344,7 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
     state.closed = state.backward_since = False
     warmup = gate.state.warmup if gate.wanted() else _warms_up()
     state.steps += 1
+    state.warming_up = warmup
     state.unmeasured += warmup
     flush((STEP, now, reading, state.steps - 1, gate.state.repetition or 0, warmup))
 
@@ -307,6 +384,7 @@ def flush(begun: tuple[Any, ...] | None = None) -> None:
     What follows the last update (saving, say) is then no part of a step. With a PAUSE it goes on later.
     """
     ends = begun is None
+    settle(training=False)
     if begun is None:
         if state.maybe:
             decide(optimizer=False)

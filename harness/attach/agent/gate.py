@@ -7,7 +7,9 @@ Only where the settings name a ``gate``, a Unix socket of the launcher's. Lines 
     launcher -> agent   {"repetition", "steps", "beat_s"}: take that many measured steps, with signs of life that often;
                         or {"end": true}: leave
 
-The first steps of a turn are not measured: their batches were made before it, and they find cold caches.
+The first steps of a turn are not measured: their batches were made before it, and they find cold caches. They are a
+few more or less from turn to turn: what comes every so many steps (a checkpoint, a slow batch) would otherwise fall
+among them always, or never, where that is as many as a turn has.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 
 from _harness_agent import record
 
+MORE_UNMEASURED = (0, 3, 1, 4, 2)  # by turn
 LEAST_WARM = 6  # steps before the first turn: by then the watched ones are over
 
 
@@ -86,7 +89,8 @@ def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
         return False
     state.repetition = int(order["repetition"])
     state.beat_every_s = float(order["beat_s"])
-    state.unmeasured, state.measured = unmeasured, int(order["steps"])
+    state.unmeasured = unmeasured + MORE_UNMEASURED[state.repetition % len(MORE_UNMEASURED)]
+    state.measured = int(order["steps"])
     return before_step(steps, unmeasured, pause)
 
 

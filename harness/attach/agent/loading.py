@@ -47,12 +47,14 @@ def _next(before: Any) -> Any:
             return before(self)
         global _depth
         around = _depth
-        controlled = bool(record.settings.get("control"))  # hooks that nobody needs cost microseconds of each step
+        asked = bool(record.settings.get("control"))  # hooks that nobody needs cost microseconds of each step
         while True:
             try:
                 begun = bool(guard.carefully(_begin, self))
+                # What a batch is for that may be an evaluation's is not known yet: it is served as it is.
+                controlled = begun and asked and not boundaries.state.doubtful
                 try:
-                    batch = guard.carefully(controls.kept, _source(self)) if begun and controlled else None
+                    batch = guard.carefully(controls.kept, _source(self)) if controlled else None
                     if batch is None:
                         batch = before(self)
                 except BaseException:
@@ -61,7 +63,7 @@ def _next(before: Any) -> Any:
                 guard.carefully(_ended, self, begun, batch)
             finally:  # also where a signal handler of the program raised within these hooks
                 _depth = around
-            if not begun or not controlled or not guard.carefully(controls.thrown_away, _source(self), batch):
+            if not controlled or not guard.carefully(controls.thrown_away, _source(self), batch):
                 return batch
 
     return __next__
@@ -97,12 +99,14 @@ def _ended(iterator: Any, begun: bool, batch: Any) -> None:
     if trace is None:
         own = not getattr(iterator, "_num_workers", 0)
         trace = ("main", *stages.origin(), -1, stages.take()) if own else boundaries.NO_TRACE
-    _note_kind(iterator)
+    if not boundaries.state.doubtful:
+        _note_kind(iterator)
     if batch is not None:
         boundaries.received(trace, *sizes(batch), _loader(iterator))
     else:  # an epoch ended: a wait for data all the same, and no batch
         pieces = trace[4] if trace[0] == "main" else ()
         boundaries.received(("main", *stages.origin(), boundaries.ENDED, pieces), 0, 0, _loader(iterator))
+        boundaries.ran_out(_source(iterator))
 
 
 def _note_kind(iterator: Any) -> None:

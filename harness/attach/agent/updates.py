@@ -49,10 +49,9 @@ def _backward_begins(given: tuple[Any, ...]) -> bool:
     """Whether this is a backward pass of training; one within another (checkpointing) is part of that."""
     if not boundaries.watched() or "backward" in boundaries.state.open:
         return False
+    boundaries.trains()
     if not boundaries.state.loader_seen:
         boundaries.begin_step()
-    boundaries.state.trained_on |= boundaries.state.sources
-    boundaries.state.sources.clear()
     outputs = given[0] if given and isinstance(given[0], tuple) else ()
     if outputs and isinstance(outputs[0], torch.Tensor):
         device.trains_on(outputs[0].device)

@@ -52,6 +52,21 @@ def test_declared_differences_are_not_listed():
     assert listed(Arm("c", declared={"data.tokenizer.train.vocab_size": 500}, facts={"vocab_size": 500})) == []
 
 
+def test_kernel_times_of_an_emulated_device_follow_from_its_declaration():
+    one, other = {"emulation": "gh200: forward 15 ms"}, {"emulation": "gh200: forward 30 ms"}
+    for declared, lines in (({}, 1), ({"compute.device.kernels.forward_ms": 30.0}, 0)):
+        arms = [Arm("base", facts=one), Arm("c", facts=other, declared=declared)]
+        (comparison,) = analyse(*build(arms, [("base", "c")])).compared
+        assert len(confound_lines(comparison.confounds)) == lines
+
+
+def test_load_that_both_arms_had_is_said_and_called_no_difference():
+    loaded = [Arm("base", other_cpu_cores=1.94), Arm("c", other_cpu_cores=1.96)]
+    (comparison,) = analyse(*build(loaded, [("base", "c")])).compared
+    (line,) = confound_lines(comparison.confounds)
+    assert line == "host load by other processes: 1.96 cores during both base and c"
+
+
 def test_another_engine_is_listed_unless_it_was_asked_for():
     speeds = {"tokenizer_proof": "proved; MB/s"}
     one, other = {"tokenizer_engine": "tokenizers 1"}, {"tokenizer_engine": "gigatoken 2", **speeds}

@@ -389,3 +389,24 @@ os.kill(os.getpid(), signal.SIGKILL)
             return
         subprocess.run(["true"], check=True)
     raise AssertionError(f"they still stand there: {pids}")
+
+
+@slow
+def test_a_turn_on_a_device_lasts_until_the_device_has_done_what_it_was_given(tmp_path: Path) -> None:
+    """The host takes next to no time, and waits for the device at every hundredth step: a turn holds its whole work."""
+    before = shlex.join(program("on_device", LONG, 0, 12))
+    done = harness(
+        "exec", "--out", str(tmp_path), "--against", before, "--repeats", "3", "--steps", "20", "--",
+        *program("on_device", LONG, 0, 6),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for run in study_in(tmp_path).runs():
+        assert run.steps is not None
+        device_ms = 6 if run.record.arm == "script" else 12
+        walls: dict[int, list[int]] = {}
+        for row in run.steps.to_pylist():
+            if not row["warmup"]:
+                walls.setdefault(row["turn"], []).append(row["wall_ns"])
+        assert walls
+        for turn in walls.values():
+            assert sum(turn) >= 0.99 * len(turn) * device_ms * 1e6

@@ -50,8 +50,12 @@ def losses(text: str) -> list[str]:
 
 
 def rows(study: StudyFolder) -> list[dict[str, Any]]:
-    """Of all blocks, in their order."""
-    return [row for run in study.runs() if run.steps is not None for row in run.steps.to_pylist()]
+    """Of all blocks, in their order, each step once: a block begins with the last ones of the block before."""
+    found: dict[int, dict[str, Any]] = {}
+    for run in study.runs():
+        for row in [] if run.steps is None else run.steps.to_pylist():
+            found.setdefault(row["step"], row)
+    return list(found.values())
 
 
 def mean_ms(study: StudyFolder, column: str) -> float:

@@ -201,7 +201,7 @@ def test_a_run_without_a_measured_step_counts_as_missing(tmp_path):
 
 def test_confounds_stand_in_bold_before_the_verdict(tmp_path):
     _, _, page = report(tmp_path, arms(environment={"torch": "2.12.0"}))
-    line = "> **Undeclared difference: environment: torch is '2.11.0' against '2.12.0' (tokens against text)**"
+    line = "> **Undeclared: environment: torch is '2.11.0' against '2.12.0' (tokens against text)**"
     assert page.index(line) < page.index("## Verdict\n") < page.index("- **tokens against text: ")
 
 

@@ -13,7 +13,7 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report import markdown, terminal
 from harness.report.chain import chain
-from harness.report.first_screen import MOST_DIFFERENCES, FirstScreen, finding, first_screen
+from harness.report.first_screen import MOST_ALIKE, MOST_DIFFERENCES, FirstScreen, finding, first_screen
 from harness.report.tables import NOT_MEASURED
 from harness.study.run_data import RunData
 from tests.harness.synthetic import Arm, build, judged, page_of
@@ -93,6 +93,19 @@ def test_every_finding_has_its_words(gain: StudyReport, ratio: Estimate, floor: 
     assert finding(judged(gain, ratio, floor).compared[0].measured) == words
 
 
+def test_of_many_comparisons_that_ask_for_more_blocks_it_is_said_once(gain: StudyReport) -> None:
+    coarse = judged(gain, Estimate(1.1, 0.8, 1.4, 5), 0.01)
+    (one,) = coarse.comparisons
+    asks = "repeat with more than 5 blocks or on a quieter machine"
+    for times, said in ((MOST_ALIKE, MOST_ALIKE), (MOST_ALIKE + 1, 1)):
+        found = [line.text for line in first_screen(replace(coarse, comparisons=(one,) * times)).headlines]
+        assert sum(asks in line for line in found) == said
+    assert found[-1] == f"To decide the {MOST_ALIKE + 1} undecided ones: {asks}."
+    assert found[0].startswith(
+        "Pretokenizing (tokens): undecided, 1.100x (0.800x to 1.400x): a difference of up to 40 % "
+    )
+
+
 def test_what_failed_and_what_differs_comes_first_and_many_are_counted() -> None:
     others = [
         Arm(f"arm-{place}", tokenize=0.0, environment={"torch": f"2.{place}"}, failed_blocks=(0,) if place == 1 else ())
@@ -101,7 +114,7 @@ def test_what_failed_and_what_differs_comes_first_and_many_are_counted() -> None
     report = analysed(TEXT, *others, blocks=3)
     found = first_screen(report)
     assert any("Partial study" in line for line in found.beware)
-    assert f"Undeclared difference (environment) in {len(others)} comparisons: listed below" in found.beware
+    assert f"Undeclared (environment) in {len(others)} comparisons: listed below" in found.beware
     lines = terminal.lines(found)
     assert all(line.startswith(("! ", "  ")) for line in lines[: len(found.beware)])
     page = page_of(report)

@@ -1,4 +1,4 @@
-"""A host that begins on an idle device gets ahead of it step by step: how far is told, and warm-up goes on until then."""
+"""A host that begins on an idle device gets ahead of it step by step: how far is told, and warm-up waits for it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """A training loop beside a device that is made up: ``on_device STEPS DATA_MS``. Each step keeps that busy for 6 ms.
 
+``on_device STEPS DATA_MS DEVICE_MS``: for so long, and the host waits for it at every hundredth step only.
+
 What the agent asks of torch.cuda is answered from the host's own clock: a queue, and events that are reached in order.
 """
 
@@ -11,6 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 STEPS, DATA_MS = int(sys.argv[1]), float(sys.argv[2])
+DEVICE_MS = float(sys.argv[3]) if len(sys.argv) > 3 else 6.0
+RARELY = 100 if len(sys.argv) > 3 else 0
 queue = SimpleNamespace(free=0.0)
 
 
@@ -40,6 +44,9 @@ def synchronize():
 torch.cuda.Event = Event
 torch.cuda.current_stream = lambda _device: SimpleNamespace(synchronize=synchronize)
 torch.cuda.is_current_stream_capturing = lambda: False
+if RARELY:
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.synchronize = synchronize
 torch.cuda.get_device_name = lambda _device: "a made-up device"
 if agent := sys.modules.get("_harness_agent.device"):
     trains_on = agent.trains_on
@@ -59,13 +66,15 @@ class Text(Dataset):
 
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-for batch in DataLoader(Text(), batch_size=1):
+for step, batch in enumerate(DataLoader(Text(), batch_size=1)):
     loss = model(batch).sum()
-    launch(2)
+    launch(DEVICE_MS / 3)
     optimizer.zero_grad()
     loss.backward()
-    launch(3)
+    launch(DEVICE_MS / 2)
     optimizer.step()
-    launch(1)
+    launch(DEVICE_MS / 6)
+    if RARELY and step % RARELY:
+        continue
     while queue.free - time.monotonic() > 0.006:  # no more than a step ahead, as where a loss is read one step late
         pass

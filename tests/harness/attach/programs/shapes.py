@@ -130,6 +130,41 @@ def two_loaders():
         print(f"{step} {loss.item()!r}")
 
 
+def new_dataset(*, teach=False, evaluate=False):
+    """Each epoch of six steps has a dataset of its own, and the last ones are kept."""
+    model, wise, kept = net(), net(), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step = 0
+    while step < STEPS:
+        kept.append(TensorDataset(torch.randn(24, 8), torch.randn(24, 1)))
+        for x, y in DataLoader(kept[-1], batch_size=4):
+            if teach:
+                with torch.no_grad():
+                    y = wise(x)
+            loss = mse(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(f"{step} {loss.item()!r}")
+            step += 1
+            if step == STEPS:
+                break
+        if evaluate:
+            kept.append(TensorDataset(torch.randn(12, 8)))
+            for (x,) in DataLoader(kept[-1], batch_size=4):
+                with torch.no_grad():
+                    model(x)
+
+
+def new_dataset_and_teacher():
+    new_dataset(teach=True)
+
+
+def new_datasets_of_both():
+    """An evaluation after each epoch, whose batches are fetched with gradients on, as by the Hugging Face Trainer."""
+    new_dataset(evaluate=True)
+
+
 def no_optimizer():
     """Its update is written by hand."""
     model = net()
