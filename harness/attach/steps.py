@@ -124,7 +124,7 @@ def _write_tables(
     works = _works(one)
     work = next(works, None)
     running: list[Kernel] = []  # what the device may be at when the next step begins
-    recent: deque[_Step] = deque(maxlen=one.loader_warmup)
+    recent: deque[_StepSeen] = deque(maxlen=one.loader_warmup)
     for begun, body, ended, marks in _steps(one.path):
         totals = found[-1] if found else None
         if totals is not None and profiled and len(found) == 1:
@@ -149,7 +149,7 @@ def _write_tables(
                 kind, now, reading, number, _, _ = step.begun
                 _record(recorder, tables, step, (kind, now, reading, number, 0, True), made_by)
         assert totals is not None
-        step = _Step(begun, body, ended, tuple(running), [])
+        step = _StepSeen(begun, body, ended, tuple(running), [])
         while work is not None and (ended is None or work.launch_start_ns < ended[1]):
             step.works.append(work)
             work = next(works, None)
@@ -163,7 +163,7 @@ def _write_tables(
     return found
 
 
-class _Step(NamedTuple):
+class _StepSeen(NamedTuple):
     """A step of the program: its beginning, what happened in it, its end (None: it did not end)."""
 
     begun: Event
@@ -173,7 +173,7 @@ class _Step(NamedTuple):
     works: list[Kernel]  # launched in it
 
 
-def _record(recorder: StepRecorder, tables: RunTables, step: _Step, begun: Event, made_by: MadeBy) -> None:
+def _record(recorder: StepRecorder, tables: RunTables, step: _StepSeen, begun: Event, made_by: MadeBy) -> None:
     """Add ``step`` to the tables, beginning with the event ``begun``."""
     recorder.add([begun])
     tables.collect()  # between steps: the batches of the one that begins come after this

@@ -365,7 +365,7 @@ class Run:
         # on a device that has nothing queued.
         self.probe_set.begin_repetition()
         self._take(steps, warmup, warmup=True)
-        extra = self._settle(steps, most_extra)
+        extra = self._more_warmup(steps, most_extra)
         # Measured is from one place where the host waits for the device to another, where it waits in few steps.
         period = wait_period(self.config, asynchronous=self.compute.asynchronous)
         if before := -(self._last_step + 1) % period:
@@ -381,7 +381,7 @@ class Run:
         sys.stdout.flush()
         return extra
 
-    def _settle(self, steps: Iterator[int], most: int) -> int:
+    def _more_warmup(self, steps: Iterator[int], most: int) -> int:
         """Take warm-up steps while the run lives off batches that lie ready, or its host gets further ahead of the
         device; how many it took.
         """

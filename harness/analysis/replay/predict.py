@@ -29,7 +29,7 @@ from harness.analysis.replay.prediction import Prediction, ReplayValidation, wid
 from harness.analysis.replay.recording import READINGS, Recording, record
 from harness.analysis.replay.removals import Removal, removals, widened_removals
 from harness.analysis.replay.simulate import Simulated, simulate
-from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks
+from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks, holding
 from harness.scenario.edits import Edits
 from harness.study.contract import STAGES
 from harness.study.run_data import RunData
@@ -315,7 +315,18 @@ def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch
 
 
 def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:
-    def over_blocks(value: Callable[[_Edited], Array]) -> Estimate:
+    """What ``found`` amounts to. Each interval also holds the figure as it would be were the edited replay off by as
+    much as the unedited one made of the same steps: resampled, rare long steps come up as often as it happens.
+    """
+
+    def over_blocks(value: Callable[[_Edited, Array], Array]) -> Estimate:
+        as_replayed = over(lambda one: value(one, one.after.step_ms))
+        corrected = over(
+            lambda one: value(one, one.after.step_ms * one.run.recording.measured_ms / one.before.step_ms.mean())
+        )
+        return holding(as_replayed, [corrected])
+
+    def over(value: Callable[[_Edited], Array]) -> Estimate:
         """From one array per block, over its replicates."""
         result = from_blocks([math.log(value(one).mean()) for one in found])
         assert result is not None
@@ -331,11 +342,11 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
     assert measured is not None
     return Prediction(
         edits=edits,
-        step_ms=over_blocks(lambda one: one.after.step_ms),
-        tokens_per_s=over_blocks(lambda one: (one.tokens or 0.0) * 1e3 / one.after.step_ms) if counted else None,
+        step_ms=over_blocks(lambda _, step_ms: step_ms),
+        tokens_per_s=over_blocks(lambda one, step_ms: (one.tokens or 0.0) * 1e3 / step_ms) if counted else None,
         measured_ms=measured,
-        ratio=over_blocks(lambda one: one.after.step_ms / one.run.recording.measured_ms),
-        speedup=over_blocks(lambda one: one.run.recording.measured_ms / one.after.step_ms),
+        ratio=over_blocks(lambda one, step_ms: step_ms / one.run.recording.measured_ms),
+        speedup=over_blocks(lambda one, step_ms: one.run.recording.measured_ms / step_ms),
         interval_from="blocks" if len(found) >= MIN_BLOCKS else "replicates",
         validation=ReplayValidation(
             {one.run.recording.block: one.run.error for one in found},

@@ -144,18 +144,18 @@ def fetching(source: int, loader: bool = True) -> bool:
     if state.ran_without_gradients:  # and no backward pass came: what was fetched before is not trained on
         state.ran_without_gradients = False
         state.sources &= state.trained_on
-        settle(training=False)
+        resolve(training=False)
     if not torch.is_grad_enabled():
         _evaluates()
         return False
     state.sources.add(source)  # if a backward pass follows, it was one of training
     if state.trained_on and source not in state.trained_on:
         if state.doubtful >= MOST_DOUBTFUL:
-            settle(training=False)
+            resolve(training=False)
         state.events.append((PERHAPS, monotonic_ns(), run_queue.read()))
         state.doubtful += 1
         return True
-    settle(training=False)  # training goes on with what it trained on before
+    resolve(training=False)  # training goes on with what it trained on before
     state.loader_seen |= loader
     if not state.optimizers and state.backward_since and not state.by_hand:
         if state.without_optimizer:
@@ -172,7 +172,7 @@ def _evaluates() -> None:
         action()
 
 
-def settle(*, training: bool) -> None:
+def resolve(*, training: bool) -> None:
     """Decide what the batches were for that may have been of training: that is so where a backward pass comes."""
     if not state.doubtful:
         return
@@ -215,12 +215,12 @@ def ran_out(source: int) -> None:
     """Data of ``source`` ended, before a backward pass came after any batch of it: an evaluation's did."""
     if state.doubtful:
         state.sources.discard(source)
-        settle(training=False)
+        resolve(training=False)
 
 
 def trains() -> None:
     """A backward pass begins: what was fetched is trained on."""
-    settle(training=True)
+    resolve(training=True)
     state.ran_without_gradients = False
     state.trained_on |= state.sources
     state.sources.clear()
@@ -384,7 +384,7 @@ def flush(begun: tuple[Any, ...] | None = None) -> None:
     What follows the last update (saving, say) is then no part of a step. With a PAUSE it goes on later.
     """
     ends = begun is None
-    settle(training=False)
+    resolve(training=False)
     if begun is None:
         if state.maybe:
             decide(optimizer=False)

@@ -101,9 +101,7 @@ def test_of_many_comparisons_that_ask_for_more_blocks_it_is_said_once(gain: Stud
         found = [line.text for line in first_screen(replace(coarse, comparisons=(one,) * times)).headlines]
         assert sum(asks in line for line in found) == said
     assert found[-1] == f"To decide the {MOST_ALIKE + 1} undecided ones: {asks}."
-    assert found[0].startswith(
-        "Pretokenizing (tokens): undecided, 1.100x (0.800x to 1.400x): a difference of up to 40 % "
-    )
+    assert found[0].startswith("Pretokenizing (tokens-padded): undecided, 1.100x (0.800x to 1.400x): a difference ")
 
 
 def test_what_failed_and_what_differs_comes_first_and_many_are_counted() -> None:
