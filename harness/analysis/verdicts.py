@@ -63,7 +63,7 @@ def judge(
         if resolution > COARSE:
             return Judged("undecided", resolution, "too coarse")
         with_lead = resolution + max(used_lead)
-        hidden = max(used_lead) >= resolution or with_lead > COARSE
+        hidden = 0 < max(used_lead) >= resolution or with_lead > COARSE
         return Judged("undecided", resolution, "lead") if hidden else Judged("none", with_lead)
     if ratio.median * (1 + used_lead[0]) >= 1 > ratio.median or ratio.median / (1 + used_lead[1]) <= 1 < ratio.median:
         return Judged("undecided", resolution, "lead")

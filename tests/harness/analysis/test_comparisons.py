@@ -304,6 +304,12 @@ def test_what_goes_unnoticed_is_what_interval_and_noise_floor_both_leave(
     assert (found.verdict, found.resolution) == ("none", pytest.approx(resolution))
 
 
+def test_runs_that_are_alike_to_the_last_digit_do_not_live_off_batches_that_lay_ready() -> None:
+    """As on a device on paper, which takes exactly as long each time."""
+    found = judge(Estimate(1.0, 1.0, 1.0, 5), 0.0)
+    assert (found.verdict, found.undecided, found.resolution) == ("none", None, 0.0)
+
+
 @pytest.mark.parametrize(("median", "floor"), [(1.0, 0.101), (1.2, 0.25), (0.8, 0.25)])
 def test_no_difference_is_said_only_where_one_of_ten_percent_would_have_shown(median: float, floor: float) -> None:
     ratio = Estimate(median, 0.99 * median, 1.01 * median, 5)
