@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.ledger import column
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import Estimate, inverse
 from harness.study.run_data import RunData
 
 Float = NDArray[np.float64]
@@ -78,7 +78,7 @@ def scaling(
     if speedup is None or ranks[0] == ranks[1] or attached:
         return None
     if ranks[1] < ranks[0]:
-        return scaling((names[1], names[0]), (runs[1], runs[0]), _inverse(speedup))
+        return scaling((names[1], names[0]), (runs[1], runs[0]), inverse(speedup))
     curves = [{run.record.block: one for run in arm if (one := _steps(run)) is not None} for arm in runs]
     shared = sorted(set(curves[0]) & set(curves[1]))
     steps = [(curves[0][block], curves[1][block]) for block in shared]
@@ -101,11 +101,6 @@ def scaling(
     losses, target, seconds = np.split(np.mean(reached, axis=0), (2, 3))
     found = replace(found, losses=(float(losses[0]), float(losses[1])))
     return replace(found, target=float(target[0]), seconds=(float(seconds[0]), float(seconds[1]))) if fallen else found
-
-
-def _inverse(ratio: Estimate) -> Estimate:
-    low, high = (None if bound is None else 1 / bound for bound in (ratio.ci_high, ratio.ci_low))
-    return Estimate(1 / ratio.median, low, high, ratio.n)
 
 
 def _tokens_per_step(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple[float, float] | None:

@@ -72,6 +72,12 @@ def estimate(values: Values) -> Estimate | None:
     return from_blocks([log for _, one in sorted(values.items()) if (log := _block_log(one)) is not None])
 
 
+def inverse(ratio: Estimate) -> Estimate:
+    """1 / ``ratio``, with the interval of that."""
+    low, high = (None if bound is None else 1 / bound for bound in (ratio.ci_high, ratio.ci_low))
+    return Estimate(1 / ratio.median, low, high, ratio.n)
+
+
 def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
     """``likely`` with an interval that also holds each of ``others`` and its interval.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,7 +17,8 @@ from harness.probes.ledger.steps import StepRecorder
 from trainer.telemetry import BatchTrace, Kernel
 
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
-EVALUATION, TOKENIZED, WORK, INTERRUPTED = 6, 7, 9, 10
+EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE = 6, 7, 9, 10, 13
+OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE}  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
 REPETITION_STEPS = 20  # steps that are summed up together
@@ -181,9 +183,11 @@ def _record(recorder: StepRecorder, tables: RunTables, step: _StepSeen, begun: E
         [
             _with_maker(event, made_by) if event[0] == RECEIVED else event
             for event in step.body
-            if event[0] not in (TOKENIZED, WORK)
+            if event[0] not in OWN_KINDS
         ]
     )
+    if any(event[0] == NOT_FINITE for event in step.body):
+        recorder.loss(begun[3], math.nan)
     for work in step.works:
         recorder.device(work)
     if step.ended is not None and step.ended[0] == PAUSE:

@@ -54,8 +54,9 @@ def _command(before: str, after: str) -> str:
     first, second = before.split(), after.split()
     start = _alike(first, second)
     end = _alike(first[start:][::-1], second[start:][::-1])
-    if start and first[start - 1].startswith("-") and len(first) == len(second):
-        start -= 1
+    values = [parts[start] for parts in (first, second) if start < len(parts) - end]
+    if start and first[start - 1].startswith("-") and values and not any(one.startswith("-") for one in values):
+        start -= 1  # the option whose value they are
     removed, added = (" ".join(parts[start : len(parts) - end]) for parts in (first, second))
     if not added:
         return f"without {removed}"

@@ -66,7 +66,8 @@ HOW_TO_READ = f"""## How to read this
 - A study of N comparisons calls a difference by intervals of 1 - 5 % / N, which hold **for all N together** with 95 %;
   the interval after "95 % interval" is that of one comparison alone.
 - **tokens/s** counts positions, padding included; **trained tokens/s** counts those with a label: padding cannot
-  flatter it.
+  flatter it. Of commands as they are only positions are counted, and of losses only whether they stay NaN or infinite,
+  on a CPU.
 - Intervals: medians over blocks, paired within a block (total over its repetitions; \
 {ANOTHER_ORDER}), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks, and where
   neighbouring blocks are alike. Fewer than 3 blocks give none.

@@ -21,7 +21,7 @@ def prediction_lines(scenario: str, arm: str, p: Prediction, checks: ValidationA
     """The answer as text, one line a fact."""
     edits = f" with {' '.join(p.edits.texts)}" if p.edits.texts else ""
     lines = [f"{arm} of {scenario}, replayed{edits}{', on an emulated device' if p.emulated else ''}"]
-    lines.append(f"measured   {_ms(p.measured_ms)} per step, {count(p.measured_ms.n, 'run')}")
+    lines.append(f"measured   {_ms(p.measured_ms)} per step, {count(p.measured_ms.n, 'block')}")
     lines.append(f"validation {validation_text(p)}")
     if not p.edits:
         return lines
@@ -54,7 +54,7 @@ def validation_text(prediction: Prediction) -> str:
     errors = prediction.validation
     text = (
         f"the unedited replay is {signed_percent(errors.median)} off (worst {signed_percent(errors.worst)} of "
-        f"{count(len(errors.errors), 'run')}; resampled {signed_percent(errors.resampled_median)})"
+        f"{count(len(errors.errors), 'block')}; resampled {signed_percent(errors.resampled_median)})"
     )
     if errors.within_tolerance:
         return text

@@ -29,7 +29,7 @@ from harness.analysis.replay.prediction import Prediction, ReplayValidation, wid
 from harness.analysis.replay.recording import READINGS, Recording, record
 from harness.analysis.replay.removals import Removal, removals, widened_removals
 from harness.analysis.replay.simulate import Simulated, simulate
-from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks, holding
+from harness.analysis.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks, holding, inverse
 from harness.scenario.edits import Edits
 from harness.study.contract import STAGES
 from harness.study.run_data import RunData
@@ -340,13 +340,14 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
     counted = all(one.tokens is not None for one in found)
     measured = from_blocks([math.log(one.run.recording.measured_ms) for one in found])
     assert measured is not None
+    ratio = over_blocks(lambda one, step_ms: step_ms / one.run.recording.measured_ms)
     return Prediction(
         edits=edits,
         step_ms=over_blocks(lambda _, step_ms: step_ms),
         tokens_per_s=over_blocks(lambda one, step_ms: (one.tokens or 0.0) * 1e3 / step_ms) if counted else None,
         measured_ms=measured,
-        ratio=over_blocks(lambda one, step_ms: step_ms / one.run.recording.measured_ms),
-        speedup=over_blocks(lambda one, step_ms: one.run.recording.measured_ms / step_ms),
+        ratio=ratio,
+        speedup=inverse(ratio),
         interval_from="blocks" if len(found) >= MIN_BLOCKS else "replicates",
         validation=ReplayValidation(
             {one.run.recording.block: one.run.error for one in found},

@@ -192,7 +192,7 @@ def record(run: RunData) -> Recording:
 
 def _record(run: RunData) -> Recording | InputError:
     try:
-        return _recorded(run, run.step_columns(["start_ns", "wall_ns", "warmup", "tokens"]))
+        return _recorded(run, run.step_columns(["start_ns", "wall_ns", "warmup", "tokens", "samples"]))
     except InputError as error:
         return error
 
@@ -273,7 +273,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         wall_ns=(ends - starts).astype(np.float64),
         workers=workers,
         prefetch=prefetch,
-        batch_size=int(lookup_number(config, "data.batch_size", 1)),
+        batch_size=int(lookup_number(config, "data.batch_size", _samples_a_batch(table, measured, step_of[inside]))),
         threads=1 if asynchronous else facts.threads or 1,
         cores=facts.cores or int(lookup_number(run.record.environment, "cores", 0)) or 1_000_000,
         asynchronous=asynchronous,
@@ -313,6 +313,16 @@ def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], DeviceWork, list
     for batch, row in zip(known.batches.tolist(), _plain(spans, known), strict=True):
         stages.setdefault(batch, []).append(StageRow(*row))
     return phases, work, syncs, stages
+
+
+def _samples_a_batch(table: pa.Table, measured: NDArray[np.bool_], step_of: NDArray[np.int64]) -> int:
+    """Of a program that no configuration describes: by its measured steps, whose numbers each batch has; else 1."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    samples = table.column("samples").slice(0, len(measured)).filter(pa.array(measured))
+    batches = int(measured[step_of].sum())
+    return max(1, round((pc.sum(samples).as_py() or 0) / batches)) if batches and not samples.null_count else 1
 
 
 def _unpackings(spans: RunSpans) -> dict[int, Unpacking]:

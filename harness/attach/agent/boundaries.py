@@ -11,6 +11,7 @@ this: ``loading.py`` for fetches, ``watching.py`` for forward passes, ``updates.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
@@ -24,9 +25,11 @@ EVALUATION = 6  # a batch was fetched that nobody trains on
 TOKENIZED = 7  # (kind, nanoseconds): a tokenizer ran in the training loop itself, in no fetch
 PERHAPS = 12  # (kind, time, run-queue reading): a batch is asked for that may be of training or not; not written
 MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
+NOT_FINITE = 13  # the loss of this step is NaN or infinite, as those before it were
 UNPACKED = 11  # as in harness.probes.ledger.rows
 INTERRUPTED = 10  # a signal handler of the program raised while a hook ran: what the step did is not known
 MOST_DOUBTFUL = 64  # batches that may be of training, until they are taken to be none
+LASTING = 3  # losses in a row that are not finite: fewer may be of a scaler, which skips such a step
 MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
 ENDED = -2  # in place of a batch's number: the wait ended with the data
 NO_TRACE = ("unknown", 0, 0, -1, ())
@@ -47,6 +50,7 @@ class _State:
         self.doubtful = 0  # batches that may be of training or of an evaluation
         self.doubtful_loaders: list[tuple[int, int]] = []  # whose they are
         self.ran_without_gradients = False  # the model, since a batch was asked for
+        self.not_finite = 0  # losses in a row
         self.loader_seen = False  # a DataLoader serves this program: its fetches open the steps
         self.in_flight = 0  # batches at most, of the loader with most
         self.maker: Trace | None = None  # who made the batch that arrives
@@ -224,6 +228,15 @@ def trains() -> None:
     state.ran_without_gradients = False
     state.trained_on |= state.sources
     state.sources.clear()
+
+
+def backward_of(loss: torch.Tensor) -> None:
+    """Look at the loss that a backward pass begins with; not on a device, which the program would have to wait for."""
+    if loss.device.type != "cpu" or loss.numel() != 1 or type(loss) is not torch.Tensor:
+        return
+    state.not_finite = 0 if math.isfinite(loss.item()) else state.not_finite + 1
+    if state.not_finite >= LASTING:
+        state.events.append((NOT_FINITE,))
 
 
 def made_by(trace: Trace | None) -> None:

@@ -55,6 +55,7 @@ def _backward_begins(given: tuple[Any, ...]) -> bool:
     outputs = given[0] if given and isinstance(given[0], tuple) else ()
     if outputs and isinstance(outputs[0], torch.Tensor):
         device.trains_on(outputs[0].device)
+        boundaries.backward_of(outputs[0])
     boundaries.enter("backward")
     return True
 

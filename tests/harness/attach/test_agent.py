@@ -16,7 +16,7 @@ import pytest
 from harness.analysis.unseen import MOST_UNSEEN
 from harness.attach.command import SHIM
 from harness.attach.frames import AttachedProcess, read
-from harness.attach.steps import ENDED, EVALUATION, INTERRUPTED, TOKENIZED, WORK, write_tables
+from harness.attach.steps import ENDED, EVALUATION, INTERRUPTED, NOT_FINITE, TOKENIZED, WORK, write_tables
 from harness.probes.ledger import rows
 from harness.study.contract import RECEIVE
 from harness.study.store import StudyFolder
@@ -150,6 +150,20 @@ def test_batches_of_a_new_dataset_are_of_training_where_they_are_trained_on(
     assert sum(sum(block.fetches.values()) for block in totals) == 24 - 4 - evaluating
 
 
+def test_a_loss_that_stays_nan_is_known_and_one_that_a_scaler_skips_is_none(
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]
+) -> None:
+    import pyarrow.parquet as pq
+
+    ran, processes = seen
+    for program, since in (("shapes diverges", 12), ("shapes scaler", 24)):
+        folder = tmp_path / program.replace(" ", "-")
+        totals = write_tables(processes[ran[program].pid], {}, lambda block, folder=folder: folder / str(block), 0)  # type: ignore[misc]
+        tables = [pq.read_table(folder / f"{block}/steps.parquet").to_pylist() for block in range(len(totals))]
+        lost = {row["step"] for table in tables for row in table if row["loss"] is not None}
+        assert lost == set(range(since, 24))
+
+
 @pytest.mark.parametrize("program", COMPILED)
 def test_no_graph_is_broken_and_nothing_compiled_again(
     plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], program: str
@@ -272,9 +286,17 @@ def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
             found[ast.unparse(one.targets[0])] = ast.literal_eval(one.value)
     shared = {"ENTER", "EXIT", "STEP", "PAUSE", "RECEIVED", "UNPACKED"}
     assert {name: found[name] for name in shared} == {name: getattr(rows, name) for name in shared}
-    own = {"EVALUATION": EVALUATION, "TOKENIZED": TOKENIZED, "WORK": WORK, "ENDED": ENDED, "INTERRUPTED": INTERRUPTED}
+    own = {
+        "NOT_FINITE": NOT_FINITE,
+        "EVALUATION": EVALUATION,
+        "TOKENIZED": TOKENIZED,
+        "WORK": WORK,
+        "ENDED": ENDED,
+        "INTERRUPTED": INTERRUPTED,
+    }
     assert {name: found[name] for name in own} == own
-    assert found["MAYBE"] not in {*own.values(), *(getattr(rows, name) for name in shared)}
+    for name in ("MAYBE", "PERHAPS"):
+        assert found[name] not in {*own.values(), *(getattr(rows, name) for name in shared)}
 
 
 def test_a_wait_that_no_seam_shows_is_found_and_placed(

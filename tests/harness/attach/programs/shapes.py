@@ -165,6 +165,18 @@ def new_datasets_of_both():
     new_dataset(evaluate=True)
 
 
+def diverges():
+    """Its loss is NaN from the tenth step on."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step, x, y in batches():
+        loss = mse(model(x), y * (float("nan") if step >= 10 else 1.0))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"{step} {loss.item()!r}")
+
+
 def no_optimizer():
     """Its update is written by hand."""
     model = net()
