@@ -35,6 +35,7 @@ class StepTotals:
 
     warming_up: int = 0  # steps at its beginning that are not measured: they were profiled
     begun: int = 0  # steps, measured or not, but for those that the block before measures
+    ended: int = 0  # of these
     measured: int = 0
     evaluating: int = 0  # steps that are not measured because an evaluation ran within them
     evaluating_ns: int = 0  # how long these took
@@ -158,6 +159,7 @@ def _write_tables(
         _record(recorder, tables, step, _counted(begun, marks, ended, totals, alternating), made_by)
         running = [late for late in (*running, *step.works) if ended is not None and late.end_ns > ended[1]]
         recent.append(step)
+        totals.ended += ended is not None
         if ended is not None and not totals.last_unmeasured:
             _add(totals, begun, body, ended)
     if tables is not None:

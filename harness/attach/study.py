@@ -190,8 +190,10 @@ def record_of(
 
 
 def _too_short(totals: StepTotals) -> str:
+    if not totals.ended:
+        return "it ended before its first step did: no batch was trained on"
     why = "warm-up (--warmup), profiled (--profile) or with an evaluation within"
-    return f"it ended after {totals.begun} steps, all of them {why}"
+    return f"it ended after {count(totals.ended, 'step')}, all of them {why}"
 
 
 def _attached(one: AttachedProcess) -> str:

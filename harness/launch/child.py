@@ -25,7 +25,7 @@ from harness.launch.clocks import ClockOffset, align_tables, compare_clocks
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.facts import check_unchanged, facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.heartbeat import Heartbeat
-from harness.launch.more_warmup import batches_may_last, batches_needed, cycle_steps, lives_off_lead
+from harness.launch.more_warmup import batches_may_last, batches_needed, cycle_steps, lives_off_lead, load_decision
 from harness.launch.out_of_memory import advice_for_this_run
 from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
@@ -224,7 +224,8 @@ class Run:
         try:
             with self._explaining():
                 self._take(steps, self.config.warmup_steps, warmup=True)
-                self._lives_off_batches()  # loads what it needs now: later a device would work its queue off meanwhile
+                if batches_may_last(self.config):
+                    load_decision()
                 self._synchronize()
                 self.probe_set.wait()  # NVML may take seconds to wake
                 self._compare_clocks()

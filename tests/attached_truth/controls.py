@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,15 +55,15 @@ def main() -> None:
     work = arguments.work.absolute()
     outcomes = []
     try:
-        for one in (
-            _ideal(work),
-            _dose(work, 0, 1.0),
-            _dose(work, 2, 0.0),
-            _decided(work),
-            _same(work, arguments.same),
+        for take in (
+            partial(_ideal, work),
+            partial(_dose, work, 0, 1.0),
+            partial(_dose, work, 2, 0.0),
+            partial(_decided, work),
+            partial(_same, work, arguments.same),
         ):
-            print(_line(one), flush=True)
-            outcomes.append(one)
+            outcomes.append(take())
+            print(_line(outcomes[-1]), flush=True)
     finally:
         fork_servers.end()
     arguments.out.mkdir(parents=True, exist_ok=True)

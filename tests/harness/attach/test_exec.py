@@ -241,3 +241,17 @@ def test_names_that_the_program_does_not_have_are_said(tmp_path: Path) -> None:
         2,
         "harness: exec: --fetch 'a b': allowed: get_batch, or module:get_batch\n",
     )
+
+
+def test_a_program_whose_data_is_empty_took_no_step(tmp_path: Path) -> None:
+    code = (
+        "import torch\n"
+        "from torch.utils.data import DataLoader\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for batch in DataLoader([]):\n"
+        "    model(batch).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    done = attached(tmp_path, [sys.executable, "-c", code])
+    assert "it ended before its first step did" in " ".join((done.stdout + done.stderr).split())
