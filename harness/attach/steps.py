@@ -159,7 +159,7 @@ def _write_tables(
         _record(recorder, tables, step, _counted(begun, marks, ended, totals, alternating), made_by)
         running = [late for late in (*running, *step.works) if ended is not None and late.end_ns > ended[1]]
         recent.append(step)
-        totals.ended += ended is not None
+        totals.ended += ended is not None and ended[1] > begun[1]  # else nothing closed it: it only looked for a batch
         if ended is not None and not totals.last_unmeasured:
             _add(totals, begun, body, ended)
     if tables is not None:
