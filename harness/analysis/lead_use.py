@@ -71,6 +71,7 @@ def used_leads(
         return {}
     leads = leads_of(_made(spans, waits, on_device=asynchronous), workers, prefetch) if workers else None
     starts, ends = bounds(steps)
+    at_start, at_end = (_ahead_ns(spans, moments) for moments in (starts, ends))
     measured = integers(steps, "warmup", null=1) == 0
     repetitions = integers(steps, "turn")
     found: dict[int, UsedLead] = {}
@@ -85,15 +86,11 @@ def used_leads(
         repetition = int(repetitions[stretch[0]])
         if repetition in found:
             continue
-        since, until = float(starts[stretch[0]]), float(ends[stretch[-1]])
-        before, after = _ahead_ns(spans, np.array([since, until])) if asynchronous else (0.0, 0.0)
-        if leads is None:
-            found[repetition] = UsedLead(0.0, until - since, after - before)
-            continue
-        batches = by_row[np.searchsorted(rows_of, stretch[0]) : np.searchsorted(rows_of, stretch[-1], side="right")]
-        used = used_up_ns(Leads(leads.lead[batches], leads.idle[batches]), workers)
+        first, last = stretch[0], stretch[-1]
+        batches = by_row[np.searchsorted(rows_of, first) : np.searchsorted(rows_of, last, side="right")]
+        used = 0.0 if leads is None else used_up_ns(Leads(leads.lead[batches], leads.idle[batches]), workers)
         if used is not None:
-            found[repetition] = UsedLead(used, until - since, after - before)
+            found[repetition] = UsedLead(used, float(ends[last] - starts[first]), float(at_end[last] - at_start[first]))
     return found
 
 
@@ -109,10 +106,10 @@ def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
     return LeadUse(mean, mean - reach, mean + reach, len(found), bool(ahead.mean() > mean / 2))
 
 
-def _ahead_ns(spans: RunSpans, moments: NDArray[np.float64]) -> NDArray[np.float64]:
+def _ahead_ns(spans: RunSpans, moments: NDArray[np.int64]) -> NDArray[np.float64]:
     """How long the device still had to work at each of ``moments`` on what was queued by then; both (moments,).
 
-    A device does its work in the order queued.
+    A device does its work in the order queued; one that the host does not run ahead of has none.
     """
     done = np.concatenate([[-np.inf], np.maximum.accumulate(spans.kernels.ends.astype(np.float64))])
     queued = np.searchsorted(spans.launches.starts, moments, side="left")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from harness.analysis.ledger import Blocks, RunLedger
-from harness.analysis.statistics import MIN_BLOCKS, Estimate, from_block_values
+from harness.analysis.statistics import Estimate, from_block_values
 from harness.analysis.step_losses import at_common_steps
 
 ALIKE = 0.01  # relative: losses that differ by less are called the same, as other kernels round otherwise
@@ -110,24 +110,24 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
     Equal arms do that in one of 80 comparisons of three blocks, the fewest: in one of C(6, 3) = 20 orders of six sizes,
     with equal signs in one of four.
     """
-    size = median(abs(ours) for ours, _ in pairs) if pairs else 0.0
-    apart = [theirs - ours for ours, theirs in pairs]
-    least = max(min(apart, default=0.0), -max(apart, default=0.0))
-    if len(apart) >= MIN_BLOCKS and least > ALIKE * size:
-        alike = [abs(theirs - ours) for ours, theirs in _pairs(baseline, control)]
-        if len(alike) >= len(apart) and least > max(alike):
-            return True
     found = _difference(pairs)
-    if found is None or found.ci_low is None or found.ci_high is None:
+    if found is None or found.ci_low is None or found.ci_high is None:  # too few blocks
         return False
     size = median(abs(ours) for ours, _ in pairs)
-    if found.ci_low <= 0 <= found.ci_high and abs(found.median) <= CLEAR * size:
+    surely = not found.ci_low <= 0 <= found.ci_high or abs(found.median) > CLEAR * size
+    apart = [theirs - ours for ours, theirs in pairs]
+    least = max(min(apart), -max(apart))  # by which all of them differ in one direction; negative where they do not
+    if not surely and least <= ALIKE * size:
         return False
-    scatter = _difference(_pairs(baseline, control))
+    alike = _pairs(baseline, control)
+    most = max((abs(theirs - ours) for ours, theirs in alike), default=0.0)
+    if len(alike) >= len(apart) and least > max(most, ALIKE * size):
+        return True
+    scatter = _difference(alike)
     reach = 0.0
     if scatter is not None and scatter.ci_low is not None and scatter.ci_high is not None:
         reach = max(abs(scatter.ci_low), abs(scatter.ci_high))
-    return abs(found.median) > max(reach, ALIKE * size)
+    return surely and abs(found.median) > max(reach, ALIKE * size)
 
 
 def _difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:

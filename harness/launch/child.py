@@ -25,7 +25,14 @@ from harness.launch.clocks import ClockOffset, align_tables, compare_clocks
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.facts import check_unchanged, facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.heartbeat import Heartbeat
-from harness.launch.more_warmup import batches_may_last, batches_needed, cycle_steps, lives_off_lead, load_decision
+from harness.launch.more_warmup import (
+    batches_may_last,
+    batches_needed,
+    cycle_steps,
+    lives_off_lead,
+    load_decision,
+    wait_period,
+)
 from harness.launch.out_of_memory import advice_for_this_run
 from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
@@ -55,7 +62,6 @@ if TYPE_CHECKING:
     from trainer.evaluate import Evaluator
 
 
-MOST_PERIOD = 20  # steps between two waits of the host for the device that a repetition is made whole for
 # Arms and their A/A controls are evaluated. The other controls take data or compute away, repeat work or belong to
 # probes: what they learn is no result, and a pass would only cost time.
 EVALUATED = (None, "a-a")
@@ -488,17 +494,6 @@ def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Pa
 
     parts = parts_of(compute.parts(), batches.position)
     return make_saver(config.checkpoint, folder / "checkpoints", parts, lambda: {"config": identity(config)}, rank)
-
-
-def wait_period(config: TrainerConfig, *, asynchronous: bool) -> int:
-    """Every so many steps the host waits until the device has done all; 1: about as long in each, or too many to take.
-
-    A host that waits at log lines alone leaves nothing on the device there, and runs ahead elsewhere. Steps that begin
-    behind a log line and end elsewhere would count a step less of the device's work than there were, and those that
-    begin elsewhere and end there one more. Whole periods count as many.
-    """
-    reads_norm = config.compute.sync != "norm" or config.compute.check_finite
-    return 1 if not asynchronous or reads_norm or config.log_every > MOST_PERIOD else config.log_every
 
 
 def _ns(seconds: float | None) -> int | None:

@@ -4,7 +4,8 @@ A suspended run's workers use no core, but what they wait for (a disk, a network
 batch at once when the run is resumed; and a run whose queue filled up while it started has as many as the queue holds.
 Where the loop takes batches little faster than workers make them, the fixed number of warm-up steps does not use that
 up (``harness.analysis.lead``). Nor does it take the host of an asynchronous device as far ahead of it as it gets, where
-launching is little faster than the device (``trainer.compute.host_lead``).
+launching is little faster than the device (``trainer.compute.host_lead``), nor to a place where the host waits for it,
+where it waits in few steps.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from trainer.config import TrainerConfig
 # What a step may be too fast by when its repetition begins to be measured, as a share of it: less cannot be told from
 # how batches differ.
 ENOUGH = 0.02
+MOST_PERIOD = 20  # steps between two waits of the host for the device that a repetition is made whole for
 MOST_STEPS = 60  # more: a run whose lead lasts longer is measured with what is left of it, and the report says so
 
 
@@ -42,6 +44,17 @@ def most_waiting_steps(config: TrainerConfig) -> int:
 def batches_may_last(config: TrainerConfig) -> bool:
     """Whether a worker may have more than one batch ready; inline none does."""
     return config.data.workers > 0 and config.data.prefetch > 1
+
+
+def wait_period(config: TrainerConfig, *, asynchronous: bool) -> int:
+    """Every so many steps the host waits until the device has done all; 1: about as long in each, or too many to take.
+
+    A host that waits at log lines alone leaves nothing on the device there, and runs ahead elsewhere. Steps that begin
+    behind a log line and end elsewhere would count a step less of the device's work than there were, and those that
+    begin elsewhere and end there one more. Whole periods count as many.
+    """
+    reads_norm = config.compute.sync != "norm" or config.compute.check_finite
+    return 1 if not asynchronous or reads_norm or config.log_every > MOST_PERIOD else config.log_every
 
 
 def cycle_steps(config: TrainerConfig) -> int:

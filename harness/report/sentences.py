@@ -82,8 +82,6 @@ def _finding(m: Measured, baseline: str) -> str:
 
 def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
     """Why there is no verdict, and (``remedy``) what to ask for; None where there is one."""
-    if not remedy and more_blocks(m) is not None:
-        return _unseen(m)
     match m.undecided:
         case None:
             return None
@@ -95,9 +93,9 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
             how = f"repeat with --repeats {ASK_FOR}" if few else "add controls: [a-a]"
             return f"{what}; {how}, or declare noise_floor"
         case "too coarse":
-            if _other_batches(m):
+            if (ask := more_blocks(m)) is None:
                 return f"{_unseen(m)}; repeat with more steps a block: their times are alike, what they hold is not"
-            return f"{_unseen(m)}; {more_blocks(m)}"
+            return f"{_unseen(m)}; {ask}" if remedy else _unseen(m)
         case "diverged":
             return f"the loss of {listing(list(m.losses.diverged))} diverged, and what does not train is no gain"
         case "other loss":

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from harness.study.contract import STAGES
 from trainer.errors import InputError
 
 Array = NDArray[np.float64]
+Sync = Literal["off", "late", "on"]
+SYNCS: tuple[Sync, ...] = ("off", "late", "on")
 COUNTS = {"workers": (0, 256), "prefetch": (1, 1024), "ranks": (1, 4096), "batch_size": (1, 65_536), "cores": (1, 4096)}
 KEYS = (*STAGES, "device", *COUNTS, "sync")
 STAGE_FORM = "0 (removed), a factor such as 0.5x, or a time per batch such as 3ms"
@@ -53,8 +55,8 @@ class Edits:
     ranks: int | None = None
     batch_size: int | None = None
     cores: int | None = None
-    sync: bool = True  # False: no blocking on the gradient norm
-    late: bool = False  # but on that of the step before, when a step is launched (compute.sync: late)
+    # Blocking on the gradient norm: as recorded, not at all, or on that of the step before (compute.sync: late).
+    sync: Sync = "on"
     # Parts of a step to remove: ("phase", host phase), ("kernel", its name) or ("cause", see harness.analysis.replay).
     without: frozenset[tuple[str, str]] = frozenset()
     texts: tuple[str, ...] = ()  # the edits as given, for messages
@@ -98,12 +100,13 @@ def _parsed(edits: Edits, key: str, value: str, text: str) -> Edits:
             raise InputError(f"--set {text}: device takes how many times as fast it is, such as 2x or 0.5x")
         return replace(edits, device=factor)
     if key == "sync":
-        if value not in ("off", "late", "on"):
+        sync = next((one for one in SYNCS if one == value), None)
+        if sync is None:
             raise InputError(
                 f"--set {text}: sync takes off (no blocking on the gradient norm), late (on that of the step before) "
                 "or on"
             )
-        return replace(edits, sync=value == "on", late=value == "late")
+        return replace(edits, sync=sync)
     low, high = COUNTS[key]
     if not re.fullmatch(r"\d{1,9}", value) or not low <= int(value) <= high:
         raise InputError(f"--set {text}: {key} takes a whole number from {low} to {high}")

@@ -162,9 +162,7 @@ class CudaTimeline:
     @contextmanager
     def _queued(self, name: str) -> Iterator[None]:
         """Record everything that the body queues as one piece of work called ``name``."""
-        if self._lead.watched and (not self._pending or self._pending[-1].end.query()):
-            self._lead.ran_dry()
-        self._lead.queued()
+        self._lead.launched(dry=self._lead.watched and (not self._pending or self._pending[-1].end.query()))
         start_ns, start, end = monotonic_ns(), self._event(), self._event()
         start.record()
         yield

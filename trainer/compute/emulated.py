@@ -64,15 +64,12 @@ class DeviceQueue:
             self._wait(self._ends_ns.popleft(), "full queue")
             now = monotonic_ns()
         start, launched = max(now, self._free_ns), now
-        if self._free_ns <= now:
-            self.lead.ran_dry()
-        self.lead.queued()
+        self.lead.launched(dry=self._free_ns <= now)
         if self._launch_ms:
             spend(kernels * self._launch_ms, self._how)
             launched = monotonic_ns()
         self._free_ns = last_end_ns(self._free_ns, (now, launched), duration_ns, kernels)
-        if self._free_ns > start + duration_ns:  # it waited for one of the launches
-            self.lead.ran_dry()
+        self.lead.launched(dry=self._free_ns > start + duration_ns)  # it waited for one of the kernels
         self._ends_ns.append(self._free_ns)
         telemetry.device(Kernel(name, now, launched, start, self._free_ns))
 

@@ -38,12 +38,9 @@ class HostLead:
         """The host waited for the device, for ``took_ns``."""
         self._waited |= took_ns >= _WAITED_NS
 
-    def ran_dry(self) -> None:
-        """The device had nothing queued, or waited for a launch."""
-        self._dry |= not self._begins
-
-    def queued(self) -> None:
-        """The device has work again."""
+    def launched(self, *, dry: bool) -> None:
+        """The device has work; ``dry``: it had had nothing queued, or waited for the launch."""
+        self._dry |= dry and not self._begins
         self._begins = False
 
     @property

@@ -81,9 +81,9 @@ def _assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
         yield Assumption("batch size")
     if edits.device is not None:
         yield Assumption("device speed", asynchronous=recording.asynchronous)
-    if not edits.sync and not recording.asynchronous:
+    if edits.sync != "on" and not recording.asynchronous:
         yield Assumption("sync on a synchronous device")
-    if not edits.sync and recording.asynchronous and recording.queue_depth is None:
+    if edits.sync != "on" and recording.asynchronous and recording.queue_depth is None:
         yield Assumption("deep queue")
     if (edits.ranks or 1) > 1:
         yield Assumption("ranks", ranks=edits.ranks or 1)

@@ -195,7 +195,7 @@ def _drained(
     launcher has it (launch/child.py, _take), the steps that count then begin and end with a device one step behind.
     """
     events = [event for one in recording.classes for event in one.events]
-    if edits.sync or not any(event.kind == "sync" and event.phase == "sync" for event in events):
+    if edits.sync == "on" or not any(event.kind == "sync" and event.phase == "sync" for event in events):
         return np.zeros(len(measured), dtype=np.bool_)
     stops = np.array([resume is not None for resume in resumes[1:]] + [True])
     ends: NDArray[np.bool_] = stops | (measured != np.append(measured[1:], False))
@@ -241,7 +241,7 @@ def _program(
             rows += [event.duration * factor, event.queueing * (0.0 if _launched_at_once(event, edits) else 1.0)]
         if index == last_backward:
             operations.append(Operation("reduce", 0, 0, 0))
-    if edits.late:
+    if edits.sync == "late":
         _wait_for_the_step_before(every, operations, rows)
     durations = np.stack(rows) if rows else np.zeros((0, members))
     lending, places = _on_tape(recording, number, tape, members)
@@ -284,7 +284,7 @@ def _on_tape(
 
 def _goes(event: Event, edits: Edits) -> bool:
     """Whether ``edits`` take the event out of its step, and not only its duration."""
-    if event.phase == "sync" and not edits.sync:
+    if event.phase == "sync" and edits.sync != "on":
         return True
     return event.kind == "sync" and event.phase in WHOLE_PHASES and ("phase", event.phase) in edits.without
 

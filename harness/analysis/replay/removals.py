@@ -164,7 +164,7 @@ def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]
         yield ("kernel", kernel), Edits(without=frozenset({("kernel", kernel)}))
     yield ("cause", LAUNCHING[1]), Edits(without=frozenset({LAUNCHING}))
     if any(event.kind == "sync" and event.phase == "sync" for one in recording.classes for event in one.events):
-        yield ("cause", SYNC), Edits(sync=False)
+        yield ("cause", SYNC), Edits(sync="off")
     if recording.queue_depth is not None:
         yield ("cause", QUEUE_LIMIT[1]), Edits(without=frozenset({QUEUE_LIMIT}))
 

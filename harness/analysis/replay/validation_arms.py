@@ -56,9 +56,9 @@ def _edited(config: JsonObject, edits: Edits) -> list[Nested]:
     for key, value in (("workers", edits.workers), ("prefetch", edits.prefetch), ("batch_size", edits.batch_size)):
         if value is not None:
             flat[f"data.{key}"] = value
-    if edits.sync:
+    if edits.sync == "on":
         return [_comparable(flat)]
-    if edits.late:
+    if edits.sync == "late":
         return [_comparable({**flat, "compute.sync": "late"})]
     # Nothing is read within the step, or one step later.
     return [_comparable({**flat, **unread}) for unread in ({**UNCHECKED, **BEFORE}, {"compute.sync": "late"})]

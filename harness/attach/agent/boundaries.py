@@ -66,7 +66,6 @@ class _State:
         self.maybe = 0  # steps that began if there is no optimizer
         self.without_optimizer = False
         self.steps = 0
-        self.warming_up = True  # the last one is not measured
         self.unmeasured = 0  # of these, steps that are not measured
         self.measured_from: int | None = 0  # step; None: a window of profiling comes first
         self.noted: set[Any] = set()
@@ -181,20 +180,20 @@ def resolve(*, training: bool) -> None:
     if not state.doubtful:
         return
     at = next(place for place, event in enumerate(state.events) if event[0] == PERHAPS)
-    events, since = state.events[:at], state.events[at:]
-    loaders, state.doubtful, state.doubtful_loaders = state.doubtful_loaders, 0, []
-    if training:
-        state.events = events
-        if state.closed and not state.by_hand:
-            _begin(since[0][1], since[0][2])
-        state.events += [event for event in since if event[0] != PERHAPS]
-        for loader in loaders:
-            _note_loader(loader)
-        return
-    state.events = events + [event for event in since if event[0] != PERHAPS and not _of_fetch(event)]
-    for event in since:
-        if event[0] == PERHAPS:
+    (_, asked_ns, reading), since = state.events[at], [event for event in state.events[at:] if event[0] != PERHAPS]
+    del state.events[at:]
+    batches, state.doubtful = state.doubtful, 0
+    loaders, state.doubtful_loaders = state.doubtful_loaders, []
+    if not training:
+        state.events += [event for event in since if not _of_fetch(event)]
+        for _ in range(batches):
             _evaluates()
+        return
+    if state.closed and not state.by_hand:
+        _begin(asked_ns, reading)  # no turn begins here, nor what else a step begins with: it is under way
+    state.events += since
+    for loader in loaders:
+        _note_loader(loader)
 
 
 def _of_fetch(event: tuple[Any, ...]) -> bool:
@@ -301,11 +300,13 @@ def close_step() -> None:
 
 def _open_step() -> None:
     """Begin a step, after others had their turn where this program takes turns."""
-    if gate.wanted() and not gate.before_step(state.steps, _unmeasured(), _pause):
-        state.enough = True
-        return
-    if gate.wanted() and state.warming_up and not gate.state.warmup:
-        _drain()  # a host that runs ahead has launched warm-up steps that are not done: they are no part of the others
+    if gate.wanted():
+        warmed_up = gate.state.warmup
+        if not gate.before_step(state.steps, _unmeasured(), _pause):
+            state.enough = True
+            return
+        if warmed_up and not gate.state.warmup:
+            _drain()  # a host that runs ahead has launched warm-up steps that are not done: they are no part of others
     _begin(monotonic_ns(), run_queue.read())
     for action in on_step:
         action(state.steps - 1)
@@ -357,7 +358,6 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
     state.closed = state.backward_since = False
     warmup = gate.state.warmup if gate.wanted() else _warms_up()
     state.steps += 1
-    state.warming_up = warmup
     state.unmeasured += warmup
     flush((STEP, now, reading, state.steps - 1, gate.state.repetition or 0, warmup))
 

@@ -1,7 +1,8 @@
 """Serves batches otherwise where the settings ask for a ``control``, once the program takes its turns.
 
 ``ideal-data``: the first batches over and over, so that no step waits for data. ``data-only``: the program gets
-no batch any more; they are made and thrown away, one a step. ``dose-data-2``: each batch is made twice more.
+no batch any more; they are made and thrown away, one a step. ``dose-data-2``: each batch is made twice more. A batch
+that may be an evaluation's is served as it is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def forget() -> None:
 def kept(source: int) -> Any:
     """A batch of ``source`` that was served before, as it was then; None where it has to be made."""
     batches = _kept.get(source, ())
-    if record.settings.get("control") != "ideal-data" or len(batches) < KEPT:
+    if record.settings.get("control") != "ideal-data" or len(batches) < KEPT or boundaries.state.doubtful:
         return None
     number = _served[source] = _served.get(source, -1) + 1
     return _again(batches[number % KEPT])
@@ -37,11 +38,13 @@ def kept(source: int) -> Any:
 def times_more() -> int:
     """How many times more often than the program asks for it each batch is made, in whichever process makes it."""
     control = str(record.settings.get("control") or "")
-    return int(control.removeprefix(DOSE)) if control.startswith(DOSE) else 0
+    return int(control.removeprefix(DOSE)) if control.startswith(DOSE) and not boundaries.state.doubtful else 0
 
 
 def thrown_away(source: int, batch: Any) -> bool:
     """Whether this new batch is made for nobody, which ends the step; keeps it for later where that is asked for."""
+    if boundaries.state.doubtful:
+        return False
     control = record.settings.get("control")
     if control == "ideal-data" and len(_kept.setdefault(source, [])) < KEPT:
         _kept[source].append(_again(batch))

@@ -47,14 +47,12 @@ def _next(before: Any) -> Any:
             return before(self)
         global _depth
         around = _depth
-        asked = bool(record.settings.get("control"))  # hooks that nobody needs cost microseconds of each step
+        controlled = bool(record.settings.get("control"))  # hooks that nobody needs cost microseconds of each step
         while True:
             try:
                 begun = bool(guard.carefully(_begin, self))
-                # What a batch is for that may be an evaluation's is not known yet: it is served as it is.
-                controlled = begun and asked and not boundaries.state.doubtful
                 try:
-                    batch = guard.carefully(controls.kept, _source(self)) if controlled else None
+                    batch = guard.carefully(controls.kept, _source(self)) if begun and controlled else None
                     if batch is None:
                         batch = before(self)
                 except BaseException:
@@ -63,7 +61,7 @@ def _next(before: Any) -> Any:
                 guard.carefully(_ended, self, begun, batch)
             finally:  # also where a signal handler of the program raised within these hooks
                 _depth = around
-            if not controlled or not guard.carefully(controls.thrown_away, _source(self), batch):
+            if not begun or not controlled or not guard.carefully(controls.thrown_away, _source(self), batch):
                 return batch
 
     return __next__

@@ -263,18 +263,17 @@ def _fetching(before: Any) -> Any:
     @functools.wraps(before)
     def fetch(*given: Any, **named: Any) -> Any:
         while guard.carefully(_fetch_begins, source):
-            controlled = not boundaries.state.doubtful  # else it may be an evaluation's
             try:
-                batch = guard.carefully(controls.kept, source) if controlled else None
+                batch = guard.carefully(controls.kept, source)
                 if batch is None:
-                    for _ in range((guard.carefully(controls.times_more) or 0) if controlled else 0):
+                    for _ in range(guard.carefully(controls.times_more) or 0):
                         before(*given, **named)
                     batch = before(*given, **named)
             finally:
                 guard.carefully(stages.leave)
                 guard.carefully(boundaries.leave, "fetch")
             guard.carefully(_fetched, batch)
-            if not controlled or not guard.carefully(controls.thrown_away, source, batch):
+            if not guard.carefully(controls.thrown_away, source, batch):
                 return batch
         return before(*given, **named)
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def test_the_baseline_has_an_a_a_control_and_both_have_the_controls_that_are_ask
     ("before", "after", "words"),
     [
         ("python t.py --workers 0 --x", "python t.py --workers 2 --x", "--workers 2 instead of --workers 0"),
+        ("python t.py --read 9 --x", "python t.py --read 2 --x -n 3", "--read 2 --x -n 3 instead of --read 9 --x"),
         ("python t.py", "python t.py --compile", "with --compile"),
         ("python t.py --compile", "python t.py", "without --compile"),
         ("python a.py", "python b.py", "b.py instead of a.py"),
@@ -396,7 +398,7 @@ def test_a_turn_on_a_device_lasts_until_the_device_has_done_what_it_was_given(tm
     """The host takes next to no time, and waits for the device at every hundredth step: a turn holds its whole work."""
     before = shlex.join(program("on_device", LONG, 0, 12))
     done = harness(
-        "exec", "--out", str(tmp_path), "--against", before, "--repeats", "3", "--steps", "20", "--",
+        "exec", "--out", str(tmp_path), "--against", before, "--repeats", "3", "--steps", "40", "--",
         *program("on_device", LONG, 0, 6),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -404,9 +406,14 @@ def test_a_turn_on_a_device_lasts_until_the_device_has_done_what_it_was_given(tm
         assert run.steps is not None
         device_ms = 6 if run.record.arm == "script" else 12
         walls: dict[int, list[int]] = {}
+        unmeasured: Counter[int] = Counter()
         for row in run.steps.to_pylist():
-            if not row["warmup"]:
+            if row["warmup"]:
+                unmeasured[row["turn"]] += 1
+            else:
                 walls.setdefault(row["turn"], []).append(row["wall_ns"])
-        assert walls
+        assert len(walls) == 2
+        # Turns have other numbers of steps, or what comes as regularly would be measured always, or never.
+        assert [unmeasured[turn] for turn in walls] == [6 + 1, 1 + 3]  # six before the first turn
         for turn in walls.values():
             assert sum(turn) >= 0.99 * len(turn) * device_ms * 1e6

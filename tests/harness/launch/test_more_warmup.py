@@ -148,6 +148,26 @@ SCENARIO = {
 
 
 @pytest.mark.slow
+def test_a_host_on_an_idle_device_takes_more_warm_up_steps_until_it_is_ahead(tmp_path: Path) -> None:
+    """One step from an idle device does not show how far ahead the host gets. How long they are is measured elsewhere."""
+    scenario = SCENARIO | {
+        "base": {
+            "model": {"preset": "gpt2-tiny"},
+            "data": {"sequence_length": 32, "batch_size": 1, "replay": True, "workers": 0},
+            "compute": {"device": {"emulated": "gh200", "kernels": {"forward_ms": 3, "backward_ms": 3}}},
+            "log_every": 1000,
+            "steps": 40,
+            "warmup_steps": 4,
+        }
+    }
+    for run in run_study(scenario, tmp_path).runs():
+        assert run.steps is not None
+        warmup = run.steps.column("warmup").to_pylist()
+        assert warmup.count(False) == 40
+        assert len(warmup) >= 4 + 4 * (1 + 1) + 40  # in each of four slices
+
+
+@pytest.mark.slow
 def test_arms_whose_workers_sleep_take_more_warm_up_steps_in_slices(tmp_path: Path) -> None:
     """Of batches that lie ready a step takes the forward pass alone: of those of the start, and of the sleep of each
     worker, which goes on while the run is suspended. How long steps are then is measured elsewhere (tests/removals).

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from harness.launch.child import MOST_PERIOD, Run, wait_period
+from harness.launch.child import Run
 from harness.launch.heartbeat import Heartbeat
+from harness.launch.more_warmup import MOST_PERIOD, wait_period
 from harness.launch.tables import RunTables
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.run_probes import RunProbes

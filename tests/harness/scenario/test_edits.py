@@ -24,7 +24,7 @@ def test_every_form_is_understood() -> None:
     }
     assert edits.stages == changes
     assert (edits.device, edits.workers, edits.prefetch, edits.ranks) == (2.0, 4, 3, 16)
-    assert (edits.batch_size, edits.cores, edits.sync) == (8, 32, False)
+    assert (edits.batch_size, edits.cores, edits.sync) == (8, 32, "off")
     assert edits.texts[-3:] == ("batch_size=8", "cores=32", "sync=off")
 
 

@@ -75,12 +75,11 @@ def test_one_step_in_which_the_device_runs_dry_says_nothing_of_the_next_ones() -
     lead = HostLead()
     for dry in (True, False, True):
         lead.begin_step()
-        if dry:
-            lead.ran_dry()
-        lead.queued()
+        lead.launched(dry=False)
+        lead.launched(dry=dry)
         assert not lead.settled
     lead.begin_step()
-    lead.ran_dry()
+    lead.launched(dry=True)
     assert lead.settled
 
 

@@ -98,6 +98,30 @@ def test_serial_work_adds_up(text: str, step_ms: float) -> None:
     assert ask(SERIAL.having(spread=0.0), text).step_ms.median == pytest.approx(step_ms, abs=0.01)
 
 
+def test_the_rows_of_a_batch_are_counted_where_no_configuration_says_them() -> None:
+    run = oracle.run(SERIAL.having(spread=0.0))
+    config = {**run.record.config, "data": {"workers": 0, "prefetch": 2}}
+    samples = pa.array([2] * run.steps.num_rows, run.steps.schema.field("samples").type)
+    place = run.steps.schema.get_field_index("samples")
+    steps = run.steps.set_column(place, run.steps.schema.field(place), samples)
+    counted = replace(run, record=replace(run.record, config=config), steps=steps)
+    as_it_is, twice = (predict([counted], parse_edits([f"batch_size={rows}"])).step_ms.median for rows in (2, 4))
+    assert as_it_is == pytest.approx(14.0, abs=0.01)
+    assert twice == pytest.approx(2 * (4 + 8) + 2, abs=0.01)
+
+
+def test_an_interval_holds_what_the_edited_replay_is_off_if_it_is_off_as_the_unedited_one() -> None:
+    """One batch in 50 takes 400 ms longer: drawn again, it comes up more often or less often than it did."""
+    truth = SERIAL.having(workers=2, prefetch=2, pattern=(1.0,) * 49 + (100.0,), spread=0.0, steps=200, warmup=10)
+    found = predict([oracle.run(truth, block=block) for block in range(4)], parse_edits(["prefetch=4"]))
+    assert found.speedup.median == pytest.approx(1 / found.ratio.median, rel=1e-9)
+    corrected = found.step_ms.median / (1 + found.validation.resampled_median)
+    assert found.step_ms.ci_low is not None
+    assert found.step_ms.ci_high is not None
+    assert found.step_ms.ci_low <= corrected * 1.001
+    assert corrected <= found.step_ms.ci_high * 1.001
+
+
 def test_long_documents_stay_together_when_batches_grow() -> None:
     """Jointly: a batch of twice the size is two consecutive ones, so that its spread is what theirs adds up to."""
     truth = SERIAL.having(tokenize=6.0, spread=0.0, steps=400, warmup=0)
