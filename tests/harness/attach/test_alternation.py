@@ -415,5 +415,8 @@ def test_a_turn_on_a_device_lasts_until_the_device_has_done_what_it_was_given(tm
         assert len(walls) == 2
         # Turns have other numbers of steps, or what comes as regularly would be measured always, or never.
         assert [unmeasured[turn] for turn in walls] == [6 + 1, 1 + 3]  # six before the first turn
+        log = (study_in(tmp_path).run(run.record.arm, run.record.block) / "log.txt").read_text()
+        # Once before its turns, and before and after the measured steps of each.
+        assert "others waited for the device 5 times" in log
         for turn in walls.values():
             assert sum(turn) >= 0.99 * len(turn) * device_ms * 1e6

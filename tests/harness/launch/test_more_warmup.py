@@ -149,7 +149,7 @@ SCENARIO = {
 
 @pytest.mark.slow
 def test_a_host_on_an_idle_device_takes_more_warm_up_steps_until_it_is_ahead(tmp_path: Path) -> None:
-    """One step from an idle device does not show how far ahead the host gets. How long they are is measured elsewhere."""
+    """One step from an idle device does not show how far ahead the host gets."""
     scenario = SCENARIO | {
         "base": {
             "model": {"preset": "gpt2-tiny"},
