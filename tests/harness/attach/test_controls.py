@@ -17,7 +17,8 @@ from harness.attach.command import SHIM
 
 @pytest.fixture
 def controls(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    agent = SimpleNamespace(boundaries=None, gate=None, record=None)
+    boundaries = SimpleNamespace(state=SimpleNamespace(doubtful=False))
+    agent = SimpleNamespace(boundaries=boundaries, gate=None, record=None)
     monkeypatch.setitem(sys.modules, "_harness_agent", agent)
     spec = importlib.util.spec_from_file_location("agent_controls", SHIM.parent / "agent" / "controls.py")
     assert spec is not None
@@ -63,3 +64,14 @@ def test_what_a_program_does_to_its_batch_is_not_done_to_the_next_one(controls: 
 def test_how_often_more_a_batch_is_made(controls: ModuleType, control: str | None, times: int) -> None:
     controls.record = SimpleNamespace(settings={"control": control})
     assert controls.times_more() == times
+
+
+@pytest.mark.parametrize("control", ["ideal-data", "data-only", "dose-data-2"])
+def test_a_batch_that_may_be_an_evaluations_is_served_as_it_is(controls: ModuleType, control: str) -> None:
+    controls.record = SimpleNamespace(settings={"control": control})
+    controls.boundaries.state.doubtful = True
+    assert controls.times_more() == 0
+    for number in range(2 * controls.KEPT):
+        assert not controls.thrown_away(1, [number])
+    controls.boundaries.state.doubtful = False
+    assert controls.kept(1) is None
