@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness.analysis.ledger import Blocks, RunLedger
+from harness.analysis.ledger import Blocks, RepetitionTotals, RunLedger
 from harness.analysis.statistics import Estimate, from_blocks
 from harness.analysis.verdicts import confidence_of_each
 
@@ -14,7 +14,8 @@ DRIFTED = 0.03  # less than 3 % from the first repetition to the last is no chan
 def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: int = 1) -> Estimate | None:
     """Times as long as in the first repetition the candidate's steps last in the last one, next to the baseline's.
 
-    What slows both alike cancels. None where the interval, that holds for all ``comparisons`` together, holds 1; or the
+    What slows both alike cancels, and a rare long step (a checkpoint, say) counts as a typical one: which repetitions
+    hold one is no drift. None where the interval, that holds for all ``comparisons`` together, holds 1; or the
     median is within the noise floor or :data:`DRIFTED`; or there are too few blocks or repetitions.
     """
     logs = [
@@ -35,4 +36,8 @@ def _log_change(run: RunLedger, other: RunLedger) -> float | None:
     if len(shared) < 2:
         return None
     first, last = (run.repetitions[number] for number in (shared[0], shared[-1]))
-    return math.log(last.wall_ns / last.steps) - math.log(first.wall_ns / first.steps)
+    return math.log(_usual_ns(last) / last.steps) - math.log(_usual_ns(first) / first.steps)
+
+
+def _usual_ns(one: RepetitionTotals) -> float:
+    return one.wall_ns if math.isnan(one.usual_ns) else one.usual_ns

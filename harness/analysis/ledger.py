@@ -20,7 +20,7 @@ from harness.analysis.exposure import TRANSFER
 from harness.analysis.intervals import Stretches, clip
 from harness.analysis.launches import device_work_of, launch_bound_shares
 from harness.analysis.lead_use import LeadUse, UsedLead, lead_use, used_leads
-from harness.analysis.long_steps import RunLongSteps, run_long_steps
+from harness.analysis.long_steps import RunLongSteps, run_long_steps, without_long
 from harness.analysis.replay.recording import record
 from harness.analysis.room import room_ns
 from harness.analysis.spans import spans_of
@@ -50,6 +50,7 @@ class RepetitionTotals:
     wall_ns: float
     tokens: float | None
     trained_tokens: float | None
+    usual_ns: float = math.nan  # ``wall_ns`` with each rare long step counted as a typical one; NaN: not known
 
 
 @dataclass(frozen=True)
@@ -299,10 +300,11 @@ def _repetitions(
 ) -> dict[int, RepetitionTotals]:
     """Totals by repetition; a count that one of its steps lacks (NaN) is None for the whole repetition."""
     numbers, place, steps = np.unique(repetition, return_inverse=True, return_counts=True)
-    sums = [np.bincount(place, weights=one, minlength=len(numbers)).tolist() for one in (wall, tokens, trained)]
+    columns = (wall, without_long(wall), tokens, trained)
+    sums = [np.bincount(place, weights=one, minlength=len(numbers)).tolist() for one in columns]
     return {
-        number: RepetitionTotals(count, total, *(None if math.isnan(one) else one for one in known))
-        for number, count, total, *known in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
+        number: RepetitionTotals(count, total, *(None if math.isnan(one) else one for one in known), usual_ns=usual)
+        for number, count, total, usual, *known in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
     }
 
 

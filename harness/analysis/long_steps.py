@@ -53,6 +53,13 @@ def run_long_steps(
     return RunLongSteps(int(long.sum()), float(wall_ns[long].sum()) / 1e6, excess)
 
 
+def without_long(wall_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Times of a run, (steps,), each long step as a typical one; as they are where long ones are no exception."""
+    typical = np.median(wall_ns)
+    long = wall_ns > LONG * typical
+    return np.where(long, typical, wall_ns) if long.mean() <= FEW else wall_ns
+
+
 def long_steps(runs: Sequence[RunLongSteps], of: int) -> LongSteps | None:
     """Of all ``runs``, with ``of`` steps together; None where there are none, or so many that they are no exception."""
     steps = sum(run.steps for run in runs)

@@ -285,6 +285,20 @@ def test_a_candidate_that_slows_down_in_its_runs_is_said_to() -> None:
     assert drifting(1.12, repetitions=1).drift is None
 
 
+def test_a_checkpoint_within_the_first_repetition_is_no_drift() -> None:
+    def saving(run: RunData) -> RunData:
+        def change(columns: dict[str, list[Any]]) -> None:
+            place = next(place for place, warmup in enumerate(columns["warmup"]) if not warmup)
+            for name in ("wall_ns", "other_ns"):
+                columns[name][place] += 300_000_000
+
+        return steps_of(run, change) if run.record.arm == "tokens" else run
+
+    report = study(Arm("text"), Arm("tokens"), edit=saving, steps=10)
+    assert report.compared[0].drift is None
+    assert "in the last repetition" not in lines(report)
+
+
 @pytest.mark.parametrize(("ends", "workers", "said"), [(0, 2, True), (1, 2, False), (0, 0, False), (None, 2, False)])
 def test_where_no_epoch_ends_its_end_is_said_to_be_in_no_figure(ends: int | None, workers: int, said: bool) -> None:
     """Each epoch's end may cost seconds, as workers start anew, and a short study sees none."""
