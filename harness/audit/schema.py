@@ -51,7 +51,7 @@ def _pair(value: Any) -> tuple[str, str]:
 AFigure = Annotated[AuditedFigure, BeforeValidator(_figure)]
 ADuration = Annotated[AuditedFigure, BeforeValidator(_duration)]
 PositiveCount = Annotated[int, Field(ge=1, le=10**15)]
-PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveRate = Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False)]  # a second: operations, bytes
 Text = Annotated[str, Field(min_length=1)]
 
 

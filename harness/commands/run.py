@@ -67,6 +67,10 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
     if isinstance(scenario, CommandScenario):
         return _run_commands(scenario, arguments, command)
     plan = make_plan(scenario, arguments.scenario, arguments.arm)
+    if arguments.budget is not None:
+        from harness.commands.budgets import read_limit
+
+        read_limit(arguments.budget)  # refused where nothing is run, too
     if arguments.plan:
         from harness.scenario.plan import describe, plan_json
 

@@ -122,7 +122,10 @@ def test_every_key_is_documented() -> None:
         (SMALLEST + "declared: {model: {preset: gpt3}}\n", "declared.model.preset: unknown preset 'gpt3'"),
         (SMALLEST + "declared: {model: {preset: gpt2-tiny}}\n", "declared.model: vocab_size missing"),
         (SMALLEST + "declared: {model: {preset: llama-8b, heads: 3}}\n", "4096 is not a multiple of model.heads (3)"),
-        (SMALLEST + "declared: {peak_flops_per_s: -1}\n", "declared.peak_flops_per_s: must be greater than 0"),
+        (
+            SMALLEST + "declared: {peak_flops_per_s: -1}\n",
+            "declared.peak_flops_per_s: must be greater than or equal to 1",
+        ),
         (SMALLEST + "declared: {peak_flops_per_s: .inf}\n", "declared.peak_flops_per_s: not a readable value"),
         (SMALLEST + "title: again\n", "table.yaml:5: title: duplicate key (lines 1 and 5)"),
         (SMALLEST + "rows\n", "not valid YAML"),

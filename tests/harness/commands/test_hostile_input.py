@@ -30,6 +30,20 @@ def test_figures_beyond_every_measurement(tmp_path: Path, figure: str) -> None:
     assert "table.yaml:4: rows[0].step_ms: " in refused("audit", str(path))
 
 
+@pytest.mark.parametrize("rate", ["1e-308", "0", "1e31", ".nan", ".inf"])
+def test_a_rate_that_nothing_has(tmp_path: Path, rate: str) -> None:
+    path = tmp_path / "table.yaml"
+    path.write_text(ROW.replace("FIGURE", "1") + f"declared: {{peak_flops_per_s: {rate}}}\n")
+    assert ": declared.peak_flops_per_s: " in refused("audit", str(path))
+
+
+@pytest.mark.parametrize("limit", ["nan", "-1h", "", "0s", "6 parsecs"])
+def test_a_budget_that_there_is_not(tmp_path: Path, limit: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO)
+    assert "--budget" in refused("run", str(path), "--plan", f"--budget={limit}")
+
+
 @pytest.mark.parametrize("text", ["9" * 5000, "-1", "٣", "1e2", "126", ""])
 def test_an_exit_code_that_there_is_not(text: str) -> None:
     line = refused("compare", "x", "y", f"--undecided-exit={text}")
