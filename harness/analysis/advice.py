@@ -20,7 +20,7 @@ from harness.analysis.replay.prediction import TOLERANCE, Prediction
 from harness.analysis.replay.validation_arms import validation_arms
 from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
 from harness.analysis.speeds import speed, steps_per_s
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import Estimate, Likeness
 from harness.analysis.unseen import MOST_RESTARTING, Unseen, unseen
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import flatten, lookup, lookup_number
@@ -57,9 +57,16 @@ class _Option:
 
 
 def advise(
-    arm: str, runs: Mapping[str, Sequence[RunData]], ledgers: Callable[[str], Blocks], noise_floor: float | None
+    arm: str,
+    runs: Mapping[str, Sequence[RunData]],
+    ledgers: Callable[[str], Blocks],
+    noise_floor: float | None,
+    alike: Likeness | None = None,
 ) -> ArmAdvice:
-    """Replay the runs of ``arm`` under every change that fits it; ``runs``: the study's, by arm."""
+    """Replay the runs of ``arm`` under every change that fits it; ``runs``: the study's, by arm.
+
+    ``alike``: how alike neighbouring blocks are, which widens the intervals of what was measured.
+    """
     hidden = unseen(runs.get(arm, ()))
     if hidden is not None and hidden.reason is not None:
         return ArmAdvice(arm, noise_floor=noise_floor, refused=_REFUSED[hidden.reason])
@@ -71,7 +78,9 @@ def advise(
         return ArmAdvice(arm, noise_floor=noise_floor, refused=str(error))
     believed = plain.validation.within_tolerance and plain.interval_from == "blocks"
     least = max(noise_floor or 0.0, plain.validation.typical, LEAST_GAIN)
-    measured = [speed(ledgers(arm), ledgers(one.tried_by), steps_per_s) if one.tried_by else None for one in found]
+    measured = [
+        speed(ledgers(arm), ledgers(one.tried_by), steps_per_s, alike=alike) if one.tried_by else None for one in found
+    ]
     contradicted = [_contradicts(one, was, least) for one, was in zip(found, measured, strict=True)]
     # What replay does not know of one number of workers it does not know of another.
     withheld = {one.cost for one, wrong in zip(found, contradicted, strict=True) if wrong and one.cost in NUMBERS}

@@ -200,15 +200,15 @@ def compare(
     if best is None:
         return Missing("no throughput")
     measure, rate, _ = best
-    alike = _alike(baseline, arms, controls)
+    alike = alike_blocks(baseline, arms, controls)
     ratio = speed(base, other, rate, alike=alike)
     assert ratio is not None
     isolated = _isolated(baseline, candidate, controls)
     from_waits = gain_from_waits(base)
-    found = ideal_speed(baseline, base, controls)
+    found = ideal_speed(baseline, base, controls, alike)
     ideal = None if isinstance(found, Absent) else found
     limit = without_data(from_waits, ideal)
-    floor, floor_of = _noise_floor(baseline, candidate, arms, controls, rate, alike)
+    floor, floor_of = _noise_floor(baseline, candidate, arms, controls, rate)
     absent: dict[Figure, Absent | None] = {
         "isolated": isolated if isinstance(isolated, Absent) else None,
         "ideal": found if isinstance(found, Absent) else None,
@@ -264,8 +264,13 @@ def used_share(blocks: Blocks) -> float:
     return use.ci_high if use is not None and use.is_worth_saying else 0.0
 
 
-def _alike(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Likeness:
-    """How alike neighbouring blocks are, by all arms against the baseline and all A/A controls against their arms."""
+def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Likeness | None:
+    """How alike neighbouring blocks are, by all arms against the baseline and all A/A controls against their arms.
+
+    Every interval of a ratio to the baseline is widened by it: one ratio has one interval. None without its runs.
+    """
+    if not arms.get(baseline):
+        return None
     plain = [one for one in arms.values() if one and next(iter(one.values())).record.control is None]
     pairs = [(arms[baseline], one) for one in plain if one is not arms[baseline]]
     own = [(arms.get(arm, {}), one) for (kind, arm), one in controls.by.items() if kind == "a-a" and one]
@@ -273,13 +278,15 @@ def _alike(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Lik
     return likeness(found, INDEPENDENT if own else INDEPENDENT_ALONE)
 
 
-def ideal_speed(arm: str, blocks: Blocks, controls: Controls) -> Estimate | Absent:
+def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | None) -> Estimate | Absent:
     """How many times as fast the steps of ``arm`` are with ideal data, as its control measured it.
+
+    ``alike``: as of :func:`alike_blocks`.
 
     A control that computes on other numbers of positions in a step measured these, and no data work.
     """
     control = controls.get("ideal-data", arm)
-    found = speed(blocks, control, steps_per_s)
+    found = speed(blocks, control, steps_per_s, alike=alike)
     if found is None:
         return Absent("no ideal-data control", (arm,))
     positions = _quotient(per_step_of(control, "tokens"), per_step_of(blocks, "tokens"))
@@ -358,14 +365,13 @@ def _noise_floor(
     arms: Mapping[str, Blocks],
     controls: Controls,
     rate: Rate,
-    alike: Likeness | None = None,
 ) -> tuple[float | Absent, str | None]:
     """What no change looks like, and the arm that shows it: the baseline, else another arm on the same device."""
     why = Absent("no a-a control")
     device = _device(arms[baseline])
     controlled = [arm for kind, arm in controls.by if kind == "a-a" and _device(arms.get(arm, {})) == device]
     for arm in sorted(controlled, key=lambda arm: (arm != baseline, arm != candidate, arm)):
-        ratio = speed(arms[arm], controls.get("a-a", arm), rate, alike=alike)
+        ratio = speed(arms[arm], controls.get("a-a", arm), rate, alike=alike_blocks(arm, arms, controls))
         if ratio is not None and ratio.distance is not None:
             return ratio.distance, arm
         if ratio is not None:

@@ -15,7 +15,7 @@ from harness.analysis.overlap import SyncCall, mean_hidden_behind, sync_audit
 from harness.analysis.replay.predict import Replays, replace_data
 from harness.analysis.replay.prediction import Prediction
 from harness.analysis.report_types import ArmExplained, Explained, PredictedRatio
-from harness.analysis.statistics import Estimate, from_blocks
+from harness.analysis.statistics import Estimate, Likeness, from_blocks
 from harness.analysis.unseen import unseen
 from harness.analysis.whatif import whatifs
 from harness.scenario.edits import parse_edits
@@ -34,13 +34,18 @@ REPLAYABLE = (
 )  # fmt: skip
 
 
-def explain_arm(arm: str, runs: Runs, ledgers: Blocks, controls: Controls) -> ArmExplained:
-    """The blocking calls of an arm, and its replays: as it ran, and without data work."""
+def explain_arm(
+    arm: str, runs: Runs, ledgers: Blocks, controls: Controls, alike: Likeness | None = None
+) -> ArmExplained:
+    """The blocking calls of an arm, and its replays: as it ran, and without data work.
+
+    ``alike``: how alike neighbouring blocks are, which widens the interval of its ideal-data control.
+    """
     own = runs.get(arm, ())
     if not own:
         return ArmExplained()
     syncs = tuple(_mean_syncs([sync_audit(run) for run in own]))
-    ideal = ideal_speed(arm, ledgers, controls)
+    ideal = ideal_speed(arm, ledgers, controls, alike)
     measured = ArmExplained(
         syncs,
         ideal_measured=None if isinstance(ideal, Absent) else ideal,

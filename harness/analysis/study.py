@@ -13,6 +13,7 @@ from harness.analysis.claims import JudgedClaim, RunUse, arm_use, judge, use_of
 from harness.analysis.comparisons import (
     Controls,
     Missing,
+    alike_blocks,
     arm_floor,
     bounds_of,
     compare,
@@ -44,7 +45,7 @@ from harness.analysis.report_types import (
 )
 from harness.analysis.scaling import scaling
 from harness.analysis.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
-from harness.analysis.statistics import Estimate, estimate
+from harness.analysis.statistics import Estimate, Likeness, estimate
 from harness.analysis.step_times import step_times
 from harness.analysis.stragglers import ranks_of
 from harness.analysis.target_loss import Learned, learned
@@ -72,6 +73,10 @@ class _Arms:
 
     def of(self, name: str) -> Blocks:
         return self.ledgers.get(name, {})
+
+    def alike(self, name: str) -> Likeness | None:
+        """How alike neighbouring blocks are in what is compared with this arm."""
+        return alike_blocks(name, {arm.name: self.of(arm.name) for arm in self.declared}, self.controls)
 
 
 def _nothing(_run: RunData) -> None:
@@ -196,7 +201,7 @@ def _advice(
     if not comparisons:
         alone = [arm.name for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)]
         floors = {name: arm_floor(name, arms.ledgers, arms.controls, allowance) for name in alone}
-    return tuple(advise(arm, arms.runs, arms.of, floor) for arm, floor in floors.items())
+    return tuple(advise(arm, arms.runs, arms.of, floor, arms.alike(arm)) for arm, floor in floors.items())
 
 
 def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comparison | NotCompared:
@@ -261,8 +266,8 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         totals=totals,
         speed=_model_speed(control, totals, facts) if blocks else _NO_RUN,
         lead_use=arm_lead(blocks),
-        explained=ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls),
-        against_arm=speed(arms.of(of), blocks, steps_per_s) if control and of else None,
+        explained=ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls, arms.alike(name)),
+        against_arm=speed(arms.of(of), blocks, steps_per_s, alike=arms.alike(of)) if control and of else None,
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=unseen(arms.runs.get(name, ())),

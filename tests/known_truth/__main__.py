@@ -57,6 +57,9 @@ def summary(rows: list[Row]) -> str:
     wrong = [row.seed for row in rows if not row.verdict_right]
     false = [row.seed for row in rows if row.false_call]
     ledger = [row.seed for row in rows if not row.ledger_right]
+    opened = [row.seed for row in rows if row.left_open]
+    gains = [row.seed for row in rows if row.verdict == "gain" and not row.edit.startswith(("device=", "sync="))]
+    above = [row.seed for row in rows if row.above_ceiling]
     share = max(
         abs(error) / row.allowed_ms
         for row in rows
@@ -68,9 +71,14 @@ def summary(rows: list[Row]) -> str:
             "- starvation per cause, exposed and hidden per stage within 3 % of the step or 0.3 ms: "
             f"{len(rows) - len(ledger)} of {len(rows)}{f' (not: {ledger})' if ledger else ''}; "
             f"the worst uses {share:.0%} of what is allowed",
-            f"- verdict right wherever the true ratio lies outside the noise floor and 3 %: {len(rows) - len(wrong)} "
-            f"of {len(rows)}{f' (not: {wrong})' if wrong else ''}; called although next to none is declared: "
-            f"{false or 'none'}",
+            f"- verdict right, {len(rows) - len(wrong)} of {len(rows)}{f' (not: {wrong})' if wrong else ''}: a gain or "
+            "loss by its name wherever the true ratio lies outside 3 %, the noise floor and half the width of the "
+            "interval for all comparisons of a study together, never by the wrong name; of runs that waited for a core "
+            "undecided counts as right",
+            f"- undecided though the true ratio lies outside 3 % and the noise floor: {opened or 'none'}; called "
+            f"although next to none is declared: {false or 'none'}",
+            f"- gains by an edit of the data path: {len(gains)}; measured above the interval of the ceiling: "
+            f"{above or 'none'}",
             f"- unedited replay against its own run, {len(unedited)} runs: median {np.median(unedited):.2%} (asked "
             f"2 %), p95 {np.quantile(unedited, 0.95):.2%} (asked 5 %), worst {unedited.max():.2%}",
             f"- the same from resampled durations, as predictions are made: median {np.median(resampled):.2%}, p95 "

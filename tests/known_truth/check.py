@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from harness.analysis.replay.predict import predict, unedited_error
@@ -42,12 +43,24 @@ class Row:
     verdict: str
     verdict_right: bool
     false_call: bool  # called a gain or a loss although next to none is declared
+    ceiling_high: float | None  # upper end of the ceiling's interval of the pipeline as it was
     unedited: list[float]  # per run, in the order recorded
     resampled: list[float]  # per run, from the durations of measured steps alone, as predictions are made
     edited: float
     edited_allowed: float  # that it may be off because runs waited for cores
     waited: float  # share of their steps that runs waited for a core: of the pipeline, or of its control, the more
     waited_edited: float  # ... or of the pipeline with the edit, which verdict and prediction rest on, too
+
+    @property
+    def left_open(self) -> bool:
+        """Undecided though the true ratio lies outside the noise floor and 3 %."""
+        return self.verdict == "undecided" and abs(self.true_ratio - 1) > max(self.noise_floor or 0.0, WITHIN_SHARE)
+
+    @property
+    def above_ceiling(self) -> bool:
+        """Whether a gain by less data work, which is all that a ceiling is of, was measured above its interval."""
+        of_data = not self.edit.startswith(("device=", "sync="))
+        return of_data and self.verdict == "gain" and self.measured_ratio > (self.ceiling_high or math.inf)
 
     @property
     def ledger_right(self) -> bool:
@@ -128,6 +141,7 @@ def _row(seed: int, report: StudyReport, runs: list[RunData], machine: Machine, 
         verdict=verdict,
         verdict_right=right,
         false_call=false_call,
+        ceiling_high=None if comparison.measured.ceiling is None else comparison.measured.ceiling.ci_high,
         unedited=[unedited_error(run) for run in own],
         resampled=list(predicted.validation.resampled.values()),
         edited=predicted.step_ms.median / other.totals.step_ms.median - 1,

@@ -37,6 +37,10 @@ class Row:
     waited_for_cores: float  # share of the step, the larger of both runs
 
     @property
+    def workers(self) -> int:
+        return int(self.pipeline.partition(", ")[2].partition(" x ")[0])
+
+    @property
     def error(self) -> float:
         return self.predicted_ms / self.measured_ms - 1
 
@@ -125,12 +129,17 @@ def _step_ms(run: RunData) -> tuple[float, float]:
 def summary(rows: list[Row]) -> str:
     quiet = [row for row in rows if row.waited_for_cores <= SPOILED]
     misses = [row for row in rows if abs(row.error) > WITHIN]
+    fed, inline = ([row for row in rows if (row.workers > 0) is wanted] for wanted in (True, False))
+    large = [row for row in rows if abs(row.measured_ms / row.step_ms - 1) > WITHIN]
     return "\n".join(
         [
             f"- removals: {len(rows)} of {len({row.seed for row in rows})} pipelines",
             f"- predicted {_within(rows)} (asked: 95 %)",
             f"- of these {len(quiet)} whose runs waited for a core for at most {SPOILED:.0%} of their steps: "
             f"{_within(quiet) if quiet else 'none'}",
+            f"- with loader workers, {len(fed)}: {_within(fed) if fed else 'none'}; without, {len(inline)}: "
+            f"{_within(inline) if inline else 'none'}",
+            f"- that change the step by over {WITHIN:.0%}, {len(large)}: {_within(large) if large else 'none'}",
             f"- had each been predicted to save nothing: {np.mean([_blind(row) <= WITHIN for row in rows]):.1%} within",
             "- misses (and the share of the step that a run waited for a core): "
             + (", ".join(f"{m.seed} {m.part} {m.error:+.1%} ({m.waited_for_cores:.0%})" for m in misses) or "none"),

@@ -33,7 +33,9 @@ ATTACHED = {"attached": "forward: Sequential; backward; optimizer: AdamW", "step
 
 def study(*arms: Arm, edit: Callable[[RunData], RunData] = lambda run: run, **how: Any) -> StudyReport:
     """The first arm against the others; alone it is compared with none."""
-    record, runs = build([*arms], [(arms[0].name, one.name) for one in arms[1:]], **{"noise": EXACT, **how})
+    record, runs = build(
+        [*arms], [(arms[0].name, one.name) for one in arms[1:] if not one.control], **{"noise": EXACT, **how}
+    )
     return analyse(record, [edit(run) for run in runs])
 
 
@@ -283,6 +285,30 @@ def test_a_candidate_that_slows_down_in_its_runs_is_said_to() -> None:
     assert drifting(1.02).drift is None  # not worth a word
     assert drifting(1.12, blocks=2).drift is None
     assert drifting(1.12, repetitions=1).drift is None
+
+
+def test_one_ratio_has_one_interval_wherever_it_stands() -> None:
+    """Blocks of an arm that drifts are alike, which widens what is said of the others in the same study, too."""
+
+    def drifts(run: RunData) -> RunData:
+        def change(columns: dict[str, list[Any]]) -> None:
+            for place, wall_ns in enumerate(columns["wall_ns"]):
+                more_ns = round(wall_ns * 0.03 * (run.record.block - 3))
+                columns["wall_ns"][place] += more_ns
+                columns["backward_ns"][place] += more_ns
+
+        return steps_of(run, change) if run.record.arm == "tokens" else run
+
+    text, tokens = Arm("text"), Arm("tokens")
+    noise = {"day": 0.0, "block": 0.004, "repetition": 0.0, "step": 0.0}
+    report = study(text, tokens, *text.controls("a-a", "ideal-data"), edit=drifts, noise=noise, blocks=7)
+    measured = report.compared[0].measured
+    control, ideal = report.arm("text+a-a"), report.arm("text+ideal-data")
+    assert control is not None
+    assert ideal is not None
+    assert control.against_arm is not None
+    assert control.against_arm.distance == pytest.approx(measured.noise_floor, rel=1e-9)
+    assert ideal.against_arm == measured.ideal
 
 
 def test_a_checkpoint_within_the_first_repetition_is_no_drift() -> None:
