@@ -303,9 +303,13 @@ def _repetitions(
     columns = (wall, without_long(wall), tokens, trained)
     sums = [np.bincount(place, weights=one, minlength=len(numbers)).tolist() for one in columns]
     return {
-        number: RepetitionTotals(count, total, *(None if math.isnan(one) else one for one in known), usual_ns=usual)
-        for number, count, total, usual, *known in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
+        number: RepetitionTotals(count, total, _or_none(positions), _or_none(counted), usual)
+        for number, count, total, usual, positions, counted in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
     }
+
+
+def _or_none(sum_of_tokens: float) -> float | None:
+    return None if math.isnan(sum_of_tokens) else sum_of_tokens
 
 
 def column(table: pa.Table, name: str) -> Array:
