@@ -59,7 +59,7 @@ HOW_TO_READ = f"""## How to read this
   **waiting for a core**: time the main thread could run but had no core, whoever took it (run-queue delay).
 - **ceiling**: how many times as fast the step would be without any data work: an estimate, not a bound. Its median is
   what the *ideal data* control measured (without one, what replay computes), and its interval holds that of both.
-- **or none** beside a ratio: its interval holds 1.
+- **or none** beside a ratio: its interval holds 1, and reaches 1 % or more beyond it.
 - **noise floor**: how far from 1 the interval of an unchanged arm against itself (A/A control) reaches. **gain** and
   **loss** are called only where the interval excludes 1 and the median clears the floor; else the sentence says how
   small a difference would have shown. Without a floor nothing is decided, nor a gain where losses diverged or differ.

@@ -289,9 +289,9 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
 
 
 def _or_none(one: Estimate) -> str:
-    """Marks a figure that is worth a word and may as well be none: its interval holds 1."""
+    """Marks a figure that may be worth a word and may as well be none: its interval holds 1, and reaches beyond it."""
     holds = one.ci_low is not None and one.ci_high is not None and one.ci_low <= 1 <= one.ci_high
-    return " or none" if holds and abs(one.median - 1) >= WORTH else ""
+    return " or none" if holds and (one.distance or 0.0) >= WORTH else ""
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> list[str]:

@@ -9,7 +9,7 @@ from harness.analysis.report_types import ArmReport, ArmTotals, Comparison
 from harness.report.absent import mfu_reason, reason
 from harness.report.first_screen import could_gain
 from harness.report.names import ArmNames
-from harness.report.sentences import believed_ratio
+from harness.report.sentences import believed_ratio, either_way
 from harness.report.tables import (
     NOT_MEASURED,
     Markdown,
@@ -20,7 +20,7 @@ from harness.report.tables import (
     stages_cell,
     table,
 )
-from harness.report.words import number, percent
+from harness.report.words import listing, number, percent
 from harness.study.contract import STAGES
 from trainer.devices.flops import CONVENTIONS
 
@@ -113,7 +113,22 @@ def _data_work(shown: Sequence[ArmReport], names: ArmNames) -> str:
         ]
         for arm in shown
     ]
-    return table(header, rows)
+    return "\n\n".join([table(header, rows), *_left_open(shown, names)])
+
+
+def _left_open(shown: Sequence[ArmReport], names: ArmNames) -> list[str]:
+    """Of which arms exposed and hidden are one of two readings, and what a step waits by both."""
+    found = []
+    for arm in shown:
+        open_ms = arm.totals.waited_range_ms
+        if open_ms is not None and either_way(open_ms, sum(arm.totals.phase_ms.values())):
+            found.append(f"{names.short(arm.name)} {number(open_ms[0])} to {number(open_ms[1])} ms")
+    if not found:
+        return []
+    return [
+        "Exposed and hidden are by one reading of when the device worked while the host was still launching, which its "
+        f"events leave open. By either, a step waits for data: {listing(found)}."
+    ]
 
 
 def _model(shown: Sequence[ArmReport], names: ArmNames) -> str:

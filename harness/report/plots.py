@@ -33,6 +33,7 @@ from harness.report.first_screen import VERDICTS, could_gain
 from harness.report.loss_curves import loss_curves
 from harness.report.names import ArmNames, middle_out
 from harness.report.run_curves import best_measure, choices_figure, of_arm
+from harness.report.sentences import either_way
 from harness.report.words import interval, number, percent, ratio
 from harness.study.contract import CAUSES, PHASES, STAGES
 
@@ -192,7 +193,7 @@ def ledger(arms: Sequence[ArmReport], names: ArmNames) -> Figure:
             )  # fmt: skip
             left += width
         waited = sum(arm.totals.exposed_ms.values()) if arm.totals.exposed_ms else arm.totals.phase_ms.get("fetch", 0.0)
-        share = f", {percent(waited / left)} waiting for data" if left else ""
+        share = f", {_share(arm, waited, left)} waiting for data" if left else ""
         axes.text(left + 0.01 * longest, row, f"{number(left)} ms{share}", va="center", fontsize=8, color="#333333")
     row_labels(axes, [_label(arm, names) for arm in arms])
     for tick, arm in zip(axes.get_yticklabels(), arms, strict=True):
@@ -227,6 +228,14 @@ def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
         fetch = [("fetch", arm.totals.phase_ms.get("fetch", 0.0), "wait for data")]
     rest = [(phase, arm.totals.phase_ms.get(phase, 0.0), phase) for phase in PHASES if phase != "fetch"]
     return [part for part in (*fetch, *rest) if part[1] > 0]
+
+
+def _share(arm: ArmReport, waited_ms: float, step_ms: float) -> str:
+    """Of a step in waits for data: a range where events leave open when the device worked."""
+    open_ms = arm.totals.waited_range_ms
+    if open_ms is None or not either_way(open_ms, step_ms):
+        return percent(waited_ms / step_ms)
+    return f"{percent(open_ms[0] / step_ms)} to {percent(open_ms[1] / step_ms)}"
 
 
 def _order_legend(figure: Figure, axes: Axes) -> None:

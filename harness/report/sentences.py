@@ -214,6 +214,13 @@ def in_blocks(uneven: UnevenWaits) -> str:
     return f"{of} and {ms(uneven.others_ms)} in the others"
 
 
+def _waited(waits: Waits) -> str:
+    """``1.04 ms``, or between what it is by either reading of the device."""
+    if waits.waited_range_ms is not None and either_way(waits.waited_range_ms, waits.step_ms):
+        return f"between {ms(waits.waited_range_ms[0])} and {ms(waits.waited_range_ms[1])}"
+    return ms(waits.waited_ms or 0.0)
+
+
 def _reason(c: Comparison) -> str:
     m, waits, other = c.measured, c.measured.baseline_waits, c.measured.candidate_waits
     isolated = ""
@@ -240,7 +247,7 @@ def _reason(c: Comparison) -> str:
         text += f"{ms(waits.step_ms)} step ({percent(share)}"
     text += ")" if not_known else f"{_stages(waits)})"
     if other.waited_ms is not None and abs(other.waited_ms - waits.waited_ms) >= 0.05:
-        text += f" and {c.candidate} {ms(other.waited_ms)} of {ms(other.step_ms)}"
+        text += f" and {c.candidate} {_waited(other)} of {ms(other.step_ms)}"
     if m.ceiling is None:
         return f"{text}; no ceiling ({absent_text(m, 'ceiling')})"
     gain = max(m.ceilings or (m.ceiling.median,)) - 1

@@ -16,9 +16,9 @@ from harness.analysis.report_types import Comparison, StudyReport
 from harness.analysis.statistics import Estimate
 from harness.analysis.stragglers import RanksReport, RankTimes
 from harness.analysis.study import analyse
-from harness.report import closing, ranks
+from harness.report import closing, numbers, plots, ranks
 from harness.report.chain import chain
-from harness.report.first_screen import finding, first_screen
+from harness.report.first_screen import _or_none, finding, first_screen
 from harness.report.names import ArmNames
 from harness.report.sentences import sentence
 from harness.report.tables import ratio_cell
@@ -285,6 +285,38 @@ def test_a_candidate_that_slows_down_in_its_runs_is_said_to() -> None:
     assert drifting(1.02).drift is None  # not worth a word
     assert drifting(1.12, blocks=2).drift is None
     assert drifting(1.12, repetitions=1).drift is None
+
+
+def test_what_a_wait_may_be_by_either_reading_is_said_wherever_it_stands() -> None:
+    report = study(Arm("text"), Arm("tokens", tokenize=4.0))
+    (c,) = report.compared
+    other = replace(c.measured.candidate_waits, waited_range_ms=(0.3, 7.5))
+    assert "and tokens between 0.30 ms and 7.50 ms of 3" in sentence(
+        replace(c, measured=replace(c.measured, candidate_waits=other))
+    )
+    assert "between" not in sentence(c)
+    arms = [
+        replace(arm, totals=replace(arm.totals, waited_range_ms=(0.3, 7.5))) if arm.name == "tokens" else arm
+        for arm in report.arms
+    ]
+    names = ArmNames([arm.name for arm in arms])
+    assert "By either, a step waits for data: tokens 0.30 to 7.50 ms." in numbers._data_work(arms, names)
+    assert "By either" not in numbers._data_work(report.arms, names)
+    assert [plots._share(arm, 0.3, 30.0) for arm in arms] == ["1.0 %", "1.0 % to 25 %"]
+
+
+@pytest.mark.parametrize(
+    ("found", "marked"),
+    [
+        (Estimate(1.009, 0.880, 1.176, 5), True),  # whatever the median
+        (Estimate(1.05, 0.99, 1.09, 5), True),
+        (Estimate(1.05, 1.02, 1.09, 5), False),
+        (Estimate(1.001, 0.998, 1.004, 5), False),
+        (Estimate(1.05, None, None, 1), False),
+    ],
+)
+def test_whether_a_figure_may_be_none_does_not_hang_on_its_median(found: Estimate, marked: bool) -> None:
+    assert bool(_or_none(found)) is marked
 
 
 def test_one_ratio_has_one_interval_wherever_it_stands() -> None:
