@@ -64,6 +64,7 @@ class ArmTotals:
     waited_range_ms: tuple[float, float] | None = None  # by either reading of when the device worked; see the ledger
     device_busy_ms: float | None = None  # None also where phases that were still being launched leave it open
     busy_from: Literal["ledger", "profiled window"] = "ledger"
+    busy_at_least_ms: float | None = None  # by SM activity, where that is more than the events know
     device_launch_bound_ms: float | None = None  # within launch-bound phases: working or waiting for launches
     device_open_ms: float | None = None  # the same within others: the device was at them while the host launched
     launch_bound: Mapping[str, float] = field(default_factory=dict)  # share of steps, by piece of the device's work

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness import timeline
 from harness.analysis.ledger import derived_steps
-from harness.analysis.probes.device_busy import with_profiled_busy
+from harness.analysis.probes.device_busy import with_device_busy
 from harness.analysis.probes.results import probe_results
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import StudyReport
@@ -41,7 +41,7 @@ def build_report(folder: Path) -> FirstScreen:
     report = analyse(record, runs, *([partial(keep_derived, study)] if record.status != "running" else []))
     files = read_recorded(study, runs)
     found = probe_results(runs, files.profiled)
-    report = with_profiled_busy(report, found.profiles)
+    report = with_device_busy(report, found.profiles, found.devices)
     screen = first_screen(report)
     pictures = draw(report, study, found.profiles, screen.names)
     shown = timeline.timeline(record, runs, files.sources)

@@ -140,6 +140,7 @@ def _arm(arm: ArmReport) -> Json:
         "contended_ms": finite(totals.contended_ms),
         "device_busy_ms": finite(totals.device_busy_ms),
         "device_busy_from": totals.busy_from,
+        "device_busy_at_least_ms": finite(totals.busy_at_least_ms),
         "device_launch_bound_ms": finite(totals.device_launch_bound_ms),
         "device_open_ms": finite(totals.device_open_ms),
         "waited_range_ms": None if totals.waited_range_ms is None else list(totals.waited_range_ms),

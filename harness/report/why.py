@@ -128,6 +128,8 @@ def _busy(totals: ArmTotals) -> str:
     if totals.step_ms is None or totals.device_starved_ms is None or totals.device_launch_bound_ms is None:
         return NOT_MEASURED
     most = max(0.0, sum(totals.phase_ms.values()) - totals.device_starved_ms)
+    if totals.busy_at_least_ms is not None:
+        return f"unknown ({number(totals.busy_at_least_ms)} by SM activity, to {number(most)})"
     return f"unknown ({number(max(0.0, most - totals.device_unknown_ms))} to {number(most)})"
 
 

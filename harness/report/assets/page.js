@@ -87,7 +87,10 @@
   }
   points.sort((a, b) => a.at_s - b.at_s);
   const shown = data.arms.map(() => true);
-  const colour = (arm) => css(`--c${arm % 8}`);
+  // Eight colours. Arms of a matrix come in rows of 2, 4, 8, ...: the next eight begin at another one, and are rings.
+  const hue = (arm) => `--c${(arm + 3 * (arm >> 3)) % 8}`;
+  const colour = (arm) => css(hue(arm));
+  const ring_of = (arm) => (arm >> 3) % 2 === 1;
   const aligned = () => [
     points.map((p) => p.at_s),
     ...data.arms.map((_, arm) => points.map((p) => (p.arm === arm ? p.ms : null))),
@@ -103,7 +106,7 @@
     cursor: { points: { show: false }, x: false, y: false, drag: { x: true, y: true, uni: 20 } },
     scales: { x: { time: false }, y: { distr: wide ? 3 : 1 } },
     axes: [axis("seconds since the first measured step", 50), axis(wide ? "ms (log scale)" : "ms", 62)],
-    series: [{}, ...data.arms.map((_, arm) => dots(4, () => colour(arm), () => colour(arm))), dots(9, () => css("--ink"), () => "transparent")],
+    series: [{}, ...data.arms.map((_, arm) => dots(4, () => colour(arm), () => (ring_of(arm) ? "transparent" : colour(arm)))), dots(9, () => css("--ink"), () => "transparent")],
   }, aligned(), chart);
   redraws.push(() => plot.redraw(false));
 
@@ -146,7 +149,8 @@
   const toggles = data.arms.map((name, arm) => {
     const button = document.createElement("button"), mark = document.createElement("i");
     button.type = "button";
-    mark.style.background = `var(--c${arm % 8})`;
+    mark.style.background = ring_of(arm) ? "transparent" : `var(${hue(arm)})`;
+    mark.style.boxShadow = `inset 0 0 0 2px var(${hue(arm)})`;
     button.append(mark, name);
     button.addEventListener("click", () => { shown[arm] = !shown[arm]; update(); });
     return button;

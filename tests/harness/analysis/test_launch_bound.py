@@ -16,7 +16,7 @@ from harness.analysis.intervals import Stretches
 from harness.analysis.launches import TAIL_NS, device_work, launch_bound_shares, per_step
 from harness.analysis.ledger import RunLedger, derived_steps, measure
 from harness.analysis.overlap import sync_audit
-from harness.analysis.probes.device_busy import with_profiled_busy
+from harness.analysis.probes.device_busy import with_device_busy
 from harness.analysis.probes.operators import ProfiledOperators
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.replay import parse_edits, predict
@@ -236,7 +236,7 @@ def test_brackets_with_a_long_last_kernel_are_held_to_be_either() -> None:
     unknown = either_way(arm.totals.waited_range_ms, found.mean_step_ms)
     assert unknown.startswith("A step waits between ")
     assert unknown in line
-    (known,) = with_profiled_busy(report, [profiled("cuda", recorded.busy_ms)]).arms
+    (known,) = with_device_busy(report, [profiled("cuda", recorded.busy_ms)]).arms
     assert known.totals.bound == "launch"
     assert launch_bound_lines([known]) == []
 
@@ -348,12 +348,12 @@ def test_the_kernels_of_the_profiled_run_tell_the_busy_time(launch_bound: Record
     assert "launch-bound in forward (100 % of steps)" in line
     assert "| unknown (" in _device_table([arm], ArmNames(["cuda"]))
     assert "at least " in _device_table([arm], ArmNames(["cuda"]))
-    (known,) = with_profiled_busy(report, [profiled("cuda", launch_bound.busy_ms)]).arms
+    (known,) = with_device_busy(report, [profiled("cuda", launch_bound.busy_ms)]).arms
     assert known.totals.device_busy_ms == pytest.approx(launch_bound.busy_ms)
     assert known.totals.bound_shares is not None
     assert known.totals.bound_shares.launch == pytest.approx(11 / 22, abs=0.02)
     assert known.totals.bound == "launch"
     assert "(profiled window)" in _device_table([known], ArmNames(["cuda"]))
-    (filled,) = with_profiled_busy(report, [profiled("cuda", 16.0)]).arms  # kernels fill the brackets after all
+    (filled,) = with_device_busy(report, [profiled("cuda", 16.0)]).arms  # kernels fill the brackets after all
     assert filled.totals.bound == "data"
-    assert with_profiled_busy(report, [profiled("other", 5.0)]) == report
+    assert with_device_busy(report, [profiled("other", 5.0)]) == report

@@ -108,3 +108,17 @@ def test_dark_follows_the_system_and_the_button_turns_it_round(opened: Browser) 
     assert dark != light
     opened.value("document.getElementById('theme').click()")
     assert opened.value(BACKGROUND) == light
+
+
+def test_no_two_of_sixteen_arms_look_alike_in_the_scatter(chromium: Browser, tmp_path: Path) -> None:
+    """The arms of a compared pair are eight apart where a matrix has eight settings."""
+    arms = [Arm(f"{data}-{number}") for data in ("text", "tokens") for number in range(8)]
+    study, runs = build(arms, [(f"text-{number}", f"tokens-{number}") for number in range(8)], blocks=3)
+    write(StudyFolder(tmp_path), study, runs)
+    build_report(tmp_path)
+    chromium.open(tmp_path / "summary.html")
+    marks = "[...document.querySelectorAll('#steps .legend i')]"
+    looks = chromium.value(f"{marks}.map((mark) => mark.style.background + mark.style.boxShadow).join('|')").split("|")
+    assert len(looks) == len(set(looks)) == 16
+    colours = [look[look.index("--c") :][:4] for look in looks]
+    assert all(first != second for first, second in zip(colours, colours[8:], strict=False))
