@@ -112,7 +112,8 @@ def _ahead_ns(spans: RunSpans, moments: NDArray[np.int64]) -> NDArray[np.float64
     A device does its work in the order queued; one that the host does not run ahead of has none.
     """
     done = np.concatenate([[-np.inf], np.maximum.accumulate(spans.kernels.ends.astype(np.float64))])
-    queued = np.searchsorted(spans.launches.starts, moments, side="left")
+    # A launch whose work was never recorded (the run was cut short) is not known to be ahead of anything.
+    queued = np.minimum(np.searchsorted(spans.launches.starts, moments, side="left"), len(spans.kernels.ends))
     ahead: NDArray[np.float64] = np.maximum(0.0, done[queued] - moments)
     return ahead
 

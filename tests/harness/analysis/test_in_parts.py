@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.analysis import in_parts, spans
@@ -102,6 +102,18 @@ def test_idle_time_is_the_sum_of_the_pieces_that_one_sweep_over_the_whole_run_fi
     assert (idle == expected).all()
 
 
+# A launch whose work was not recorded any more.
+@example(
+    [(0, 1, False)],
+    [
+        *[(("main", "fetch"), [0, 0], 0, 0)] * 3,
+        (("device", "forward"), [0, 0], 0, 0),
+        *[(("launch", "forward"), [0, 0], 0, 0)] * 2,
+    ],
+    1,
+    1,
+    True,
+)
 @given(STEPS, st.lists(SPAN, max_size=60), st.integers(1, 12), st.integers(1, 20), st.booleans())
 def test_any_number_of_steps_at_a_time_finds_the_same_overlap(
     steps: Any, recorded: Any, size: int, rows: int, asynchronous: bool
