@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness.analysis.ledger import Blocks, RepetitionTotals, RunLedger
+from harness.analysis.ledger import Blocks, RunLedger
 from harness.analysis.statistics import Estimate, from_blocks
 from harness.analysis.verdicts import confidence_of_each
 
@@ -36,8 +36,4 @@ def _log_change(run: RunLedger, other: RunLedger) -> float | None:
     if len(shared) < 2:
         return None
     first, last = (run.repetitions[number] for number in (shared[0], shared[-1]))
-    return math.log(_usual_ns(last) / last.steps) - math.log(_usual_ns(first) / first.steps)
-
-
-def _usual_ns(one: RepetitionTotals) -> float:
-    return one.wall_ns if math.isnan(one.usual_ns) else one.usual_ns
+    return math.log(last.usual_ns / last.steps) - math.log(first.usual_ns / first.steps)

@@ -48,9 +48,9 @@ class RepetitionTotals:
 
     steps: int
     wall_ns: float
+    usual_ns: float  # with each rare long step counted as a typical one
     tokens: float | None
     trained_tokens: float | None
-    usual_ns: float = math.nan  # ``wall_ns`` with each rare long step counted as a typical one; NaN: not known
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def _repetitions(
     columns = (wall, without_long(wall), tokens, trained)
     sums = [np.bincount(place, weights=one, minlength=len(numbers)).tolist() for one in columns]
     return {
-        number: RepetitionTotals(count, total, _or_none(positions), _or_none(counted), usual)
+        number: RepetitionTotals(count, total, usual, _or_none(positions), _or_none(counted))
         for number, count, total, usual, positions, counted in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
     }
 

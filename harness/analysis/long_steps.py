@@ -42,7 +42,7 @@ def run_long_steps(
     wall_ns: NDArray[np.float64], phases: Sequence[str], phase_ns: Callable[[str], NDArray[np.float64]]
 ) -> RunLongSteps:
     """``wall_ns``: of the measured steps, ``phase_ns`` gives those of a phase; NaN where one was not measured."""
-    long = wall_ns > LONG * np.median(wall_ns)
+    long = _is_long(wall_ns)
     if not long.any():
         return RunLongSteps(0, 0.0, {})
     excess = {
@@ -55,9 +55,13 @@ def run_long_steps(
 
 def without_long(wall_ns: NDArray[np.float64]) -> NDArray[np.float64]:
     """Times of a run, (steps,), each long step as a typical one; as they are where long ones are no exception."""
-    typical = np.median(wall_ns)
-    long = wall_ns > LONG * typical
-    return np.where(long, typical, wall_ns) if long.mean() <= FEW else wall_ns
+    long = _is_long(wall_ns)
+    return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= FEW else wall_ns
+
+
+def _is_long(wall_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = wall_ns > LONG * np.median(wall_ns)
+    return found
 
 
 def long_steps(runs: Sequence[RunLongSteps], of: int) -> LongSteps | None:

@@ -257,6 +257,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     blocks = arms.of(name)
     totals = _totals(blocks) if blocks else ArmTotals()
     facts = next(iter(blocks.values())).record.facts if blocks else RunFacts()
+    alike = arms.alike(of or name)
     return ArmReport(
         name=name,
         control=control,
@@ -266,8 +267,8 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         totals=totals,
         speed=_model_speed(control, totals, facts) if blocks else _NO_RUN,
         lead_use=arm_lead(blocks),
-        explained=ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls, arms.alike(name)),
-        against_arm=speed(arms.of(of), blocks, steps_per_s, alike=arms.alike(of)) if control and of else None,
+        explained=ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls, alike),
+        against_arm=speed(arms.of(of), blocks, steps_per_s, alike=alike) if control and of else None,
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=unseen(arms.runs.get(name, ())),

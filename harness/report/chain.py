@@ -17,7 +17,7 @@ from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.report.absent import absent_text, reason
 from harness.report.dose import dose_line
-from harness.report.sentences import WORTH, ceiling_text, either_way, in_blocks
+from harness.report.sentences import WORTH, between, ceiling_text, in_blocks, left_open
 from harness.report.words import interval, listing, ms, percent, ratio
 
 BOUNDS: dict[Bound, str] = {
@@ -116,10 +116,9 @@ def _between_steps(waits: Waits) -> str:
 
 def _costs(waits: Waits, waited_ms: float) -> str:
     """What data costs a step; where events do not tell when the device worked, from least to most."""
-    if waits.waited_range_ms is None or not either_way(waits.waited_range_ms, waits.step_ms):
+    if (open_ms := left_open(waits.waited_range_ms, waits.step_ms)) is None:
         return ms(waited_ms) if waits.uneven is None else f"{ms(waited_ms)} on average, {in_blocks(waits.uneven)}"
-    least, most = waits.waited_range_ms
-    return f"between {ms(least)} and {ms(most)}"
+    return between(open_ms)
 
 
 def _run_queue(waits: Waits) -> Iterator[ChainLink]:

@@ -9,7 +9,7 @@ from harness.analysis.report_types import ArmReport, ArmTotals, Comparison
 from harness.report.absent import mfu_reason, reason
 from harness.report.first_screen import could_gain
 from harness.report.names import ArmNames
-from harness.report.sentences import believed_ratio, either_way
+from harness.report.sentences import believed_ratio, left_open
 from harness.report.tables import (
     NOT_MEASURED,
     Markdown,
@@ -113,15 +113,15 @@ def _data_work(shown: Sequence[ArmReport], names: ArmNames) -> str:
         ]
         for arm in shown
     ]
-    return "\n\n".join([table(header, rows), *_left_open(shown, names)])
+    return "\n\n".join([table(header, rows), *_by_either(shown, names)])
 
 
-def _left_open(shown: Sequence[ArmReport], names: ArmNames) -> list[str]:
+def _by_either(shown: Sequence[ArmReport], names: ArmNames) -> list[str]:
     """Of which arms exposed and hidden are one of two readings, and what a step waits by both."""
     found = []
     for arm in shown:
-        open_ms = arm.totals.waited_range_ms
-        if open_ms is not None and either_way(open_ms, sum(arm.totals.phase_ms.values())):
+        open_ms = left_open(arm.totals.waited_range_ms, sum(arm.totals.phase_ms.values()))
+        if open_ms is not None:
             found.append(f"{names.short(arm.name)} {number(open_ms[0])} to {number(open_ms[1])} ms")
     if not found:
         return []

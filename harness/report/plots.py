@@ -33,7 +33,7 @@ from harness.report.first_screen import VERDICTS, could_gain
 from harness.report.loss_curves import loss_curves
 from harness.report.names import ArmNames, middle_out
 from harness.report.run_curves import best_measure, choices_figure, of_arm
-from harness.report.sentences import either_way
+from harness.report.sentences import left_open
 from harness.report.words import interval, number, percent, ratio
 from harness.study.contract import CAUSES, PHASES, STAGES
 
@@ -232,8 +232,8 @@ def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
 
 def _share(arm: ArmReport, waited_ms: float, step_ms: float) -> str:
     """Of a step in waits for data: a range where events leave open when the device worked."""
-    open_ms = arm.totals.waited_range_ms
-    if open_ms is None or not either_way(open_ms, step_ms):
+    open_ms = left_open(arm.totals.waited_range_ms, step_ms)
+    if open_ms is None:
         return percent(waited_ms / step_ms)
     return f"{percent(open_ms[0] / step_ms)} to {percent(open_ms[1] / step_ms)}"
 

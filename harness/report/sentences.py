@@ -198,13 +198,23 @@ def _time(speed: Estimate) -> str:
     return f"{percent(1 / speed.median - 1)} {'less' if speed.median > 1 else 'more'} time {figures}"
 
 
+def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:
+    """``range_ms``, what data costs a step by either reading of the device; None where the readings hardly differ."""
+    return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH * step_ms else range_ms
+
+
+def between(range_ms: tuple[float, float]) -> str:
+    """``between 1.04 ms and 6.08 ms``."""
+    return f"between {ms(range_ms[0])} and {ms(range_ms[1])}"
+
+
 def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
     """What data may cost a step where the record leaves open when the device worked; nothing where that is little."""
-    if range_ms is None or range_ms[1] - range_ms[0] < WORTH * step_ms:
+    if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
-        f"A step waits between {ms(range_ms[0])} and {ms(range_ms[1])} for it: while the host was still launching, the "
-        "device worked or waited for launches, and its events do not tell which."
+        f"A step waits {between(open_ms)} for it: while the host was still launching, the device worked or waited for "
+        "launches, and its events do not tell which."
     )
 
 
@@ -212,13 +222,6 @@ def in_blocks(uneven: UnevenWaits) -> str:
     """``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``: no block is as their mean."""
     of = f"{ms(uneven.waited_ms)} of each {ms(uneven.step_ms)} step in {uneven.blocks} of {count(uneven.of, 'block')}"
     return f"{of} and {ms(uneven.others_ms)} in the others"
-
-
-def _waited(waits: Waits) -> str:
-    """``1.04 ms``, or between what it is by either reading of the device."""
-    if waits.waited_range_ms is not None and either_way(waits.waited_range_ms, waits.step_ms):
-        return f"between {ms(waits.waited_range_ms[0])} and {ms(waits.waited_range_ms[1])}"
-    return ms(waits.waited_ms or 0.0)
 
 
 def _reason(c: Comparison) -> str:
@@ -229,14 +232,11 @@ def _reason(c: Comparison) -> str:
     if waits.waited_ms is None:
         return f"{isolated + '; ' if isolated else ''}how long {c.baseline} waits for data was not measured"
     share = waits.waited_ms / waits.step_ms if waits.step_ms else 0.0
-    not_known = bool(either_way(waits.waited_range_ms, waits.step_ms))
+    open_ms = left_open(waits.waited_range_ms, waits.step_ms)
     contrast = _contrast(m)
     link = f"{isolated}, {'but' if contrast else 'and'} " if isolated else ""
-    if not_known and waits.waited_range_ms is not None:
-        low, high = waits.waited_range_ms
-        text = (
-            f"{link}{c.baseline} waits for data between {ms(low)} and {ms(high)} of each {ms(waits.step_ms)} step, as "
-        )
+    if open_ms is not None:
+        text = f"{link}{c.baseline} waits for data {between(open_ms)} of each {ms(waits.step_ms)} step, as "
         text += "the device worked or waited for launches while the host was still launching (not known"
     elif waits.uneven is not None:
         text = f"{link}{c.baseline} waits for data {in_blocks(waits.uneven)} ({percent(share)} on average"
@@ -245,9 +245,11 @@ def _reason(c: Comparison) -> str:
     else:
         text = f"{link}{c.baseline} waits for data {'only ' if contrast else ''}{ms(waits.waited_ms)} of each "
         text += f"{ms(waits.step_ms)} step ({percent(share)}"
-    text += ")" if not_known else f"{_stages(waits)})"
+    text += ")" if open_ms is not None else f"{_stages(waits)})"
     if other.waited_ms is not None and abs(other.waited_ms - waits.waited_ms) >= 0.05:
-        text += f" and {c.candidate} {_waited(other)} of {ms(other.step_ms)}"
+        others_open_ms = left_open(other.waited_range_ms, other.step_ms)
+        waited = ms(other.waited_ms) if others_open_ms is None else between(others_open_ms)
+        text += f" and {c.candidate} {waited} of {ms(other.step_ms)}"
     if m.ceiling is None:
         return f"{text}; no ceiling ({absent_text(m, 'ceiling')})"
     gain = max(m.ceilings or (m.ceiling.median,)) - 1

@@ -58,7 +58,7 @@ def summary(rows: list[Row]) -> str:
     false = [row.seed for row in rows if row.false_call]
     ledger = [row.seed for row in rows if not row.ledger_right]
     opened = [row.seed for row in rows if row.left_open]
-    gains = [row.seed for row in rows if row.verdict == "gain" and not row.edit.startswith(("device=", "sync="))]
+    gains = sum(row.data_gain for row in rows)
     above = [row.seed for row in rows if row.above_ceiling]
     share = max(
         abs(error) / row.allowed_ms
@@ -77,7 +77,7 @@ def summary(rows: list[Row]) -> str:
             "undecided counts as right",
             f"- undecided though the true ratio lies outside 3 % and the noise floor: {opened or 'none'}; called "
             f"although next to none is declared: {false or 'none'}",
-            f"- gains by an edit of the data path: {len(gains)}; measured above the interval of the ceiling: "
+            f"- gains by an edit of the data path: {gains}; measured above the interval of the ceiling: "
             f"{above or 'none'}",
             f"- unedited replay against its own run, {len(unedited)} runs: median {np.median(unedited):.2%} (asked "
             f"2 %), p95 {np.quantile(unedited, 0.95):.2%} (asked 5 %), worst {unedited.max():.2%}",

@@ -57,10 +57,13 @@ class Row:
         return self.verdict == "undecided" and abs(self.true_ratio - 1) > max(self.noise_floor or 0.0, WITHIN_SHARE)
 
     @property
+    def data_gain(self) -> bool:
+        """A gain by less data work, which is all that a ceiling is of."""
+        return self.verdict == "gain" and not self.edit.startswith(("device=", "sync="))
+
+    @property
     def above_ceiling(self) -> bool:
-        """Whether a gain by less data work, which is all that a ceiling is of, was measured above its interval."""
-        of_data = not self.edit.startswith(("device=", "sync="))
-        return of_data and self.verdict == "gain" and self.measured_ratio > (self.ceiling_high or math.inf)
+        return self.data_gain and self.measured_ratio > (self.ceiling_high or math.inf)
 
     @property
     def ledger_right(self) -> bool:

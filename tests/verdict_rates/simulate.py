@@ -65,10 +65,10 @@ def runs(name: str, logs: Values) -> dict[int, RunLedger]:
     return {
         block: replace(
             empty,
-            repetitions={0: RepetitionTotals(100, 1e9 * float(np.exp(log)), None, None)},
-            step_ms=np.full(100, 10 * float(np.exp(log))),
+            repetitions={0: RepetitionTotals(100, 1e8 * step_ms, 1e8 * step_ms, None, None)},
+            step_ms=np.full(100, step_ms),
         )
-        for block, log in enumerate(logs)
+        for block, step_ms in enumerate(10 * float(np.exp(log)) for log in logs)
     }
 
 

@@ -27,58 +27,40 @@ def with_device_busy(
         for one in profiles
         if one.operators.device_ms is not None and one.steps and not one.gaps
     }
-    profiled = [_known(arm, kernel_ms.get(arm.name)) for arm in report.arms]
-    return replace(report, arms=tuple(_at_least(arm, _sm_active(arm.name, cards)) for arm in profiled))
+    return replace(
+        report,
+        arms=tuple(_narrowed(arm, kernel_ms.get(arm.name), _sm_active(arm.name, cards)) for arm in report.arms),
+    )
 
 
 def _sm_active(arm: str, cards: Sequence[DeviceHealth]) -> float | None:
-    """Of the one card of ``arm``; None of several, and where others' kernels may be in it."""
+    """Of the one card of ``arm``; None of several, and where kernels of others are in it, or may be."""
     own = [card for card in cards if card.arm == arm]
-    if len(own) != 1 or own[0].other_processes or own[0].taken - own[0].missed < LEAST_SAMPLES:
+    if len(own) != 1 or own[0].other_processes != 0 or own[0].taken - own[0].missed < LEAST_SAMPLES:
         return None
     share = own[0].sm_active
     return share if share is not None and 0 < share <= 1 else None
 
 
-def _at_least(arm: ArmReport, sm_active: float | None) -> ArmReport:
+def _narrowed(arm: ArmReport, kernel_ms: float | None, sm_active: float | None) -> ArmReport:
     totals, wall_ms = arm.totals, sum(arm.totals.phase_ms.values())
     open_ms = totals.device_unknown_ms
-    if sm_active is None or totals.device_busy_ms is not None or not open_ms or not wall_ms:
-        return arm
-    most_ms = wall_ms - (totals.device_starved_ms or 0.0)
-    least_ms = min(sm_active * wall_ms, most_ms)
-    if least_ms <= most_ms - open_ms:
-        return arm  # the events know more
-    bound_shares = totals.bound_shares
-    if bound_shares is not None:
-        idle = (most_ms - least_ms) / wall_ms  # at most, wherever it lay
-        launch, left = min(bound_shares.launch, idle), min(bound_shares.open, idle)
-        bound_shares = replace(bound_shares, launch=launch, open=left)
-    narrower = replace(
-        totals,
-        busy_at_least_ms=least_ms,
-        bound_shares=bound_shares,
-        bounds=totals.bounds if bound_shares is None else {bound_shares.bound: arm.blocks},
-    )
-    return replace(arm, totals=narrower)
-
-
-def _known(arm: ArmReport, kernel_ms: float | None) -> ArmReport:
-    totals, wall_ms = arm.totals, sum(arm.totals.phase_ms.values())
-    open_ms = totals.device_unknown_ms
-    if kernel_ms is None or totals.device_busy_ms is not None or not open_ms or not wall_ms:
+    if totals.device_busy_ms is not None or not open_ms or not wall_ms:
         return arm
     most_ms = wall_ms - (totals.device_starved_ms or 0.0)  # kernels of several streams may add up to more
-    busy_ms = min(kernel_ms, most_ms)
-    bound_shares = totals.bound_shares
-    if bound_shares is not None:
-        # What was no work in there was waiting for launches, wherever it lay.
-        bound_shares = replace(bound_shares, launch=min(open_ms, most_ms - busy_ms) / wall_ms, open=0.0)
-    known = replace(
-        totals,
-        device_busy_ms=busy_ms,
-        busy_from="profiled window",
-        bound_shares=bound_shares,
-        bounds=totals.bounds if bound_shares is None else {bound_shares.bound: arm.blocks},
-    )
-    return replace(arm, totals=known)
+    shares = totals.bound_shares
+    if kernel_ms is not None:
+        busy_ms = min(kernel_ms, most_ms)
+        if shares is not None:  # what was no work in there was waiting for launches, wherever it lay
+            shares = replace(shares, launch=min(open_ms, most_ms - busy_ms) / wall_ms, open=0.0)
+        totals = replace(totals, device_busy_ms=busy_ms, busy_from="profiled window")
+    elif sm_active is not None and sm_active * wall_ms > most_ms - open_ms:  # else the events know more
+        least_ms = min(sm_active * wall_ms, most_ms)
+        idle = (most_ms - least_ms) / wall_ms
+        if shares is not None:  # at most so much was no work, wherever it lay
+            shares = replace(shares, launch=min(shares.launch, idle), open=min(shares.open, idle))
+        totals = replace(totals, busy_at_least_ms=least_ms)
+    else:
+        return arm
+    bounds = totals.bounds if shares is None else {shares.bound: arm.blocks}
+    return replace(arm, totals=replace(totals, bound_shares=shares, bounds=bounds))

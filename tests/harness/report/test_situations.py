@@ -332,8 +332,9 @@ def test_one_ratio_has_one_interval_wherever_it_stands() -> None:
         return steps_of(run, change) if run.record.arm == "tokens" else run
 
     text, tokens = Arm("text"), Arm("tokens")
+    two = Arm("two", workers=2, declared={"data.workers": 2}, config={"data.workers": 2})
     noise = {"day": 0.0, "block": 0.004, "repetition": 0.0, "step": 0.0}
-    report = study(text, tokens, *text.controls("a-a", "ideal-data"), edit=drifts, noise=noise, blocks=7)
+    report = study(text, tokens, two, *text.controls("a-a", "ideal-data"), edit=drifts, noise=noise, blocks=7)
     measured = report.compared[0].measured
     control, ideal = report.arm("text+a-a"), report.arm("text+ideal-data")
     assert control is not None
@@ -341,6 +342,11 @@ def test_one_ratio_has_one_interval_wherever_it_stands() -> None:
     assert control.against_arm is not None
     assert control.against_arm.distance == pytest.approx(measured.noise_floor, rel=1e-9)
     assert ideal.against_arm == measured.ideal
+    base = report.arm("text")
+    assert base is not None
+    assert base.explained.ideal_measured == measured.ideal
+    (tried,) = [one for one in report.advice[0].options if one.measured is not None]
+    assert tried.measured == report.compared[1].measured.step_time
 
 
 def test_a_checkpoint_within_the_first_repetition_is_no_drift() -> None:

@@ -30,7 +30,9 @@ def report() -> StudyReport:
 def card(sm_active: float | None, **how: Any) -> DeviceHealth:
     figures = {field.name: None for field in fields(DeviceHealth) if field.default is MISSING}
     figures = {name: value for name, value in figures.items() if name not in ("traffic", "findings")}
-    return DeviceHealth(**{**figures, "arm": "cuda", "device": 0, "taken": 40, "sm_active": sm_active, **how})
+    return DeviceHealth(
+        **{**figures, "arm": "cuda", "device": 0, "taken": 40, "other_processes": 0.0, "sm_active": sm_active, **how}
+    )
 
 
 def test_sm_activity_is_the_least_that_the_device_worked(report: StudyReport) -> None:
@@ -59,6 +61,7 @@ def test_sm_activity_is_the_least_that_the_device_worked(report: StudyReport) ->
         [card(0.001)],  # the events know more
         [card(0.9, arm="other")],
         [card(0.9, other_processes=1.0)],  # whose kernels are in it
+        [card(0.9, other_processes=None)],  # who else computes there is not known
         [card(0.9, taken=2)],
         [card(0.9), card(0.9, device=1)],  # which of them it was is not known
     ],
