@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harness.analysis.bounds import AT_WORK, Bound, agreed
+from harness.analysis.in_total import InTotal, in_total
 from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over
-from harness.analysis.losses import Losses, compare_losses, explained_by
+from harness.analysis.losses import Losses, compare_losses
 from harness.analysis.problems import RunFailure
 from harness.analysis.speeds import MEASURES, Rate, per_step_of, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
 from harness.analysis.statistics import (
@@ -131,6 +132,8 @@ class Measured:
     losses: Losses = field(default_factory=Losses)
     # By which share the baseline's and the candidate's steps may have been faster than they can go on being.
     used_lead: tuple[float, float] = (0.0, 0.0)
+    same_again: Estimate | None = None  # the A/A control of ``noise_floor_of``: how many times as fast as its arm
+    in_total: InTotal | None = None  # where long steps that the median passes over make all time together another
 
     @property
     def measured_per_step(self) -> float | None:
@@ -208,35 +211,45 @@ def compare(
     found = ideal_speed(baseline, base, controls, alike)
     ideal = None if isinstance(found, Absent) else found
     limit = without_data(from_waits, ideal)
-    floor, floor_of = _noise_floor(baseline, candidate, arms, controls, rate)
+    same, floor_of = _same_again(baseline, candidate, arms, controls, rate)
     absent: dict[Figure, Absent | None] = {
         "isolated": isolated if isinstance(isolated, Absent) else None,
         "ideal": found if isinstance(found, Absent) else None,
         "ceiling": Absent("no finite ceiling") if limit is None else None,
-        "noise_floor": floor if isinstance(floor, Absent) else None,
+        "noise_floor": same if isinstance(same, Absent) else None,
     }
-    noise_floor = allowance if isinstance(floor, Absent) else floor
+    noise_floor = allowance if isinstance(same, Absent) else same.distance
+    same_again = None if isinstance(same, Absent) else same
     positions = _quotient(per_step_of(other, "tokens"), per_step_of(base, "tokens"))
     trained = _quotient(per_step_of(other, "trained_tokens"), per_step_of(base, "trained_tokens"))
-    ratios = [one for one in (positions, trained) if one is not None and abs(one - 1) > SAME]
+    learned_from = positions if trained is None else trained
     losses = compare_losses(
         (baseline, candidate),
         base,
         other,
         controls.get("a-a", baseline),
-        other_tokens=bool(ratios),
-        explained=max(map(explained_by, ratios), default=0.0),
+        tokens_ratio=1.0 if learned_from is None or abs(learned_from - 1) <= SAME else learned_from,
     )
     together = speed(base, other, rate, confidence_of_each(comparisons), alike)
     waiting = [waiting_share([run.record.facts for run in blocks.values()]) for blocks in (base, other)]
     no_core = any(share is not None and share > MOST_WAITING for share in waiting)
     shares = used_share(base), used_share(other)
-    judged = judge(together or ratio, noise_floor, losses, no_core=no_core, used_lead=shares)
+    step_time = speed(base, other, steps_per_s, alike=alike)
+    whole = None if step_time is None else in_total(base, other, step_time.median, ratio.median)
+    judged = judge(
+        together or ratio,
+        noise_floor,
+        losses,
+        no_core=no_core,
+        used_lead=shares,
+        same_again=same_again,
+        in_total=whole.ratio if whole is not None and whole.regular else None,
+    )
     return Measured(
         measure=measure,
         ratio=ratio,
         tokens_ratio=speed(base, other, tokens_per_s, alike=alike),
-        step_time=speed(base, other, steps_per_s, alike=alike),
+        step_time=step_time,
         isolated=None if isinstance(isolated, Absent) else isolated,
         ceiling=limit,
         from_waits=from_waits,
@@ -255,6 +268,8 @@ def compare(
         undecided=judged.undecided,
         losses=losses,
         used_lead=shares,
+        same_again=same_again,
+        in_total=whole,
     )
 
 
@@ -359,21 +374,23 @@ def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | A
     return Absent("no data-only control", without) if without else Absent("data-only controls apart")
 
 
-def _noise_floor(
+def _same_again(
     baseline: str,
     candidate: str,
     arms: Mapping[str, Blocks],
     controls: Controls,
     rate: Rate,
-) -> tuple[float | Absent, str | None]:
-    """What no change looks like, and the arm that shows it: the baseline, else another arm on the same device."""
+) -> tuple[Estimate | Absent, str | None]:
+    """What no change looks like: the ratio of an A/A control, whose interval's distance from 1 is the noise floor; and
+    the arm that it is of, the baseline, else another one on the same device.
+    """
     why = Absent("no a-a control")
     device = _device(arms[baseline])
     controlled = [arm for kind, arm in controls.by if kind == "a-a" and _device(arms.get(arm, {})) == device]
     for arm in sorted(controlled, key=lambda arm: (arm != baseline, arm != candidate, arm)):
         ratio = speed(arms[arm], controls.get("a-a", arm), rate, alike=alike_blocks(arm, arms, controls))
         if ratio is not None and ratio.distance is not None:
-            return ratio.distance, arm
+            return ratio, arm
         if ratio is not None:
             why = Absent("too few a-a blocks", blocks=ratio.n)
     return why, None
@@ -386,8 +403,8 @@ def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowanc
     """
     for _, rate in MEASURES:
         if arms.get(arm) and rates_of(arms[arm], rate) is not None:
-            floor, _ = _noise_floor(arm, arm, arms, controls, rate)
-            return allowance if isinstance(floor, Absent) else floor
+            same, _ = _same_again(arm, arm, arms, controls, rate)
+            return allowance if isinstance(same, Absent) else same.distance
     return None
 
 

@@ -20,7 +20,7 @@ from harness.analysis.exposure import TRANSFER
 from harness.analysis.intervals import Stretches, clip
 from harness.analysis.launches import device_work_of, launch_bound_shares
 from harness.analysis.lead_use import LeadUse, UsedLead, lead_use, used_leads
-from harness.analysis.long_steps import RunLongSteps, run_long_steps, without_long
+from harness.analysis.long_steps import LeftOut, RunLongSteps, run_long_steps, without_long
 from harness.analysis.replay.recording import record
 from harness.analysis.room import room_ns
 from harness.analysis.spans import spans_of
@@ -86,7 +86,8 @@ class RunLedger:
     diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
     used_leads: dict[int, UsedLead] = field(default_factory=dict)  # by repetition, of those of which it is known
     losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
-    long_steps: RunLongSteps = field(default_factory=lambda: RunLongSteps(0, 0.0, {}))
+    long_steps: RunLongSteps = field(default_factory=RunLongSteps)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     @property
     def mean_step_ms(self) -> float:
@@ -229,7 +230,31 @@ def _measure(run: RunData) -> RunLedger | None:
         used_leads=_used_leads(run, steps),
         losses=StepLosses(run),
         long_steps=run_long_steps(wall, PHASES, lambda phase: values(f"{phase}_ns")),
+        left_out=_left_out(run, steps, measured),
     )
+
+
+def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
+    """Steps between measured ones that are not measured, but for those that are no training alone (an evaluation ran
+    within): of a program, only its record knows these.
+    """
+    facts = run.record.facts
+    inside = ~measured & (column(steps, "wall_ns") > 0)
+    first, last = np.flatnonzero(measured)[[0, -1]]
+    inside[:first] = inside[last:] = False
+    if facts.attached is not None:
+        if facts.marked_steps is None:
+            return LeftOut()
+        inside &= ~np.isin(column(steps, "step"), facts.marked_steps)
+    if not inside.any():
+        return LeftOut()
+    known = measured | inside
+
+    def values(name: str) -> Array:
+        return column(steps, name)[known]
+
+    long = run_long_steps(values("wall_ns"), PHASES, lambda phase: values(f"{phase}_ns"), inside[known])
+    return LeftOut(int(inside.sum()), long)
 
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,18 +33,34 @@ class LongSteps:
 class RunLongSteps:
     """Those of one run: how many, their times together in ms, and by phase what of that is above its median."""
 
-    steps: int
-    sum_ms: float
-    excess_ms: Mapping[str, float]
+    steps: int = 0
+    sum_ms: float = 0.0
+    excess_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Steps that begin a run's later turns, which no figure holds: how many, and the long ones among them."""
+
+    steps: int = 0
+    long: RunLongSteps = field(default_factory=RunLongSteps)
 
 
 def run_long_steps(
-    wall_ns: NDArray[np.float64], phases: Sequence[str], phase_ns: Callable[[str], NDArray[np.float64]]
+    wall_ns: NDArray[np.float64],
+    phases: Sequence[str],
+    phase_ns: Callable[[str], NDArray[np.float64]],
+    counted: NDArray[np.bool_] | None = None,
 ) -> RunLongSteps:
-    """``wall_ns``: of the measured steps, ``phase_ns`` gives those of a phase; NaN where one was not measured."""
-    long = _is_long(wall_ns)
+    """``wall_ns``: of steps, ``phase_ns`` gives those of a phase; NaN where one was not measured.
+
+    ``counted``: the steps among which long ones are looked for, all where it is None. Others only say what is typical.
+    """
+    typical = ~counted if counted is not None else np.ones(len(wall_ns), dtype=np.bool_)
+    long = wall_ns > LONG * np.median(wall_ns[typical])
+    long &= True if counted is None else counted
     if not long.any():
-        return RunLongSteps(0, 0.0, {})
+        return RunLongSteps()
     excess = {
         name: float(np.nansum(of[long] - np.nanmedian(of))) / 1e6
         for name in phases

@@ -17,6 +17,8 @@ SURE = 0.99  # of the interval of their difference: a comparison is not barred b
 # Relative: medians further apart are clearly different, however the blocks scatter. What trains badly scatters, and its
 # few blocks then have an interval that holds anything.
 CLEAR = 0.1
+BEYOND = 3.0  # times the most that any block of the A/A control differs: a block that differs by more trained otherwise
+OTHER_DOCUMENTS = 0.03  # relative: with other tokens a step, losses at one step are those of other documents
 
 
 @dataclass(frozen=True)
@@ -27,26 +29,35 @@ class Losses:
 
     ``diverged``: arms with a loss that was NaN or infinite at any measured step, or that rose far above its start.
     ``differ``: by more than the A/A control differs and kernels round, and than their blocks scatter, or clearly.
-    ``other_tokens``: each step of one trains on another number of tokens, so their losses at one step need not agree.
+    ``tokens_ratio``: trained tokens a step, candidate / baseline; where it is not 1 their losses at one step need not
+    agree. ``some_blocks``: they differ in so many of so many blocks only, of which the losses then are.
     """
 
     baseline: float | None = None
     candidate: float | None = None
     diverged: tuple[str, ...] = ()
     differ: bool = False
-    other_tokens: bool = False
-    explained: float = FAR  # relative difference that the other tokens may explain
+    tokens_ratio: float = 1.0
+    some_blocks: tuple[int, int] | None = None
+
+    @property
+    def other_tokens(self) -> bool:
+        return self.tokens_ratio != 1
 
     @property
     def unlike(self) -> bool:
         """Whether the arms learned something else: their losses differ, by more than other tokens a step explain."""
-        return self.differ and not (self.other_tokens and self._near)
+        return self.differ and not (self.other_tokens and self._explained)
 
     @property
-    def _near(self) -> bool:
+    def _explained(self) -> bool:
+        """More tokens a step lower the loss at the same step; what has learned less from more learned otherwise."""
         if self.baseline is None or self.candidate is None:
             return True
-        return abs(self.candidate - self.baseline) <= self.explained * min(abs(self.baseline), abs(self.candidate))
+        apart = self.candidate - self.baseline
+        expected = apart * math.log(self.tokens_ratio) <= 0 if self.tokens_ratio > 0 else True
+        most = explained_by(self.tokens_ratio) if expected else OTHER_DOCUMENTS
+        return abs(apart) <= most * min(abs(self.baseline), abs(self.candidate))
 
 
 def explained_by(tokens_ratio: float) -> float:
@@ -64,10 +75,9 @@ def compare_losses(
     candidate: Blocks,
     control: Blocks,
     *,
-    other_tokens: bool = False,
-    explained: float = FAR,
+    tokens_ratio: float = 1.0,
 ) -> Losses:
-    """``control``: the runs of the baseline's A/A control; empty without one."""
+    """``control``: the runs of the baseline's A/A control; empty without one. ``tokens_ratio``: see :class:`Losses`."""
     diverged = tuple(
         name
         for name, runs in zip(names, (baseline, candidate), strict=True)
@@ -79,7 +89,13 @@ def compare_losses(
     pairs = _pairs(baseline, candidate)
     if pairs:
         ours, theirs = (median(side) for side in zip(*pairs, strict=True))
-    return Losses(ours, theirs, diverged, _differ(pairs, baseline, control), other_tokens, explained)
+    if _differ(pairs, baseline, control):
+        return Losses(ours, theirs, diverged, differ=True, tokens_ratio=tokens_ratio)
+    if tokens_ratio == 1 and (apart := _apart(pairs, baseline, control)):  # else they are of other documents
+        ours, theirs = (median(side) for side in zip(*apart, strict=True))
+        some = len(apart), len(pairs)
+        return Losses(ours, theirs, diverged, differ=True, tokens_ratio=tokens_ratio, some_blocks=some)
+    return Losses(ours, theirs, diverged, tokens_ratio=tokens_ratio)
 
 
 def loss_of(runs: Sequence[RunLedger]) -> float | None:
@@ -128,6 +144,15 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
     if scatter is not None and scatter.ci_low is not None and scatter.ci_high is not None:
         reach = max(abs(scatter.ci_low), abs(scatter.ci_high))
     return surely and abs(found.median) > max(reach, ALIKE * size)
+
+
+def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
+    """Those of ``pairs`` that are clearly apart, whatever the others say: far beyond the A/A ``control``, too."""
+    far = [(ours, theirs) for ours, theirs in pairs if abs(theirs - ours) > CLEAR * min(abs(ours), abs(theirs))]
+    if not far:
+        return []
+    most = max((abs(theirs - ours) for ours, theirs in _pairs(baseline, control)), default=0.0)
+    return [(ours, theirs) for ours, theirs in far if abs(theirs - ours) > BEYOND * most]
 
 
 def _difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:

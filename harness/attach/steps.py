@@ -46,6 +46,7 @@ class StepTotals:
     restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch of the next one
     epoch_ends: int = 0  # of a DataLoader, in measured steps
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
+    marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
     last_unmeasured: bool = False
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
 
@@ -242,6 +243,8 @@ def _counted(begun: Event, marks: set[int], ended: Event | None, totals: StepTot
     elif not warming_up and INTERRUPTED in marks:
         totals.interrupted += 1
     unmeasured = warming_up or bool(marks)
+    if marks:
+        totals.marked.append(number)
     totals.begun += 1
     totals.last_unmeasured = unmeasured
     if not alternating:

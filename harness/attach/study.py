@@ -183,6 +183,7 @@ def record_of(
             epoch_ends=totals.epoch_ends if one.noted("loader") else None,
             evaluating_steps=totals.evaluating,
             evaluating_share=round(totals.evaluating_share, 4),
+            marked_steps=tuple(totals.marked),
         ),
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,

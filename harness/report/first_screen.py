@@ -39,6 +39,7 @@ from harness.report.sentences import (
     emulated_devices,
     in_blocks,
     more_blocks,
+    said_besides,
     undecided_because,
 )
 from harness.report.tables import NOT_MEASURED
@@ -122,6 +123,7 @@ def _headline(
         support.append("Something else differed as well, see above.")
     if disagreements(c):
         support.append("Witnesses disagree, see below.")
+    support += said_besides(c.measured)
     return Headline(subject, names.within(finding(c.measured, once)), " ".join(_learned(c.measured, names) + support))
 
 

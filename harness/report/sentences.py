@@ -8,17 +8,19 @@ from __future__ import annotations
 import math
 
 from harness.analysis.comparisons import AGREE, SAME, Measured, Waits
+from harness.analysis.in_total import InTotal
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import Comparison, NotCompared, PredictedRatio
 from harness.analysis.statistics import MIN_BLOCKS, Estimate
 from harness.analysis.uneven import UnevenWaits
 from harness.analysis.unseen import MOST_WAITING
-from harness.analysis.verdicts import COARSE
+from harness.analysis.verdicts import COARSE, is_apart
 from harness.report.absent import ASK_FOR, absent_text, missing_text
 from harness.report.dose import dose_line
 from harness.report.words import capitalised, count, interval, listing, ms, number, percent, ratio
 
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
+ABOUT = 0.03  # times of steps whose ratio lies within so much of 1, with all of its interval, are about the same
 NOTHING = 0.001  # a share of the step below this is called nothing
 DOUBLED = 1.0  # an unseen difference of this share of the speed, or more, has no useful figure
 
@@ -33,7 +35,7 @@ def sentence(c: Comparison | NotCompared) -> str:
     steps = _steps(c.measured)
     if steps:
         parts.append(f"{steps}.")
-    parts.append(f"{_reason(c)}.")
+    parts += [*said_besides(c.measured), f"{_reason(c)}."]
     witnesses = _witnesses(c)
     if witnesses:
         parts.append(f"{witnesses}.")
@@ -101,8 +103,9 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
         case "other loss":
             assert m.losses.baseline is not None
             assert m.losses.candidate is not None
+            where = "" if m.losses.some_blocks is None else " in {} of {} blocks".format(*m.losses.some_blocks)
             return (
-                f"the losses differ ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
+                f"the losses differ{where} ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
                 "and what trains otherwise is no gain"
             )
         case "no core":
@@ -116,6 +119,47 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
                 "steps that used up batches which lay ready, or got further ahead of the device, were up to "
                 f"{most} faster than they can go on being, which is as much"
             )
+
+        case "a-a apart":
+            assert m.same_again is not None
+            return f"{same_again_text(m.same_again)}, and the interval does not clear that"
+        case "long steps":
+            assert m.in_total is not None
+            ask = "; repeat with more steps a block" if remedy and not m.in_total.left_out else ""
+            return f"{long_steps_text(m.in_total)}{ask}"
+
+
+def same_again_text(same_again: Estimate) -> str:
+    """What an A/A control does that differs from its arm: the same program again."""
+    faster = same_again.median > 1
+    ends = sorted(abs(end - 1) for end in (same_again.ci_low, same_again.ci_high) if end is not None)
+    word = "faster" if faster else "slower"
+    low, high = percent(ends[0]).removesuffix(" %"), percent(ends[-1])
+    return f"the same arm again, its A/A control, was {percent(same_again.median - 1)} {word} ({low} to {high})"
+
+
+def long_steps_text(found: InTotal) -> str:
+    """Which long steps the median over blocks passes over, and what all time together says."""
+    long = found.long
+    take = "takes" if long.steps == 1 else "take"
+    where = f", mostly in {long.phase}" if long.phase not in ("", "other") else ""
+    all_of = "all" if found.left_out == long.steps > 1 else f"{found.left_out:,}"
+    unseen = f"; {all_of} of these begin a turn, where no other figure counts them" if found.left_out else ""
+    return (
+        f"{long.steps:,} of {long.of:,} steps of the {found.arm} {take} {ms(long.mean_ms)}{where}, "
+        f"in {found.blocks} of {count(found.of, 'block')}, and in all time together it is {ratio(found.ratio)} as fast"
+        f"{unseen}"
+    )
+
+
+def said_besides(m: Measured) -> list[str]:
+    """What a reader of the finding needs to know that is not itself the reason of the verdict, a sentence each."""
+    found = []
+    if m.verdict in ("gain", "loss") and m.same_again is not None and is_apart(m.same_again):
+        found.append(f"{capitalised(same_again_text(m.same_again))}: so much of it may be no change.")
+    if m.in_total is not None and m.undecided != "long steps":
+        found.append(f"{capitalised(long_steps_text(m.in_total))}.")
+    return found
 
 
 def more_blocks(m: Measured) -> str | None:
@@ -181,7 +225,7 @@ def _steps(m: Measured) -> str | None:
     trained = positions if m.trained_per_step is None else m.trained_per_step
     if trained is None or positions is None or (abs(trained - 1) <= SAME and abs(positions - 1) <= SAME):
         return None
-    text = f"Steps take {_time(m.step_time)}" if m.step_time is not None else "The time of a step was not measured"
+    text = _time(m.step_time) if m.step_time is not None else "The time of a step was not measured"
     if abs(trained / positions - 1) <= SAME or abs(positions - 1) <= SAME or m.tokens_ratio is None:
         return text
     rate = f"{ratio(m.tokens_ratio.median)} the tokens/s, {interval(m.tokens_ratio)}"
@@ -189,13 +233,16 @@ def _steps(m: Measured) -> str | None:
 
 
 def _time(speed: Estimate) -> str:
-    """``the same time (…)`` where the interval holds 1, else how much less or more."""
+    """``Steps take 9 % less time (…)``; where the interval holds 1, whether that is as good as no difference."""
     figures = f"({ratio(speed.median)} as fast, {interval(speed)})"
     if speed.ci_low is None or speed.ci_high is None:
-        return f"{ratio(1 / speed.median)} the time {figures}"
+        return f"Steps take {ratio(1 / speed.median)} the time {figures}"
     if speed.ci_low <= 1 <= speed.ci_high:
-        return f"the same time {figures}"
-    return f"{percent(1 / speed.median - 1)} {'less' if speed.median > 1 else 'more'} time {figures}"
+        alike = (speed.distance or 0.0) <= ABOUT
+        what = "Steps take about the same time" if alike else "Whether steps take another time is not known"
+        return f"{what} {figures}"
+    less = "less" if speed.median > 1 else "more"
+    return f"Steps take {percent(1 / speed.median - 1)} {less} time {figures}"
 
 
 def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:

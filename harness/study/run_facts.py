@@ -76,6 +76,9 @@ class RunFacts:
     epoch_ends: Annotated[int, Field(ge=0)] | None = None  # of a program's DataLoader, in measured steps
     evaluating_steps: int | None = None  # left out, as an evaluation ran within; warm-up steps are not among them
     evaluating_share: float | None = None  # of the time of these and the measured steps
+    # Of a program: the steps, by number, that are not training alone, as an evaluation ran within or a signal handler
+    # of the program raised; warm-up steps are among them.
+    marked_steps: tuple[int, ...] | None = None
     nulls: frozenset[str] = frozenset()  # facts that are written even where they are None
     others: JsonObject = field(default_factory=dict)  # of another version, by name
 

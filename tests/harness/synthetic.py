@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.analysis.comparisons import Absent, Figure
+from harness.analysis.in_total import InTotal
 from harness.analysis.losses import Losses
 from harness.analysis.report_types import StudyReport
 from harness.analysis.statistics import Estimate
@@ -251,9 +252,19 @@ def judged(
     together: Estimate | None = None,
     no_core: bool = False,
     used_lead: tuple[float, float] = (0.0, 0.0),
+    same_again: Estimate | None = None,
+    in_total: InTotal | None = None,
 ) -> StudyReport:
     """``report`` with each comparison's measured ratio, of times as well, replaced, and judged anew."""
-    found = judge(together or ratio, noise_floor, losses, no_core=no_core, used_lead=used_lead)
+    found = judge(
+        together or ratio,
+        noise_floor,
+        losses,
+        no_core=no_core,
+        used_lead=used_lead,
+        same_again=same_again,
+        in_total=None if in_total is None else in_total.ratio,
+    )
     absent: dict[Figure, Absent] = {"noise_floor": Absent("no a-a control")} if noise_floor is None else {}
     changes = {
         "ratio": ratio,
@@ -263,6 +274,8 @@ def judged(
         "noise_floor": noise_floor,
         "losses": losses or Losses(),
         "used_lead": used_lead,
+        "same_again": same_again,
+        "in_total": in_total,
         "absent": absent,
         "verdict": found.verdict,
         "resolution": found.resolution,

@@ -167,9 +167,12 @@ def test_losses_are_compared_at_the_same_training_steps_however_many_were_warm_u
         ([6.5, 6.6, 6.4], [6.0, 6.1, 5.9], True),
         ([6.05, 6.15, 5.95], [6.0, 6.1, 5.9], False),  # under 1 %
         ([6.5, 6.6, 6.4], [6.9, 5.4, 6.8], False),  # the same once more differs as much
-        ([6.5, 5.4, 7.9], [6.0, 6.1, 5.9], False),  # blocks scatter
+        ([6.5, 5.4, 7.9], [6.0, 6.9, 5.1], False),  # blocks scatter, those of the control too
+        ([6.5, 5.4, 7.9], [6.0, 6.1, 5.9], True),  # ... and those of the control do not
+        ([6.0, 6.1, 9.9], [6.0, 6.1, 5.9], True),  # one block learned nothing
         ([6.5, 8.9, 11.2], [6.0, 6.1, 5.9], True),  # they do, but each of them learned less, and the control nothing
-        ([6.5, 8.9, 11.2], [6.0, 6.9, 5.9], False),
+        ([6.5, 7.9, 7.2], [6.0, 6.9, 5.9], False),
+        ([6.5, 8.9, 11.2], [6.0, 6.9, 5.9], True),  # far beyond what the control does
         ([6.5, None, 6.4], [6.0, 6.1, 5.9], False),  # two blocks are too few
         ([8.0, 10.1, 12.0], [6.0, 6.1, 5.9], True),  # what trains badly scatters as well
         ([6.0, 10.1, 12.0], [6.0, 6.1, 5.9], True),  # ... and may do so in some blocks alone
@@ -196,10 +199,32 @@ def test_a_loss_that_is_not_finite_is_not_dropped_for_those_of_other_blocks() ->
     assert compare_losses(("a", "b"), finite, risen, finite).candidate == pytest.approx(9.1)
 
 
-@pytest.mark.parametrize(("theirs", "verdict"), [(3.5, "gain"), (4.5, "gain"), (30.8, "undecided"), (1.2, "undecided")])
-def test_two_percent_more_tokens_a_step_do_not_explain_any_loss(theirs: float, verdict: str) -> None:
-    found = compare_losses(
-        ("a", "b"), ledgers([3.8, 3.8, 3.8]), ledgers([theirs] * 3), ledgers([3.8, 3.8, 3.8]), other_tokens=True
-    )
+def test_other_losses_in_some_blocks_bar_a_gain_and_are_said_of_these() -> None:
+    """The median block learned as much, and two of five next to nothing."""
+    base = ledgers([3.8, 3.7, 3.9, 3.8, 3.8])
+    found = compare_losses(("a", "b"), base, ledgers([3.8, 6.0, 3.9, 6.2, 3.8]), base)
+    assert (found.some_blocks, found.baseline, found.candidate) == ((2, 5), pytest.approx(3.75), pytest.approx(6.1))
+    verdict = judge(Estimate(1.24, 1.22, 1.26, 5), 0.01, found)
+    assert (verdict.verdict, verdict.undecided) == ("undecided", "other loss")
+    assert compare_losses(("a", "b"), base, base, base).some_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "tokens", "verdict"),
+    [
+        (3.5, 2.0, "gain"),
+        (2.6, 2.0, "gain"),
+        (3.88, 2.0, "gain"),  # of other documents
+        (4.5, 2.0, "undecided"),  # twice the tokens a step lower a loss
+        (4.5, 0.5, "gain"),
+        (3.5, 0.5, "undecided"),
+        (3.5, 1.02, "undecided"),
+        (30.8, 0.5, "undecided"),
+        (1.2, 2.0, "undecided"),
+    ],
+)
+def test_other_tokens_a_step_do_not_explain_any_loss(theirs: float, tokens: float, verdict: str) -> None:
+    alike = [3.8, 3.8, 3.8]
+    found = compare_losses(("a", "b"), ledgers(alike), ledgers([theirs] * 3), ledgers(alike), tokens_ratio=tokens)
     assert found.differ
     assert judge(Estimate(1.95, 1.93, 1.97, 5), 0.01, found).verdict == verdict

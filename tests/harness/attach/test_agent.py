@@ -133,6 +133,7 @@ def test_every_step_is_counted_and_no_loss_changes(
         assert measured == [step for step in range(4, steps) if step not in (9, 19, 29)]
         assert sum(block.evaluating for block in totals) == 3
         assert max(block.evaluating_share for block in totals) > 0
+        assert sorted(step for block in totals for step in block.marked) == [9, 19, 29]
 
 
 @pytest.mark.parametrize(

@@ -382,3 +382,109 @@ def test_where_no_epoch_ends_its_end_is_said_to_be_in_no_figure(ends: int | None
 )
 def test_assumptions_that_come_to_the_same_are_no_interval_of_one_block(found: Estimate, cell: str) -> None:
     assert ratio_cell(found) == cell
+
+
+def saves(*rows: int, ms: float = 1500.0, arm: str = "quick") -> Callable[[RunData], RunData]:
+    """An edit of a study: ``arm`` takes ``ms`` longer in these rows of every block's table, or of two in five."""
+
+    def save(columns: dict[str, list[Any]]) -> None:
+        for row in rows:
+            for name in ("wall_ns", "other_ns"):
+                columns[name][row] += round(ms * 1e6)
+
+    return lambda run: steps_of(run, save) if run.record.arm == arm else run
+
+
+def in_some_blocks(edit: Callable[[RunData], RunData], *blocks: int) -> Callable[[RunData], RunData]:
+    return lambda run: edit(run) if run.record.block in blocks else run
+
+
+def quicker(edit: Callable[[RunData], RunData], **how: Any) -> StudyReport:
+    slow = Arm("slow", tokenize=3.0)
+    return study(slow, Arm("quick", tokenize=1.0), *slow.controls("a-a"), edit=edit, steps=40, **how)
+
+
+def test_rare_long_steps_that_outweigh_a_gain_are_no_gain() -> None:
+    """Two of twenty blocks hold a step of 6 s among 120 of 31 ms: the median block is faster, all of them are not."""
+    report = quicker(in_some_blocks(saves(50, ms=6000.0), 3, 14), blocks=20)
+    (c,) = report.compared
+    truth = 2400 * 33.02 / (2400 * 31.02 + 2 * 6000)
+    assert c.measured.in_total is not None
+    assert c.measured.in_total.ratio == pytest.approx(truth, rel=0.005)
+    assert (c.measured.verdict, c.measured.undecided) == ("undecided", "long steps")
+    said = "2 of 2,440 steps of the candidate take 6,030 ms, in 2 of 20 blocks, and in all time together it is"
+    assert said in lines(report)
+    assert "; repeat with more steps a block" in lines(report)
+    assert said in sentence(c)
+
+
+def test_one_long_step_is_told_and_may_be_an_accident() -> None:
+    report = quicker(in_some_blocks(saves(50, ms=9000.0), 1), blocks=20)
+    assert report.compared[0].measured.verdict == "gain"
+    assert "1 of 2,440 steps of the candidate takes 9,030 ms, in 1 of 20 blocks" in lines(report)
+
+
+def test_long_steps_of_every_block_and_of_both_arms_need_no_word() -> None:
+    """Each block holds as many: their median over blocks does as well."""
+    every = quicker(saves(50))
+    assert every.compared[0].measured.verdict == "loss"
+    both = quicker(lambda run: saves(50, arm=run.record.arm)(run))
+    none = quicker(lambda run: run)
+    assert [one.compared[0].measured.in_total for one in (every, both, none)] == [None, None, None]
+
+
+def test_a_save_that_always_falls_into_the_first_steps_of_a_turn_is_counted() -> None:
+    """No figure holds these: 40 measured steps a turn, one before them that is not, and there the candidate saves."""
+    report = quicker(saves(41, 82, ms=600.0))
+    (c,) = report.compared
+    truth = 122 * 33.02 / (122 * 31.02 + 2 * 600)  # the run's very first step is warm-up, and not between measured ones
+    assert c.measured.in_total is not None
+    assert c.measured.in_total.ratio == pytest.approx(truth, rel=0.005)
+    assert (c.measured.verdict, c.measured.undecided) == ("undecided", "long steps")
+    assert "all of these begin a turn, where no other figure counts them" in lines(report)
+
+
+def test_what_begins_a_program_or_holds_an_evaluation_is_not_counted() -> None:
+    first = quicker(saves(0, ms=60000.0))
+    assert first.compared[0].measured.in_total is None
+    marked = [Arm(name, tokenize=ms, facts={**ATTACHED, "marked_steps": [41, 82]}) for name, ms in PAIR]
+    old = [Arm(name, tokenize=ms, facts=ATTACHED) for name, ms in PAIR]  # recorded before it was known which
+    new = [Arm(name, tokenize=ms, facts={**ATTACHED, "marked_steps": []}) for name, ms in PAIR]
+    found = [
+        study(*arms, *arms[0].controls("a-a"), edit=saves(41, 82), steps=40).compared[0].measured.in_total
+        for arms in (marked, old, new)
+    ]
+    assert [one is not None for one in found] == [False, False, True]
+
+
+PAIR = (("slow", 3.0), ("quick", 1.0))
+
+
+def test_what_the_same_arm_again_does_as_well_is_no_difference() -> None:
+    """The A/A control is itself 7 % faster in every block: of 9 % a part may be what that is."""
+    slow = Arm("slow", tokenize=3.0)
+    again = slow.variant("a-a", tokenize=0.8)
+    noise = {"step": 0.02, "block": 0.001}
+
+    def of(tokenize: float) -> StudyReport:
+        return study(slow, Arm("quick", tokenize=tokenize), again, noise={**EXACT, **noise}, steps=20)
+
+    near, far = of(0.45), of(0.0)
+    (c,) = near.compared
+    assert c.measured.ratio.median - 1 > (c.measured.noise_floor or 0)
+    assert (c.measured.verdict, c.measured.undecided) == ("undecided", "a-a apart")
+    assert "the same arm again, its A/A control, was 7.5 % faster (6.7 to 7.9 %), and the interval does" in lines(near)
+    assert far.compared[0].measured.verdict == "gain"
+    assert "was 7.5 % faster (6.7 to 7.9 %): so much of it may be no change." in lines(far)
+
+
+def test_steps_whose_times_may_differ_are_not_called_the_same() -> None:
+    slow = Arm("slow", tokens=2048, trained=1900)
+    report = study(slow, Arm("quick", tokens=2048, trained=2500), *slow.controls("a-a"))
+    (c,) = report.compared
+    for found, said in (
+        (Estimate(0.907, 0.857, 1.004, 5), "Whether steps take another time is not known (0.907x as fast"),
+        (Estimate(0.999, 0.985, 1.004, 5), "Steps take about the same time (0.999x as fast"),
+        (Estimate(0.907, 0.857, 0.98, 5), "Steps take 10 % more time (0.907x as fast"),
+    ):
+        assert said in sentence(replace(c, measured=replace(c.measured, step_time=found)))
