@@ -157,7 +157,9 @@ def said_besides(m: Measured) -> list[str]:
     found = []
     if m.verdict in ("gain", "loss") and m.same_again is not None and is_apart(m.same_again):
         found.append(f"{capitalised(same_again_text(m.same_again))}: so much of it may be no change.")
-    if m.in_total is not None and m.undecided != "long steps":
+    together = m.together or m.ratio
+    inside = m.in_total is not None and (together.ci_low or 0) <= m.in_total.ratio <= (together.ci_high or math.inf)
+    if m.in_total is not None and m.undecided != "long steps" and not inside:
         found.append(f"{capitalised(long_steps_text(m.in_total))}.")
     return found
 
