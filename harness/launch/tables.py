@@ -47,7 +47,8 @@ SPAN_NAMES = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns
 class RunTables:
     """The steps and spans tables of one rank of a run in ``folder``; ``pid``, ``tid`` are those of its main thread.
 
-    Rank 0's tables are the run's: its own times, and in the steps what all ``ranks`` together counted.
+    Rank 0's tables are the run's: its own times, and in the steps what all ``ranks`` together counted. So are those of
+    a rank that is a run by itself (of an attached program each is an arm): ``ranks`` is 1.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class RunTables:
         self._steps: list[Columns] = []  # small, and the losses of their last steps are read later
         self._losses: list[tuple[Int, Float]] = []  # numbers of steps, and their losses
         self._rates: list[tuple[Int, Float]] = []  # the same of learning rates
-        self._spans = TableFile(folder / rank_file("spans", rank), SPAN_COLUMNS)
+        self._place = rank if ranks > 1 else 0  # whose files these are among those in the folder
+        self._spans = TableFile(folder / rank_file("spans", self._place), SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
         """Move a large recording out of the recorder. Call it only between repetitions, as it takes a moment."""
@@ -99,7 +101,7 @@ class RunTables:
         self._spans.discard()
 
     def _write_steps(self) -> None:
-        steps = TableFile(self._folder / rank_file("steps", self._rank), STEP_COLUMNS)
+        steps = TableFile(self._folder / rank_file("steps", self._place), STEP_COLUMNS)
         try:
             losses = _by_step([*self._losses, _arrays(self._recorder.losses)])
             rates = _by_step([*self._rates, _arrays(self._recorder.learning_rates)])

@@ -173,6 +173,15 @@ def test_spans_that_cannot_be_written_cost_no_steps(tmp_path: Path, monkeypatch:
     assert [path.name for path in tmp_path.iterdir()] == ["steps.parquet"]
 
 
+@pytest.mark.parametrize(("ranks", "name"), [(1, "{}.parquet"), (2, "{}.rank-1.parquet")])
+def test_a_rank_that_is_a_run_by_itself_writes_the_files_of_a_run(tmp_path: Path, ranks: int, name: str) -> None:
+    """Each rank of an attached program is an arm: as rank 1 of its folder, nobody would find its tables."""
+    recorder = StepRecorder()
+    one_repetition(recorder, 0)
+    RunTables(recorder, tmp_path, 1, 1, 1, ranks).write()
+    assert {path.name for path in tmp_path.iterdir()} == {name.format("steps"), name.format("spans")}
+
+
 def test_a_batch_without_work_is_all_transfer_and_not_unknown() -> None:
     recorder = StepRecorder()
     recorder.step(0)
