@@ -1,10 +1,15 @@
-"""What the ranks of one program would gain together without data work: each step waits for the last of them.
+"""What the ranks of one program would gain together without data work, as far as their record shows who waits for whom.
 
-Of each step the longest of the ranks' fetches counts. Where ranks compute alike and are together when a fetch begins,
-the step is shorter by all of it. Where one of them computes longer than the others, another may have time to fetch:
-then it is shorter by what the last rank to come to its backward pass comes earlier. The first holds wherever in the
-step they wait for one another, the second where that is in the backward pass alone (as DDP does). Both are worked out,
-and the interval holds both.
+Ranks that exchange something in each step take as long as one another; what differs is what they spend it on. A rank
+waits for another one while its main thread has no core within a phase that is no fetch. The exchange itself takes all
+of them as long, so the least such time of a step is nobody's wait:
+
+    wait of a rank    time off its core outside of fetches - the least of all ranks in that step
+    saved             least over ranks of: the rank's own fetch that is no longer there + its wait
+
+A step becomes shorter only by what every rank can do without, wherever in the step they meet: a rank that computes for
+as long as another one fetches waits for nobody, and then the fetch costs nothing. Being ready without a core looks like
+waiting, and waits outside of all phases were not seen in single steps: the interval holds what either makes of it.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.ledger import column
+from harness.analysis.spans import FETCH, NOT_MEASURED, spans_of
 from harness.analysis.statistics import Estimate, from_blocks, holding
 from harness.study.run_data import RunData
 
@@ -27,36 +33,64 @@ UNLIKE = 0.03  # of the step: ranks whose steps differ by more do not wait for o
 
 @dataclass(frozen=True)
 class RankSteps:
-    """The measured steps of one rank in one block, in nanoseconds. ``before``: outside of fetch and backward."""
+    """The measured steps of one rank in one block, in nanoseconds; all (steps,), of several ranks (rank, step)."""
 
     step: Float  # numbers
     wall: Float
     fetch: Float
-    before: Float
-    backward: Float
+    off_core: Float  # within phases that are no fetch
+    ready: Float  # of each step on average over the block: it could run and had no core
+    unseen: Float  # the same: it was blocked outside of all phases
 
 
 @dataclass(frozen=True)
 class GroupGain:
-    """``slowest``: the rank that waits longest for data. Speeds of a step: its time / that of the edited one."""
+    """``slowest``: the rank that fetches longest. Speeds of a step: its time / that of the edited one."""
 
     slowest: str
     without_data: Estimate  # no rank has any
-    slowest_alike: Estimate  # the slowest waits no longer than the next
+    slowest_alike: Estimate  # the slowest fetches no longer than the next
 
 
 def rank_steps(run: RunData) -> RankSteps | None:
-    """The steps of a rank of an attached program; None of any other run, and where a device computes by itself."""
+    """The steps of a rank of an attached program; None of any other run, where a device computes by itself, and where
+    nobody measured when it had a core.
+    """
     facts = run.record.facts
     if facts.attached is None or (facts.ranks or 1) < 2 or facts.asynchronous:
         return None
-    table = run.step_columns(["step", "warmup", "wall_ns", "fetch_ns", "backward_ns"])
-    if table is None or not len(table):
+    table = run.step_columns(["step", "warmup", "start_ns", "wall_ns", "fetch_ns"])
+    if table is None or not len(table) or not run.has_spans:
         return None
-    wall, fetch, backward = (np.nan_to_num(column(table, f"{name}_ns")) for name in ("wall", "fetch", "backward"))
+    wall, fetch = (np.nan_to_num(column(table, f"{name}_ns")) for name in ("wall", "fetch"))
     measured = np.flatnonzero(np.not_equal(column(table, "warmup"), 1) & (wall > 0))
-    parts = (column(table, "step"), wall, fetch, wall - fetch - backward, backward)
-    return RankSteps(*(part[measured] for part in parts)) if measured.size else None
+    off_core = _off_core(run, column(table, "start_ns"))
+    if off_core is None or not measured.size:
+        return None
+    ready, unseen = ((share or 0.0) * wall for share in (facts.waiting_share, facts.unseen_share))
+    parts = (column(table, "step"), wall, fetch, off_core, ready, unseen)
+    return RankSteps(*(part[measured] for part in parts))
+
+
+def _off_core(run: RunData, starts: Float) -> Float | None:
+    """For how long the main thread had no core within the phases of each step but its fetches; None: not measured.
+
+    ``starts``: of the steps, in order.
+    """
+    spans = spans_of(run)
+    phases = spans.phases
+    if not len(phases) or (phases.cpu_ns == NOT_MEASURED).any() or np.isnan(starts).any():
+        return None
+    order = np.lexsort((-phases.ends, phases.starts))  # of phases that begin together the outer one first
+    phases = phases.where(order.astype(np.int64))
+    before = np.concatenate([[phases.starts[0]], np.maximum.accumulate(phases.ends)[:-1]])
+    outermost = phases.starts >= before  # what lies within another phase is a part of it
+    off = phases.ends - phases.starts - phases.cpu_ns.astype(np.float64)
+    counted = np.where(outermost, off, 0.0) - np.where(phases.names == spans.code(FETCH), off, 0.0)
+    step = np.searchsorted(starts, phases.starts, side="right") - 1
+    inside = step >= 0
+    found: Float = np.maximum(np.bincount(step[inside], counted[inside], minlength=len(starts)), 0.0)
+    return found
 
 
 def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None:
@@ -91,7 +125,7 @@ def _aligned(ranks: Sequence[RankSteps]) -> RankSteps | None:
     def together(name: str) -> Float:
         return np.stack([getattr(one, name)[place] for one, place in zip(ranks, places, strict=True)])
 
-    return RankSteps(*(together(name) for name in ("step", "wall", "fetch", "before", "backward")))
+    return RankSteps(*(together(name) for name in ("step", "wall", "fetch", "off_core", "ready", "unseen")))
 
 
 def _no_longer_than_the_next(fetch: Float, last: int) -> Float:
@@ -101,13 +135,13 @@ def _no_longer_than_the_next(fetch: Float, last: int) -> Float:
 
 
 def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
-    """How many times as fast with edited fetches, by both readings."""
+    """How many times as fast with edited fetches."""
     readings: list[Estimate] = []
-    for saved_ns in (_of_fetches, _of_arrivals):
+    for saved_ns in (_saved, _saved_at_least, _saved_at_most):
         logs = []
         for block in blocks:
             wall = float(block.wall.mean())
-            left = max(wall - float(np.mean(saved_ns(block, edit(block.fetch)))), 0.01 * wall)
+            left = max(wall - float(np.mean(saved_ns(block, block.fetch - edit(block.fetch)))), 0.01 * wall)
             logs.append(math.log(wall / left))
         found = from_blocks(logs)
         assert found is not None
@@ -115,11 +149,21 @@ def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
     return holding(readings[0], readings[1:])
 
 
-def _of_fetches(block: RankSteps, edited: Float) -> Float:
-    saved: Float = block.fetch.max(axis=0) - edited.max(axis=0)
+def _saved(block: RankSteps, gone: Float) -> Float:
+    """``gone``: what each rank no longer fetches."""
+    saved: Float = (gone + block.off_core - block.off_core.min(axis=0)).min(axis=0)
     return saved
 
 
-def _of_arrivals(block: RankSteps, edited: Float) -> Float:
-    saved: Float = (block.before + block.fetch).max(axis=0) - (block.before + edited).max(axis=0)
+def _saved_at_least(block: RankSteps, gone: Float) -> Float:
+    """Where being ready without a core is no wait for another rank; of that the block is known, not its steps."""
+    waiting = np.maximum(block.off_core - block.ready, 0.0).mean(axis=1)
+    saved = (gone.mean(axis=1) + waiting - waiting.min()).min()
+    return np.array([min(float(saved), float(_saved(block, gone).mean()))])
+
+
+def _saved_at_most(block: RankSteps, gone: Float) -> Float:
+    """Where what was blocked unseen is a wait for another rank."""
+    waits = block.off_core + block.unseen - block.off_core.min(axis=0)
+    saved: Float = np.minimum((gone + waits).min(axis=0), gone.max(axis=0))
     return saved

@@ -114,43 +114,65 @@ def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
 
 
 def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> list[Headline]:
-    """Which rank of one program waits longest for data, and for which stage: the others wait for it where they exchange
-    gradients. ``gain``: what all of them would gain.
+    """Which rank of one program waits longest for data and for which stage, whether the others wait for it, and what
+    all of them would gain (``gain``: by what their record shows of who waits for whom).
     """
     ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and "fetch" in arm.totals.phase_ms]
     if len(ranks) < 2:
         return []
+    if any(arm.unseen is not None and arm.unseen.reason != "ranks" for arm in ranks):
+        gain = None
     waits = {arm.name: arm.totals.phase_ms["fetch"] for arm in ranks}
     last = max(ranks, key=lambda arm: waits[arm.name])
     step = last.totals.step_ms
     step_ms = step.median if step is not None else 0.0
-    others = [wait for name, wait in waits.items() if name != last.name]
-    if waits[last.name] - max(others) < MOST_ALIKE * step_ms:
+    most_ms = max(wait for name, wait in waits.items() if name != last.name)
+    support = []
+    if waits[last.name] - most_ms < MOST_ALIKE * step_ms:
         finding = f"they wait about as long for data, {ms(min(waits.values()))} to {ms(max(waits.values()))} a step"
-        support = ""
     else:
         stage, exposed_ms = max(last.totals.exposed_ms.items(), key=lambda one: one[1], default=("", 0.0))
         mostly = f", mostly to {stage} ({ms(exposed_ms)})" if exposed_ms > waits[last.name] / 2 else ""
         finding = f"{names.short(last.name)} waits {ms(waits[last.name])} of {ms(step_ms)} a step for data{mostly}"
-        support = (
-            f"The others wait {ms(max(others))} at most and, where all exchange gradients in each step, for "
-            f"{names.short(last.name)}."
-        )
-    return [Headline(f"{len(ranks)} ranks", finding, f"{support} {_together(ranks, gain, names)}".strip())]
+        support.append(_others(most_ms, names.short(last.name), gain))
+    if gain is None:
+        support.append("What a change of one rank would gain is not known from its own steps alone.")
+    else:
+        support.append(_together(gain.without_data))
+    return [Headline(f"{len(ranks)} ranks", finding, " ".join(support))]
 
 
-def _together(ranks: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> str:
-    if gain is None or any(arm.unseen is not None and arm.unseen.reason != "ranks" for arm in ranks):
-        return "What a change of one rank would gain is not known from its own steps alone."
-    alike, without = gain.slowest_alike, gain.without_data
-    text = "If all wait for the last of them in each step, they would together be "
-    if alike.median > 1 + NOTHING:
-        text += (
-            f"{ratio(alike.median)} as fast{_range(alike)} with {names.short(gain.slowest)} waiting no longer than the "
-            f"next, and "
-        )
-    cores = "if each then has cores of its own"
-    return f"{text}{ratio(without.median)} as fast{_range(without)} without any data work, {cores}."
+def _others(most_ms: float, last: str, gain: GroupGain | None) -> str:
+    """What the others do while the rank ``last`` still fetches."""
+    text = f"The others wait {ms(most_ms)} at most for theirs"
+    if gain is None:
+        return f"{text}; whether they then wait for {last} is not known."
+    alike = gain.slowest_alike
+    most = alike.median if alike.ci_high is None else alike.ci_high
+    if most <= 1 + WORTH:
+        return f"{text} and are at work while {last} still waits: none waits for it."
+    if alike.median <= 1 + NOTHING:
+        return f"{text}; none is seen to wait for {last} then, but not all was seen (at most {ratio(most)} as fast)."
+    known = "and then for" if _surely(alike) else "and then, it may be, for"
+    return (
+        f"{text} {known} {last}: together they would be {_or_none(alike)} with {last} waiting no longer than the next."
+    )
+
+
+def _together(without: Estimate) -> str:
+    """What no rank having any data work would give."""
+    if without.median <= 1 + NOTHING:
+        return f"Without any data work they would be no faster together: {ratio(without.median)}{_range(without)}."
+    return f"Without any data work they would be {_or_none(without)}, if each then has cores of its own."
+
+
+def _surely(one: Estimate) -> bool:
+    return (one.median if one.ci_low is None else one.ci_low) > 1 + NOTHING
+
+
+def _or_none(one: Estimate) -> str:
+    """``1.298x as fast (1.290x to 1.302x)``; where the interval holds 1, it says so."""
+    return f"{ratio(one.median)} as fast{'' if _surely(one) else ' or none'}{_range(one)}"
 
 
 def _range(one: Estimate) -> str:

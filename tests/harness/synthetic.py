@@ -44,6 +44,7 @@ class Arm:
     compute: dict[str, float] = field(
         default_factory=lambda: {"h2d": 0.1, "forward": 9.0, "backward": 17.0, "optimizer": 3.0, "sync": 0.6}
     )
+    off_core: dict[str, float] = field(default_factory=dict)  # of a phase: without a core, of what it costs
     contended: float = 0.0
     tokens: int = 2048
     trained: int = 1900
@@ -178,7 +179,8 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
 
     def emit(role: str, name: str, batch: int, since: int, until: int) -> None:
         ids = (pid, pid) if role == "main" else (pid + 1, pid + 1)
-        for column, value in zip(spans, (*ids, role, 0, name, batch, since, until, until - since), strict=True):
+        on_core = max(0, until - since - round(arm.off_core.get(name, 0.0) * MS))
+        for column, value in zip(spans, (*ids, role, 0, name, batch, since, until, on_core), strict=True):
             spans[column].append(value)
 
     finished: list[int] = []
