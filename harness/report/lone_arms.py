@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from harness.analysis.comparisons import AGREE
 from harness.analysis.long_steps import LongSteps
 from harness.analysis.ranks import GroupGain
+from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import ArmReport
 from harness.analysis.statistics import Estimate
 from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
@@ -247,20 +249,47 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
 
 
 def _gain(arm: ArmReport) -> str:
-    """What is left without any data work: measured by the control, and by replay."""
+    """What is left without any data work: measured by the control, and by replay; where they disagree, which holds."""
     found = arm.explained
+    measured, replayed = found.ideal_measured, found.ideal_predicted if found.within_tolerance else None
     parts = []
-    if (measured := found.ideal_measured) is not None:
+    if measured is not None:
         parts.append(
             f" With the same few batches over and over (ideal-data) it is {ratio(measured.median)} as fast"
             f"{_range(measured)}, measured."
         )
     elif found.no_ideal is not None and found.no_ideal.kind == "ideal-data of another length":
         parts.append(f" {capitalised(reason(found.no_ideal))}.")
-    if found.ideal_predicted is not None and found.within_tolerance:
-        faster = f"{ratio(found.ideal_predicted.median)} as fast{_range(found.ideal_predicted)}"
+    if replayed is not None:
+        faster = f"{ratio(replayed.median)} as fast{_range(replayed)}"
         parts.append(f" Without the data work of its fetches it would be {faster}, by replay.")
+    if measured is not None and replayed is not None and _apart(measured, replayed):
+        parts.append(f" {_disagreement(arm, measured, replayed)}")
     return "".join([*parts, _restarts(arm)])
+
+
+def _apart(measured: Estimate, replayed: Estimate) -> bool:
+    """Whether both say otherwise: their intervals do not meet (:data:`AGREE`). Where one of them has none, the medians
+    differ by more than a replay may be off.
+    """
+    ends = [(one.ci_low or one.median, one.ci_high or one.median) for one in (measured, replayed)]
+    known = all(one.ci_low is not None for one in (measured, replayed))
+    (low, high), (other_low, other_high) = ends
+    return max(low, other_low) > min(high, other_high) * (1 + (AGREE if known else TOLERANCE))
+
+
+def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str:
+    """What the record cannot tell is no reason: work that hides can slow the step, a wait can have other causes."""
+    if measured.median < replayed.median:
+        because = "part of what its waits cost may not be caused by data work"
+    elif sum(arm.totals.hidden_ms.values()) > 0:
+        because = (
+            "data work that runs behind the step can also take cores and memory bandwidth from it, of which the replay "
+            "knows nothing"
+        )
+    else:
+        because = "why is not known"
+    return f"These disagree ({because}): trust what was measured."
 
 
 def _restarts(arm: ArmReport) -> str:

@@ -194,6 +194,50 @@ def test_beside_a_recorded_device_it_says_how_long_that_was_idle_for_data_and_pr
     assert "For 6.00 ms it worked or waited for launches" in line.text
 
 
+SLOWED = {"forward": 12.85, "backward": 24.3, "optimizer": 4.3, "sync": 0.85}  # of COMPUTE and the sync
+
+
+@pytest.mark.parametrize(
+    ("arm", "without", "said"),
+    [
+        # A worker's data work is hidden, and takes cores from a step that lasts 42 ms with it and 30 ms without.
+        (
+            {"workers": 1, "tokenize": 9.0, "compute": SLOWED},
+            30.0 / 42.3,
+            "These disagree (data work that runs behind the step can also take cores and memory bandwidth from it, of "
+            "which the replay knows nothing): trust what was measured.",
+        ),
+        # Nothing is hidden: inline data of next to nothing, in a step that lasts as much longer all the same.
+        (
+            {"tokenize": 0.0, "compute": SLOWED},
+            30.0 / 42.3,
+            "These disagree (why is not known): trust what was measured.",
+        ),
+        # Inline data is 9 ms of the step, which lasts 3 ms less without.
+        (
+            {"tokenize": 9.0, "compute": SLOWED},
+            48.6 / 42.3,
+            "These disagree (part of what its waits cost may not be caused by data work): trust what was measured.",
+        ),
+        ({"tokenize": 9.0, "compute": SLOWED}, 1.0, ""),
+        ({"workers": 1, "tokenize": 9.0, "compute": SLOWED}, 1.0, ""),
+    ],
+)
+@pytest.mark.parametrize("blocks", [5, 2])
+def test_a_control_and_a_replay_that_disagree_are_said_to(
+    arm: dict[str, Any], without: float, said: str, blocks: int
+) -> None:
+    """``without``: what a phase takes without data work, of what it takes with it."""
+    text = Arm("text", **arm)
+    ideal = text.controls("ideal-data")[0]
+    ideal = replace(ideal, compute={phase: ms * without for phase, ms in text.compute.items()})
+    report = analyse(*build([text, ideal], [], blocks=blocks, noise={**EXACT, "block": 0.001}))
+    (line,) = first_screen(report).headlines
+    assert "as fast" in line.text
+    assert "by replay." in line.text
+    assert (said in line.text) if said else ("disagree" not in line.text)
+
+
 def test_where_a_few_steps_are_long_the_parts_are_of_the_mean_and_both_are_said() -> None:
     """Parts of a step are means: of a typical step of 6 ms, 20 could be waited for."""
     report = analyse(*build([Arm("script", tokenize=4.0, facts=SEEN)], []))
