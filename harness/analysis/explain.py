@@ -15,7 +15,9 @@ from harness.analysis.overlap import SyncCall, mean_hidden_behind, sync_audit
 from harness.analysis.replay.predict import Replays, replace_data
 from harness.analysis.replay.prediction import Prediction
 from harness.analysis.report_types import ArmExplained, Explained, PredictedRatio
+from harness.analysis.speeds import speed, steps_per_s
 from harness.analysis.statistics import Estimate, Likeness, from_blocks
+from harness.analysis.uneven import uneven_speed, uneven_waits
 from harness.analysis.unseen import unseen
 from harness.analysis.whatif import whatifs
 from harness.scenario.edits import parse_edits
@@ -46,10 +48,14 @@ def explain_arm(
         return ArmExplained()
     syncs = tuple(_mean_syncs([sync_audit(run) for run in own]))
     ideal = ideal_speed(arm, ledgers, controls, alike)
+    uneven = uneven_waits([*ledgers.values()])
     measured = ArmExplained(
         syncs,
         ideal_measured=None if isinstance(ideal, Absent) else ideal,
         no_ideal=ideal if isinstance(ideal, Absent) else None,
+        measured_in_blocks=None
+        if isinstance(ideal, Absent)
+        else uneven_speed(uneven, _by_block(ledgers, controls.get("ideal-data", arm))),
         doses=_doses(arm, ledgers, controls),
     )
     hidden = unseen(own)
@@ -66,10 +72,20 @@ def explain_arm(
         resampled_error=without.validation.resampled_median,
         within_tolerance=without.validation.within_tolerance,
         ideal_predicted=without.over_blocks(without.speedup),
+        predicted_in_blocks=uneven_speed(
+            uneven,
+            {block: ledgers[block].mean_step_ms / ms for block, ms in without.block_ms.items() if block in ledgers},
+        ),
         removals=replays.removals(),
         receiving=replays.receiving,
         critical_path_ms=replays.critical_path_ms(),
     )
+
+
+def _by_block(ledgers: Blocks, control: Blocks) -> dict[int, float]:
+    """How many times as fast the steps of ``control`` are, by block."""
+    found = {block: speed({block: one}, control, steps_per_s) for block, one in ledgers.items()}
+    return {block: one.median for block, one in found.items() if one is not None}
 
 
 def explain(

@@ -30,7 +30,7 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.step_times import StepTimes
 from harness.analysis.stragglers import RanksReport
 from harness.analysis.target_loss import Learned
-from harness.analysis.uneven import UnevenWaits
+from harness.analysis.uneven import UnevenSpeed, UnevenWaits
 from harness.analysis.unseen import Unseen
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
@@ -123,6 +123,9 @@ class ArmExplained:
     ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
     ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
     no_ideal: Absent | None = None  # why not
+    # Both where blocks wait for unlike shares of a step: the median of all is then that of one kind, or of none.
+    predicted_in_blocks: UnevenSpeed | None = None
+    measured_in_blocks: UnevenSpeed | None = None
     # Milliseconds per step by link of the critical path, the longest first; they sum to the step.
     critical_path_ms: Mapping[PathLink, PathTime] = field(default_factory=dict)
     removals: tuple[Removal, ...] = ()  # what removing each part would save, largest first; savings overlap

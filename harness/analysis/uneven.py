@@ -2,28 +2,42 @@
 
 Milliseconds of a stage are means over all blocks, ratios are medians over blocks: where some blocks wait for much and
 the others do not (a disk that was slow for an hour), the one says 6 ms of each step and the other nothing.
+
+Blocks are unlike where mean and median differ, or where they are of two kinds with nothing in between: of blocks of
+which half wait, mean and median are the same, and no block is as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
 from harness.analysis.ledger import RunLedger
 
-APART = 0.02  # of the step: mean and median of the blocks differ by more, so that neither stands for the other
+APART = 0.02  # of the step: mean and median of the blocks, or both kinds of them, differ by more
+MUCH_LESS = 0.5  # of what some blocks wait the others wait less than that: then these are another kind
 
 
 @dataclass(frozen=True)
 class UnevenWaits:
-    """Blocks fall into two kinds; times are means per step, in milliseconds."""
+    """Blocks fall into two kinds; times are means per step, in milliseconds, over the blocks of a kind."""
 
-    blocks: int  # that wait for more
+    blocks: tuple[int, ...]  # that wait for more
     of: int
     waited_ms: float  # of these
     step_ms: float  # of these
     others_ms: float  # what the others wait
+    waited_range_ms: tuple[float, float]  # the least and the most that one of these waits
+    others_range_ms: tuple[float, float]  # of the others
+
+
+@dataclass(frozen=True)
+class UnevenSpeed:
+    """A speed of either kind of blocks, medians: of those that wait for more, and of the others."""
+
+    more: float
+    others: float
 
 
 def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
@@ -32,15 +46,37 @@ def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
     if len(known) < len(runs) or not known:
         return None
     shares = [share for _, share in known]
-    if abs(mean(shares) - median(shares)) <= APART:
-        return None
     middle = (min(shares) + max(shares)) / 2
     more = [run for run, share in known if share > middle]
     others = [run for run, share in known if share <= middle]
+    if abs(mean(shares) - median(shares)) <= APART and not _two_kinds(shares, middle):
+        return None
+    waited_ms, others_ms = ([run.waited_ms or 0.0 for run in kind] for kind in (more, others))
     return UnevenWaits(
-        blocks=len(more),
+        blocks=tuple(run.record.block for run in more),
         of=len(known),
-        waited_ms=mean(run.waited_ms or 0.0 for run in more),
+        waited_ms=mean(waited_ms),
         step_ms=mean(run.mean_step_ms for run in more),
-        others_ms=mean(run.waited_ms or 0.0 for run in others),
+        others_ms=mean(others_ms),
+        waited_range_ms=(min(waited_ms), max(waited_ms)),
+        others_range_ms=(min(others_ms), max(others_ms)),
     )
+
+
+def _two_kinds(shares: Sequence[float], middle: float) -> bool:
+    """Whether ``shares`` above and below ``middle`` are far apart, and those of one kind near one another."""
+    low, high = [share for share in shares if share <= middle], [share for share in shares if share > middle]
+    if not high:
+        return False
+    gap = min(high) - max(low)
+    close = max(max(kind) - min(kind) for kind in (low, high))
+    return gap > APART and gap > close and mean(low) < MUCH_LESS * mean(high)
+
+
+def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> UnevenSpeed | None:
+    """``speeds``: by block. None where blocks are alike, or one kind of them has no speed."""
+    if uneven is None:
+        return None
+    more = [value for block, value in speeds.items() if block in uneven.blocks]
+    others = [value for block, value in speeds.items() if block not in uneven.blocks]
+    return UnevenSpeed(median(more), median(others)) if more and others else None

@@ -14,6 +14,7 @@ from harness.analysis.ranks import GroupGain
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import ArmReport
 from harness.analysis.statistics import Estimate
+from harness.analysis.uneven import UnevenSpeed
 from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
 from harness.report.absent import reason
 from harness.report.dose import dose_line
@@ -255,17 +256,29 @@ def _gain(arm: ArmReport) -> str:
     parts = []
     if measured is not None:
         parts.append(
-            f" With the same few batches over and over (ideal-data) it is {ratio(measured.median)} as fast"
-            f"{_range(measured)}, measured."
+            " With the same few batches over and over (ideal-data) it is "
+            f"{_as_fast(arm, measured, found.measured_in_blocks)}, measured."
         )
     elif found.no_ideal is not None and found.no_ideal.kind == "ideal-data of another length":
         parts.append(f" {capitalised(reason(found.no_ideal))}.")
     if replayed is not None:
-        faster = f"{ratio(replayed.median)} as fast{_range(replayed)}"
+        faster = _as_fast(arm, replayed, found.predicted_in_blocks)
         parts.append(f" Without the data work of its fetches it would be {faster}, by replay.")
     if measured is not None and replayed is not None and _apart(measured, replayed):
         parts.append(f" {_disagreement(arm, measured, replayed)}")
     return "".join([*parts, _restarts(arm)])
+
+
+def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
+    """``1.020x as fast (1.010x to 1.030x)``; of blocks of two kinds each has its own, the median may be of neither."""
+    uneven = arm.totals.uneven
+    if kinds is None or uneven is None:
+        return f"{ratio(one.median)} as fast{_range(one)}"
+    these = f"those {len(uneven.blocks)} blocks" if len(uneven.blocks) > 1 else "that block"
+    return (
+        f"{ratio(kinds.more)} as fast in {these}, {ratio(kinds.others)} in the others and {ratio(one.median)} in the "
+        f"median block{_range(one)}"
+    )
 
 
 def _apart(measured: Estimate, replayed: Estimate) -> bool:

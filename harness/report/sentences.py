@@ -269,8 +269,15 @@ def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
 
 def in_blocks(uneven: UnevenWaits) -> str:
     """``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``: no block is as their mean."""
-    of = f"{ms(uneven.waited_ms)} of each {ms(uneven.step_ms)} step in {uneven.blocks} of {count(uneven.of, 'block')}"
-    return f"{of} and {ms(uneven.others_ms)} in the others"
+    waits, others = (
+        ms(mean) if most - least < WORTH * uneven.step_ms else f"{ms(least)} to {ms(most)}"
+        for mean, (least, most) in (
+            (uneven.waited_ms, uneven.waited_range_ms),
+            (uneven.others_ms, uneven.others_range_ms),
+        )
+    )
+    in_some = f"in {len(uneven.blocks)} of {count(uneven.of, 'block')}"
+    return f"{waits} of each {ms(uneven.step_ms)} step {in_some} and {others} in the others"
 
 
 def _reason(c: Comparison) -> str:
