@@ -18,7 +18,7 @@ from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.report.absent import absent_text, reason
 from harness.report.dose import dose_line
 from harness.report.sentences import WORTH, between, ceiling_text, in_blocks, left_open
-from harness.report.words import interval, listing, ms, percent, ratio
+from harness.report.words import interval, listing, part_of, percent, ratio
 
 BOUNDS: dict[Bound, str] = {
     "data": "bound by data work (nothing else that leaves the device idle is known to cost them more)",
@@ -67,11 +67,10 @@ def _share(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     if not waits.exposed_ms and not waits.hidden_ms:
         yield ChainLink("share of the step", None, "how long its data work takes was not measured")
         return
-    work, other = waits.work_ms, c.measured.candidate_waits.work_ms
-    text = (
-        f"{c.baseline} spends {ms(work)} of data work on each {ms(waits.step_ms)} step ({percent(work / waits.step_ms)}"
-    )
-    text += f"), {c.candidate} {ms(other)}"
+    work, other, part = waits.work_ms, c.measured.candidate_waits.work_ms, part_of(waits.step_ms)
+    share = percent(work / waits.step_ms)
+    text = f"{c.baseline} spends {part(work)} of data work on each {part(waits.step_ms)} step ({share})"
+    text += f", {c.candidate} {part(other)}"
     left = waits.step_ms - (work - other)
     if left <= 0 or work > waits.step_ms:  # workers side by side
         yield ChainLink("share of the step", None, f"{text}: more than a step, so not all of it can be waited for")
@@ -91,24 +90,25 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
         text = f"nothing of it is hidden; it costs the step {_costs(waits, waited)}{_between_steps(waits)}"
         yield ChainLink("hidden", None, text)
         return
+    part = part_of(waits.step_ms)
     behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
-    where = f" behind {listing([f'{name} ({ms(value)})' for name, value in behind.items()])}" if behind else ""
+    where = f" behind {listing([f'{name} ({part(value)})' for name, value in behind.items()])}" if behind else ""
     costs = _costs(waits, waited)
     likely = "likely " if costs.startswith("between") else ""
-    text = f"{ms(hidden)} of it are {likely}hidden{where}, and it costs the step {costs}"
+    text = f"{part(hidden)} of it are {likely}hidden{where}, and it costs the step {costs}"
     parallel = sum(waits.parallel_ms.values())
     if parallel >= WORTH * waits.step_ms:
-        text += f"; {ms(parallel)} ran while the step waited for another worker's batch"
+        text += f"; {part(parallel)} ran while the step waited for another worker's batch"
     text += _between_steps(waits)
     if waits.slack_ms is not None:
-        text += f"; when the host begins to fetch, the device still has {ms(waits.slack_ms)} of work queued (slack)"
+        text += f"; when the host begins to fetch, the device still has {part(waits.slack_ms)} of work queued (slack)"
     yield ChainLink("hidden", None, text)
 
 
 def _between_steps(waits: Waits) -> str:
     between = sum(waits.between_steps_ms.values())
     return (
-        f"; {ms(between)} ran between training steps, beside an evaluation say"
+        f"; {part_of(waits.step_ms)(between)} ran between training steps, beside an evaluation say"
         if between >= WORTH * waits.step_ms
         else ""
     )
@@ -117,19 +117,21 @@ def _between_steps(waits: Waits) -> str:
 def _costs(waits: Waits, waited_ms: float) -> str:
     """What data costs a step; where events do not tell when the device worked, from least to most."""
     if (open_ms := left_open(waits.waited_range_ms, waits.step_ms)) is None:
-        return ms(waited_ms) if waits.uneven is None else f"{ms(waited_ms)} on average, {in_blocks(waits.uneven)}"
-    return between(open_ms)
+        text = part_of(waits.step_ms)(waited_ms)
+        return text if waits.uneven is None else f"{text} on average, {in_blocks(waits.uneven)}"
+    return between(open_ms, waits.step_ms)
 
 
 def _run_queue(waits: Waits) -> Iterator[ChainLink]:
+    part = part_of(waits.step_ms)
     if waits.contended_ms is None:
         yield ChainLink("contended", None, "whether hidden work took cores was not measured (no schedstat)")
     elif waits.contended_ms < WORTH * waits.step_ms:
         yield ChainLink(
-            "contended", None, f"the main thread hardly waited for a core ({ms(waits.contended_ms)} per step)"
+            "contended", None, f"the main thread hardly waited for a core ({part(waits.contended_ms)} per step)"
         )
     else:
-        yield ChainLink("contended", None, f"the main thread waited {ms(waits.contended_ms)} per step for a core")
+        yield ChainLink("contended", None, f"the main thread waited {part(waits.contended_ms)} per step for a core")
 
 
 def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:

@@ -8,7 +8,7 @@ from harness.analysis.data_paths import DataPath
 from harness.analysis.statistics import Estimate
 from harness.report.names import ArmNames
 from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, ratio_cell, safe, table
-from harness.report.words import ms, number, ratio
+from harness.report.words import ms, number, part_of, ratio
 
 
 def section(found: Sequence[DataPath], names: ArmNames) -> str:
@@ -68,7 +68,8 @@ def _findings(found: Sequence[DataPath], names: ArmNames) -> list[str]:
             line += f"; trained with, {ratio(best.training_times.median)}"
         base = next((one for one in found if one.arm == baseline), None)
         if base is not None and base.waited_ms is not None and base.step_ms is not None:
-            waits = f"{ms(base.waited_ms)} of its {ms(base.step_ms.median)} a step"
+            part = part_of(base.step_ms.median)
+            waits = f"{part(base.waited_ms)} of its {part(base.step_ms.median)} a step"
             line += f", as data costs {names.short(baseline)} {waits}"
         lines.append(f"{line}.")
     return lines

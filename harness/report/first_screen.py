@@ -43,7 +43,7 @@ from harness.report.sentences import (
     undecided_because,
 )
 from harness.report.tables import NOT_MEASURED
-from harness.report.words import count, listing, number, percent, ratio
+from harness.report.words import amount, count, listing, percent, ratio, unit
 
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
 MOST_ALIKE = 3  # comparisons that ask for the same; of more it is said once
@@ -214,7 +214,7 @@ def _change(estimate: Estimate, word: str = "") -> str:
 def _data(c: Comparison, baseline: str) -> str:
     """What the baseline's data work costs, and whether anything waits for it."""
     waits = c.measured.baseline_waits
-    length = f"{_amount(waits.step_ms, waits)} {_unit(waits)}"
+    length = f"{_amount(waits.step_ms, waits)} {unit(waits.step_ms)}"
     step = f"{length} a step"
     if not waits.exposed_ms and not waits.hidden_ms:
         if waits.waited_ms is None:
@@ -225,7 +225,7 @@ def _data(c: Comparison, baseline: str) -> str:
         return f"Data costs {baseline} under {percent(NOTHING)} of {step}."
     costs = f"Data costs {_amount(work, waits)} of {step}"
     if work > waits.step_ms:  # several workers at once
-        costs = f"Data work is {_amount(work, waits)} {_unit(waits)} for each {length} step"
+        costs = f"Data work is {_amount(work, waits)} {unit(waits.step_ms)} for each {length} step"
     if unknown := either_way(waits.waited_range_ms, waits.step_ms):
         return f"Data work is {costs.split(' ', 2)[2]}. {unknown}"
     if (uneven := waits.uneven) is not None:
@@ -260,16 +260,11 @@ def _for_a_core(waits: Waits) -> str:
     """Hidden work costs nothing by replay, which does not know the cores that it takes from the step."""
     if waits.contended_ms is None or waits.contended_ms < WORTH * waits.step_ms or not sum(waits.hidden_ms.values()):
         return ""
-    return f"; {_amount(waits.contended_ms, waits)} {_unit(waits)} a step go by waiting for a core"
-
-
-def _unit(waits: Waits) -> str:
-    """Microseconds for steps of less than a millisecond, whose parts would all be 0.00 ms."""
-    return "us" if waits.step_ms < 1 else "ms"
+    return f"; {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} a step go by waiting for a core"
 
 
 def _amount(value_ms: float, waits: Waits) -> str:
-    return number(value_ms * 1000 if _unit(waits) == "us" else value_ms)
+    return amount(value_ms, waits.step_ms)
 
 
 _BEHIND = {"optimizer": "the optimizer", "sync": "the sync", "norm": "the gradient norm", "other": "Python"}

@@ -5,7 +5,7 @@ Of a program that nobody here wrote it also says what was timed, what ended a st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.comparisons import AGREE
@@ -20,7 +20,7 @@ from harness.report.absent import reason
 from harness.report.dose import dose_line
 from harness.report.names import ArmNames
 from harness.report.sentences import WORTH, either_way, in_blocks
-from harness.report.words import capitalised, count, interval, listing, ms, percent, ratio
+from harness.report.words import capitalised, count, interval, listing, part_of, percent, ratio
 from harness.study.contract import STAGES
 
 MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
@@ -47,11 +47,12 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     if totals.step_ms is None:
         return []
     name = names.short(arm.name)
-    step = f"{ms(totals.step_ms.median)} a step"
+    part = part_of(_mean_ms(arm))
+    step = f"{part(totals.step_ms.median)} a step"
     # Blocks may be alike and steps are not (a checkpoint now and then), or the other way round.
     typical_ms = totals.p50_ms or totals.step_ms.median
     if abs(_mean_ms(arm) / typical_ms - 1) > UNLIKE:
-        step = f"{ms(_mean_ms(arm))} a step on average, typically {ms(typical_ms)}{_long(totals.long_steps)}"
+        step = f"{part(_mean_ms(arm))} a step on average, typically {part(typical_ms)}{_long(totals.long_steps, part)}"
     served = f" {copies_text(arm, name)}" if arm.copies else ""
     lines = [Headline(name, step, f"{_data(arm)}{_gain(arm)}{served}")]
     lines += [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
@@ -62,13 +63,13 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     return [*lines, *left_out_lines([arm], names), *skipped_lines([arm], names), *engine_lines([arm], names)]
 
 
-def _long(found: LongSteps | None) -> str:
+def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
     """``(10 of 240 steps take 1,530 ms, mostly in log)``: what sets the mean apart."""
     if found is None:
         return ""
     take = "takes" if found.steps == 1 else "take"
     where = f", mostly in {found.phase}" if found.phase not in ("", "other") else ""
-    return f" ({found.steps:,} of {count(found.of, 'step')} {take} {ms(found.mean_ms)}{where})"
+    return f" ({found.steps:,} of {count(found.of, 'step')} {take} {part(found.mean_ms)}{where})"
 
 
 def copies_text(arm: ArmReport, name: str) -> str:
@@ -130,14 +131,15 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
     step = last.totals.step_ms
     step_ms = step.median if step is not None else 0.0
     most_ms = max(wait for name, wait in waits.items() if name != last.name)
+    part = part_of(step_ms)
     support = []
     if waits[last.name] - most_ms < MOST_ALIKE * step_ms:
-        finding = f"they wait about as long for data, {ms(min(waits.values()))} to {ms(max(waits.values()))} a step"
+        finding = f"they wait about as long for data, {part(min(waits.values()))} to {part(max(waits.values()))} a step"
     else:
         stage, exposed_ms = max(last.totals.exposed_ms.items(), key=lambda one: one[1], default=("", 0.0))
-        mostly = f", mostly to {stage} ({ms(exposed_ms)})" if exposed_ms > waits[last.name] / 2 else ""
-        finding = f"{names.short(last.name)} waits {ms(waits[last.name])} of {ms(step_ms)} a step for data{mostly}"
-        support.append(_others(most_ms, names.short(last.name), gain))
+        mostly = f", mostly to {stage} ({part(exposed_ms)})" if exposed_ms > waits[last.name] / 2 else ""
+        finding = f"{names.short(last.name)} waits {part(waits[last.name])} of {part(step_ms)} a step for data{mostly}"
+        support.append(_others(part(most_ms), names.short(last.name), gain))
     if gain is None:
         support.append("What a change of one rank would gain is not known from its own steps alone.")
     else:
@@ -145,9 +147,9 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
     return [Headline(f"{len(ranks)} ranks", finding, " ".join(support))]
 
 
-def _others(most_ms: float, last: str, gain: GroupGain | None) -> str:
+def _others(longest: str, last: str, gain: GroupGain | None) -> str:
     """What the others do while the rank ``last`` still fetches."""
-    text = f"The others wait {ms(most_ms)} at most for theirs"
+    text = f"The others wait {longest} at most for theirs"
     if gain is None:
         return f"{text}; whether they then wait for {last} is not known."
     alike = gain.slowest_alike
@@ -191,58 +193,59 @@ def _data(arm: ArmReport) -> str:
     """What it waits for, and what of the data work is hidden."""
     totals = arm.totals
     step_ms = _mean_ms(arm)
+    part = part_of(step_ms)
     fetch_ms = totals.phase_ms.get("fetch")
     blocked_ms = 0.0 if arm.unseen is None or arm.unseen.reason == "blocked" else arm.unseen.blocked * step_ms
     unseen = blocked_ms >= WORTH * step_ms
     if fetch_ms is None and arm.attached is not None:
-        waits = f"; {ms(blocked_ms)} of a step, blocked where nothing looks, may be waits for it" if unseen else ""
+        waits = f"; {part(blocked_ms)} of a step, blocked where nothing looks, may be waits for it" if unseen else ""
         return f"How it gets its data was not timed{waits}."
     if fetch_ms is None:
         return "How long it waits for data was not measured."
     waited_ms = sum(totals.exposed_ms.values()) if totals.exposed_ms else fetch_ms
-    parts = [f"{stage} {ms(value)}" for stage, value in totals.exposed_ms.items() if value >= NOTHING * step_ms]
+    parts = [f"{stage} {part(value)}" for stage, value in totals.exposed_ms.items() if value >= NOTHING * step_ms]
     hidden_ms = sum(totals.hidden_ms.values())
     hidden = ""
     if hidden_ms >= NOTHING * step_ms:  # what is hidden may still take cores from the step, which no replay knows
         contended_ms = totals.contended_ms or 0.0
-        cores = f"; {ms(contended_ms)} a step go by waiting for a core" if contended_ms >= WORTH * step_ms else ""
-        hidden = f" {ms(hidden_ms)} of data work is hidden behind the step{cores}."
+        cores = f"; {part(contended_ms)} a step go by waiting for a core" if contended_ms >= WORTH * step_ms else ""
+        hidden = f" {part(hidden_ms)} of data work is hidden behind the step{cores}."
     if arm.unseen is not None and arm.unseen.device:
         return _device(arm, fetch_ms, step_ms)
     if unknown := either_way(totals.waited_range_ms, step_ms):
         work_ms = sum(totals.work_ms.values())
-        return f"Data work is {ms(work_ms)} of it. {unknown}"
+        return f"Data work is {part(work_ms)} of it. {unknown}"
     if waited_ms < NOTHING * step_ms:
-        most = f", or up to {ms(blocked_ms)} that were not seen" if unseen else ""
-        return f"It hardly waits for data ({ms(waited_ms)}{most}).{hidden}"
+        most = f", or up to {part(blocked_ms)} that were not seen" if unseen else ""
+        return f"It hardly waits for data ({part(waited_ms)}{most}).{hidden}"
     if totals.uneven is not None:
         return f"It waits for data {in_blocks(totals.uneven)}.{hidden}"
     where = f": {listing(parts)}" if parts else ""
-    return f"{ms(waited_ms)} of them are waited for data ({percent(waited_ms / step_ms)}{where}).{hidden}"
+    return f"{part(waited_ms)} of them are waited for data ({percent(waited_ms / step_ms)}{where}).{hidden}"
 
 
 def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
     """What a device had to do while the host of an attached program waited for data."""
-    totals = arm.totals
+    totals, part = arm.totals, part_of(step_ms)
     if totals.device_starved_ms is None:
         return (
-            f"The host waits {ms(fetch_ms)} for data; what the device did meanwhile was not recorded, so what that "
+            f"The host waits {part(fetch_ms)} for data; what the device did meanwhile was not recorded, so what that "
             "costs the step is not known."
         )
     idle = {stage: totals.starved_ms.get(stage, 0.0) for stage in STAGES}
     idle_ms = sum(idle.values())
-    parts = listing([f"{stage} {ms(value)}" for stage, value in idle.items() if value >= NOTHING * step_ms])
+    parts = listing([f"{stage} {part(value)}" for stage, value in idle.items() if value >= NOTHING * step_ms])
     if idle_ms >= NOTHING * step_ms:
-        during = f"{ms(idle_ms)} of them while the host waits for data" + (f" ({parts})" if parts else "")
-        text = f"The device has nothing to do for {ms(totals.device_starved_ms)} of them, {during}."
+        during = f"{part(idle_ms)} of them while the host waits for data" + (f" ({parts})" if parts else "")
+        text = f"The device has nothing to do for {part(totals.device_starved_ms)} of them, {during}."
     else:
         text = (
-            f"The host waits {ms(fetch_ms)} for data, and the device has work meanwhile: it is idle for "
-            f"{ms(idle_ms)} then, and for {ms(totals.device_starved_ms)} in all."
+            f"The host waits {part(fetch_ms)} for data, and the device has work meanwhile: it is idle for "
+            f"{part(idle_ms)} then, and for {part(totals.device_starved_ms)} in all."
         )
     open_ms = totals.device_unknown_ms
     if open_ms >= NOTHING * step_ms:
-        text += f" For {ms(open_ms)} it worked or waited for launches: its events do not tell which."
+        text += f" For {part(open_ms)} it worked or waited for launches: its events do not tell which."
     return (
         f"{text} Work on other streams or launched within a fetch is not seen, nor where the host waits for the "
         "device: nothing is promised of a change."
@@ -311,18 +314,20 @@ def _restarts(arm: ArmReport) -> str:
         return " No epoch ends in these steps: what it costs to begin the loader anew is in no figure."
     if arm.unseen is None or arm.unseen.restarting <= MOST_RESTARTING:
         return ""
+    step_ms = _mean_ms(arm)
+    waits = part_of(step_ms)(arm.unseen.restarting * step_ms)
     return (
-        f" {ms(arm.unseen.restarting * _mean_ms(arm))} of a step is waits in which an epoch ends and the loader begins "
-        "anew: replay keeps them, and what more workers would give is not known beside them (persistent_workers=True "
-        "starts none again)."
+        f" {waits} of a step is waits in which an epoch ends and the loader begins anew: replay keeps them, and what "
+        "more workers would give is not known beside them (persistent_workers=True starts none again)."
     )
 
 
 def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
+    part = part_of(step_ms)
     if one.tokenizing >= NOTHING:
         yield Headline(
             "In the loop itself",
-            f"{ms(one.tokenizing * step_ms)} of a step tokenize what was fetched already",
+            f"{part(one.tokenizing * step_ms)} of a step tokenize what was fetched already",
             "That is part of no fetch, and of nothing that is said here of data.",
         )
     if one.reason == "no core":
@@ -336,6 +341,6 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
         place = f", mostly in {one.place}" if one.place else ""
         yield Headline(
             "Not seen",
-            f"{ms(one.blocked * step_ms)} of a step the main thread is blocked outside of what is timed{place}",
+            f"{part(one.blocked * step_ms)} of a step the main thread is blocked outside of what is timed{place}",
             f"That is over {percent(MOST_UNSEEN)} and may be a wait for data: what data could gain is not known.",
         )

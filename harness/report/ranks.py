@@ -10,7 +10,7 @@ from harness.analysis.stragglers import RanksReport, Unknown
 from harness.report.lone_arms import Headline
 from harness.report.names import ArmNames
 from harness.report.tables import table
-from harness.report.words import count, interval, listing, ms, number, percent, ratio
+from harness.report.words import count, interval, listing, ms, number, part_of, percent, ratio
 
 NOTHING = 0.01  # of the step: less is no straggler worth a word
 MUCH = 0.05  # of the step: who waits for so much waits for somebody, named or not
@@ -94,37 +94,36 @@ def _scaled_by(found: Scaling, first: str) -> list[str]:
 def _finding(found: RanksReport) -> str:
     if all(one.wait_ms is None for one in found.ranks):
         return f"who waits for whom is not known, {UNKNOWN[found.unknown]}"
-    late = found.straggler
+    late, part = found.straggler, part_of(found.step_ms)
     if late is None or late.saved_ms < NOTHING * found.step_ms:
         longest = max(found.ranks, key=lambda one: one.wait_ms or 0.0)
-        waits = f"{ms(longest.wait_ms or 0.0)} of {ms(found.step_ms)} a step"
+        waits = f"{part(longest.wait_ms or 0.0)} of {part(found.step_ms)} a step"
         where = " before their first forward pass" if found.parallel == "fsdp" else ""
         surely = "surely " if (longest.wait_ms or 0.0) >= MUCH * found.step_ms else ""  # by turns, or by scatter
         return f"no rank is {surely}the one that the others wait for{where} (rank {longest.number} waits most, {waits})"
-    return (
-        f"rank {late.number} makes the others wait, {ms(late.saved_ms)} of {ms(found.step_ms)} a step for {late.part}"
-    )
+    waits = f"{part(late.saved_ms)} of {part(found.step_ms)} a step"
+    return f"rank {late.number} makes the others wait, {waits} for {late.part}"
 
 
 def _support(found: RanksReport) -> str:
-    late = found.straggler
+    late, part = found.straggler, part_of(found.step_ms)
     parts = []
     if late is not None and late.saved_ms >= NOTHING * found.step_ms:
         parts.append(
-            f"It takes {ms(late.excess_ms)} longer for it than the next; without that a step would take "
-            f"{ms(found.without_straggler_ms)}, {ratio(found.step_ms / found.without_straggler_ms)} as fast, if no "
+            f"It takes {part(late.excess_ms)} longer for it than the next; without that a step would take "
+            f"{part(found.without_straggler_ms)}, {ratio(found.step_ms / found.without_straggler_ms)} as fast, if no "
             "rank then lacks a core that is free while it waits."
         )
-    waits = [f"rank {one.number} {ms(one.wait_ms)}" for one in found.ranks if one.wait_ms is not None]
+    waits = [f"rank {one.number} {part(one.wait_ms)}" for one in found.ranks if one.wait_ms is not None]
     if waits:
-        exchange = "" if found.exchange_ms is None else f"; the exchange itself takes {ms(found.exchange_ms)}"
+        exchange = "" if found.exchange_ms is None else f"; the exchange itself takes {part(found.exchange_ms)}"
         within = ""
         if found.parallel == "fsdp":
             within = " before the first forward pass; within the passes waits are not told from computing"
         parts.append(f"Waits for the others: {listing(waits)} a step{within}{exchange}.")
     if found.clock_error_ms is not None:
         parts.append(
-            f"The clocks of {found.nodes} machines were compared: a wait may be wrong by {ms(found.clock_error_ms)}."
+            f"The clocks of {found.nodes} machines were compared: a wait may be wrong by {part(found.clock_error_ms)}."
         )
     return " ".join(parts)
 

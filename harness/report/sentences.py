@@ -17,7 +17,7 @@ from harness.analysis.unseen import MOST_WAITING
 from harness.analysis.verdicts import COARSE, is_apart
 from harness.report.absent import ASK_FOR, absent_text, missing_text
 from harness.report.dose import dose_line
-from harness.report.words import capitalised, count, interval, listing, ms, number, percent, ratio
+from harness.report.words import amount, capitalised, count, interval, listing, ms, part_of, percent, ratio, unit
 
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 ABOUT = 0.03  # times of steps whose ratio lies within so much of 1, with all of its interval, are about the same
@@ -252,9 +252,9 @@ def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[flo
     return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH * step_ms else range_ms
 
 
-def between(range_ms: tuple[float, float]) -> str:
+def between(range_ms: tuple[float, float], step_ms: float) -> str:
     """``between 1.04 ms and 6.08 ms``."""
-    return f"between {ms(range_ms[0])} and {ms(range_ms[1])}"
+    return f"between {part_of(step_ms)(range_ms[0])} and {part_of(step_ms)(range_ms[1])}"
 
 
 def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
@@ -262,22 +262,23 @@ def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
     if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
-        f"A step waits {between(open_ms)} for it: while the host was still launching, the device worked or waited for "
-        "launches, and its events do not tell which."
+        f"A step waits {between(open_ms, step_ms)} for it: while the host was still launching, the device worked or "
+        "waited for launches, and its events do not tell which."
     )
 
 
 def in_blocks(uneven: UnevenWaits) -> str:
     """``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``: no block is as their mean."""
+    part = part_of(uneven.step_ms)
     waits, others = (
-        ms(mean) if most - least < WORTH * uneven.step_ms else f"{ms(least)} to {ms(most)}"
+        part(mean) if most - least < WORTH * uneven.step_ms else f"{part(least)} to {part(most)}"
         for mean, (least, most) in (
             (uneven.waited_ms, uneven.waited_range_ms),
             (uneven.others_ms, uneven.others_range_ms),
         )
     )
     in_some = f"in {len(uneven.blocks)} of {count(uneven.of, 'block')}"
-    return f"{waits} of each {ms(uneven.step_ms)} step {in_some} and {others} in the others"
+    return f"{waits} of each {part(uneven.step_ms)} step {in_some} and {others} in the others"
 
 
 def _reason(c: Comparison) -> str:
@@ -288,24 +289,26 @@ def _reason(c: Comparison) -> str:
     if waits.waited_ms is None:
         return f"{isolated + '; ' if isolated else ''}how long {c.baseline} waits for data was not measured"
     share = waits.waited_ms / waits.step_ms if waits.step_ms else 0.0
+    part, others_part = part_of(waits.step_ms), part_of(other.step_ms)
     open_ms = left_open(waits.waited_range_ms, waits.step_ms)
     contrast = _contrast(m)
     link = f"{isolated}, {'but' if contrast else 'and'} " if isolated else ""
     if open_ms is not None:
-        text = f"{link}{c.baseline} waits for data {between(open_ms)} of each {ms(waits.step_ms)} step, as "
+        open_text = between(open_ms, waits.step_ms)
+        text = f"{link}{c.baseline} waits for data {open_text} of each {part(waits.step_ms)} step, as "
         text += "the device worked or waited for launches while the host was still launching (not known"
     elif waits.uneven is not None:
         text = f"{link}{c.baseline} waits for data {in_blocks(waits.uneven)} ({percent(share)} on average"
     elif share < NOTHING:
-        text = f"{link}{c.baseline} hardly waits for data (under {percent(NOTHING)} of each {ms(waits.step_ms)} step"
+        text = f"{link}{c.baseline} hardly waits for data (under {percent(NOTHING)} of each {part(waits.step_ms)} step"
     else:
-        text = f"{link}{c.baseline} waits for data {'only ' if contrast else ''}{ms(waits.waited_ms)} of each "
-        text += f"{ms(waits.step_ms)} step ({percent(share)}"
+        text = f"{link}{c.baseline} waits for data {'only ' if contrast else ''}{part(waits.waited_ms)} of each "
+        text += f"{part(waits.step_ms)} step ({percent(share)}"
     text += ")" if open_ms is not None else f"{_stages(waits)})"
     if other.waited_ms is not None and abs(other.waited_ms - waits.waited_ms) >= 0.05:
         others_open_ms = left_open(other.waited_range_ms, other.step_ms)
-        waited = ms(other.waited_ms) if others_open_ms is None else between(others_open_ms)
-        text += f" and {c.candidate} {waited} of {ms(other.step_ms)}"
+        waited = others_part(other.waited_ms) if others_open_ms is None else between(others_open_ms, other.step_ms)
+        text += f" and {c.candidate} {waited} of {others_part(other.step_ms)}"
     if m.ceiling is None:
         return f"{text}; no ceiling ({absent_text(m, 'ceiling')})"
     gain = max(m.ceilings or (m.ceiling.median,)) - 1
@@ -343,14 +346,15 @@ def _contrast(m: Measured) -> bool:
 
 def _stages(waits: Waits) -> str:
     """``: read 0.1, tokenize 0.1 ms; 2.4 ms of tokenize hidden behind the step``: the parts large enough to name."""
-    worth = max(0.005, 0.05 * (waits.waited_ms or 0))
-    exposed = [f"{stage} {number(value)}" for stage, value in waits.exposed_ms.items() if value >= worth]
-    text = f": {', '.join(exposed)} ms" if exposed else ""
-    hidden = {stage: value for stage, value in waits.hidden_ms.items() if value >= 0.01 * waits.step_ms}
+    step_ms, part = waits.step_ms, part_of(waits.step_ms)
+    worth = max(0.005 if unit(step_ms) == "ms" else NOTHING * step_ms, 0.05 * (waits.waited_ms or 0))
+    exposed = [f"{stage} {amount(value, step_ms)}" for stage, value in waits.exposed_ms.items() if value >= worth]
+    text = f": {', '.join(exposed)} {unit(step_ms)}" if exposed else ""
+    hidden = {stage: value for stage, value in waits.hidden_ms.items() if value >= 0.01 * step_ms}
     if hidden:
-        text += f"; {ms(sum(hidden.values()))} of {listing(list(hidden))} hidden behind the step"
-    if waits.contended_ms is not None and waits.contended_ms >= WORTH * waits.step_ms:
-        text += f"; {ms(waits.contended_ms)} waiting for a core"
+        text += f"; {part(sum(hidden.values()))} of {listing(list(hidden))} hidden behind the step"
+    if waits.contended_ms is not None and waits.contended_ms >= WORTH * step_ms:
+        text += f"; {part(waits.contended_ms)} waiting for a core"
     return text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.statistics import Estimate
@@ -39,6 +39,30 @@ def number(value: float) -> str:
 def ms(value: float) -> str:
     """``0.04 ms``, ``31.0 ms``; of less than 10 us, which would be 0.00 ms, ``3.10 us``."""
     return f"{number(value * 1000)} us" if 5e-6 <= abs(value) < 0.01 else f"{number(value)} ms"
+
+
+def part_of(step_ms: float) -> Callable[[float], str]:
+    """What writes milliseconds that are said beside a step of ``step_ms``, itself or a part of it: in one unit.
+
+    ``2.31 us`` beside ``25.0 us``, ``under 0.01 ms`` beside ``25.0 ms``.
+    """
+
+    def text(value: float) -> str:
+        if unit(step_ms) == "ms" and 5e-6 <= abs(value) < 0.005:
+            return "under 0.01 ms"
+        return f"{amount(value, step_ms)} {unit(step_ms)}"
+
+    return text
+
+
+def unit(step_ms: float) -> str:
+    """Microseconds of a step of less than a millisecond, whose parts would all be 0.00 ms."""
+    return "us" if step_ms < 1 else "ms"
+
+
+def amount(value: float, step_ms: float) -> str:
+    """``value`` in the unit of a step of ``step_ms``, without it; both in milliseconds."""
+    return number(value * 1000 if unit(step_ms) == "us" else value)
 
 
 def interval(estimate: Estimate) -> str:

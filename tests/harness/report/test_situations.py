@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -519,3 +520,28 @@ def test_steps_whose_times_may_differ_are_not_called_the_same() -> None:
         (Estimate(0.907, 0.857, 0.98, 5), "Steps take 10 % more time (0.907x as fast"),
     ):
         assert said in sentence(replace(c, measured=replace(c.measured, step_time=found)))
+
+
+def microseconds(name: str, tokenize: float = 0.001, **more: Any) -> Arm:
+    """A step of 26 us: the 20 us that the synthetic loop spends outside of phases, and 3 us of computing."""
+    return Arm(name, read=0.0005, tokenize=tokenize, pack=0.0005, compute={"forward": 0.003}, **more)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("late_ms", [0.001, 0.04])
+def test_a_part_of_a_step_of_microseconds_has_the_unit_of_the_step(workers: int, late_ms: float) -> None:
+    """``2.31 us of each 0.02 ms`` compares nothing: all that is said of time is in microseconds."""
+    runs: list[RunData] = []
+    for block in range(5):
+        arms = [
+            microseconds("text", tokenize=late_ms if block in (1, 3) else 0.001, workers=workers, contended=0.001),
+            microseconds("tokens", tokenize=0.0, workers=workers, contended=0.001),
+        ]
+        record, found = build(arms, [("text", "tokens")], noise=EXACT, steps=30)
+        runs += [run for run in found if run.record.block == block]
+    two = analyse(record, runs)
+    alone = analyse(replace(record, comparisons=[]), runs)
+    links = " ".join(link.text for link in chain(two.compared[0]))
+    for text in (sentence(two.compared[0]), lines(two), lines(alone), links):
+        assert re.search(r"[0-9] us\b", text)
+        assert not re.search(r"[0-9] ms\b", text), text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.analysis.statistics import Estimate
-from harness.report.words import count, interval, listing, ms, number, percent, ratio
+from harness.report.words import count, interval, listing, ms, number, part_of, percent, ratio
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,23 @@ def test_numbers(value, text):
 )
 def test_milliseconds_that_would_be_none_are_microseconds(value, text):
     assert ms(value) == text
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "value", "text"),
+    [
+        (0.025, 0.00231, "2.31 us"),
+        (0.025, 0.025, "25.0 us"),
+        (0.9, 0.04, "40.0 us"),
+        (0.9, 0.0, "0.00 us"),
+        (25.0, 0.00231, "under 0.01 ms"),
+        (25.0, 0.0071, "0.01 ms"),
+        (25.0, 0.0, "0.00 ms"),
+        (25.0, 25.0, "25.0 ms"),
+    ],
+)
+def test_a_step_and_its_parts_have_one_unit(step_ms, value, text):
+    assert part_of(step_ms)(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.9987, "0.999x"), (5.9, "5.90x"), (23.44, "23.4x")])
