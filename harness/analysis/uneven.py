@@ -31,6 +31,11 @@ class UnevenWaits:
     waited_range_ms: tuple[float, float]  # the least and the most that one of these waits
     others_range_ms: tuple[float, float]  # of the others
 
+    @property
+    def half(self) -> bool:
+        """Whether as many wait for more as do not: a median over blocks lies between both kinds."""
+        return 2 * len(self.blocks) == self.of
+
 
 @dataclass(frozen=True)
 class UnevenSpeed:

@@ -278,10 +278,10 @@ def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
     if kinds is None or uneven is None:
         return f"{ratio(one.median)} as fast{_range(one)}"
     these = f"those {len(uneven.blocks)} blocks" if len(uneven.blocks) > 1 else "that block"
-    return (
-        f"{ratio(kinds.more)} as fast in {these}, {ratio(kinds.others)} in the others and {ratio(one.median)} in the "
-        f"median block{_range(one)}"
-    )
+    text = f"{ratio(kinds.more)} as fast in {these} and {ratio(kinds.others)} in the others"
+    if uneven.half:
+        return text  # the median lies between both kinds: it is of no block
+    return f"{text} (median block: {ratio(one.median)}{f', {interval(one)}' if one.ci_low is not None else ''})"
 
 
 def _apart(measured: Estimate, replayed: Estimate) -> bool:

@@ -313,7 +313,9 @@ def _reason(c: Comparison) -> str:
         return f"{text}; no ceiling ({absent_text(m, 'ceiling')})"
     gain = max(m.ceilings or (m.ceiling.median,)) - 1
     known = f"ceiling, {interval(m.ceiling)}"
-    subject = c.baseline if waits.uneven is None else f"{c.baseline} in the median block"
+    subject = c.baseline
+    if waits.uneven is not None:
+        subject += ", halfway between these blocks and the others," if waits.uneven.half else " in the median block"
     if gain < NOTHING:
         core = ""
         if m.ideal is None and _hides(waits):  # no replay knows which cores hidden work takes

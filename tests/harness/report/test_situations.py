@@ -77,7 +77,7 @@ def test_a_wait_of_some_blocks_is_said_of_these() -> None:
     )
     alone = lines(a_disk_slow_in_some_blocks("text", controls=["ideal-data"]))
     assert f"It {said}." in alone
-    in_blocks = "1.851x as fast in those 2 blocks, 1.020x in the others and 1.020x in the median block ("
+    in_blocks = "1.851x as fast in those 2 blocks and 1.020x in the others (median block: 1.020x, "
     assert f"(ideal-data) it is {in_blocks}" in alone
     assert f"Without the data work of its fetches it would be {in_blocks}" in alone
     alike = study(Arm("text", tokenize=25.0), Arm("tokens"))
@@ -103,6 +103,14 @@ def test_a_wait_of_half_of_the_blocks_is_said_of_these(late_ms: dict[int, float]
     alone = a_disk_slow_in_some_blocks("text", late_ms=late_ms, blocks=blocks)
     for text in (sentence(two.compared[0]), lines(two), lines(alone)):
         assert (said in text) if said else ("in the others" not in text)
+
+
+def test_the_median_of_blocks_of_which_half_wait_is_not_said_to_be_of_one() -> None:
+    half = {"late_ms": {0: 25.0, 2: 25.0}, "blocks": 4}
+    (c,) = a_disk_slow_in_some_blocks("text", "tokens", **half).compared
+    assert "so without any data work text, halfway between these blocks and the others, would be 1.3" in sentence(c)
+    alone = lines(a_disk_slow_in_some_blocks("text", **half))
+    assert "it would be 1.851x as fast in those 2 blocks and 1.020x in the others, by replay." in alone
 
 
 def ledger(**changes: Any) -> RunLedger:
