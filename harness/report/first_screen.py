@@ -241,8 +241,7 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
     where = f"behind {listing([_BEHIND.get(name, name) for name in behind]) or 'the step'}"
     parallel, between = (sum(found.values()) for found in (waits.parallel_ms, waits.between_steps_ms))
     apart = f", {_amount(between, waits)} of them run between training steps" if between >= 0.05 * work else ""
-    # Many workers do more work than a step is long: little of that may still be much of the step.
-    if waited < max(NOTHING * waits.step_ms, min(0.05 * work, WORTH * waits.step_ms)):
+    if waited < NOTHING * waits.step_ms:  # little of the work may be much of the step, so its share is no measure
         if not apart:
             return f"is hidden {where}"
         return f"is not waited for{apart}" + (f", the rest is hidden {where}" if hidden >= 0.05 * work else "")

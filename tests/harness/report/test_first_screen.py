@@ -211,6 +211,18 @@ def test_what_costs_three_percent_of_a_step_is_not_called_hidden(gain: StudyRepo
     assert headline.support.endswith("and 1.00 of them are waited for, the rest is hidden behind the step.")
 
 
+@pytest.mark.parametrize(
+    ("waited", "said"),
+    [
+        (0.22, "and 0.22 of them are waited for, the rest is hidden behind the step."),  # a worker without slack
+        (0.02, "and is hidden behind the step."),  # under 0.1 % of the step
+    ],
+)
+def test_what_is_waited_for_is_said_beside_what_is_hidden(gain: StudyReport, waited: float, said: str) -> None:
+    (headline,) = waiting(gain, step_ms=30.6, waited=waited, parallel=0.0, hidden=9.6).headlines
+    assert headline.support.endswith(said)
+
+
 def test_hidden_work_that_takes_cores_is_not_only_called_hidden() -> None:
     alone = Arm("base", tokenize=9.0, workers=1, contended=5.0)
     other = Arm("other", tokenize=8.0, workers=1, contended=5.0)
