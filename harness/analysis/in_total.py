@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from harness.analysis.long_steps import LongSteps, long_steps
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def _mean_ms(runs: Sequence[RunLedger], *, usual: bool = False) -> float:
     """Milliseconds a step, those that begin a turn among them; ``usual``: each long step as a typical one."""
     total_ms, steps = 0.0, 0
     for run in runs:
-        left, typical_ms = run.left_out, float(sorted(run.step_ms)[len(run.step_ms) // 2])
+        left, typical_ms = run.left_out, float(np.median(run.step_ms))
         measured_ms = float(run.step_ms.sum())
         total_ms += measured_ms + left.long.sum_ms + typical_ms * (left.steps - left.long.steps)
         steps += len(run.step_ms) + left.steps
