@@ -27,6 +27,7 @@ from harness.analysis.replay.critical_path import PathLink, PathTime
 from harness.analysis.replay.removals import Removal
 from harness.analysis.scaling import Scaling
 from harness.analysis.statistics import Estimate
+from harness.analysis.step_kinds import StepKinds
 from harness.analysis.step_times import StepTimes
 from harness.analysis.stragglers import RanksReport
 from harness.analysis.target_loss import Learned
@@ -49,6 +50,7 @@ class ArmTotals:
     p50_ms: float | None = None  # of single steps, over all blocks
     p95_ms: float | None = None
     long_steps: LongSteps | None = None  # the few that last far longer
+    step_kinds: StepKinds | None = None  # where steps are of two kinds, and none is as their mean
     useful_fraction: float | None = None
     tokens_per_step: float | None = None
     ledger: Mapping[str, float] = field(default_factory=dict)  # share of the step's wall time by phase

@@ -46,6 +46,7 @@ from harness.analysis.report_types import (
 from harness.analysis.scaling import scaling
 from harness.analysis.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
 from harness.analysis.statistics import Estimate, Likeness, estimate
+from harness.analysis.step_kinds import step_kinds
 from harness.analysis.step_times import step_times
 from harness.analysis.stragglers import ranks_of
 from harness.analysis.target_loss import Learned, learned
@@ -313,6 +314,7 @@ def _totals(blocks: Blocks) -> ArmTotals:
         p50_ms=float(np.percentile(steps, 50)),
         p95_ms=float(np.percentile(steps, 95)),
         long_steps=long_steps([run.long_steps for run in runs], len(steps)),
+        step_kinds=step_kinds([run.step_ms for run in runs]),
         useful_fraction=useful_fraction(blocks),
         tokens_per_step=sum(tokens) / len(steps) if len(tokens) == len(runs) else None,
         ledger={phase: phase_ms[phase] / wall for phase in PHASES if phase in phase_ms},

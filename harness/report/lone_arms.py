@@ -12,8 +12,9 @@ from harness.analysis.comparisons import AGREE
 from harness.analysis.long_steps import LongSteps
 from harness.analysis.ranks import GroupGain
 from harness.analysis.replay.prediction import TOLERANCE
-from harness.analysis.report_types import ArmReport
+from harness.analysis.report_types import ArmReport, ArmTotals
 from harness.analysis.statistics import Estimate
+from harness.analysis.step_kinds import BETWEEN
 from harness.analysis.uneven import UnevenSpeed
 from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
 from harness.report.absent import reason
@@ -51,7 +52,9 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     step = f"{part(totals.step_ms.median)} a step"
     # Blocks may be alike and steps are not (a checkpoint now and then), or the other way round.
     typical_ms = totals.p50_ms or totals.step_ms.median
-    if abs(_mean_ms(arm) / typical_ms - 1) > UNLIKE:
+    if (kinds := _kinds(totals, part)) is not None:
+        step = f"{part(_mean_ms(arm))} a step on average, {kinds}"
+    elif abs(_mean_ms(arm) / typical_ms - 1) > UNLIKE:
         step = f"{part(_mean_ms(arm))} a step on average, typically {part(typical_ms)}{_long(totals.long_steps, part)}"
     served = f" {copies_text(arm, name)}" if arm.copies else ""
     lines = [Headline(name, step, f"{_data(arm)}{_gain(arm)}{served}")]
@@ -61,6 +64,19 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     if arm.unseen is not None:
         lines += _unseen(arm.unseen, totals.step_ms.median)
     return [*lines, *left_out_lines([arm], names), *skipped_lines([arm], names), *engine_lines([arm], names)]
+
+
+def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
+    """Of which two kinds the steps are; None where they are of one, or the slow ones are told as exceptions."""
+    found, long = totals.step_kinds, totals.long_steps
+    if found is None or (long is not None and 2 * long.steps >= found.slow_share * found.of):
+        return None
+    none = "though hardly a step is like that" if found.like_mean <= BETWEEN else "of two kinds"
+    where = "" if found.slow_runs is None else f" (the long ones in {found.slow_runs} of {count(found.runs, 'block')})"
+    return (
+        f"{none}: {percent(1 - found.slow_share)} take about {part(found.fast_ms)} and {percent(found.slow_share)} "
+        f"about {part(found.slow_ms)}{where}"
+    )
 
 
 def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from harness.analysis.study import analyse
@@ -12,6 +14,8 @@ from harness.analysis.unseen import MOST_UNSEEN, MOST_WAITING
 from harness.report.first_screen import FirstScreen, first_screen
 from harness.report.lone_arms import group_lines, lone_lines
 from harness.report.names import ArmNames
+from harness.study.contract import STEP_COLUMNS, arrow_schema
+from harness.study.run_data import RunData
 from tests.harness.synthetic import NOISE, Arm, build
 
 SEEN = {"attached": "fetch: DataLoader without workers; backward", "step_ends": "the update of AdamW"}
@@ -247,6 +251,39 @@ def test_where_a_few_steps_are_long_the_parts_are_of_the_mean_and_both_are_said(
     line, *_ = lone_lines(replace(arm, totals=short), ArmNames([arm.name]))
     mean_ms = sum(arm.totals.phase_ms.values())
     assert line.text.startswith(f"script: {mean_ms:.1f} ms a step on average, typically 6.00 ms.")
+
+
+def slower(run: RunData, slow: Callable[[int, int], bool]) -> RunData:
+    """Its backward pass takes 30 ms more in steps of which ``slow(block, place)``."""
+    assert run.steps is not None
+    columns = run.steps.to_pydict()
+    for place in range(len(columns["step"])):
+        for name in ("wall_ns", "backward_ns"):
+            columns[name][place] += 30_000_000 * slow(run.record.block, place)
+    return RunData(run.record, pa.table(columns, schema=arrow_schema(STEP_COLUMNS)), run.spans, run.samples)
+
+
+@pytest.mark.parametrize(
+    ("slow", "said"),
+    [
+        (
+            lambda _, place: place % 2 == 0,
+            "46.0 ms a step on average, though hardly a step is like that: 50 % take about 31.0 ms and 50 % about "
+            "61.0 ms. ",
+        ),
+        (
+            lambda block, _: block in (1, 3),
+            "43.0 ms a step on average, though hardly a step is like that: 60 % take about 31.0 ms and 40 % about "
+            "61.0 ms (the long ones in 2 of 5 blocks).",
+        ),
+        (lambda block, place: (block, place) == (1, 5), "31.0 ms a step."),
+        (lambda *_: False, "31.0 ms a step."),
+    ],
+)
+def test_steps_of_two_kinds_are_told_as_such(slow: Callable[[int, int], bool], said: str) -> None:
+    study, runs = build([Arm("text")], [], noise=EXACT, repetitions=1, steps=20)
+    (line,) = first_screen(analyse(study, [slower(run, slow) for run in runs])).headlines
+    assert line.text.startswith(f"text: {said}")
 
 
 def test_an_engine_in_place_of_the_tokenizers_own_is_said() -> None:
