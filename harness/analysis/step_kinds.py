@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 Float = NDArray[np.float64]
 LEAST_STEPS = 80  # of fewer steps of one kind, too many times none is in the middle by chance
+MOST_STEPS = 100_000  # of more steps so many are drawn: their shares are then off by a third of a percent
 LEAST_SHARE = 0.15  # of the steps: a rarer kind is an exception, see ``long_steps``
 APART = 1.25  # times as long, at least
 BETWEEN = 0.05  # of the steps: no more may lie in the middle half between both kinds
@@ -42,8 +43,12 @@ class StepKinds:
 
 def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
     """``runs``: the measured steps of each, in milliseconds. None where they are of one kind, or it is not clear."""
-    steps = np.concatenate(list(runs)) if runs else np.empty(0)
-    if len(steps) < LEAST_STEPS or steps.min() <= 0:
+    of = sum(map(len, runs))
+    if of < LEAST_STEPS:
+        return None
+    runs = _drawn(runs, of)
+    steps = np.concatenate(runs)
+    if steps.min() <= 0:
         return None
     logs = np.log(steps)
     first = _split(np.sort(logs))
@@ -62,7 +67,15 @@ def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
             return None
         slow_runs = int((shares > 0.5).sum())
     like_mean = float((np.abs(steps / steps.mean() - 1) <= NEAR).mean())
-    return StepKinds(len(steps), share, float(np.exp(fast)), float(np.exp(slow)), like_mean, len(shares), slow_runs)
+    return StepKinds(of, share, float(np.exp(fast)), float(np.exp(slow)), like_mean, len(shares), slow_runs)
+
+
+def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:
+    """At most :data:`MOST_STEPS` of them, by chance: every so many might be of one kind alone."""
+    if of <= MOST_STEPS:
+        return runs
+    generator = np.random.default_rng(0)
+    return [one[generator.integers(0, len(one), len(one) * MOST_STEPS // of)] for one in runs if len(one)]
 
 
 def _split(ordered: Float) -> tuple[float, float]:

@@ -71,6 +71,16 @@ def test_two_kinds_of_blocks_are_found(slow_blocks: set[int]) -> None:
     assert kinds.like_mean < 0.05
 
 
+def test_of_many_steps_some_say_as_much() -> None:
+    """Every second step of a million is slow: every tenth of them would all be fast, or all slow."""
+    g = np.random.default_rng(1)
+    kinds = step_kinds([two(g, np.arange(500_000) % 2 == 0, 0.1, 60.0) for _ in range(2)])
+    assert kinds is not None
+    assert kinds.of == 1_000_000
+    assert kinds.slow_share == pytest.approx(0.5, abs=0.01)
+    assert (kinds.fast_ms, kinds.slow_ms) == (pytest.approx(20.0, rel=0.01), pytest.approx(60.0, rel=0.01))
+
+
 def test_one_block_that_is_slow_is_no_kind() -> None:
     """Another day, another machine: one witness."""
     g = np.random.default_rng(1)
