@@ -193,7 +193,7 @@ def _surely(one: Estimate) -> bool:
 
 def _or_none(one: Estimate) -> str:
     """``1.298x as fast (1.290x to 1.302x)``; where the interval holds 1, it says so."""
-    return f"{ratio(one.median)} as fast{'' if _surely(one) else ' or none'}{_range(one)}"
+    return f"{ratio(one.median)} as fast{'' if _surely(one) else ', or no faster'}{_range(one)}"
 
 
 def _range(one: Estimate) -> str:
