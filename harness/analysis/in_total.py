@@ -18,7 +18,7 @@ from harness.analysis.long_steps import LongSteps, long_steps
 if TYPE_CHECKING:
     from harness.analysis.ledger import Blocks, RunLedger
 
-SAID = 0.01  # a ratio that long steps move by less is not worth a word
+NOTEWORTHY = 0.01  # a ratio that long steps move by less is not worth a word
 SEVERAL = 2  # blocks: a long step in one of them may be an accident of the machine
 
 
@@ -54,7 +54,7 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
     usual = _mean_ms(base, usual=True) / _mean_ms(other, usual=True)
     apart, by_long = math.log(found / steps), math.log(found / usual)
     # Else it is not the long steps: blocks differ, or each of them has as many.
-    if abs(apart) <= math.log1p(SAID) or by_long / apart < 0.5:
+    if abs(apart) <= math.log1p(NOTEWORTHY) or by_long / apart < 0.5:
         return None
     runs = other if apart < 0 else base
     steps_of = sum(len(run.step_ms) + run.left_out.steps for run in runs)

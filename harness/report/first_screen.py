@@ -32,6 +32,7 @@ from harness.report.ranks import rank_lines, scaling_lines
 from harness.report.sentences import (
     NOTHING,
     WORTH,
+    also_noteworthy,
     believed_ratio,
     ceiling_text,
     disagreements,
@@ -39,7 +40,6 @@ from harness.report.sentences import (
     emulated_devices,
     in_blocks,
     more_blocks,
-    said_besides,
     undecided_because,
 )
 from harness.report.tables import NOT_MEASURED
@@ -123,7 +123,7 @@ def _headline(
         support.append("Something else differed as well, see above.")
     if disagreements(c):
         support.append("Witnesses disagree, see below.")
-    support += said_besides(c.measured)
+    support += also_noteworthy(c.measured)
     return Headline(subject, names.within(finding(c.measured, once)), " ".join(_learned(c.measured, names) + support))
 
 

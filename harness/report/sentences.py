@@ -35,7 +35,7 @@ def sentence(c: Comparison | NotCompared) -> str:
     steps = _steps(c.measured)
     if steps:
         parts.append(f"{steps}.")
-    parts += [*said_besides(c.measured), f"{_reason(c)}."]
+    parts += [*also_noteworthy(c.measured), f"{_reason(c)}."]
     witnesses = _witnesses(c)
     if witnesses:
         parts.append(f"{witnesses}.")
@@ -152,7 +152,7 @@ def long_steps_text(found: InTotal) -> str:
     )
 
 
-def said_besides(m: Measured) -> list[str]:
+def also_noteworthy(m: Measured) -> list[str]:
     """What a reader of the finding needs to know that is not itself the reason of the verdict, a sentence each."""
     found = []
     if m.verdict in ("gain", "loss") and m.same_again is not None and is_apart(m.same_again):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -78,6 +79,22 @@ def test_slow_data_is_found_in_its_stage_and_the_first_screen_says_what_was_time
     assert mean_ms(study, "fetch_ns") > 0
     assert "Timed: fetch: DataLoader with 2 workers; forward: Net; backward; optimizer: AdamW." in done.stdout
     assert "A step ends with the update of AdamW." in " ".join(done.stdout.split())
+
+
+def test_every_rank_of_a_program_has_its_tables(tmp_path: Path) -> None:
+    """Two processes that are told their ranks as torchrun does: each is an arm, and all of its blocks are read."""
+    words = shlex.join(program("plain", "--steps", 40))
+    both = f"RANK=0 WORLD_SIZE=2 {words} & RANK=1 WORLD_SIZE=2 {words}; code=$?; wait && exit $code"
+    done = attached(tmp_path, ["sh", "-c", both])
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path)
+    assert [arm.name for arm in study.read_study().arms] == ["rank-0", "rank-1"]
+    assert {run.record.status for run in study.runs()} == {"done"}
+    for rank in ("rank-0", "rank-1"):
+        runs = [run for run in study.runs() if run.record.arm == rank]
+        steps = {row["step"] for run in runs if run.steps is not None for row in run.steps.to_pylist()}
+        assert steps == set(range(40))
+        assert all(run.spans is not None and len(run.spans) for run in runs)
 
 
 def test_the_exit_code_is_the_programs(tmp_path: Path) -> None:

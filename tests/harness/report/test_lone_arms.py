@@ -138,7 +138,8 @@ def test_a_wait_that_may_be_for_a_core_is_none_that_is_sure() -> None:
     report = analyse(*build(arms, [], noise=EXACT))
     (said,) = group_lines(report.arms, unsure, ArmNames([arm.name for arm in arms]))
     assert (
-        "and then, it may be, for rank-1: together they would be 1.203x as fast, or no faster (1.000x to 1.203x)" in said.text
+        "and then, it may be, for rank-1: together they would be 1.203x as fast, or no faster (1.000x to 1.203x)"
+        in said.text
     )
 
 
