@@ -2,11 +2,11 @@
 
 ``python -m tests.benchmarks.pretokenize_peers --peers PYTHON`` runs every program of ``tests/benchmarks/peers`` in
 turn, each in a process of its own on the same cores, ``--rounds`` times in changing order, and prints MB of text per
-second (medians) and how many times as fast this project is. PYTHON: one that has the peers (the extra ``peers``;
-MosaicML streaming asks for older versions of several packages, so it may need a Python of its own: ``--python
-streaming=PYTHON``). What is not installed is left out, with a line. Nothing is downloaded: the text is the Python
-documentation, or a parquet file (``--corpus``), the vocabulary a BPE trained on it. Every program's ids are read back
-and must be the same ones.
+second (medians) and how many times as fast this project is. PYTHON: one that has the peers (the extra ``peers``; this
+project runs in the present one). MosaicML streaming asks for older versions of several packages, so it may need a
+Python of its own: ``--python streaming=PYTHON``. What is not installed is left out, with a line. Nothing is downloaded:
+the text is the Python documentation, or a parquet file (``--corpus``), the vocabulary a BPE trained on it. Every
+program's ids are read back and must be the same ones.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, object]:
     corpus, tokenizer, size = inputs(arguments, scratch / "texts")
     named = dict(one.split("=", 1) for one in arguments.python)
     pythons = {
-        name: named.get(name, arguments.peers) for name in PROGRAMS if not arguments.only or name in arguments.only
+        name: named.get(name, sys.executable if program.ours else arguments.peers)
+        for name, program in PROGRAMS.items()
+        if not arguments.only or name in arguments.only
     }
     programs = {name: python for name, python in pythons.items() if installed(name, python)}
     found: dict[str, list[Result]] = {name: [] for name in programs}
