@@ -54,6 +54,7 @@ class Row:
     sums: bool  # the phases of every step sum to it
     source: str | None = None  # of a script of somebody else's: what git names its content by
     load: float | None = None  # average load of the machine meanwhile, in processes that run or wait for a core
+    steps: int = STEPS  # that were measured
 
     @property
     def holds(self) -> bool:
@@ -68,12 +69,13 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, help="a clone of nanoGPT; without it that program is left out")
     parser.add_argument("--transformers", type=Path, help="its examples/pytorch/language-modeling; or left out")
     parser.add_argument("--only", help="run programs whose name contains this; rows of others stay as OUT has them")
+    parser.add_argument("--steps", type=int, default=STEPS, help="measured of each run (default: %(default)s)")
     arguments = parser.parse_args()
-    programs = _programs(arguments.work.absolute(), arguments.nanogpt, arguments.transformers)
+    programs = _programs(arguments.work.absolute(), arguments.nanogpt, arguments.transformers, arguments.steps)
     rows = kept_rows(arguments.out, arguments.only)
     for program in programs:
         if arguments.only is None or arguments.only in program.name:
-            rows += _of_program(program, arguments.work.absolute())
+            rows += _of_program(program, arguments.work.absolute(), arguments.steps)
             write(arguments.out, rows)
     print(summary(rows))
 
@@ -107,8 +109,8 @@ def write(out: Path, rows: Sequence[Row]) -> None:
     (out / "table.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
-def _programs(work: Path, nanogpt: Path | None, transformers: Path | None) -> Iterator[Program]:
-    steps = WARMUP + STEPS + 20
+def _programs(work: Path, nanogpt: Path | None, transformers: Path | None, measured: int) -> Iterator[Program]:
+    steps = WARMUP + measured + 20
     for name in PROGRAMS:
         for workers in (0, 2):
             command = [sys.executable, *words_of(name, workers, steps)]
@@ -135,11 +137,11 @@ def transformers_programs(examples: Path, folder: Path, steps: int) -> Iterator[
             yield Program(name, workers, command, folder, stages, imported, environment, blob, at_once)
 
 
-def _of_program(program: Program, work: Path) -> Iterator[Row]:
+def _of_program(program: Program, work: Path, steps: int) -> Iterator[Row]:
     place = work / f"{program.name}-{program.workers}".replace(" ", "-")
-    usual, _, whole = _usual_ms(program, None, place.with_name(f"{place.name}-none"))
+    usual, _, whole = _usual_ms(program, None, steps, place.with_name(f"{place.name}-none"))
     for stage, column in program.stages.items():
-        found, slept_ms, sums = _usual_ms(program, stage, place.with_name(f"{place.name}-{stage}"))
+        found, slept_ms, sums = _usual_ms(program, stage, steps, place.with_name(f"{place.name}-{stage}"))
         more = {name: found[name] - usual[name] for name in COLUMNS}
         own = f"work_{column}_ns"
         others = {name.split("_")[1]: more[name] for name in COLUMNS[1:] if name != own}
@@ -154,6 +156,7 @@ def _of_program(program: Program, work: Path) -> Iterator[Row]:
             sums and whole,
             program.source,
             round(os.getloadavg()[0], 1),
+            steps,
         )
         print(
             f"{row.program}, {row.workers} workers, {stage}: {row.found_ms:.2f} of {slept_ms:.2f} ms", file=sys.stderr
@@ -161,13 +164,13 @@ def _of_program(program: Program, work: Path) -> Iterator[Row]:
         yield row
 
 
-def _usual_ms(program: Program, stage: str | None, out: Path) -> tuple[dict[str, float], float, bool]:
+def _usual_ms(program: Program, stage: str | None, count: int, out: Path) -> tuple[dict[str, float], float, bool]:
     """Usual times of a measured step, what was slept a batch, and whether the phases of each step sum to its time."""
     log = out / "slept"
     out.mkdir(parents=True)
     at_once = program.at_once.get(stage or "", 1)
     variables = environment(stage, INJECTED_MS * at_once, log, ROOT, program.imported) | dict(program.environment)
-    limits = ["--warmup", str(WARMUP), "--steps", str(STEPS)]
+    limits = ["--warmup", str(WARMUP), "--steps", str(count)]
     harness_exec(out, limits, program.command, variables, program.folder)
     steps = [row for run in only_study(out).runs() if run.steps is not None for row in run.steps.to_pylist()]
     measured = [row for row in steps if not row["warmup"]]
@@ -189,6 +192,14 @@ def _slept_ms(log: Path, parts: int) -> float:
     return statistics.median(batches) / 1e6
 
 
+def _counted(rows: Sequence[Row]) -> str:
+    """How many steps were measured of a run, and of which program another number."""
+    usual = statistics.mode(row.steps for row in rows) if rows else STEPS
+    others = sorted({(row.program, row.steps) for row in rows if row.steps != usual})
+    named = ", ".join(f"{steps} of {program}" for program, steps in others)
+    return f"{usual} steps" + (f" ({named})" if named else "")
+
+
 def summary(rows: Sequence[Row]) -> str:
     holds = sum(row.holds for row in rows)
     worst = max((abs(row.found_ms - row.slept_ms) for row in rows), default=0.0)
@@ -205,7 +216,8 @@ def page(rows: Sequence[Row]) -> str:
         "# 8 ms injected into programs as they are: in which stage does `harness exec` find them?",
         "",
         "Each program runs as it is under `harness exec`, with nothing slow and with one stage of its data 8 ms slower "
-        "a batch (a sleep that measures itself). Medians of 80 steps (with --streaming means), milliseconds a step, "
+        f"a batch (a sleep that measures itself). Medians of {_counted(rows)}, with --streaming means, "
+        "in milliseconds a step, "
         "against the run with nothing slow; what loader workers do counts as work, and reaches the loop as far as it "
         "waits for it. "
         "`python -m tests.attached_truth --work DIR --out results/reference/attached-truth --nanogpt FOLDER "
@@ -223,11 +235,12 @@ def page(rows: Sequence[Row]) -> str:
             f"| {row.program} | {row.workers} | {row.stage} | {row.slept_ms:.2f} | {row.found_ms:.2f} | {others} | "
             f"{row.fetch_ms:.2f} | {'-' if row.load is None else row.load} | {'yes' if row.holds else '**no**'} |"
         )
+    streamed = next((row.steps for row in rows if "--streaming" in row.program), STEPS)
     lines += [
         "",
         "load: average load of the machine at the end of the run; -: not noted.",
-        f"--streaming makes {language_modeling.BATCHES_AT_ONCE} batches at a time: {STEPS} steps hold "
-        f"{STEPS // language_modeling.BATCHES_AT_ONCE} readings and as many "
+        f"--streaming makes {language_modeling.BATCHES_AT_ONCE} batches at a time: {streamed} steps hold "
+        f"{streamed // language_modeling.BATCHES_AT_ONCE} readings and as many "
         "tokenizations, which wait for cores as any work does.",
     ]
     for source in dict.fromkeys(row.source for row in rows if row.source):

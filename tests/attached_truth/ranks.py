@@ -24,27 +24,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the studies")
     parser.add_argument("--out", type=Path, required=True, help="folder for ranks.md")
+    parser.add_argument("--only", choices=list(dict.fromkeys(stage for stage, _ in CASES)), help="one stage")
+    parser.add_argument("--steps", type=int, default=STEPS, help="measured of the run alone (default: %(default)s)")
+    parser.add_argument("--blocks", type=int, default=BLOCKS, help="of the control (default: %(default)s)")
     arguments = parser.parse_args()
     lines = [
         "# Two ranks, the data of rank 1 slow: predicted beside measured",
         "",
         f"DDP over gloo under torchrun, {SLOW_MS} ms slower a batch in rank 1 alone. Predicted: of one run under "
         "`harness exec`, without any data work. Measured: its ideal-data control (`--controls ideal-data`, "
-        f"{BLOCKS} blocks of fresh processes). `python -m tests.attached_truth.ranks`.",
+        f"{arguments.blocks} blocks of fresh processes). `python -m tests.attached_truth.ranks`.",
         "",
         "| slower in rank 1 | workers | named | step ms | predicted | measured | off | the first sentence |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for number, (stage, workers) in enumerate(CASES):
-        lines.append(_row(arguments.work.absolute() / str(number), stage, workers))
+        if arguments.only not in (None, stage):
+            continue
+        work = arguments.work.absolute() / str(number)
+        lines.append(_row(work, stage, workers, arguments.steps, arguments.blocks))
         print(lines[-1], flush=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "ranks.md").write_text("\n".join(lines) + "\n")
 
 
-def _row(work: Path, stage: str, workers: int) -> str:
-    said = _exec(work / "alone", stage, workers, 10 + STEPS, ["--warmup", "10"])
-    controls = ["--controls", "ideal-data", "--repeats", str(BLOCKS), "--steps", "60", "--interleave", "runs"]
+def _row(work: Path, stage: str, workers: int, steps: int, blocks: int) -> str:
+    said = _exec(work / "alone", stage, workers, 10 + steps, ["--warmup", "10"])
+    controls = ["--controls", "ideal-data", "--repeats", str(blocks), "--steps", "60", "--interleave", "runs"]
     _exec(work / "controls", stage, workers, 100_000, controls)
     alone, ideal = (
         analyse(one.read_study(), list(one.runs())) for one in map(only_study, (work / "alone", work / "controls"))

@@ -33,7 +33,7 @@ def test_run_clm_as_it_is(tmp_path: Path) -> None:
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         pytest.skip(f"{language_modeling.SCRIPT} imports what is not installed: {', '.join(missing)}")
     environment = {**os.environ, **language_modeling.prepare(tmp_path / "work")}
-    path = os.pathsep.join([str(ROOT), str(HERE / "slow_transformers")])
+    path = os.pathsep.join([str(ROOT), str(HERE / "slow_transformers"), os.environ.get("PYTHONPATH", "")])
     environment |= {"PYTHONPATH": path, "SLOW": "tokenize=50", "SLOW_LOG": str(tmp_path / "slept")}
     program = language_modeling.command(Path(folder).absolute(), 50, 0, streaming=True)
     words = [sys.executable, "-m", "harness", "exec", "--out", str(tmp_path), "--steps", "30", "--", *program]
