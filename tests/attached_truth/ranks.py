@@ -7,6 +7,7 @@ program again, which gets its first batches over and over, in fresh processes.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,7 +76,8 @@ def _shown(one: Estimate) -> str:
 def _exec(out: Path, stage: str, workers: int, steps: int, options: Sequence[str]) -> str:
     """Run it under ``harness exec``; the first sentence of what it prints."""
     out.mkdir(parents=True)
-    launcher = ["torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+    torchrun = str(Path(sys.executable).with_name("torchrun"))  # of this environment, whatever PATH says
+    launcher = [torchrun, "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
     program = [*launcher, *words_of("ddp_loop", workers, steps)]
     printed = harness_exec(out, options, program, environment(stage, SLOW_MS, out / "slept", ROOT))
     text = " ".join(printed.split())
