@@ -71,7 +71,7 @@ def main() -> int:
     for name, values in found.items():
         more = [one - other for one, other in zip(values, alone, strict=True)]
         low, high = interval(more)
-        print(f"{name}: +{statistics.median(more):.1f} us a step [{low:.1f}, {high:.1f}]")
+        print(f"{name}: {statistics.median(more):+.1f} us a step [{low:.1f}, {high:.1f}]")
     return 0
 
 
