@@ -243,7 +243,7 @@ def compare(
         no_core=no_core,
         used_lead=shares,
         same_again=same_again,
-        in_total=whole.ratio if whole is not None and whole.regular else None,
+        in_total=None if whole is None else whole.least,
     )
     return Measured(
         measure=measure,

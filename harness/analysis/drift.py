@@ -1,13 +1,18 @@
-"""Compares the first measured steps of a comparison's runs with their last: what drifts has no one speed."""
+"""Compares the first measured steps of a comparison's runs with their last: what drifts has no one speed.
+
+Of a run with one repetition these are both halves of it.
+"""
 
 from __future__ import annotations
 
 import math
 
 from harness.analysis.ledger import Blocks, RunLedger
+from harness.analysis.long_steps import without_long
 from harness.analysis.statistics import Estimate, from_blocks
 from harness.analysis.verdicts import confidence_of_each
 
+LEAST_STEPS = 16  # of a run with one repetition
 DRIFTED = 0.03  # less than 3 % from the first repetition to the last is no change worth a word
 
 
@@ -31,9 +36,13 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
 
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:
-    """Of the step time, from the first repetition that both have to the last."""
+    """Of the step time, from the first repetition that both have to the last; from half to half where there is one."""
     shared = sorted(set(run.repetitions) & set(other.repetitions))
-    if len(shared) < 2:
+    if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < LEAST_STEPS):
         return None
+    if len(shared) < 2:
+        steps_ms = without_long(run.step_ms)
+        half = len(steps_ms) // 2
+        return math.log(float(steps_ms[-half:].mean())) - math.log(float(steps_ms[:half].mean()))
     first, last = (run.repetitions[number] for number in (shared[0], shared[-1]))
     return math.log(last.usual_ns / last.steps) - math.log(first.usual_ns / first.steps)

@@ -1,4 +1,4 @@
-"""Weighs the long steps that a median over blocks passes over: what all time together says of a comparison.
+"""Weighs what a median over blocks passes over, long steps and slow blocks: what all time together says.
 
 One step in two hundred that writes a checkpoint falls into few of the blocks; or into the steps that begin a turn,
 which no other figure holds. The median over blocks then is that of blocks without one.
@@ -13,73 +13,91 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from harness.analysis.long_steps import LongSteps, long_steps
+from harness.analysis.long_steps import LONG, LongSteps, long_steps
 
 if TYPE_CHECKING:
     from harness.analysis.ledger import Blocks, RunLedger
 
 NOTEWORTHY = 0.01  # a ratio that long steps move by less is not worth a word
-SEVERAL = 2  # blocks: a long step in one of them may be an accident of the machine
 
 
 @dataclass(frozen=True)
 class InTotal:
     """``ratio``: how many times as fast the candidate is in all time together, by what the comparison measures.
 
-    ``long``: the long steps of ``arm``, which set that apart from the median over blocks; in ``blocks`` of ``of``
-    blocks. ``left_out``: so many of them begin a turn, and no other figure holds them.
+    ``least``: the same without the block that sets it apart most, as one long step may be an accident of the machine.
+    ``long``: the long steps of ``arm``, which set that apart from the median over blocks, in ``blocks`` of ``of``
+    blocks; None: its steps are slower throughout in these blocks. ``left_out``: so many long steps begin a turn, and no
+    other figure holds them.
     """
 
     ratio: float
+    least: float
     arm: Literal["baseline", "candidate"]
-    long: LongSteps
+    long: LongSteps | None
     left_out: int
     blocks: int
     of: int
 
-    @property
-    def regular(self) -> bool:
-        """Whether the long steps are no accident of one block."""
-        return self.blocks >= SEVERAL
-
 
 def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float) -> InTotal | None:
-    """What all time of the shared blocks says; None where long steps do not set it apart.
+    """What all time of the shared blocks says; None where that is about the median over blocks.
 
     ``steps``, ``measured``: medians over blocks of how many times as fast the steps are, and what is measured.
     """
     shared = sorted(set(baseline) & set(candidate))
     base, other = ([blocks[block] for block in shared] for blocks in (baseline, candidate))
-    found = _mean_ms(base) / _mean_ms(other)
-    usual = _mean_ms(base, usual=True) / _mean_ms(other, usual=True)
+    # One bound for both: else the same step would be long in the one arm and typical in the other.
+    long_ms = LONG * max(float(np.median(run.step_ms)) for run in (*base, *other))
+    found = _mean_ms(base, long_ms) / _mean_ms(other, long_ms)
+    usual = _mean_ms(base, long_ms, usual=True) / _mean_ms(other, long_ms, usual=True)
     apart, by_long = math.log(found / steps), math.log(found / usual)
-    # Else it is not the long steps: blocks differ, or each of them has as many.
-    if abs(apart) <= math.log1p(NOTEWORTHY) or by_long / apart < 0.5:
+    if abs(apart) <= math.log1p(NOTEWORTHY):
         return None
     runs = other if apart < 0 else base
-    steps_of = sum(len(run.step_ms) + run.left_out.steps for run in runs)
-    long = long_steps([run.long_steps for run in runs] + [run.left_out.long for run in runs], steps_of)
-    if long is None:
-        return None
+    long = None
+    if by_long / apart >= 0.5:  # else blocks are unlike
+        steps_of = sum(len(run.step_ms) + len(run.left_out.step_ms) for run in runs)
+        long = long_steps([run.long_steps for run in runs] + [run.left_out.long for run in runs], steps_of)
+    without = [
+        _mean_ms(_but(base, one), long_ms) / _mean_ms(_but(other, one), long_ms)
+        for one in range(len(shared) if len(shared) > 1 else 0)
+    ]
+    least = min([*without, *([] if without else [steps])], key=lambda one: abs(math.log(one / steps)))
     return InTotal(
         measured * found / steps,
+        measured * least / steps,
         "candidate" if apart < 0 else "baseline",
         long,
-        sum(run.left_out.long.steps for run in runs),
-        sum(run.long_steps.steps + run.left_out.long.steps > 0 for run in runs),
+        sum(run.left_out.long.steps for run in runs) if long is not None else 0,
+        _with_long(runs) if long is not None else _slower(base, other, steps, apart),
         len(runs),
     )
 
 
-def _mean_ms(runs: Sequence[RunLedger], *, usual: bool = False) -> float:
-    """Milliseconds a step, those that begin a turn among them; ``usual``: each long step as a typical one."""
+def _with_long(runs: Sequence[RunLedger]) -> int:
+    return sum(run.long_steps.steps + run.left_out.long.steps > 0 for run in runs)
+
+
+def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:
+    """Blocks that are further from the median than half of the way that sets all time apart, in its direction."""
+    logs = [math.log(one.mean_step_ms / two.mean_step_ms / steps) for one, two in zip(base, other, strict=True)]
+    return sum(log * math.copysign(1, apart) > abs(apart) / 2 for log in logs)
+
+
+def _but(runs: Sequence[RunLedger], one: int) -> Sequence[RunLedger]:
+    return [*runs[:one], *runs[one + 1 :]]
+
+
+def _mean_ms(runs: Sequence[RunLedger], long_ms: float, *, usual: bool = False) -> float:
+    """Milliseconds a step, those that begin a turn among them; of these only what is longer than ``long_ms`` counts as
+    it is. ``usual``: each step that long as a typical one.
+    """
     total_ms, steps = 0.0, 0
     for run in runs:
-        left, typical_ms = run.left_out, float(np.median(run.step_ms))
-        measured_ms = float(run.step_ms.sum())
-        total_ms += measured_ms + left.long.sum_ms + typical_ms * (left.steps - left.long.steps)
-        steps += len(run.step_ms) + left.steps
-        if usual:
-            long = run.long_steps.steps + left.long.steps
-            total_ms += typical_ms * long - run.long_steps.sum_ms - left.long.sum_ms
+        typical_ms = float(np.median(run.step_ms))
+        left_ms = np.where(run.left_out.step_ms > long_ms, run.left_out.step_ms, typical_ms)
+        times_ms = np.concatenate([run.step_ms, left_ms])
+        total_ms += float(np.where(times_ms > long_ms, typical_ms, times_ms).sum() if usual else times_ms.sum())
+        steps += len(times_ms)
     return total_ms / steps

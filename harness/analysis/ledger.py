@@ -235,13 +235,14 @@ def _measure(run: RunData) -> RunLedger | None:
 
 
 def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
-    """Steps between measured ones that are not measured, but for those that are no training alone (an evaluation ran
-    within): of a program, only its record knows these.
+    """Steps between measured ones that are not measured, but for the first of each turn, and for those that are no
+    training alone (an evaluation ran within): of a program, only its record knows these.
     """
     facts = run.record.facts
     inside = ~measured & (column(steps, "wall_ns") > 0)
     first, last = np.flatnonzero(measured)[[0, -1]]
     inside[:first] = inside[last:] = False
+    inside[1:] &= inside[:-1].copy()  # the first of a turn
     if facts.attached is not None:
         if facts.marked_steps is None:
             return LeftOut()
@@ -254,7 +255,7 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
         return column(steps, name)[known]
 
     long = run_long_steps(values("wall_ns"), PHASES, lambda phase: values(f"{phase}_ns"), inside[known])
-    return LeftOut(int(inside.sum()), long)
+    return LeftOut(column(steps, "wall_ns")[inside] / 1e6, long)
 
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:

@@ -19,14 +19,15 @@ FEW = 0.25  # of the steps: more are no exception
 
 @dataclass(frozen=True)
 class LongSteps:
-    """The long ones among ``of`` measured steps of all runs; ``mean_ms``: of these. ``phase``: that with the most of
-    what they last longer than their run's steps typically do.
+    """The long ones among ``of`` measured steps of all runs; ``mean_ms``: of these. ``phase``: that with most of what
+    they last longer than their run's steps typically do; "" where none has more than half of it.
     """
 
     steps: int
     of: int
     mean_ms: float
     phase: str
+    range_ms: tuple[float, float] = (0.0, 0.0)  # the shortest and the longest of them
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,17 @@ class RunLongSteps:
     steps: int = 0
     sum_ms: float = 0.0
     excess_ms: Mapping[str, float] = field(default_factory=dict)
+    range_ms: tuple[float, float] = (0.0, 0.0)  # the shortest and the longest
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Steps that begin a run's later turns, which no figure holds: how many, and the long ones among them."""
+    """Steps before the measured ones of a run's later turns, which no figure holds, and the long ones among them.
 
-    steps: int = 0
+    The first step of a turn is not among them: the run was suspended until then, and what that costs is no training.
+    """
+
+    step_ms: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     long: RunLongSteps = field(default_factory=RunLongSteps)
 
 
@@ -66,7 +71,9 @@ def run_long_steps(
         for name in phases
         if not np.isnan(of := phase_ns(name)).all()
     }
-    return RunLongSteps(int(long.sum()), float(wall_ns[long].sum()) / 1e6, excess)
+    times_ms = wall_ns[long] / 1e6
+    ends = float(times_ms.min()), float(times_ms.max())
+    return RunLongSteps(int(long.sum()), float(times_ms.sum()), excess, ends)
 
 
 def without_long(wall_ns: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -88,5 +95,8 @@ def long_steps(runs: Sequence[RunLongSteps], of: int) -> LongSteps | None:
     excess: Counter[str] = Counter()
     for run in runs:
         excess.update(run.excess_ms)
-    phase = max(excess, key=lambda name: excess[name], default="")
-    return LongSteps(steps, of, sum(run.sum_ms for run in runs) / steps, phase)
+    total = sum(one for one in excess.values() if one > 0)
+    phase = next((name for name, one in excess.items() if one > total / 2), "")
+    ends = [run.range_ms for run in runs if run.steps]
+    within = min(low for low, _ in ends), max(high for _, high in ends)
+    return LongSteps(steps, of, sum(run.sum_ms for run in runs) / steps, phase, within)

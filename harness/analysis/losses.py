@@ -11,6 +11,8 @@ from harness.analysis.ledger import Blocks, RunLedger
 from harness.analysis.statistics import Estimate, from_block_values
 from harness.analysis.step_losses import at_common_steps
 
+EXPONENT = 0.5  # of a power law of losses in tokens: published ones are 0.095 (Kaplan) and 0.28 (Hoffmann)
+SOME = 2  # blocks that are clearly apart bar a gain: a loss may rise in one by chance
 ALIKE = 0.01  # relative: losses that differ by less are called the same, as other kernels round otherwise
 FAR = 0.5  # relative: no other number of tokens a step makes losses of the same training differ by more
 SURE = 0.99  # of the interval of their difference: a comparison is not barred by one chance in twenty
@@ -30,7 +32,8 @@ class Losses:
     ``diverged``: arms with a loss that was NaN or infinite at any measured step, or that rose far above its start.
     ``differ``: by more than the A/A control differs and kernels round, and than their blocks scatter, or clearly.
     ``tokens_ratio``: trained tokens a step, candidate / baseline; where it is not 1 their losses at one step need not
-    agree. ``some_blocks``: they differ in so many of so many blocks only, of which the losses then are.
+    agree. ``some_blocks``: they are clearly apart in so many of so many blocks only, of which the losses then are; one
+    alone may be chance, and they do not ``differ`` for it.
     """
 
     baseline: float | None = None
@@ -63,10 +66,10 @@ class Losses:
 def explained_by(tokens_ratio: float) -> float:
     """How far apart, relatively, losses at the same step may be where a step has ``tokens_ratio`` times the tokens.
 
-    Losses fall as a power of the tokens with an exponent below 1 (Kaplan et al. 2020; Hoffmann et al. 2022), so by no
-    more than the logarithm of their ratio.
+    Losses fall as a power of the tokens, with an exponent below :data:`EXPONENT` (Kaplan et al. 2020; Hoffmann et al.
+    2022), so by no more than that times the logarithm of their ratio.
     """
-    return min(FAR, ALIKE + abs(math.log(tokens_ratio))) if tokens_ratio > 0 else FAR
+    return min(FAR, ALIKE + EXPONENT * abs(math.log(tokens_ratio))) if tokens_ratio > 0 else FAR
 
 
 def compare_losses(
@@ -94,7 +97,7 @@ def compare_losses(
     if tokens_ratio == 1 and (apart := _apart(pairs, baseline, control)):  # else they are of other documents
         ours, theirs = (median(side) for side in zip(*apart, strict=True))
         some = len(apart), len(pairs)
-        return Losses(ours, theirs, diverged, differ=True, tokens_ratio=tokens_ratio, some_blocks=some)
+        return Losses(ours, theirs, diverged, len(apart) >= SOME, tokens_ratio, some)
     return Losses(ours, theirs, diverged, tokens_ratio=tokens_ratio)
 
 
@@ -149,9 +152,10 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
 def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
     """Those of ``pairs`` that are clearly apart, whatever the others say: far beyond the A/A ``control``, too."""
     far = [(ours, theirs) for ours, theirs in pairs if abs(theirs - ours) > CLEAR * min(abs(ours), abs(theirs))]
-    if not far:
+    alike = _pairs(baseline, control)
+    if not far or not alike:  # without a control nothing shows how the same training scatters
         return []
-    most = max((abs(theirs - ours) for ours, theirs in _pairs(baseline, control)), default=0.0)
+    most = max(abs(theirs - ours) for ours, theirs in alike)
     return [(ours, theirs) for ours, theirs in far if abs(theirs - ours) > BEYOND * most]
 
 

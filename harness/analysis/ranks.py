@@ -1,22 +1,24 @@
 """What the ranks of one program would gain together without data work, as far as their record shows who waits for whom.
 
 Ranks that exchange something in each step take as long as one another; what differs is what they spend it on. A rank
-waits for another one while its main thread has no core within a phase that is no fetch. The exchange itself takes all
-of them as long, so the least such time of a step is nobody's wait:
+waits for another one while its main thread has no core within its backward pass, where gradients are exchanged (DDP).
+The exchange itself takes all of them as long, so the least such time of a step is nobody's wait:
 
-    wait of a rank    time off its core outside of fetches - the least of all ranks in that step
+    wait of a rank    time off its core in backward passes - the least of all ranks in that step
     saved             least over ranks of: the rank's own fetch that is no longer there + its wait
 
 A step becomes shorter only by what every rank can do without, wherever in the step they meet: a rank that computes for
 as long as another one fetches waits for nobody, and then the fetch costs nothing. Being ready without a core looks like
-waiting, and waits outside of all phases were not seen in single steps: the interval holds what either makes of it.
+waiting; waits outside of all phases were not seen in single steps; and off its core in another phase a rank may wait
+for the others (FSDP) or for something of its own (an upload): the interval holds what either makes of it. A wait that
+keeps its core busy looks like work.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,7 @@ from harness.analysis.statistics import Estimate, from_blocks, holding
 from harness.study.run_data import RunData
 
 Float = NDArray[np.float64]
+BACKWARD = "backward"
 _Edit = Callable[[Float], Float]  # of the ranks' fetches, (rank, step)
 UNLIKE = 0.03  # of the step: ranks whose steps differ by more do not wait for one another in each
 
@@ -38,7 +41,8 @@ class RankSteps:
     step: Float  # numbers
     wall: Float
     fetch: Float
-    off_core: Float  # within phases that are no fetch
+    off_core: Float  # within backward passes
+    elsewhere: Float  # within phases that are neither these nor fetches
     ready: Float  # of each step on average over the block: it could run and had no core
     unseen: Float  # the same: it was blocked outside of all phases
 
@@ -67,15 +71,15 @@ def rank_steps(run: RunData) -> RankSteps | None:
     off_core = _off_core(run, column(table, "start_ns"))
     if off_core is None or not measured.size:
         return None
+    in_backward, elsewhere = off_core
     ready, unseen = ((share or 0.0) * wall for share in (facts.waiting_share, facts.unseen_share))
-    parts = (column(table, "step"), wall, fetch, off_core, ready, unseen)
+    parts = (column(table, "step"), wall, fetch, in_backward, elsewhere, ready, unseen)
     return RankSteps(*(part[measured] for part in parts))
 
 
-def _off_core(run: RunData, starts: Float) -> Float | None:
-    """For how long the main thread had no core within the phases of each step but its fetches; None: not measured.
-
-    ``starts``: of the steps, in order.
+def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
+    """For how long the main thread had no core within the backward passes of each step, and within all its other phases
+    but fetches; None: not measured. ``starts``: of the steps, in order.
     """
     spans = spans_of(run)
     phases = spans.phases
@@ -86,11 +90,19 @@ def _off_core(run: RunData, starts: Float) -> Float | None:
     before = np.concatenate([[phases.starts[0]], np.maximum.accumulate(phases.ends)[:-1]])
     outermost = phases.starts >= before  # what lies within another phase is a part of it
     off = phases.ends - phases.starts - phases.cpu_ns.astype(np.float64)
-    counted = np.where(outermost, off, 0.0) - np.where(phases.names == spans.code(FETCH), off, 0.0)
     step = np.searchsorted(starts, phases.starts, side="right") - 1
     inside = step >= 0
-    found: Float = np.maximum(np.bincount(step[inside], counted[inside], minlength=len(starts)), 0.0)
-    return found
+
+    def by_step(times: Float) -> Float:
+        found: Float = np.maximum(np.bincount(step[inside], times[inside], minlength=len(starts)), 0.0)
+        return found
+
+    # A fetch is none of these, also where it lies within another phase: then that one is shorter by it.
+    within = np.maximum.accumulate(np.where(outermost, np.arange(len(off)), 0))
+    fetch = phases.names == spans.code(FETCH)
+    counted = np.where(outermost & ~fetch, off, 0.0) - np.where(~outermost & fetch & ~fetch[within], off, 0.0)
+    backward = (phases.names == spans.code(BACKWARD))[within]
+    return by_step(np.where(backward, counted, 0.0)), by_step(np.where(backward, 0.0, counted))
 
 
 def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None:
@@ -125,7 +137,7 @@ def _aligned(ranks: Sequence[RankSteps]) -> RankSteps | None:
     def together(name: str) -> Float:
         return np.stack([getattr(one, name)[place] for one, place in zip(ranks, places, strict=True)])
 
-    return RankSteps(*(together(name) for name in ("step", "wall", "fetch", "off_core", "ready", "unseen")))
+    return RankSteps(*(together(one.name) for one in fields(RankSteps)))
 
 
 def _no_longer_than_the_next(fetch: Float, last: int) -> Float:
@@ -163,7 +175,7 @@ def _saved_at_least(block: RankSteps, gone: Float) -> Float:
 
 
 def _saved_at_most(block: RankSteps, gone: Float) -> Float:
-    """Where what was blocked unseen is a wait for another rank."""
-    waits = block.off_core + block.unseen - block.off_core.min(axis=0)
+    """Where what was blocked unseen, or outside of backward passes, is a wait for another rank."""
+    waits = block.off_core + block.elsewhere + block.unseen - block.off_core.min(axis=0)
     saved: Float = np.minimum((gone + waits).min(axis=0), gone.max(axis=0))
     return saved

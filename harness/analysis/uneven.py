@@ -47,9 +47,10 @@ class UnevenSpeed:
 
 def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
     """None where all blocks wait for about the same share of a step, or it is not known of one of them."""
-    known = [(run, run.waited_ms / run.mean_step_ms) for run in runs if run.waited_ms is not None]
-    if len(known) < len(runs) or not known:
+    if not runs or any(run.waited_ms is None for run in runs):
         return None
+    typical_ms = median(run.mean_step_ms for run in runs)  # a block that one long step makes slow waits for no less
+    known = [(run, (run.waited_ms or 0.0) / typical_ms) for run in runs]
     shares = [share for _, share in known]
     middle = (min(shares) + max(shares)) / 2
     more = [run for run, share in known if share > middle]

@@ -17,7 +17,8 @@ from harness.analysis.statistics import CONFIDENCE, Estimate
 Verdict = Literal["gain", "loss", "none", "undecided"]
 # fewer blocks than an interval takes; no A/A control and no allowance; nothing seen where much would go unnoticed; a
 # loss that is NaN or rose; losses that differ; a program that was ready to run but had no core; steps that used up
-# batches which lay ready; an A/A control that itself differs, by as much; a few long steps that outweigh the others
+# batches which lay ready; an A/A control that itself differs, by as much; a few long steps, or slow blocks, that
+# outweigh the others
 UndecidedKind = Literal[
     "too few blocks",
     "no noise floor",
@@ -29,7 +30,7 @@ UndecidedKind = Literal[
     "a-a apart",
     "long steps",
 ]
-APART = 0.01  # an A/A control whose interval stays this far from 1 differs from its arm, which is the same program
+APART = 0.001  # an A/A control whose interval stays this far from 1 differs from its arm, which is the same program
 COARSE = 0.1  # a difference this large is worth knowing of: a study that could not see it has not seen "no difference"
 
 
@@ -68,7 +69,7 @@ def judge(
     ``same_again``: the ratio of the A/A control to its arm. Where its interval excludes 1, the same arm again is faster
     or slower by something other than luck, which the candidate may have as well: only an interval all of which lies
     beyond that is a difference.
-    ``in_total``: the ratio in all time together, where long steps in several blocks set it apart from the median: no
+    ``in_total``: the ratio in all time together, whichever block is left out, where that is not about the median: no
     verdict stands that it contradicts.
     """
     judged = _judge(ratio, noise_floor, losses, no_core=no_core, used_lead=used_lead)
@@ -76,7 +77,7 @@ def judge(
         return judged
     if judged.verdict != "none" and is_apart(same_again) and not _beyond(ratio, same_again):
         return Judged("undecided", judged.resolution, "a-a apart")
-    if in_total is not None and _contradicts(in_total, judged):
+    if in_total is not None and _contradicts(in_total, judged, noise_floor or 0.0):
         return Judged("undecided", judged.resolution, "long steps")
     return judged
 
@@ -99,12 +100,12 @@ def _beyond(ratio: Estimate, same_again: Estimate | None) -> bool:
     return near > max(abs(math.log(end)) for end in (same_again.ci_low, same_again.ci_high))
 
 
-def _contradicts(in_total: float, judged: Judged) -> bool:
+def _contradicts(in_total: float, judged: Judged, noise_floor: float) -> bool:
     match judged.verdict:
         case "gain":
-            return in_total <= 1
+            return in_total <= 1 + noise_floor
         case "loss":
-            return in_total >= 1
+            return in_total >= 1 - noise_floor
         case _:
             return abs(in_total - 1) > (judged.resolution or 0.0)
 

@@ -6,13 +6,15 @@ Markdown, HTML and the terminal show the same :class:`FirstScreen`; each figure 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.confounds import ConfoundKind
 from harness.analysis.report_types import Comparison, NotCompared, StudyReport
 from harness.analysis.statistics import Estimate
+from harness.analysis.unseen import MOST_WAITING
 from harness.analysis.verdicts import Verdict
 from harness.report.absent import missing_text, problem_lines
 from harness.report.advice import NextSteps, next_steps
@@ -46,6 +48,7 @@ from harness.report.tables import NOT_MEASURED
 from harness.report.words import amount, count, listing, percent, ratio, unit
 
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
+NEARLY_ALL, MOST_PHASES = 0.75, 2  # of hidden work: it is told to lie behind these phases, else behind the step
 MOST_ALIKE = 3  # comparisons that ask for the same; of more it is said once
 MOST_DIFFERENCES = 4  # more are counted by kind on the first screen, and listed in full below it
 # An interval that reaches so many times as far below 1 as above it, and so far at all: both ends are said.
@@ -123,15 +126,15 @@ def _headline(
         support.append("Something else differed as well, see above.")
     if disagreements(c):
         support.append("Witnesses disagree, see below.")
-    support += also_noteworthy(c.measured)
-    return Headline(subject, names.within(finding(c.measured, once)), " ".join(_learned(c.measured, names) + support))
+    support += [names.within(one) for one in also_noteworthy(c.measured)]
+    return Headline(subject, names.within(finding(c.measured, once)), " ".join(_learned(c, names) + support))
 
 
 def _drift(found: Estimate, baseline: str) -> str:
     times = percent(found.median - 1)
     return (
-        f"Next to those of {baseline}, its steps took {times} {'longer' if found.median > 1 else 'less'} in the last "
-        "repetition than in the first."
+        f"Next to those of {baseline}, its steps took {times} {'longer' if found.median > 1 else 'less'} at the end "
+        "of a run than at its beginning."
     )
 
 
@@ -145,13 +148,24 @@ def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
     return f" on an {devices}, {real[0]} on a real device" if len(real) == 1 else f" on an {devices}"
 
 
-def _learned(m: Measured, names: ArmNames) -> list[str]:
+def _learned(c: Comparison, names: ArmNames) -> list[str]:
     """What bars belief in a speed, where the verdict is not itself about that."""
+    m = c.measured
     if m.undecided in ("diverged", "other loss"):
         return []
     if m.losses.diverged:
         return [f"The loss of {listing([names.short(arm) for arm in m.losses.diverged])} diverged."]
-    return ["The losses differ, see above."] if m.losses.unlike else []
+    if m.losses.unlike:
+        return ["The losses differ, see above."]
+    if m.losses.some_blocks is not None:
+        (some, of), ours, theirs = m.losses.some_blocks, m.losses.baseline, m.losses.candidate
+        return [f"The losses are apart in {some} of {count(of, 'block')} ({ours:.3f} against {theirs:.3f})."]
+    unknown = m.losses.baseline is None or m.losses.candidate is None
+    return (
+        ["Whether it learns as much was not measured."]
+        if m.verdict == "gain" and unknown and not c.explained.emulated
+        else []
+    )
 
 
 def finding(m: Measured, once: Collection[str] = ()) -> str:
@@ -229,7 +243,9 @@ def _data(c: Comparison, baseline: str) -> str:
     if unknown := either_way(waits.waited_range_ms, waits.step_ms):
         return f"Data work is {costs.split(' ', 2)[2]}. {unknown}"
     if (uneven := waits.uneven) is not None:
-        return f"{costs}; {baseline} waits for {in_blocks(uneven)}{_for_a_core(waits)}."
+        hidden = sum(waits.hidden_ms.values())
+        behind = f", {_amount(hidden, waits)} are hidden" if hidden >= 0.05 * work else ""
+        return f"{costs}; {baseline} waits for {in_blocks(uneven)}{behind}{_for_a_core(waits)}."
     return f"{costs} and {_where(c, waits, work)}{_for_a_core(waits)}."
 
 
@@ -237,8 +253,7 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
     waited, hidden = waits.waited_ms, sum(waits.hidden_ms.values())
     if waited is None:
         return "how much of it is waited for was not measured"
-    behind = [name for name, value in c.explained.hidden_behind_ms.items() if value >= 0.2 * hidden]
-    where = f"behind {listing([_BEHIND.get(name, name) for name in behind]) or 'the step'}"
+    where = f"behind {_behind(c.explained.hidden_behind_ms, hidden)}"
     parallel, between = (sum(found.values()) for found in (waits.parallel_ms, waits.between_steps_ms))
     apart = f", {_amount(between, waits)} of them run between training steps" if between >= 0.05 * work else ""
     if waited < NOTHING * waits.step_ms:  # little of the work may be much of the step, so its share is no measure
@@ -255,9 +270,22 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
     return f"{_amount(waited, waits)} of them are waited for{apart}, the rest is hidden {where}"
 
 
+def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
+    """The phases behind which nearly all of the hidden work lies, the most first; the step where these are many."""
+    known = sorted(hidden_behind_ms.items(), key=lambda one: -one[1])
+    sums = list(accumulate(value for _, value in known))
+    enough = next((place + 1 for place, value in enumerate(sums) if value >= NEARLY_ALL * hidden_ms), len(known) + 1)
+    if enough > min(MOST_PHASES, len(known)):
+        return "the step"
+    return listing([_BEHIND.get(name, name) for name, _ in known[:enough]])
+
+
 def _for_a_core(waits: Waits) -> str:
-    """Hidden work costs nothing by replay, which does not know the cores that it takes from the step."""
-    if waits.contended_ms is None or waits.contended_ms < WORTH * waits.step_ms or not sum(waits.hidden_ms.values()):
+    """Hidden work costs nothing by replay, which does not know the cores that it takes from the step. Where much of a
+    step goes by like that, other processes take them.
+    """
+    least = WORTH if sum(waits.hidden_ms.values()) else MOST_WAITING
+    if waits.contended_ms is None or waits.contended_ms < least * waits.step_ms:
         return ""
     return f"; {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} a step go by waiting for a core"
 

@@ -171,7 +171,7 @@ def _others(longest: str, last: str, gain: GroupGain | None) -> str:
     alike = gain.slowest_alike
     most = alike.median if alike.ci_high is None else alike.ci_high
     if most <= 1 + WORTH:
-        return f"{text} and are at work while {last} still waits: none waits for it."
+        return f"{text} and are at work while {last} still waits: none is seen to wait for it."
     if alike.median <= 1 + NOTHING:
         return f"{text}; none is seen to wait for {last} then, but not all was seen (at most {ratio(most)} as fast)."
     known = "and then for" if _surely(alike) else "and then, it may be, for"
@@ -317,11 +317,11 @@ def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str
     elif sum(arm.totals.hidden_ms.values()) > 0:
         because = (
             "data work that runs behind the step can also take cores and memory bandwidth from it, of which the replay "
-            "knows nothing"
+            "knows nothing; or the few batches of the control are quicker to compute than the others"
         )
     else:
-        because = "why is not known"
-    return f"These disagree ({because}): trust what was measured."
+        because = "the few batches of the control may be quicker to compute than the others"
+    return f"These disagree ({because}): which of them holds is not known."
 
 
 def _restarts(arm: ArmReport) -> str:

@@ -92,7 +92,8 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
         case "no noise floor":
             few = _few_aa_blocks(m)
             what = absent_text(m, "noise_floor") if few else "no A/A control on this device"
-            how = f"repeat with --repeats {ASK_FOR}" if few else "add controls: [a-a]"
+            enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else f"repeat with --repeats {ASK_FOR}"
+            how = enough if few else "add controls: [a-a]"
             return f"{what}; {how}, or declare noise_floor"
         case "too coarse":
             if (ask := more_blocks(m)) is None:
@@ -121,34 +122,41 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
             )
 
         case "a-a apart":
-            assert m.same_again is not None
-            return f"{same_again_text(m.same_again)}, and the interval does not clear that"
+            return f"{same_again_text(m)}, and the interval does not clear that"
         case "long steps":
             assert m.in_total is not None
             ask = "; repeat with more steps a block" if remedy and not m.in_total.left_out else ""
             return f"{long_steps_text(m.in_total)}{ask}"
 
 
-def same_again_text(same_again: Estimate) -> str:
+def same_again_text(m: Measured) -> str:
     """What an A/A control does that differs from its arm: the same program again."""
+    same_again = m.same_again
+    assert same_again is not None
     faster = same_again.median > 1
     ends = sorted(abs(end - 1) for end in (same_again.ci_low, same_again.ci_high) if end is not None)
     word = "faster" if faster else "slower"
     low, high = percent(ends[0]).removesuffix(" %"), percent(ends[-1])
-    return f"the same arm again, its A/A control, was {percent(same_again.median - 1)} {word} ({low} to {high})"
+    times = percent(same_again.median - 1)
+    return f"{m.noise_floor_of} run again as it is, its A/A control, was {times} {word} ({low} to {high})"
 
 
 def long_steps_text(found: InTotal) -> str:
     """Which long steps the median over blocks passes over, and what all time together says."""
     long = found.long
+    whole = f"in all time together the candidate is {ratio(found.ratio)} as fast"
+    if long is None:
+        return f"{whole}, as the {found.arm} is slower in {found.blocks} of {count(found.of, 'block')}"
     take = "takes" if long.steps == 1 else "take"
     where = f", mostly in {long.phase}" if long.phase not in ("", "other") else ""
     all_of = "all" if found.left_out == long.steps > 1 else f"{found.left_out:,}"
-    unseen = f"; {all_of} of these begin a turn, where no other figure counts them" if found.left_out else ""
+    begin = "begins" if found.left_out == 1 else "begin"
+    unseen = f"; {all_of} of these {begin} a turn, where no other figure counts them" if found.left_out else ""
+    low, high = long.range_ms
+    took = ms(long.mean_ms) if high <= 2 * low else f"{ms(low)} to {ms(high)}"
     return (
-        f"{long.steps:,} of {long.of:,} steps of the {found.arm} {take} {ms(long.mean_ms)}{where}, "
-        f"in {found.blocks} of {count(found.of, 'block')}, and in all time together it is {ratio(found.ratio)} as fast"
-        f"{unseen}"
+        f"{long.steps:,} of {long.of:,} steps of the {found.arm} {take} {took}{where}, in {found.blocks} of "
+        f"{count(found.of, 'block')}, and {whole}{unseen}"
     )
 
 
@@ -156,7 +164,7 @@ def also_noteworthy(m: Measured) -> list[str]:
     """What a reader of the finding needs to know that is not itself the reason of the verdict, a sentence each."""
     found = []
     if m.verdict in ("gain", "loss") and m.same_again is not None and is_apart(m.same_again):
-        found.append(f"{capitalised(same_again_text(m.same_again))}: so much of it may be no change.")
+        found.append(f"{same_again_text(m)}: so much of it may be no change.")
     together = m.together or m.ratio
     inside = m.in_total is not None and (together.ci_low or 0) <= m.in_total.ratio <= (together.ci_high or math.inf)
     if m.in_total is not None and m.undecided != "long steps" and not inside:
@@ -227,19 +235,24 @@ def _steps(m: Measured) -> str | None:
     trained = positions if m.trained_per_step is None else m.trained_per_step
     if trained is None or positions is None or (abs(trained - 1) <= SAME and abs(positions - 1) <= SAME):
         return None
-    text = _time(m.step_time) if m.step_time is not None else "The time of a step was not measured"
+    if m.undecided in ("long steps", "a-a apart", "no core", "lead"):  # what bars the verdict bars these times as well
+        return None
+    floor = m.noise_floor or 0.0
+    text = _time(m.step_time, floor) if m.step_time is not None else "The time of a step was not measured"
     if abs(trained / positions - 1) <= SAME or abs(positions - 1) <= SAME or m.tokens_ratio is None:
         return text
     rate = f"{ratio(m.tokens_ratio.median)} the tokens/s, {interval(m.tokens_ratio)}"
     return f"{text} for {ratio(positions)} as many positions, padding included ({rate})"
 
 
-def _time(speed: Estimate) -> str:
-    """``Steps take 9 % less time (…)``; where the interval holds 1, whether that is as good as no difference."""
+def _time(speed: Estimate, floor: float) -> str:
+    """``Steps take 9 % less time (…)``; where the interval holds 1, or the median does not clear the noise floor,
+    whether that is as good as no difference.
+    """
     figures = f"({ratio(speed.median)} as fast, {interval(speed)})"
     if speed.ci_low is None or speed.ci_high is None:
         return f"Steps take {ratio(1 / speed.median)} the time {figures}"
-    if speed.ci_low <= 1 <= speed.ci_high:
+    if speed.ci_low <= 1 <= speed.ci_high or abs(speed.median - 1) <= floor:
         alike = (speed.distance or 0.0) <= ABOUT
         what = "Steps take about the same time" if alike else "Whether steps take another time is not known"
         return f"{what} {figures}"
@@ -318,11 +331,8 @@ def _reason(c: Comparison) -> str:
         subject += ", halfway between these blocks and the others," if waits.uneven.half else " in the median block"
     if gain < NOTHING:
         core = ""
-        if m.ideal is None and _hides(waits):  # no replay knows which cores hidden work takes
-            if waits.contended_ms is None:
-                core = " but for the cores that it takes, which was not measured"
-            elif waits.contended_ms >= WORTH * waits.step_ms:
-                core = " but for the cores that it takes"
+        if m.ideal is None and _hides(waits):  # no replay knows which cores and memory bandwidth hidden work takes
+            core = " but for the cores and memory bandwidth that hidden work takes"
         text += f", so without any data work {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
     else:
         text += f", so without any data work {subject} would be {ceiling_text(m)} as fast ({known})"
@@ -405,9 +415,14 @@ def disagreements(c: Comparison) -> list[str]:
     if step is not None and step.ci_low is not None and same_positions and step.ci_low > top:
         found.append(
             f"steps are {ratio(step.median)} as fast ({interval(step)}), more than the ceiling of "
-            f"{ratio(m.ceiling.median)} without any data work, so more than the data work changed{core}"
+            f"{ratio(m.ceiling.median)} without any data work, so more than {_more_than(waits)} changed{core}"
         )
     return found
+
+
+def _more_than(waits: Waits) -> str:
+    """What a ceiling holds: hidden work may slow the step by the cores and memory bandwidth that it takes."""
+    return "the waits for data" if _hides(waits) else "the data work"
 
 
 def _hides(waits: Waits) -> bool:

@@ -265,7 +265,7 @@ def judged(
         no_core=no_core,
         used_lead=used_lead,
         same_again=same_again,
-        in_total=None if in_total is None else in_total.ratio,
+        in_total=None if in_total is None else in_total.least,
     )
     absent: dict[Figure, Absent] = {"noise_floor": Absent("no a-a control")} if noise_floor is None else {}
     changes = {

@@ -214,7 +214,7 @@ def test_without_a_control_nothing_is_decided_and_the_sentence_says_what_to_ask_
     few = BASE.variant("a-a", failed_blocks=(0, 1, 2))
     c = compared([BASE, slower(1.5), few], ("text-padded", "slower"))
     assert c.measured.verdict == "undecided"
-    assert "the a-a control needs 3 blocks and has 2; repeat with --repeats 5" in sentence(c)
+    assert "the a-a control needs 3 blocks and has 2; let more of its blocks finish" in sentence(c)
 
 
 def test_a_declared_floor_serves_where_no_control_ran_and_is_called_declared():

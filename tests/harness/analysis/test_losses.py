@@ -169,7 +169,7 @@ def test_losses_are_compared_at_the_same_training_steps_however_many_were_warm_u
         ([6.5, 6.6, 6.4], [6.9, 5.4, 6.8], False),  # the same once more differs as much
         ([6.5, 5.4, 7.9], [6.0, 6.9, 5.1], False),  # blocks scatter, those of the control too
         ([6.5, 5.4, 7.9], [6.0, 6.1, 5.9], True),  # ... and those of the control do not
-        ([6.0, 6.1, 9.9], [6.0, 6.1, 5.9], True),  # one block learned nothing
+        ([6.0, 6.1, 9.9], [6.0, 6.1, 5.9], False),  # one block alone may be chance: it is told
         ([6.5, 8.9, 11.2], [6.0, 6.1, 5.9], True),  # they do, but each of them learned less, and the control nothing
         ([6.5, 7.9, 7.2], [6.0, 6.9, 5.9], False),
         ([6.5, 8.9, 11.2], [6.0, 6.9, 5.9], True),  # far beyond what the control does
@@ -213,7 +213,8 @@ def test_other_losses_in_some_blocks_bar_a_gain_and_are_said_of_these() -> None:
     ("theirs", "tokens", "verdict"),
     [
         (3.5, 2.0, "gain"),
-        (2.6, 2.0, "gain"),
+        (2.9, 2.0, "gain"),
+        (2.6, 2.0, "undecided"),
         (3.88, 2.0, "gain"),  # of other documents
         (4.5, 2.0, "undecided"),  # twice the tokens a step lower a loss
         (4.5, 0.5, "gain"),

@@ -229,7 +229,7 @@ def test_hidden_work_that_takes_cores_is_not_only_called_hidden() -> None:
     report = analyse(*build([alone, *alone.controls("a-a"), other], [("base", "other")], noise=QUIET))
     (headline,) = first_screen(report).headlines
     assert headline.support.endswith("is hidden behind forward; 5.00 ms a step go by waiting for a core.")
-    assert "would be no faster but for the cores that it takes (1.000x" in page_of(report)
+    assert "would be no faster but for the cores and memory bandwidth that hidden work takes (1.000x" in page_of(report)
 
 
 def without(columns: tuple[str, ...], *arms: Arm) -> StudyReport:
