@@ -83,3 +83,18 @@ def test_all_are_faster_only_if_every_rank_can_do_without(third_waits: float, ga
     assert found.slowest == "rank-0"
     assert found.slowest_alike.median == pytest.approx(gain, rel=0.001)
     assert found.without_data.median == pytest.approx(36.0 / (36.0 - (10.0 if third_waits else 4.0)), rel=0.001)
+
+
+def test_what_a_rank_does_without_a_core_outside_of_its_backward_pass_may_be_its_own() -> None:
+    """Rank 1 uploads something in its optimizer while rank 0 fetches: who waits for whom there is not known."""
+    compute = {**COMPUTE, "optimizer": 1.0}
+    uploads = {**compute, "optimizer": 7.0}
+    data = {"read": 0.0, "pack": 0.0}
+    ranks = {
+        "rank-0": Arm("rank-0", tokenize=10.0, compute=compute, facts=FACTS, **data),
+        "rank-1": Arm("rank-1", tokenize=4.0, compute=uploads, off_core={"optimizer": 6.0}, facts=FACTS, **data),
+    }
+    found = group_gain({name: {0: steps(arm)} for name, arm in ranks.items()})
+    assert found is not None
+    assert found.slowest_alike.median == pytest.approx(1.0, abs=0.001)
+    assert found.slowest_alike.ci_high == pytest.approx(37.0 / 31.0, rel=0.005)

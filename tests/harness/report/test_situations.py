@@ -585,3 +585,52 @@ def test_a_part_of_a_step_of_microseconds_has_the_unit_of_the_step(workers: int,
     for text in (sentence(two.compared[0]), lines(two), lines(alone), links):
         assert re.search(r"[0-9] us\b", text)
         assert not re.search(r"[0-9] ms\b", text), text
+
+
+def test_slow_blocks_that_outweigh_a_gain_are_no_gain() -> None:
+    """In four of twenty blocks each step of the candidate takes half as long again: none is long for its run."""
+
+    def half_as_long_again(run: RunData) -> RunData:
+        return saves(*range(123), ms=15.5)(run)
+
+    report = quicker(in_some_blocks(half_as_long_again, 2, 7, 11, 16), blocks=20)
+    (c,) = report.compared
+    truth = 2400 * 33.02 / (2400 * 31.02 + 480 * 15.5)
+    assert c.measured.in_total is not None
+    assert c.measured.in_total.ratio == pytest.approx(truth, rel=0.005)
+    assert (c.measured.verdict, c.measured.undecided) == ("undecided", "long steps")
+    said = f"in all time together the candidate is {truth:.3f}x as fast, as the candidate is slower in 4 of 20 blocks"
+    assert said in lines(report)
+
+
+def test_steps_that_get_longer_within_the_only_turn_of_each_block_are_named() -> None:
+    def grow(columns: dict[str, list[Any]]) -> None:
+        for row in range(41):
+            for name in ("wall_ns", "other_ns"):
+                columns[name][row] += row * 150_000
+
+    report = quicker(lambda run: steps_of(run, grow) if run.record.arm == "quick" else run, repetitions=1)
+    assert "its steps took 9.2 % longer at the end of a run than at its beginning." in lines(report)
+
+
+def test_work_hidden_behind_all_of_the_step_is_not_said_to_be_behind_a_part_of_it() -> None:
+    report = study(Arm("text", workers=1, tokenize=4.0), Arm("tokens"))
+    (c,) = report.compared
+
+    def told(**behind_ms: float) -> str:
+        explained = replace(c.explained, hidden_behind_ms=behind_ms)
+        return lines(replace(report, comparisons=(replace(c, explained=explained),)))
+
+    assert "is hidden behind the optimizer." in told(optimizer=4.0, forward=0.3)
+    assert "is hidden behind backward and forward." in told(backward=2.5, forward=1.5, optimizer=0.3)
+    assert "is hidden behind the step." in told(optimizer=1.1, forward=0.8, backward=0.8, h2d=0.8, sync=0.8)
+
+
+def test_a_gain_of_which_no_loss_is_known_says_so() -> None:
+    unknown = "Whether it learns as much was not measured."
+
+    def without(run: RunData) -> RunData:
+        return steps_of(run, lambda columns: columns.update(loss=[None] * len(columns["loss"])))
+
+    assert unknown in lines(quicker(without))
+    assert unknown not in lines(quicker(lambda run: run))
