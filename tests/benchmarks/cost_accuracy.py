@@ -70,7 +70,7 @@ def compare(name: str, minutes: float, folder: Path) -> list[str]:
     step_ms, waited_ms = report["step_ms"]["median"], report["contended_ms"] or 0.0
     total = found.total
     interval = f"{duration(total.low)} to {duration(total.high)}"
-    times = [duration(total.likely), interval, duration(total.worst), duration(found.spent_s)]
+    times = [duration(total.likely), interval, duration(total.worst), duration(found.spent_s - found.measuring_s)]
     steps_ms = f"{ms(found.arms[0].step.likely * 1e3)} | {ms(step_ms)}, {ms(waited_ms)} without a core"
     return [name, f"{steps:,}", *times, signed_percent(found.error), steps_ms]
 
