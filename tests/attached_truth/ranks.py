@@ -45,8 +45,8 @@ def main() -> None:
         work = arguments.work.absolute() / str(number)
         lines.append(_row(work, stage, workers, arguments.steps, arguments.blocks))
         print(lines[-1], flush=True)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "ranks.md").write_text("\n".join(lines) + "\n")
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "ranks.md").write_text("\n".join(lines) + "\n")
 
 
 def _row(work: Path, stage: str, workers: int, steps: int, blocks: int) -> str:
@@ -57,18 +57,19 @@ def _row(work: Path, stage: str, workers: int, steps: int, blocks: int) -> str:
         analyse(one.read_study(), list(one.runs())) for one in map(only_study, (work / "alone", work / "controls"))
     )
     measured = next(arm.explained.ideal_measured for arm in ideal.arms if arm.control is None)
-    assert alone.group is not None
-    assert measured is not None
-    predicted, named = alone.group.without_data, alone.group.slowest
-    step_ms = next(arm.totals.step_ms for arm in alone.arms if arm.name == named)
-    assert step_ms is not None
-    off = predicted.median / measured.median - 1
-    error = f"{off:+.1%}{'' if abs(off) <= WITHIN else ' **out**'}"
-    figures = f"{step_ms.median:.1f} | {_shown(predicted)} | {_shown(measured)} | {error}"
-    return f"| {stage} | {workers} | {named} | {figures} | {said} |"
+    named = alone.group.slowest if alone.group else None
+    predicted = alone.group.without_data if alone.group else None
+    step_ms = next((arm.totals.step_ms for arm in alone.arms if arm.name == named), None)
+    off = predicted.median / measured.median - 1 if predicted and measured else None
+    error = "-" if off is None else f"{off:+.1%}{'' if abs(off) <= WITHIN else ' **out**'}"
+    step = "-" if step_ms is None else f"{step_ms.median:.1f}"
+    figures = f"{step} | {_shown(predicted)} | {_shown(measured)} | {error}"
+    return f"| {stage} | {workers} | {named or '**nobody**'} | {figures} | {said} |"
 
 
-def _shown(one: Estimate) -> str:
+def _shown(one: Estimate | None) -> str:
+    if one is None:
+        return "-"
     low, high = one.ci_low, one.ci_high
     return f"{one.median:.2f}x" + (f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else "")
 
