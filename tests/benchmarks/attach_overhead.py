@@ -3,8 +3,9 @@
     python -m tests.benchmarks.attach_overhead --rounds 12 [--traceml PATH_OF_ITS_PROGRAM]
 
 The script (tests/harness/attach/programs/timed.py) times its own loop of about half a millisecond a step, where every
-microsecond shows. A round runs each once; printed are medians of the differences to the same round's run alone, in
-microseconds a step, with a 95 % interval of the median by order statistics.
+microsecond shows; it marks its steps for TraceML, as that one's manual asks. A round runs each once; printed are
+medians of the differences to the same round's run alone, in microseconds a step, with a 95 % interval of the median by
+order statistics.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def main() -> int:
             "torch.profiler": [python, str(SCRIPT), "--torch-profiler"],
         }
         if arguments.traceml:
-            commands["TraceML"] = [arguments.traceml, "run", str(SCRIPT)]
+            commands["TraceML"] = [arguments.traceml, "run", str(SCRIPT), "--args", "--traceml"]
         for number in range(arguments.rounds):
             order = list(commands) if number % 2 == 0 else list(reversed(commands))
             for name in order:

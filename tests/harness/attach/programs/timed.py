@@ -1,4 +1,7 @@
-"""A loop of short steps that times itself: prints microseconds a step, the median of its rounds."""
+"""A loop of short steps that times itself: prints microseconds a step, the median of its rounds.
+
+--torch-profiler: each round under it; --traceml: its steps marked for TraceML, which sees none of a plain loop else.
+"""
 
 import statistics
 import sys
@@ -12,6 +15,12 @@ WARMUP, ROUNDS, STEPS = 200, 20, 100
 torch.manual_seed(0)
 torch.set_num_threads(1)
 profiled = "--torch-profiler" in sys.argv
+marked = nullcontext
+if "--traceml" in sys.argv:
+    import traceml_ai
+
+    traceml_ai.init()
+    marked = traceml_ai.trace_step
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 data = TensorDataset(torch.randn(4 * 100_000, 64), torch.randn(4 * 100_000, 1))
@@ -21,10 +30,11 @@ batches = iter(DataLoader(data, batch_size=4))
 def steps(count):
     for _ in range(count):
         x, y = next(batches)
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        with marked(model):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
 
 steps(WARMUP)
