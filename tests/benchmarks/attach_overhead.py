@@ -43,7 +43,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _coverage(n: int, k: int) -> float:
-    return 1 - 2 * sum(comb(n, i) for i in range(k)) / 2**n
+    return 1 - 2 * sum(comb(n, i) for i in range(k)) / 2.0**n
 
 
 def main() -> int:
