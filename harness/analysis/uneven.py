@@ -16,6 +16,7 @@ from statistics import mean, median
 from harness.analysis.ledger import RunLedger
 
 APART = 0.02  # of the step: mean and median of the blocks, or both kinds of them, differ by more
+LEAST_BLOCKS = 2  # of a kind; a single block that waits for much shows in the mean
 MUCH_LESS = 0.5  # of what some blocks wait the others wait less than that: then these are another kind
 
 
@@ -72,7 +73,7 @@ def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
 def _two_kinds(shares: Sequence[float], middle: float) -> bool:
     """Whether ``shares`` above and below ``middle`` are far apart, and those of one kind near one another."""
     low, high = [share for share in shares if share <= middle], [share for share in shares if share > middle]
-    if not high:
+    if not high or min(len(low), len(high)) < min(LEAST_BLOCKS, len(shares) // 2):
         return False
     gap = min(high) - max(low)
     close = max(max(kind) - min(kind) for kind in (low, high))
