@@ -256,5 +256,5 @@ def _compact(columns: Columns) -> Columns:
 
 
 def _cpu_ns(span: PhaseSpan | StageSpan) -> int | None:
-    """CPU time within the span: what was read a little before it (see probes.ledger.steps) may have more."""
-    return None if span.cpu_ns is None else min(span.cpu_ns, span.end_ns - span.start_ns)
+    """CPU time within the span: what was read or taken a little before it (NEAR_NS) may have more or less."""
+    return None if span.cpu_ns is None else max(0, min(span.cpu_ns, span.end_ns - span.start_ns))

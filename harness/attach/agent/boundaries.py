@@ -14,11 +14,16 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import get_ident
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
 import torch
 from _harness_agent import device, gate, guard, record, run_queue, stages
+from _harness_agent.stages import NEAR_NS
+from torch import is_grad_enabled
+from torch.compiler import is_compiling
 
 ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.rows
 EVALUATION = 6  # a batch was fetched that nobody trains on
@@ -37,81 +42,113 @@ NO_TRACE = ("unknown", 0, 0, -1, ())
 Trace = tuple[str, int, int, int, Any]  # role, pid, thread, which of its batches (-1: not known), pieces
 
 
+@dataclass(slots=True)
 class _State:
-    """Of this process; a forked child begins anew."""
+    """Of this process; a forked child begins anew. What every step asks for lies here, settings too."""
 
-    def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
-        self.open: list[str] = []  # phases of the main thread, innermost last
-        self.last: str | None = None  # phase that ended
-        self.optimizers: dict[int, int] = {}  # steps by optimizer, in the order of their first
-        self.trained_on: set[int] = set()  # sources of batches after which a backward pass came
-        self.sources: set[int] = set()  # of the batches that came since a backward pass, and may be trained on
-        self.doubtful = 0  # batches that may be of training or of an evaluation
-        self.doubtful_loaders: list[tuple[int, int]] = []  # whose they are
-        self.ran_without_gradients = False  # the model, since a batch was asked for
-        self.not_finite = 0  # losses in a row
-        self.loader_seen = False  # a DataLoader serves this program: its fetches open the steps
-        self.in_flight = 0  # batches at most, of the loader with most
-        self.maker: Trace | None = None  # who made the batch that arrives
-        self.unpacked: tuple[int, int, bool] | None = None  # see arrivals
-        self.closing: int | None = None  # the optimizer that closes steps
-        self.closed = True  # nothing has begun yet
-        self.closed_ns = 0
-        self.marked: list[tuple[Any, ...]] | None = None  # what arrived within the fetch that the program marks now
-        self.enough = False
-        self.backward_since = False
-        self.updated_within = False  # a backward pass
-        self.by_hand = False  # the program says itself where a step begins
-        self.maybe = 0  # steps that began if there is no optimizer
-        self.without_optimizer = False
-        self.steps = 0
-        self.unmeasured = 0  # of these, steps that are not measured
-        self.measured_from: int | None = 0  # step; None: a window of profiling comes first
-        self.noted: set[Any] = set()
+    events: list[tuple[Any, ...]] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)  # phases of the main thread, innermost last
+    last: str | None = None  # phase that ended
+    making: stages.Making | None = None  # the main thread's batch
+    here: tuple[int, int] | None = None  # this process and its main thread
+    optimizers: dict[int, int] = field(default_factory=dict)  # steps by optimizer, in the order of their first
+    trained_on: set[int] = field(default_factory=set)  # sources of batches after which a backward pass came
+    sources: set[int] = field(default_factory=set)  # others, whose batches came since a backward pass
+    doubtful: int = 0  # batches that may be of training or of an evaluation
+    doubtful_loaders: list[tuple[int, int]] = field(default_factory=list)  # whose they are
+    ran_without_gradients: bool = False  # the model, since a batch was asked for
+    not_finite: int = 0  # losses in a row
+    loader_seen: bool = False  # a DataLoader serves this program: its fetches open the steps
+    in_flight: int = 0  # batches at most, of the loader with most
+    maker: Trace | None = None  # who made the batch that arrives
+    unpacked: tuple[int, int, bool] | None = None  # see arrivals
+    closing: int | None = None  # the optimizer that closes steps
+    closed: bool = True  # nothing has begun yet
+    closed_ns: int = 0
+    marked: list[tuple[Any, ...]] | None = None  # what arrived within the fetch that the program marks now
+    enough: bool = False
+    trained: bool = False  # a backward pass has begun
+    backward_since: bool = False
+    updated_within: bool = False  # a backward pass
+    by_hand: bool = False  # the program says itself where a step begins
+    maybe: int = 0  # steps that began if there is no optimizer
+    without_optimizer: bool = False
+    steps: int = 0
+    unmeasured: int = 0  # of these, steps that are not measured
+    measured_from: int | None = 0  # step; None: a window of profiling comes first
+    noted: set[Any] = field(default_factory=set)
+    most_steps: int | None = field(default_factory=lambda: record.number("steps"))
+    warmup: int = field(default_factory=lambda: record.number("warmup") or 0)
+    step_ends: str | None = field(default_factory=lambda: record.word("step_ends"))
+    takes_turns: bool = field(default_factory=lambda: record.word("gate") is not None)
+    controlled: bool = field(default_factory=lambda: record.word("control") is not None)
 
 
 state = _State()
+main_thread = threading.main_thread().ident  # as threading.get_ident() names it
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
+on_early_step: list[Callable[[int], None]] = []  # the same, for the first steps only
+EARLY = 64  # steps
 on_evaluation: list[Callable[[], None]] = []  # called before each batch that nobody trains on
 
 
 def forget() -> None:
     """In a forked child: none of it happened here."""
-    global state
-    state = _State()
+    global state, main_thread
+    state, main_thread = _State(), threading.main_thread().ident
     device.forget()
     gate.forget()
 
 
 def watched() -> bool:
     """Whether this call is one to look at: in the main thread, and run rather than traced by a compiler."""
-    return guard.on and not torch.compiler.is_compiling() and threading.current_thread() is threading.main_thread()
+    return guard.on and get_ident() == main_thread and not is_compiling()
 
 
 # ---- phases
 
 
 def enter(name: str) -> None:
+    now_of = state
     if device.state.stream is not None:
         _mark()
-    cpu_ns = thread_time_ns()
-    state.events.append((ENTER, name, monotonic_ns(), cpu_ns))
-    state.open.append(name)
+    core = (now_of.making or making()).core
+    now = monotonic_ns()
+    if now - core.read_ns < NEAR_NS:
+        cpu_ns = core.cpu_ns + now - core.read_ns
+    else:
+        core.cpu_ns = cpu_ns = thread_time_ns()
+        core.read_ns = now = monotonic_ns()
+    now_of.events.append((ENTER, name, now, cpu_ns))
+    now_of.open.append(name)
 
 
 def leave(name: str) -> None:
-    cpu_ns = thread_time_ns()
+    now_of = state
+    if name not in now_of.open:
+        return
+    core = (now_of.making or making()).core
     now = monotonic_ns()
-    if name in state.open:
-        if device.state.stream is not None:
-            _mark()
-        state.last = name
-        while state.open:
-            ended = state.open.pop()
-            state.events.append((EXIT, ended, now, cpu_ns))
-            if ended == name:
-                break
+    if now - core.read_ns < NEAR_NS:
+        cpu_ns = core.cpu_ns + now - core.read_ns
+    else:
+        core.cpu_ns = cpu_ns = thread_time_ns()
+        core.read_ns = now = monotonic_ns()
+    if device.state.stream is not None:
+        _mark()
+    now_of.last = name
+    ended = ""
+    while ended != name:
+        ended = now_of.open.pop()
+        now_of.events.append((EXIT, ended, now, cpu_ns))
+
+
+def making() -> stages.Making:
+    """What this thread makes; of the main thread, that is known from now on."""
+    found = stages.making()
+    if get_ident() == main_thread:
+        state.making = found
+    return found
 
 
 def interrupted() -> None:
@@ -120,7 +157,7 @@ def interrupted() -> None:
     What that hook had still to write down is lost.
     """
     stages.forget()
-    state.marked = state.maker = None
+    state.marked = state.maker = state.making = None
     if state.steps:
         cpu_ns, now = thread_time_ns(), monotonic_ns()
         while state.open:
@@ -148,24 +185,27 @@ def fetching(source: int, loader: bool = True) -> bool:
         state.ran_without_gradients = False
         state.sources &= state.trained_on
         resolve(training=False)
-    if not torch.is_grad_enabled():
+    if not is_grad_enabled():
         _evaluates()
         return False
-    state.sources.add(source)  # if a backward pass follows, it was one of training
-    if state.trained_on and source not in state.trained_on:
-        if state.doubtful >= MOST_DOUBTFUL:
-            resolve(training=False)
-        state.events.append((PERHAPS, monotonic_ns(), run_queue.read()))
-        state.doubtful += 1
-        return True
-    resolve(training=False)  # training goes on with what it trained on before
+    if source not in state.trained_on:
+        state.sources.add(source)  # if a backward pass follows, it was one of training
+        if state.trained_on:
+            if state.doubtful >= MOST_DOUBTFUL:
+                resolve(training=False)
+            state.events.append((PERHAPS, monotonic_ns(), run_queue.read()))
+            state.doubtful += 1
+            return True
+    if state.doubtful:
+        resolve(training=False)  # training goes on with what it trained on before
     state.loader_seen |= loader
     if not state.optimizers and state.backward_since and not state.by_hand:
         if state.without_optimizer:
             state.closed = True
         else:
             _may_begin()
-    begin_step()
+    if state.closed and not state.open and not state.by_hand:
+        _open_step()
     return True
 
 
@@ -223,17 +263,22 @@ def ran_out(source: int) -> None:
 
 def trains() -> None:
     """A backward pass begins: what was fetched is trained on."""
-    resolve(training=True)
+    if state.doubtful:
+        resolve(training=True)
     state.ran_without_gradients = False
-    state.trained_on |= state.sources
-    state.sources.clear()
+    if state.sources:
+        state.trained_on |= state.sources
+        state.sources.clear()
 
 
 def backward_of(loss: torch.Tensor) -> None:
     """Look at the loss that a backward pass begins with; not on a device, which the program would have to wait for."""
-    if loss.device.type != "cpu" or loss.numel() != 1 or type(loss) is not torch.Tensor:
+    if not loss.is_cpu or loss.numel() != 1 or type(loss) is not torch.Tensor:
         return
-    state.not_finite = 0 if math.isfinite(loss.item()) else state.not_finite + 1
+    if math.isfinite(loss.item()):
+        state.not_finite = 0
+        return
+    state.not_finite += 1
     if state.not_finite >= LASTING:
         state.events.append((NOT_FINITE,))
 
@@ -245,16 +290,11 @@ def made_by(trace: Trace | None) -> None:
         state.unpacked = None
 
 
-def maker() -> Trace | None:
-    trace, state.maker = state.maker, None
-    return trace
-
-
 def received(trace: Trace | None, tokens: int, samples: int, loader: tuple[int, int]) -> None:
     """A batch of training arrived. ``loader``: workers of whoever serves it, and batches in flight for each."""
     if state.doubtful:
         state.doubtful_loaders.append(loader)
-    else:
+    elif loader not in state.noted:
         _note_loader(loader)
     arrived = (RECEIVED, trace, tokens, 0, samples)
     unpacked, state.unpacked = state.unpacked, None
@@ -278,12 +318,8 @@ def _note_loader(loader: tuple[int, int]) -> None:
 
 def begin_step() -> None:
     """Open the next step, if the last one is closed and no phase of it is open."""
-    if not state.closed or state.open or state.by_hand:
-        return
-    steps = record.number("steps")
-    if steps is not None and state.steps - state.unmeasured >= steps:
-        state.enough = True
-    _open_step()
+    if state.closed and not state.open and not state.by_hand:
+        _open_step()
 
 
 def step_by_hand() -> None:
@@ -300,7 +336,9 @@ def close_step() -> None:
 
 def _open_step() -> None:
     """Begin a step, after others had their turn where this program takes turns."""
-    if gate.wanted():
+    if state.most_steps is not None and state.steps - state.unmeasured >= state.most_steps and not state.by_hand:
+        state.enough = True
+    if state.takes_turns and not gate.state.over:
         warmed_up = gate.state.warmup
         if not gate.before_step(state.steps, _unmeasured(), _pause):
             state.enough = True
@@ -308,6 +346,9 @@ def _open_step() -> None:
         if warmed_up and not gate.state.warmup:
             _drain()  # a host that runs ahead has launched warm-up steps that are not done: they are no part of others
     _begin(monotonic_ns(), run_queue.read())
+    if state.steps <= EARLY:
+        for action in on_early_step:
+            action(state.steps - 1)
     for action in on_step:
         action(state.steps - 1)
 
@@ -355,17 +396,22 @@ def leave_by_hand(name: str) -> None:
 
 
 def _begin(now: int, reading: tuple[bytes, ...]) -> None:
-    state.closed = state.backward_since = False
-    warmup = gate.state.warmup if gate.wanted() else _warms_up()
-    state.steps += 1
-    state.unmeasured += warmup
-    flush((STEP, now, reading, state.steps - 1, gate.state.repetition or 0, warmup))
-
-
-def _warms_up() -> bool:
-    """Whether the step that begins is one of the program's first, or of those up to the end of a profiled window."""
-    measured_from = state.measured_from
-    return measured_from is None or state.steps < max(record.number("warmup") or 0, measured_from)
+    begun = state
+    begun.closed = begun.backward_since = False
+    number = begun.steps
+    if begun.takes_turns and not gate.state.over:
+        warmup = gate.state.warmup
+    else:  # one of the program's first, or of those up to the end of a profiled window
+        warmup = number < begun.warmup or begun.measured_from is None or number < begun.measured_from
+    begun.steps = number + 1
+    begun.unmeasured += warmup
+    if begun.doubtful:
+        resolve(training=False)
+    events, begun.events = begun.events, []
+    if device.state.stream is not None:
+        events += device.collect()
+    events.append((STEP, now, reading, number, gate.state.repetition or 0, warmup))
+    record.write("events", events)
 
 
 def _may_begin() -> None:
@@ -391,12 +437,12 @@ def decide(*, optimizer: bool) -> None:
             state.events.append(event)
 
 
-def flush(begun: tuple[Any, ...] | None = None) -> None:
-    """Write the events of the step that ends, with the beginning of the next; without one the program ends.
+def flush(pause: tuple[Any, ...] | None = None) -> None:
+    """Write the events of the step that ends; the program goes on after ``pause``, and without one it ends.
 
-    What follows the last update (saving, say) is then no part of a step. With a PAUSE it goes on later.
+    What follows the last update (saving, say) is no part of a step.
     """
-    ends = begun is None
+    begun, ends = pause, pause is None
     resolve(training=False)
     if begun is None:
         if state.maybe:
@@ -407,11 +453,10 @@ def flush(begun: tuple[Any, ...] | None = None) -> None:
             begun = (PAUSE, state.closed_ns, ())
     state.events += device.last() if ends else device.collect()
     events, state.events = state.events, []
-    if begun is not None and begun[0] == PAUSE:  # what came after the last update was in no step
+    if begun is not None:  # what came after the last update was in no step
         late = next((place for place, event in enumerate(events) if event[0] == ENTER and event[2] > begun[1]), None)
         if late is not None:
             events[late:] = [event for event in events[late:] if event[0] == device.WORK]
-    if begun is not None:
         events.append(begun)
     if events:
         record.write("events", events)

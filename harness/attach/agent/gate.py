@@ -50,11 +50,6 @@ def forget() -> None:
     state = _Gate()
 
 
-def wanted() -> bool:
-    """Whether this program takes turns."""
-    return bool(record.settings.get("gate")) and not state.over
-
-
 def open_now() -> bool:
     """Whether a turn has begun, now or before."""
     return state.repetition is not None

@@ -41,13 +41,23 @@ def carefully(action: Callable[..., Any], *given: Any) -> Any:
     try:
         return action(*given)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or of_the_program(error):
-            _interrupted()
+        if not swallows(error):
             raise
-        if not isinstance(error, Exception):  # the end that somebody asked for
-            raise
-        fail(error)
         return None
+
+
+def swallows(error: BaseException) -> bool:
+    """Whether ``error``, raised within a hook, is a fault of ours, which switches everything off; else it is to go on.
+
+    What every step calls catches by itself and asks this: a call of :func:`carefully` costs as much as a small hook.
+    """
+    if isinstance(error, KeyboardInterrupt) or of_the_program(error):
+        _interrupted()
+        return False
+    if not isinstance(error, Exception):  # the end that somebody asked for
+        return False
+    fail(error)
+    return True
 
 
 def let_through(error: Exception) -> None:

@@ -6,11 +6,12 @@ Every wrapper calls what was there before with the same arguments and hands on i
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from threading import get_ident
+from typing import Any, NamedTuple
 
 from _harness_agent import arrivals, boundaries, controls, guard, record, stages
+from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 _received_of: dict[int, int] = {}  # batches received from each worker, by process
@@ -18,6 +19,23 @@ _doubtful: set[int] = set()  # workers that may have made batches nobody receive
 _made_here = 0  # batches of this process, where it is a worker
 _depth = 0  # of fetches within fetches: a dataset may read another loader
 _MOST_TENSORS = 16  # of a batch that are looked at for its size
+_SERVED = "_harness_served"  # attribute of an iterator: what is known of it
+
+
+class _Served(NamedTuple):
+    """Where the batches of an iterator come from."""
+
+    source: int  # stands for the dataset
+    workers: bool  # else they are made by whoever asks for them
+    loader: tuple[int, int]  # workers, and batches in flight for each
+    shared: bool  # a dataset without an index: each worker has all of it, unless it shares itself out
+    by_worker: bool  # who asks for them is a worker of another loader
+
+
+def forget() -> None:
+    """In a forked child: it is within no fetch."""
+    global _depth
+    _depth = 0
 
 
 def patch() -> None:
@@ -43,85 +61,108 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 def _next(before: Any) -> Any:
     def __next__(self: Any) -> Any:
-        if not guard.on or threading.current_thread() is not threading.main_thread():
+        if not guard.on or get_ident() != boundaries.main_thread:
             return before(self)
+        if boundaries.state.controlled:
+            return _controlled(before, self)
         global _depth
-        around = _depth
-        controlled = bool(record.settings.get("control"))  # hooks that nobody needs cost microseconds of each step
-        while True:
+        around, _depth = _depth, _depth + 1
+        try:
+            begun = None
             try:
-                begun = bool(guard.carefully(_begin, self))
-                try:
-                    batch = guard.carefully(controls.kept, _source(self)) if begun and controlled else None
-                    if batch is None:
-                        batch = before(self)
-                except BaseException:
-                    guard.carefully(_ended, self, begun, None)
+                begun = _begin(self)
+            except BaseException as error:
+                if not guard.swallows(error):
                     raise
-                guard.carefully(_ended, self, begun, batch)
-            finally:  # also where a signal handler of the program raised within these hooks
-                _depth = around
-            if not begun or not controlled or not guard.carefully(controls.thrown_away, _source(self), batch):
-                return batch
+            try:
+                batch = before(self)
+            except BaseException:
+                guard.carefully(_ended, begun, None)
+                raise
+            if guard.on:
+                try:
+                    _ended(begun, batch)
+                except BaseException as error:
+                    if not guard.swallows(error):
+                        raise
+            return batch
+        finally:  # also where a signal handler of the program raised within these hooks
+            _depth = around
 
     return __next__
 
 
-def _begin(iterator: Any) -> bool:
-    """Whether this is the main thread's own wait for a batch; the only hook that may end the program (``--steps``)."""
+def _controlled(before: Any, iterator: Any) -> Any:
+    """The next batch where a control may serve another one."""
     global _depth
-    _depth += 1
-    if getattr(iterator, "_num_workers", 0):
-        arrivals.watch(iterator)
-    if _depth > 1 or stages.busy() or _in_worker():
-        return False
-    if not boundaries.fetching(_source(iterator)):
-        return False
-    boundaries.leave_if_enough()
-    if boundaries.state.marked is None:
+    around = _depth
+    while True:
+        _depth = around + 1
+        try:
+            begun = guard.carefully(_begin, iterator)
+            try:
+                batch = guard.carefully(controls.kept, begun.source) if begun else None
+                if batch is None:
+                    batch = before(iterator)
+            except BaseException:
+                guard.carefully(_ended, begun, None)
+                raise
+            guard.carefully(_ended, begun, batch)
+        finally:
+            _depth = around
+        if not begun or not guard.carefully(controls.thrown_away, begun.source, batch):
+            return batch
+
+
+def _begin(iterator: Any) -> _Served | None:
+    """What serves the main thread, where this is its own wait for a batch; the only hook that may end the program."""
+    served = getattr(iterator, _SERVED, None) or _look_at(iterator)
+    state = boundaries.state
+    making = state.making or boundaries.making()
+    if _depth > 1 or making.open or served.by_worker or not boundaries.fetching(served.source):
+        return None
+    if state.enough:
+        boundaries.leave_if_enough()
+    if state.marked is None:
         boundaries.enter("fetch")
-    return True
+    return served
 
 
-def _ended(iterator: Any, begun: bool, batch: Any) -> None:
-    global _depth
-    _depth -= 1
-    if not begun:
-        if _depth == 0:
+def _look_at(iterator: Any) -> _Served:
+    """Learn where an iterator has its batches from, once."""
+    dataset = getattr(iterator, "_dataset", iterator)
+    workers = int(getattr(iterator, "_num_workers", 0) or 0)
+    if workers:
+        arrivals.watch(iterator)
+    loader = workers, int(getattr(iterator, "_prefetch_factor", None) or 2)
+    by_worker = get_worker_info() is not None
+    served = _Served(id(dataset), workers > 0, loader, isinstance(dataset, IterableDataset), by_worker)
+    setattr(iterator, _SERVED, served)
+    return served
+
+
+def _ended(served: _Served | None, batch: Any) -> None:
+    state = boundaries.state
+    if served is None:
+        if _depth == 1:
             stages.take()
             boundaries.made_by(None)
         return
-    if boundaries.state.marked is None:
+    if state.marked is None:
         boundaries.leave("fetch")
-    trace = boundaries.maker()
+    trace, state.maker = state.maker, None
     if trace is None:
-        own = not getattr(iterator, "_num_workers", 0)
-        trace = ("main", *stages.origin(), -1, stages.take()) if own else boundaries.NO_TRACE
-    if not boundaries.state.doubtful:
-        _note_kind(iterator)
+        here = state.here = state.here or stages.origin()
+        trace = boundaries.NO_TRACE if served.workers else ("main", *here, -1, stages.take())
+    if served.shared and not state.doubtful and "iterable" not in state.noted:
+        state.noted.add("iterable")
+        record.note("iterable", True)
     if batch is not None:
-        boundaries.received(trace, *sizes(batch), _loader(iterator))
+        boundaries.received(trace, *sizes(batch), served.loader)
     else:  # an epoch ended: a wait for data all the same, and no batch
         pieces = trace[4] if trace[0] == "main" else ()
-        boundaries.received(("main", *stages.origin(), boundaries.ENDED, pieces), 0, 0, _loader(iterator))
-        boundaries.ran_out(_source(iterator))
-
-
-def _note_kind(iterator: Any) -> None:
-    """Note a dataset without an index: each worker of its loader has all of it, unless it shares itself out."""
-    if isinstance(getattr(iterator, "_dataset", None), IterableDataset) and "iterable" not in boundaries.state.noted:
-        boundaries.state.noted.add("iterable")
-        record.note("iterable", True)
-
-
-def _source(iterator: Any) -> int:
-    return id(getattr(iterator, "_dataset", iterator))
-
-
-def _loader(iterator: Any) -> tuple[int, int]:
-    """Workers, and batches in flight for each."""
-    workers = int(getattr(iterator, "_num_workers", 0) or 0)
-    return workers, int(getattr(iterator, "_prefetch_factor", None) or 2)
+        boundaries.received(("main", *stages.origin(), boundaries.ENDED, pieces), 0, 0, served.loader)
+        boundaries.ran_out(served.source)
 
 
 def _process_data(before: Any) -> Any:
@@ -159,70 +200,78 @@ def _drained(iterator: Any) -> None:
         _doubtful.update(int(worker.pid) for worker in iterator._workers)
 
 
-def _in_worker() -> bool:
-    return get_worker_info() is not None
-
-
 def _fetch(before: Any) -> Any:
     def fetch(self: Any, possibly_batched_index: Any) -> Any:
         if not guard.on:
             return before(self, possibly_batched_index)
-        opened = guard.carefully(_open, self)
+        opened = False
         try:
-            for _ in range(
-                (guard.carefully(controls.times_more) or 0) if opened and record.settings.get("control") else 0
-            ):
-                before(self, possibly_batched_index)
+            opened = stages.go_on("read", stages.FIRST)  # else it is of a loader within a dataset
+            if opened and type(self.collate_fn) is not _packing:
+                self.collate_fn = _packing(self.collate_fn)
+        except BaseException as error:
+            if not guard.swallows(error):
+                raise
+        if not opened:
+            return before(self, possibly_batched_index)
+        try:
+            if boundaries.state.controlled:
+                for _ in range(guard.carefully(controls.times_more) or 0):
+                    before(self, possibly_batched_index)
             data = before(self, possibly_batched_index)
         except BaseException:
-            if opened:
-                guard.carefully(_close, self, False)
+            guard.carefully(_close, False)
             raise
-        if opened:
-            guard.carefully(_close, self, True)
+        if guard.on:
+            try:
+                if _depth:  # the wait that this is part of takes the pieces
+                    stages.go_on(None)
+                else:
+                    _close(True)
+            except BaseException as error:
+                if not guard.swallows(error):
+                    raise
         return data
 
     return fetch
 
 
-def _open(fetcher: Any) -> bool:
-    if stages.busy():  # a loader within a dataset
-        return False
-    collate = fetcher.collate_fn
-    if not getattr(collate, "_harness_seam", False):
-        fetcher.collate_fn = _packing(collate)
-    stages.enter("read")
-    return True
-
-
 class _packing:  # noqa: N801 - stands in for a function
     """A collate function that is timed; everything else of it is as before."""
-
-    _harness_seam = True
 
     def __init__(self, collate: Any) -> None:
         self._collate = collate
 
     def __call__(self, samples: Any) -> Any:
-        if not guard.carefully(stages.enter_within, "pack"):
+        entered = False
+        if guard.on:
+            try:
+                entered = stages.go_on("pack", stages.WITHIN)
+            except BaseException as error:
+                if not guard.swallows(error):
+                    raise
+        if not entered:
             return self._collate(samples)
         try:
             return self._collate(samples)
         finally:
-            guard.carefully(stages.leave)
+            if guard.on:
+                try:
+                    stages.go_on(None)
+                except BaseException as error:
+                    if not guard.swallows(error):
+                        raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._collate, name)
 
 
-def _close(_fetcher: Any, made: bool) -> None:
+def _close(made: bool) -> None:
     global _made_here
-    stages.leave()
-    if not _in_worker():
-        return  # the wait that this is part of takes the pieces
+    stages.go_on(None)
     pieces = stages.take()
-    if made:
-        info: Any = get_worker_info()
+    info: Any = get_worker_info()
+    if made and info is not None:
         record.write("batch", (info.id, _made_here, pieces))
         _made_here += 1
 
@@ -232,13 +281,19 @@ def sizes(batch: Any) -> tuple[int, int]:
 
     Zero where it has none, and no tokens where that tensor holds no integers.
     """
-    first = next(_tensors(batch), None)
-    if first is None:
-        return 0, 0
+    kind, first = type(batch), None
+    if (kind is list or kind is tuple) and batch:
+        first = batch[0]
+    elif kind is dict and batch:
+        first = batch["input_ids"] if "input_ids" in batch else next(iter(batch.values()))
+    if type(first) is not Tensor:
+        first = next(_tensors(batch), None)
+        if first is None:
+            return 0, 0
     try:
-        shape = tuple(first.shape)
+        shape = first.shape
         ids = len(shape) > 1 and not (first.is_floating_point() or first.is_complex())
-        return (int(first.numel()) if ids else 0), (int(shape[0]) if shape else 1)
+        return (int(first.numel()) if ids else 0), (int(shape[0]) if len(shape) else 1)
     except Exception as error:
         guard.let_through(error)
         return 0, 0

@@ -47,9 +47,11 @@ def _forked() -> None:
     """In a child: the file stays the parent's, and so does what it has seen."""
     global _file, _owner
     _file, _owner = -1, 0
-    from _harness_agent import boundaries, controls, guard, profiling, stages
+    from _harness_agent import boundaries, controls, guard, loading, profiling, run_queue, stages
 
     stages.forget()
+    loading.forget()
+    run_queue.forget()
     boundaries.forget()
     controls.forget()
     guard.carefully(profiling.forget)
@@ -57,16 +59,22 @@ def _forked() -> None:
 
 def write(word: str, content: Any) -> None:
     """Write one frame, all at once."""
-    global _file, _owner
-    if not _folder:
+    if not _owner and not _open():
         return
-    if _owner != os.getpid():
-        _owner = os.getpid()
-        path = os.path.join(_folder, f"{_owner}-{time.monotonic_ns()}.frames")
-        _file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        write("process", _process())
     frame = marshal.dumps((word, content), MARSHAL_FORMAT)
     os.write(_file, len(frame).to_bytes(4, "little") + frame)
+
+
+def _open() -> bool:
+    """Begin this process's file, with who it is; whether anything is recorded."""
+    global _file, _owner
+    if not _folder:
+        return False
+    path = os.path.join(_folder, f"{os.getpid()}-{time.monotonic_ns()}.frames")
+    _file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    _owner = os.getpid()
+    write("process", _process())
+    return True
 
 
 def note(what: str, text: Any) -> None:
@@ -95,6 +103,12 @@ def number(name: str) -> int | None:
     """A setting that is a number; None where it is not set."""
     found = settings.get(name)
     return found if isinstance(found, int) else None
+
+
+def word(name: str) -> str | None:
+    """A setting that is a word; None where it is not set."""
+    found = settings.get(name)
+    return found if isinstance(found, str) and found else None
 
 
 def ranks() -> tuple[int | None, int | None]:

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import os
 import threading
+from itertools import repeat
 
 MOST_THREADS = 16  # a reading per thread and step
 
+_LINE_BYTES = 96  # at most
+
 _descriptors: list[int] = []
 _known: set[int] = set()
-_owner = 0
+_begun = False
+
+
+def forget() -> None:
+    """In a forked child: it has other threads. The files stay open, as whoever closes all of them may have done so."""
+    global _begun
+    _begun = False
+    _descriptors.clear()
+    _known.clear()
 
 
 def read() -> tuple[bytes, ...]:
     """The kernel's line of each thread, the main thread's first; empty where this kernel keeps none."""
-    global _owner
-    if _owner != os.getpid():
-        _owner = os.getpid()
-        _descriptors.clear()
-        _known.clear()
-        _open(_owner)  # on Linux the main thread has the process's number
-    return tuple(map(_line, _descriptors))
+    global _begun
+    if not _begun:
+        _begun = True
+        _open(os.getpid())  # on Linux the main thread has the process's number
+    try:
+        return tuple(map(os.pread, _descriptors, repeat(_LINE_BYTES), repeat(0)))
+    except OSError:
+        return tuple(map(_line, _descriptors))
 
 
 def find_threads() -> None:
@@ -43,6 +55,6 @@ def _open(tid: int) -> None:
 
 def _line(descriptor: int) -> bytes:
     try:
-        return os.pread(descriptor, 96, 0)
+        return os.pread(descriptor, _LINE_BYTES, 0)
     except OSError:  # the thread has ended
         return b""

@@ -13,67 +13,101 @@ from time import monotonic_ns, thread_time_ns
 Piece = tuple[str, int, int, int]  # stage, start, end (CLOCK_MONOTONIC), CPU time of the thread
 # Of one batch: more are merged stage by stage, which keeps their sums.
 MOST_PIECES = 64
+# The CPU time of a thread is a system call, the clock is not: so soon after a reading the thread is taken to have been
+# on its core since. Boundaries follow one another closely, so that is most; the error is at most this.
+NEAR_NS = 20_000
+ANYWHERE, FIRST, WITHIN = range(3)  # a stage begins: wherever; a batch; within a batch, and in another of its stages
 
 
-class _Making(threading.local):
-    """The batch that this thread makes: stages that are open, innermost last, and the pieces that have ended."""
+class Core:
+    """The last reading of a thread's CPU time, and when it was taken."""
+
+    __slots__ = ("cpu_ns", "read_ns")
 
     def __init__(self) -> None:
+        self.cpu_ns = 0
+        self.read_ns = 0
+
+
+class Making:
+    """The batch that a thread makes: stages that are open, innermost last, and the pieces that have ended."""
+
+    __slots__ = ("core", "cpu_ns", "open", "pieces", "start_ns")
+
+    def __init__(self) -> None:
+        self.core = Core()
         self.open: list[str] = []
         self.pieces: list[Piece] = []
         self.start_ns = 0
         self.cpu_ns = 0
 
 
-_making = _Making()
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.making = Making()
+
+
+_thread = _Thread()
 
 
 def forget() -> None:
     """In a forked child: nothing is being made."""
-    global _making
-    _making = _Making()
+    global _thread
+    _thread = _Thread()
+
+
+def making() -> Making:
+    """What this thread makes."""
+    return _thread.making
 
 
 def busy() -> bool:
     """Whether this thread makes a batch now."""
-    return bool(_making.open)
+    return bool(_thread.making.open)
 
 
 def enter(name: str) -> None:
-    making = _making
-    cpu_ns, now = thread_time_ns(), monotonic_ns()
-    if making.open:
-        _cut(making, now, cpu_ns)
-    making.open.append(name)
-    making.start_ns, making.cpu_ns = now, cpu_ns
+    go_on(name)
 
 
 def enter_within(name: str) -> bool:
     """Enter a stage of a batch that is being made, unless it is in that stage already; whether it did."""
-    if not _making.open or _making.open[-1] == name:
-        return False
-    enter(name)
-    return True
+    return go_on(name, WITHIN)
 
 
 def leave() -> None:
-    making = _making
-    if not making.open:  # the program's own signal handler raised within, which ended it
-        return
-    cpu_ns, now = thread_time_ns(), monotonic_ns()
-    _cut(making, now, cpu_ns)
-    making.open.pop()
+    go_on(None)
+
+
+def go_on(name: str | None, where: int = ANYWHERE) -> bool:
+    """Cut the time here: the stage ``name`` begins, or the innermost one ends (None). Whether ``where`` allows it."""
+    making = _thread.making
+    open_ = making.open
+    if open_:
+        if where == FIRST or (where == WITHIN and open_[-1] == name):
+            return False
+    elif where == WITHIN or name is None:  # None: the program's own signal handler raised within, which ended it
+        return False
+    core, now = making.core, monotonic_ns()
+    if now - core.read_ns < NEAR_NS:
+        cpu_ns = core.cpu_ns + now - core.read_ns
+    else:
+        core.cpu_ns = cpu_ns = thread_time_ns()
+        core.read_ns = now = monotonic_ns()
+    if open_ and now > making.start_ns:
+        making.pieces.append((open_[-1], making.start_ns, now, cpu_ns - making.cpu_ns))
+    if name is None:
+        open_.pop()
+    else:
+        open_.append(name)
     making.start_ns, making.cpu_ns = now, cpu_ns
-
-
-def _cut(making: _Making, now: int, cpu_ns: int) -> None:
-    if now > making.start_ns:
-        making.pieces.append((making.open[-1], making.start_ns, now, cpu_ns - making.cpu_ns))
+    return True
 
 
 def take() -> list[Piece]:
     """The pieces since the last call, in their order."""
-    pieces, _making.pieces = _making.pieces, []
+    making = _thread.making
+    pieces, making.pieces = making.pieces, []
     return pieces if len(pieces) <= MOST_PIECES else _merged(pieces)
 
 

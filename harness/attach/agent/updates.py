@@ -6,11 +6,14 @@ See :mod:`boundaries` for what a step is.
 from __future__ import annotations
 
 import functools
+from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
 import torch
 from _harness_agent import boundaries, device, guard, record
+from torch import Tensor
+from torch.compiler import is_compiling
 
 OFTEN = 0.5  # of the busiest optimizer's steps: as often as that is "about as often"
 IN_BACKWARD = -1  # stands for all optimizers that step within a backward pass
@@ -35,88 +38,111 @@ def patch() -> None:
 
 def _backward(before: Any) -> Any:
     def _engine_run_backward(*given: Any, **named: Any) -> Any:
-        if not guard.carefully(_backward_begins, given):
+        begun = False
+        if guard.on:
+            try:
+                begun = _backward_begins(given)
+            except BaseException as error:
+                if not guard.swallows(error):
+                    raise
+        if not begun:
             return before(*given, **named)
         try:
             return before(*given, **named)
         finally:
-            guard.carefully(_backward_ended)
+            if guard.on:
+                try:
+                    _backward_ended()
+                except BaseException as error:
+                    if not guard.swallows(error):
+                        raise
 
     return _engine_run_backward
 
 
 def _backward_begins(given: tuple[Any, ...]) -> bool:
     """Whether this is a backward pass of training; one within another (checkpointing) is part of that."""
-    if not boundaries.watched() or "backward" in boundaries.state.open:
+    state = boundaries.state
+    if "backward" in state.open or get_ident() != boundaries.main_thread or is_compiling():
         return False
-    boundaries.trains()
-    if not boundaries.state.loader_seen:
+    if state.sources or state.doubtful or state.ran_without_gradients:
+        boundaries.trains()
+    if not state.loader_seen:
         boundaries.begin_step()
     outputs = given[0] if given and isinstance(given[0], tuple) else ()
-    if outputs and isinstance(outputs[0], torch.Tensor):
-        device.trains_on(outputs[0].device)
-        boundaries.backward_of(outputs[0])
+    loss = outputs[0] if outputs else None
+    if isinstance(loss, Tensor):
+        if not device.state.noted and not (loss.is_cpu and state.trained):
+            device.trains_on(loss.device)
+        boundaries.backward_of(loss)
+    state.trained = True
     boundaries.enter("backward")
     return True
 
 
 def _backward_ended() -> None:
+    state = boundaries.state
     boundaries.leave("backward")
-    boundaries.state.backward_since = True
-    if not boundaries.state.optimizers:
-        boundaries.state.closed_ns = monotonic_ns()
-    if boundaries.state.updated_within:
-        boundaries.state.updated_within = False
+    state.backward_since = True
+    if not state.optimizers:
+        state.closed_ns = monotonic_ns()
+    if state.updated_within:
+        state.updated_within = False
         _count(IN_BACKWARD, "optimizers within the backward pass")
 
 
 def _before_update(_optimizer: Any, _given: Any, _named: Any) -> None:
-    if torch.compiler.is_compiling():
+    if is_compiling() or not guard.on:
         return
-    guard.carefully(_update_begins)
-
-
-def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    guard.carefully(_updated, optimizer)
+    try:
+        _update_begins()
+    except BaseException as error:
+        if not guard.swallows(error):
+            raise
 
 
 def _update_begins() -> bool:
-    if not boundaries.watched() or "backward" in boundaries.state.open:
+    if get_ident() != boundaries.main_thread or "backward" in boundaries.state.open:
         return False
     boundaries.enter("optimizer")
     return True
 
 
-def _updated(optimizer: Any) -> None:
-    if not boundaries.watched():
+def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
+    if is_compiling() or not guard.on:
         return
-    if "backward" in boundaries.state.open:
-        boundaries.state.updated_within = True
-        return
-    boundaries.leave("optimizer")
-    _count(id(optimizer), type(optimizer).__name__)
+    try:
+        if get_ident() != boundaries.main_thread:
+            return
+        if "backward" in boundaries.state.open:
+            boundaries.state.updated_within = True
+            return
+        boundaries.leave("optimizer")
+        _count(id(optimizer), type(optimizer).__name__)
+    except BaseException as error:
+        if not guard.swallows(error):
+            raise
 
 
 def _count(optimizer: int, name: str) -> None:
     """Count an update, and close the step where it is by the optimizer that closes steps."""
-    if boundaries.state.maybe:
+    state = boundaries.state
+    if state.maybe:
         boundaries.decide(optimizer=True)
-    counts = boundaries.state.optimizers
-    counts[optimizer] = counts.get(optimizer, 0) + 1
+    counts = state.optimizers
+    before = counts.get(optimizer, 0)
+    counts[optimizer] = before + 1
     closing = optimizer
     if len(counts) > 1:
         busiest = max(counts.values())
         closing = [one for one, steps in counts.items() if steps >= OFTEN * busiest][-1]
-    asked = record.settings.get("step_ends")
+    asked = state.step_ends
     if optimizer == closing if asked is None else name == asked:
-        boundaries.close_step()
-        if boundaries.state.closing != optimizer:
-            boundaries.state.closing = optimizer
+        state.closed, state.closed_ns = True, monotonic_ns()
+        if state.closing != optimizer:
+            state.closing = optimizer
             record.note("closes", name)
-    if ("optimizer", optimizer) not in boundaries.state.noted:
-        boundaries.state.noted.add(("optimizer", optimizer))
+    if not before:
         record.note("optimizer", (len(counts), name))
 
 
@@ -124,7 +150,7 @@ def _scaler_step(before: Any) -> Any:
     def step(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
         """A scaler skips the update where a gradient is infinite: the step ends all the same."""
         updates = boundaries.state.optimizers.get(id(optimizer), 0)
-        if not guard.carefully(_update_begins):
+        if is_compiling() or not guard.carefully(_update_begins):
             return before(self, optimizer, *given, **named)
         try:
             return before(self, optimizer, *given, **named)

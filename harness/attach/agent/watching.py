@@ -14,12 +14,15 @@ import os
 import sys
 import sysconfig
 from collections import Counter
+from threading import get_ident
 from time import monotonic_ns, thread_time_ns
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from _harness_agent import boundaries, controls, guard, record, run_queue, stages
+from torch import is_grad_enabled
+from torch.compiler import is_compiling
 
 FIRST, STEPS = 2, 2  # which steps are watched: before them much is built once
 AGAIN = 50  # compute threads may start late
@@ -60,7 +63,7 @@ def forget() -> None:
 
 
 def patch() -> None:
-    boundaries.on_step.append(_on_step)
+    boundaries.on_early_step.append(_on_step)
 
 
 def busy() -> bool:
@@ -199,24 +202,38 @@ def _time_calls(kind: Any, roots: frozenset[int]) -> None:
 
     @functools.wraps(before)
     def __call__(self: Any, *given: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or id(self) not in roots or not guard.carefully(_forward_begins):
+        if is_compiling() or id(self) not in roots or not guard.on:
+            return before(self, *given, **named)
+        begun = False
+        try:
+            begun = _forward_begins()
+        except BaseException as error:
+            if not guard.swallows(error):
+                raise
+        if not begun:
             return before(self, *given, **named)
         try:
             return before(self, *given, **named)
         finally:
-            guard.carefully(boundaries.leave, "forward")
+            if guard.on:
+                try:
+                    boundaries.leave("forward")
+                except BaseException as error:
+                    if not guard.swallows(error):
+                        raise
 
     kind.__call__ = __call__
 
 
 def _forward_begins() -> bool:
     """Whether this call is the forward phase of a step."""
-    if not boundaries.watched() or "forward" in boundaries.state.open:
+    state = boundaries.state
+    if get_ident() != boundaries.main_thread or "forward" in state.open:
         return False
-    if not torch.is_grad_enabled():
+    if not is_grad_enabled():
         boundaries.evaluated()
         return False
-    if not boundaries.state.loader_seen:
+    if not state.loader_seen:
         boundaries.begin_step()
         boundaries.leave_if_enough()
     boundaries.enter("forward")

@@ -53,17 +53,16 @@ DEADLINES = ("deadline 0", "deadline 1")
 HOOKS = {
     "arrivals": ("watch", "taken"),
     "boundaries": (
-        "enter", "leave", "fetching", "received", "begin_step", "flush", "maker", "made_by", "watched", "evaluated",
-        "leave_if_enough",
+        "enter", "leave", "making", "fetching", "received", "_open_step", "_begin", "flush", "made_by", "evaluated",
+        "trains", "backward_of",
     ),
     "controls": ("kept", "thrown_away"),
     "device": ("trains_on", "collect", "last"),
-    "gate": ("wanted",),
-    "loading": ("_ended", "sizes", "_open", "_close", "_from_worker", "_source", "_loader", "_note_kind"),
-    "stages": ("enter", "leave", "take", "busy", "enter_within"),
+    "loading": ("_begin", "_look_at", "_ended", "sizes", "_close", "_from_worker"),
+    "stages": ("go_on", "take", "making", "enter_within", "leave"),
     "record": ("write", "note"),
     "run_queue": ("read", "find_threads"),
-    "updates": ("_count", "_backward_begins", "_updated", "_update_begins"),
+    "updates": ("_count", "_backward_begins", "_backward_ended", "_update_begins"),
     "watching": ("_conclude", "_module_begins", "_time_calls", "_profile", "_on_step", "_forward_begins"),
 }  # fmt: skip
 FAULTY, WITH_WORKER = "plain --steps 9", "plain --steps 9 --workers 1"

@@ -1,0 +1,72 @@
+"""How the agent splits the making of a batch into stages, on clocks that are made up."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from harness.attach.command import SHIM
+
+US = 1_000
+
+
+@pytest.fixture
+def stages() -> ModuleType:
+    """The agent's module; its thread is on the core for half of the time, and reading that is counted."""
+    spec = importlib.util.spec_from_file_location("agent_stages", SHIM.parent / "agent" / "stages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    clock = module.clock = SimpleNamespace(now=10**12, readings=0)
+
+    def thread_time_ns() -> int:
+        clock.readings += 1
+        return int(clock.now) // 2
+
+    module.monotonic_ns, module.thread_time_ns = lambda: clock.now, thread_time_ns  # type: ignore[attr-defined]
+    return module
+
+
+def test_a_stage_within_another_takes_its_time_from_it(stages: ModuleType) -> None:
+    assert stages.go_on("read", stages.FIRST)
+    stages.clock.now += 100 * US
+    assert stages.enter_within("pack")
+    stages.clock.now += 300 * US
+    stages.leave()
+    stages.clock.now += 50 * US
+    stages.leave()
+    assert [(name, end - start, cpu_ns) for name, start, end, cpu_ns in stages.take()] == [
+        ("read", 100 * US, 50 * US), ("pack", 300 * US, 150 * US), ("read", 50 * US, 25 * US),
+    ]  # fmt: skip
+    assert stages.take() == []
+
+
+def test_where_a_stage_may_begin(stages: ModuleType) -> None:
+    assert not stages.enter_within("tokenize")  # no batch is being made
+    assert stages.go_on("read", stages.FIRST)
+    assert not stages.go_on("read", stages.FIRST)  # of a loader within the dataset
+    assert stages.enter_within("tokenize")
+    assert not stages.enter_within("tokenize")  # of a tokenizer that calls another one
+    assert stages.busy()
+    stages.leave()
+    stages.leave()
+    stages.leave()  # of a stage that a signal handler of the program ended
+    assert not stages.busy()
+
+
+def test_a_cpu_time_that_was_just_read_is_not_read_again(stages: ModuleType) -> None:
+    """The thread is taken to have been on its core since: reading takes a system call."""
+    stages.go_on("read", stages.FIRST)
+    assert stages.clock.readings == 1
+    stages.clock.now += stages.NEAR_NS - 1
+    stages.enter_within("pack")
+    assert stages.clock.readings == 1
+    stages.clock.now += 1
+    stages.leave()
+    assert stages.clock.readings == 2
+    near, other = stages.take()
+    assert near[3] == stages.NEAR_NS - 1
+    assert other[3] == stages.NEAR_NS // 2 - (stages.NEAR_NS - 1)  # less, so that their sum is what was read
