@@ -218,16 +218,14 @@ def _fetch(before: Any) -> Any:
             if boundaries.state.controlled:
                 for _ in range(guard.carefully(controls.times_more) or 0):
                     before(self, possibly_batched_index)
+                    guard.carefully(stages.end, 1)  # what follows is read
             data = before(self, possibly_batched_index)
         except BaseException:
             guard.carefully(_close, False)
             raise
         if guard.on:
             try:
-                if _depth:  # the wait that this is part of takes the pieces
-                    stages.go_on(None)
-                else:
-                    _close(True)
+                _close(True)
             except BaseException as error:
                 if not guard.swallows(error):
                     raise
@@ -237,30 +235,22 @@ def _fetch(before: Any) -> Any:
 
 
 class _packing:  # noqa: N801 - stands in for a function
-    """A collate function that is timed; everything else of it is as before."""
+    """A collate function that is timed; everything else of it is as before.
+
+    It is the last that torch's fetchers do, so the stage ends with the fetch.
+    """
 
     def __init__(self, collate: Any) -> None:
         self._collate = collate
 
     def __call__(self, samples: Any) -> Any:
-        entered = False
         if guard.on:
             try:
-                entered = stages.go_on("pack", stages.WITHIN)
+                stages.go_on("pack", stages.WITHIN)
             except BaseException as error:
                 if not guard.swallows(error):
                     raise
-        if not entered:
-            return self._collate(samples)
-        try:
-            return self._collate(samples)
-        finally:
-            if guard.on:
-                try:
-                    stages.go_on(None)
-                except BaseException as error:
-                    if not guard.swallows(error):
-                        raise
+        return self._collate(samples)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._collate, name)
@@ -268,7 +258,9 @@ class _packing:  # noqa: N801 - stands in for a function
 
 def _close(made: bool) -> None:
     global _made_here
-    stages.go_on(None)
+    stages.end()
+    if _depth:
+        return  # the wait that this is part of takes the pieces
     pieces = stages.take()
     info: Any = get_worker_info()
     if made and info is not None:
@@ -281,7 +273,7 @@ def sizes(batch: Any) -> tuple[int, int]:
 
     Zero where it has none, and no tokens where that tensor holds no integers.
     """
-    kind, first = type(batch), None
+    kind, first = type(batch), batch
     if (kind is list or kind is tuple) and batch:
         first = batch[0]
     elif kind is dict and batch:

@@ -79,6 +79,14 @@ def leave() -> None:
     go_on(None)
 
 
+def end(kept: int = 0) -> None:
+    """The batch is made: whatever stage is open ends, but for the first ``kept``."""
+    making = _thread.making
+    if len(making.open) > kept:
+        del making.open[kept:-1]
+        go_on(None)
+
+
 def go_on(name: str | None, where: int = ANYWHERE) -> bool:
     """Cut the time here: the stage ``name`` begins, or the innermost one ends (None). Whether ``where`` allows it."""
     making = _thread.making

@@ -59,14 +59,14 @@ HOOKS = {
     "controls": ("kept", "thrown_away"),
     "device": ("trains_on", "collect", "last"),
     "loading": ("_begin", "_look_at", "_ended", "sizes", "_close", "_from_worker"),
-    "stages": ("go_on", "take", "making", "enter_within", "leave"),
+    "stages": ("go_on", "end", "take", "making", "enter_within", "leave"),
     "record": ("write", "note"),
     "run_queue": ("read", "find_threads"),
     "updates": ("_count", "_backward_begins", "_backward_ended", "_update_begins"),
     "watching": ("_conclude", "_module_begins", "_time_calls", "_profile", "_on_step", "_forward_begins"),
 }  # fmt: skip
 FAULTY, WITH_WORKER = "plain --steps 9", "plain --steps 9 --workers 1"
-NEED_A_WORKER = ("_from_worker", "write", "made_by", "_close", "watch", "taken")
+NEED_A_WORKER = ("_from_worker", "write", "made_by", "_close", "end", "watch", "taken")
 FAULTS = [
     f"{module}.{name}!{WITH_WORKER if name in NEED_A_WORKER else FAULTY}"
     for module, names in HOOKS.items()

@@ -57,6 +57,25 @@ def test_where_a_stage_may_begin(stages: ModuleType) -> None:
     assert not stages.busy()
 
 
+def test_all_stages_end_with_the_batch(stages: ModuleType) -> None:
+    stages.end()
+    assert stages.take() == []
+    stages.go_on("read", stages.FIRST)
+    stages.clock.now += 100 * US
+    for _ in range(2):  # made again, where a control asks for it
+        stages.enter_within("pack")
+        stages.clock.now += 300 * US
+        stages.end(1)
+        stages.clock.now += 100 * US
+    stages.enter_within("pack")
+    stages.clock.now += 300 * US
+    stages.end()
+    assert not stages.busy()
+    assert [(name, end - start) for name, start, end, _ in stages.take()] == [
+        ("read", 100 * US), ("pack", 300 * US)
+    ] * 3  # fmt: skip
+
+
 def test_a_cpu_time_that_was_just_read_is_not_read_again(stages: ModuleType) -> None:
     """The thread is taken to have been on its core since: reading takes a system call."""
     stages.go_on("read", stages.FIRST)
