@@ -50,6 +50,7 @@ class _State:
     open: list[str] = field(default_factory=list)  # phases of the main thread, innermost last
     last: str | None = None  # phase that ended
     making: stages.Making | None = None  # the main thread's batch
+    core: stages.Core | None = None  # the main thread's
     here: tuple[int, int] | None = None  # this process and its main thread
     optimizers: dict[int, int] = field(default_factory=dict)  # steps by optimizer, in the order of their first
     trained_on: set[int] = field(default_factory=set)  # sources of batches after which a backward pass came
@@ -109,45 +110,49 @@ def watched() -> bool:
 
 
 def enter(name: str) -> None:
-    now_of = state
+    this = state
     if device.state.stream is not None:
         _mark()
-    core = (now_of.making or making()).core
+    core = this.core or main_core()
     now = monotonic_ns()
-    if now - core.read_ns < NEAR_NS:
-        cpu_ns = core.cpu_ns + now - core.read_ns
+    if now < core.near_ns:
+        cpu_ns = now + core.ahead_ns
     else:
-        core.cpu_ns = cpu_ns = thread_time_ns()
-        core.read_ns = now = monotonic_ns()
-    now_of.events.append((ENTER, name, now, cpu_ns))
-    now_of.open.append(name)
+        cpu_ns, now = thread_time_ns(), monotonic_ns()
+        core.near_ns, core.ahead_ns = now + NEAR_NS, cpu_ns - now
+    this.events.append((ENTER, name, now, cpu_ns))
+    this.open.append(name)
 
 
 def leave(name: str) -> None:
-    now_of = state
-    if name not in now_of.open:
+    this = state
+    if name not in this.open:
         return
-    core = (now_of.making or making()).core
+    core = this.core or main_core()
     now = monotonic_ns()
-    if now - core.read_ns < NEAR_NS:
-        cpu_ns = core.cpu_ns + now - core.read_ns
+    if now < core.near_ns:
+        cpu_ns = now + core.ahead_ns
     else:
-        core.cpu_ns = cpu_ns = thread_time_ns()
-        core.read_ns = now = monotonic_ns()
+        cpu_ns, now = thread_time_ns(), monotonic_ns()
+        core.near_ns, core.ahead_ns = now + NEAR_NS, cpu_ns - now
     if device.state.stream is not None:
         _mark()
-    now_of.last = name
-    ended = ""
-    while ended != name:
-        ended = now_of.open.pop()
-        now_of.events.append((EXIT, ended, now, cpu_ns))
+    this.last = name
+    while (ended := this.open.pop()) != name:
+        this.events.append((EXIT, ended, now, cpu_ns))
+    this.events.append((EXIT, name, now, cpu_ns))
+
+
+def main_core() -> stages.Core:
+    """What is known of the main thread's CPU time, once it asks."""
+    return making().core
 
 
 def making() -> stages.Making:
     """What this thread makes; of the main thread, that is known from now on."""
     found = stages.making()
     if get_ident() == main_thread:
-        state.making = found
+        state.making, state.core = found, found.core
     return found
 
 
@@ -157,7 +162,7 @@ def interrupted() -> None:
     What that hook had still to write down is lost.
     """
     stages.forget()
-    state.marked = state.maker = state.making = None
+    state.marked = state.maker = state.making = state.core = None
     if state.steps:
         cpu_ns, now = thread_time_ns(), monotonic_ns()
         while state.open:

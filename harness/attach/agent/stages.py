@@ -20,13 +20,23 @@ ANYWHERE, FIRST, WITHIN = range(3)  # a stage begins: wherever; a batch; within 
 
 
 class Core:
-    """The last reading of a thread's CPU time, and when it was taken."""
+    """What the last reading of a thread's CPU time says of the time just after it.
 
-    __slots__ = ("cpu_ns", "read_ns")
+    Who asks has these lines, as a call would cost as much as they do::
+
+        now = monotonic_ns()
+        if now < core.near_ns:
+            cpu_ns = now + core.ahead_ns
+        else:
+            cpu_ns, now = thread_time_ns(), monotonic_ns()
+            core.near_ns, core.ahead_ns = now + NEAR_NS, cpu_ns - now
+    """
+
+    __slots__ = ("ahead_ns", "near_ns")
 
     def __init__(self) -> None:
-        self.cpu_ns = 0
-        self.read_ns = 0
+        self.near_ns = 0  # until when that reading will do
+        self.ahead_ns = 0  # CPU time - clock
 
 
 class Making:
@@ -96,12 +106,13 @@ def go_on(name: str | None, where: int = ANYWHERE) -> bool:
             return False
     elif where == WITHIN or name is None:  # None: the program's own signal handler raised within, which ended it
         return False
-    core, now = making.core, monotonic_ns()
-    if now - core.read_ns < NEAR_NS:
-        cpu_ns = core.cpu_ns + now - core.read_ns
+    core = making.core
+    now = monotonic_ns()
+    if now < core.near_ns:
+        cpu_ns = now + core.ahead_ns
     else:
-        core.cpu_ns = cpu_ns = thread_time_ns()
-        core.read_ns = now = monotonic_ns()
+        cpu_ns, now = thread_time_ns(), monotonic_ns()
+        core.near_ns, core.ahead_ns = now + NEAR_NS, cpu_ns - now
     if open_ and now > making.start_ns:
         making.pieces.append((open_[-1], making.start_ns, now, cpu_ns - making.cpu_ns))
     if name is None:

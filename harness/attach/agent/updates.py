@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from _harness_agent import boundaries, device, guard, record
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 OFTEN = 0.5  # of the busiest optimizer's steps: as often as that is "about as often"
 IN_BACKWARD = -1  # stands for all optimizers that step within a backward pass
@@ -69,10 +69,10 @@ def _backward_begins(given: tuple[Any, ...]) -> bool:
         boundaries.trains()
     if not state.loader_seen:
         boundaries.begin_step()
-    outputs = given[0] if given and isinstance(given[0], tuple) else ()
-    loss = outputs[0] if outputs else None
+    outputs = given[0] if given else None
+    loss = outputs[0] if isinstance(outputs, tuple) and outputs else None
     if isinstance(loss, Tensor):
-        if not device.state.noted and not (loss.is_cpu and state.trained):
+        if not (device.state.noted or (state.trained and loss.is_cpu)):
             device.trains_on(loss.device)
         boundaries.backward_of(loss)
     state.trained = True
@@ -92,7 +92,7 @@ def _backward_ended() -> None:
 
 
 def _before_update(_optimizer: Any, _given: Any, _named: Any) -> None:
-    if is_compiling() or not guard.on:
+    if is_dynamo_compiling() or not guard.on:  # a call that Dynamo may inline
         return
     try:
         _update_begins()
@@ -109,7 +109,7 @@ def _update_begins() -> bool:
 
 
 def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
-    if is_compiling() or not guard.on:
+    if is_dynamo_compiling() or not guard.on:  # a call that Dynamo may inline
         return
     try:
         if get_ident() != boundaries.main_thread:

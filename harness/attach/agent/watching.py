@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from _harness_agent import boundaries, controls, guard, record, run_queue, stages
 from torch import is_grad_enabled
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 FIRST, STEPS = 2, 2  # which steps are watched: before them much is built once
 AGAIN = 50  # compute threads may start late
@@ -202,7 +202,7 @@ def _time_calls(kind: Any, roots: frozenset[int]) -> None:
 
     @functools.wraps(before)
     def __call__(self: Any, *given: Any, **named: Any) -> Any:
-        if is_compiling() or id(self) not in roots or not guard.on:
+        if is_dynamo_compiling() or id(self) not in roots or not guard.on:
             return before(self, *given, **named)
         begun = False
         try:
@@ -234,6 +234,8 @@ def _forward_begins() -> bool:
         boundaries.evaluated()
         return False
     if not state.loader_seen:
+        if is_compiling():
+            return False
         boundaries.begin_step()
         boundaries.leave_if_enough()
     boundaries.enter("forward")
