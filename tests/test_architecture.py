@@ -161,6 +161,7 @@ def test_nothing_a_user_s_run_waits_for_is_imported_by_the_entrance() -> None:
 COLLECTING = "collects what comes in, within its module"
 BUILT = "rows are added while the timeline is built, which one room does from beginning to end"
 MUTABLE = {
+    "harness.attach.agent.boundaries._State": COLLECTING,
     "harness.attach.alternation._Rank": COLLECTING,
     "harness.attach.alternation.AlternatingCommand": "a process that is started, suspended and ended",
     "harness.attach.hooks.RecordedBlock": "what a with block gives before it knows its study",
