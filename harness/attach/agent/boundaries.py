@@ -50,7 +50,7 @@ class _State:
     open: list[str] = field(default_factory=list)  # phases of the main thread, innermost last
     last: str | None = None  # phase that ended
     making: stages.Making | None = None  # the main thread's batch
-    core: stages.Core | None = None  # the main thread's
+    core: stages.CpuReading | None = None  # the main thread's
     here: tuple[int, int] | None = None  # this process and its main thread
     optimizers: dict[int, int] = field(default_factory=dict)  # steps by optimizer, in the order of their first
     trained_on: set[int] = field(default_factory=set)  # sources of batches after which a backward pass came
@@ -81,7 +81,7 @@ class _State:
     most_steps: int | None = field(default_factory=lambda: record.number("steps"))
     warmup: int = field(default_factory=lambda: record.number("warmup") or 0)
     step_ends: str | None = field(default_factory=lambda: record.word("step_ends"))
-    takes_turns: bool = field(default_factory=lambda: record.word("gate") is not None)
+    alternates: bool = field(default_factory=lambda: record.word("gate") is not None)
     controlled: bool = field(default_factory=lambda: record.word("control") is not None)
 
 
@@ -143,7 +143,7 @@ def leave(name: str) -> None:
     this.events.append((EXIT, name, now, cpu_ns))
 
 
-def main_core() -> stages.Core:
+def main_core() -> stages.CpuReading:
     """What is known of the main thread's CPU time, once it asks."""
     return making().core
 
@@ -343,7 +343,7 @@ def _open_step() -> None:
     """Begin a step, after others had their turn where this program takes turns."""
     if state.most_steps is not None and state.steps - state.unmeasured >= state.most_steps and not state.by_hand:
         state.enough = True
-    if state.takes_turns and not gate.state.over:
+    if state.alternates and not gate.state.over:
         warmed_up = gate.state.warmup
         if not gate.before_step(state.steps, _unmeasured(), _pause):
             state.enough = True
@@ -404,7 +404,7 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
     begun = state
     begun.closed = begun.backward_since = False
     number = begun.steps
-    if begun.takes_turns and not gate.state.over:
+    if begun.alternates and not gate.state.over:
         warmup = gate.state.warmup
     else:  # one of the program's first, or of those up to the end of a profiled window
         warmup = number < begun.warmup or begun.measured_from is None or number < begun.measured_from

@@ -206,7 +206,7 @@ def _fetch(before: Any) -> Any:
             return before(self, possibly_batched_index)
         opened = False
         try:
-            opened = stages.go_on("read", stages.FIRST)  # else it is of a loader within a dataset
+            opened = stages.cut("read", stages.FIRST)  # else it is of a loader within a dataset
             if opened and type(self.collate_fn) is not _packing:
                 self.collate_fn = _packing(self.collate_fn)
         except BaseException as error:
@@ -246,7 +246,7 @@ class _packing:  # noqa: N801 - stands in for a function
     def __call__(self, samples: Any) -> Any:
         if guard.on:
             try:
-                stages.go_on("pack", stages.WITHIN)
+                stages.cut("pack", stages.WITHIN)
             except BaseException as error:
                 if not guard.swallows(error):
                     raise

@@ -19,7 +19,7 @@ NEAR_NS = 20_000
 ANYWHERE, FIRST, WITHIN = range(3)  # a stage begins: wherever; a batch; within a batch, and in another of its stages
 
 
-class Core:
+class CpuReading:
     """What the last reading of a thread's CPU time says of the time just after it.
 
     Who asks has these lines, as a call would cost as much as they do::
@@ -45,25 +45,25 @@ class Making:
     __slots__ = ("core", "cpu_ns", "open", "pieces", "start_ns")
 
     def __init__(self) -> None:
-        self.core = Core()
+        self.core = CpuReading()
         self.open: list[str] = []
         self.pieces: list[Piece] = []
         self.start_ns = 0
         self.cpu_ns = 0
 
 
-class _Thread(threading.local):
+class _ThisThread(threading.local):
     def __init__(self) -> None:
         self.making = Making()
 
 
-_thread = _Thread()
+_thread = _ThisThread()
 
 
 def forget() -> None:
     """In a forked child: nothing is being made."""
     global _thread
-    _thread = _Thread()
+    _thread = _ThisThread()
 
 
 def making() -> Making:
@@ -77,16 +77,16 @@ def busy() -> bool:
 
 
 def enter(name: str) -> None:
-    go_on(name)
+    cut(name)
 
 
 def enter_within(name: str) -> bool:
     """Enter a stage of a batch that is being made, unless it is in that stage already; whether it did."""
-    return go_on(name, WITHIN)
+    return cut(name, WITHIN)
 
 
 def leave() -> None:
-    go_on(None)
+    cut(None)
 
 
 def end(kept: int = 0) -> None:
@@ -94,10 +94,10 @@ def end(kept: int = 0) -> None:
     making = _thread.making
     if len(making.open) > kept:
         del making.open[kept:-1]
-        go_on(None)
+        cut(None)
 
 
-def go_on(name: str | None, where: int = ANYWHERE) -> bool:
+def cut(name: str | None, where: int = ANYWHERE) -> bool:
     """Cut the time here: the stage ``name`` begins, or the innermost one ends (None). Whether ``where`` allows it."""
     making = _thread.making
     open_ = making.open

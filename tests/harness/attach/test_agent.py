@@ -59,7 +59,7 @@ HOOKS = {
     "controls": ("kept", "thrown_away"),
     "device": ("trains_on", "collect", "last"),
     "loading": ("_begin", "_look_at", "_ended", "sizes", "_close", "_from_worker"),
-    "stages": ("go_on", "end", "take", "making", "enter_within", "leave"),
+    "stages": ("cut", "end", "take", "making", "enter_within", "leave"),
     "record": ("write", "note"),
     "run_queue": ("read", "find_threads"),
     "updates": ("_count", "_backward_begins", "_backward_ended", "_update_begins"),
