@@ -16,6 +16,6 @@ def ledger(record: RunRecord, **measured: Any) -> RunLedger:
     absent: dict[str, Any] = {
         field.name: {} if str(field.type).startswith("dict") else None
         for field in fields(RunLedger)
-        if field.default is MISSING
+        if field.default is MISSING and field.default_factory is MISSING
     }
     return RunLedger(**{**absent, "record": record, "step_ms": np.zeros(1), **measured})
