@@ -282,7 +282,9 @@ def _gain(arm: ArmReport) -> str:
         parts.append(f" {capitalised(reason(found.no_ideal))}.")
     if replayed is not None:
         faster = _as_fast(arm, replayed, found.predicted_in_blocks)
-        parts.append(f" Without the data work of its fetches it would be {faster}, by replay.")
+        hides = measured is None and sum(arm.totals.hidden_ms.values()) >= WORTH * _mean_ms(arm)
+        cores = ", which knows nothing of the cores and memory bandwidth that hidden work takes" if hides else ""
+        parts.append(f" Without the data work of its fetches it would be {faster}, by replay{cores}.")
     if measured is not None and replayed is not None and _apart(measured, replayed):
         parts.append(f" {_disagreement(arm, measured, replayed)}")
     return "".join([*parts, _restarts(arm)])

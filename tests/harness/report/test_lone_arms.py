@@ -300,3 +300,11 @@ def test_skipped_optimizer_steps_are_said_of_all_that_there_were() -> None:
     """12 of 15 steps of each of five runs trained nothing: beside the number alone that could be a million."""
     *_, skipped = screen(skipped_steps=12).headlines
     assert skipped.text.startswith("script: 60 of the 75 optimizer steps of its runs skipped, as gradients overflowed")
+
+
+def test_a_replay_alone_does_not_know_what_hidden_work_takes_from_the_step() -> None:
+    cores = "by replay, which knows nothing of the cores and memory bandwidth that hidden work takes."
+    hidden, inline = (analyse(*build([Arm("text", tokenize=4.0, workers=workers)], [])) for workers in (1, 0))
+    assert cores in first_screen(hidden).headlines[0].text
+    assert "as fast" in first_screen(inline).headlines[0].text
+    assert cores not in first_screen(inline).headlines[0].text
