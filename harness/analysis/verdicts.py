@@ -30,7 +30,7 @@ UndecidedKind = Literal[
     "a-a apart",
     "long steps",
 ]
-APART = 0.001  # an A/A control whose interval stays this far from 1 differs from its arm, which is the same program
+APART = 0.005  # an A/A control whose interval stays this far from 1 differs from its arm, which is the same program
 COARSE = 0.1  # a difference this large is worth knowing of: a study that could not see it has not seen "no difference"
 
 
