@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.analysis.long_steps import LONG, LongSteps, long_steps
 
@@ -49,8 +50,9 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
     base, other = ([blocks[block] for block in shared] for blocks in (baseline, candidate))
     # One bound for both: else the same step would be long in the one arm and typical in the other.
     long_ms = LONG * max(float(np.median(run.step_ms)) for run in (*base, *other))
-    found = _mean_ms(base, long_ms) / _mean_ms(other, long_ms)
-    usual = _mean_ms(base, long_ms, usual=True) / _mean_ms(other, long_ms, usual=True)
+    ours, theirs = (_Times.of(runs, long_ms) for runs in (base, other))
+    found = ours.mean_ms() / theirs.mean_ms()
+    usual = ours.usual_ms.sum() / ours.steps.sum() / (theirs.usual_ms.sum() / theirs.steps.sum())
     apart, by_long = math.log(found / steps), math.log(found / usual)
     if abs(apart) <= math.log1p(NOTEWORTHY):
         return None
@@ -59,11 +61,8 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
     if by_long / apart >= 0.5:  # else blocks are unlike
         steps_of = sum(len(run.step_ms) + len(run.left_out.step_ms) for run in runs)
         long = long_steps([run.long_steps for run in runs] + [run.left_out.long for run in runs], steps_of)
-    without = [
-        _mean_ms(_but(base, one), long_ms) / _mean_ms(_but(other, one), long_ms)
-        for one in range(len(shared) if len(shared) > 1 else 0)
-    ]
-    least = min([*without, *([] if without else [steps])], key=lambda one: abs(math.log(one / steps)))
+    without = [ours.mean_ms(but=one) / theirs.mean_ms(but=one) for one in range(len(shared))]
+    least = min(without, key=lambda one: abs(math.log(one / steps))) if len(shared) > 1 else steps
     return InTotal(
         measured * found / steps,
         measured * least / steps,
@@ -85,19 +84,30 @@ def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float,
     return sum(log * math.copysign(1, apart) > abs(apart) / 2 for log in logs)
 
 
-def _but(runs: Sequence[RunLedger], one: int) -> Sequence[RunLedger]:
-    return [*runs[:one], *runs[one + 1 :]]
+@dataclass(frozen=True)
+class _Times:
+    """Of the runs of one arm: steps, those that begin a turn among them, and their times together; all (runs,).
 
-
-def _mean_ms(runs: Sequence[RunLedger], long_ms: float, *, usual: bool = False) -> float:
-    """Milliseconds a step, those that begin a turn among them; of these only what is longer than ``long_ms`` counts as
-    it is. ``usual``: each step that long as a typical one.
+    Of steps that begin a turn only what is longer than a bound counts as it is, else as a typical step. ``usual_ms``:
+    every step that long as a typical one.
     """
-    total_ms, steps = 0.0, 0
-    for run in runs:
-        typical_ms = float(np.median(run.step_ms))
-        left_ms = np.where(run.left_out.step_ms > long_ms, run.left_out.step_ms, typical_ms)
-        times_ms = np.concatenate([run.step_ms, left_ms])
-        total_ms += float(np.where(times_ms > long_ms, typical_ms, times_ms).sum() if usual else times_ms.sum())
-        steps += len(times_ms)
-    return total_ms / steps
+
+    steps: NDArray[np.float64]
+    total_ms: NDArray[np.float64]
+    usual_ms: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, runs: Sequence[RunLedger], long_ms: float) -> _Times:
+        found = []
+        for run in runs:
+            typical_ms = float(np.median(run.step_ms))
+            left_ms = np.where(run.left_out.step_ms > long_ms, run.left_out.step_ms, typical_ms)
+            times_ms = np.concatenate([run.step_ms, left_ms])
+            usual_ms = np.where(times_ms > long_ms, typical_ms, times_ms)
+            found.append((float(len(times_ms)), float(times_ms.sum()), float(usual_ms.sum())))
+        return cls(*np.array(found).T)
+
+    def mean_ms(self, but: int | None = None) -> float:
+        """Milliseconds a step; ``but``: without that run."""
+        kept = np.arange(len(self.steps)) != (-1 if but is None else but)
+        return float(self.total_ms[kept].sum() / self.steps[kept].sum())

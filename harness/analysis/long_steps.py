@@ -61,9 +61,7 @@ def run_long_steps(
 
     ``counted``: the steps among which long ones are looked for, all where it is None. Others only say what is typical.
     """
-    typical = ~counted if counted is not None else np.ones(len(wall_ns), dtype=np.bool_)
-    long = wall_ns > LONG * np.median(wall_ns[typical])
-    long &= True if counted is None else counted
+    long = _is_long(wall_ns) if counted is None else counted & _is_long(wall_ns, wall_ns[~counted])
     if not long.any():
         return RunLongSteps()
     excess = {
@@ -82,8 +80,9 @@ def without_long(wall_ns: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= FEW else wall_ns
 
 
-def _is_long(wall_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = wall_ns > LONG * np.median(wall_ns)
+def _is_long(wall_ns: NDArray[np.float64], typical_ns: NDArray[np.float64] | None = None) -> NDArray[np.bool_]:
+    """``typical_ns``: times that say what is typical; all of them where it is None."""
+    found: NDArray[np.bool_] = wall_ns > LONG * np.median(wall_ns if typical_ns is None else typical_ns)
     return found
 
 

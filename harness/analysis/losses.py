@@ -44,13 +44,9 @@ class Losses:
     some_blocks: tuple[int, int] | None = None
 
     @property
-    def other_tokens(self) -> bool:
-        return self.tokens_ratio != 1
-
-    @property
     def unlike(self) -> bool:
         """Whether the arms learned something else: their losses differ, by more than other tokens a step explain."""
-        return self.differ and not (self.other_tokens and self._explained)
+        return self.differ and not (self.tokens_ratio != 1 and self._explained)
 
     @property
     def _explained(self) -> bool:
