@@ -30,11 +30,11 @@ from harness.report.lone_arms import (
     skipped_lines,
 )
 from harness.report.names import ArmNames
+from harness.report.noteworthy import also_noteworthy
 from harness.report.ranks import rank_lines, scaling_lines
 from harness.report.sentences import (
     NOTHING,
     WORTH,
-    also_noteworthy,
     believed_ratio,
     ceiling_text,
     disagreements,
