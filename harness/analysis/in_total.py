@@ -61,8 +61,10 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
     if by_long / apart >= 0.5:  # else blocks are unlike
         steps_of = sum(len(run.step_ms) + len(run.left_out.step_ms) for run in runs)
         long = long_steps([run.long_steps for run in runs] + [run.left_out.long for run in runs], steps_of)
-    without = [ours.mean_ms(but=one) / theirs.mean_ms(but=one) for one in range(len(shared))]
-    least = min(without, key=lambda one: abs(math.log(one / steps))) if len(shared) > 1 else steps
+    least = steps
+    if len(shared) > 1:
+        without = [ours.mean_ms(but=one) / theirs.mean_ms(but=one) for one in range(len(shared))]
+        least = min(without, key=lambda one: abs(math.log(one / steps)))
     return InTotal(
         measured * found / steps,
         measured * least / steps,

@@ -6,11 +6,12 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 
 from harness.analysis.cost import ArmMeasurement, ArmWork, PredictedCost, SpendingLimit
+from harness.analysis.long_steps import LONG
 from harness.launch.budget import COST, Deadline, cost_json, read_cost
 from harness.launch.costing import short_config, works_of
 from harness.launch.study import run_study
@@ -66,6 +67,13 @@ def refused(done: Done) -> str:
     return lines[0]
 
 
+def each_of_many_s(plain_s: list[float], step_s: dict[str, float]) -> float:
+    """What each of many steps takes: the mean where some are long, as on a machine that is busy with something else."""
+    usual = next(place for place, seconds in enumerate(plain_s) if seconds <= LONG * step_s["likely"])
+    mean = fmean(plain_s[usual:])
+    return step_s["likely"] if mean <= step_s["high"] else mean
+
+
 @pytest.mark.slow
 def test_the_prediction_follows_from_the_steps_that_were_measured(tmp_path: Path, scenario: str) -> None:
     """Each figure is what the tables of the small study say, multiplied."""
@@ -87,7 +95,8 @@ def test_the_prediction_follows_from_the_steps_that_were_measured(tmp_path: Path
         assert saved == [20]
         assert one["step_s"]["likely"] == pytest.approx(median(walls_s[first:20]))
         assert one["step_s"]["worst"] == pytest.approx(max(walls_s[10:20]))
-        assert one["parts"]["steps"] == pytest.approx(walls_s[0] + 999 * median(walls_s[first:20]))
+        each_s = each_of_many_s(walls_s[first:20], one["step_s"])
+        assert one["parts"]["steps"] == pytest.approx(walls_s[0] + 999 * each_s)
         assert run.evaluations is not None
         passes = run.evaluations.to_pylist()
         for part, times, of in (("passes", 20, None), ("answers", 112, 1)):  # those over questions are others
