@@ -43,6 +43,7 @@ AbsentKind = Literal[
     "no ideal-data control",
     "ideal-data of another length",
     "no finite ceiling",
+    "ranks",
     "no a-a control",
     "too few a-a blocks",
     "no tables",
@@ -93,6 +94,7 @@ class Waits:
     room_unknown: bool = False  # how much longer fetching could have lasted is not known of some run
     # The least and the most that ``waited_ms`` may be: it is not known when the device worked. None: it is known.
     waited_range_ms: tuple[float, float] | None = None
+    ranks: int = 1  # of several, every figure here is one of rank 0
 
     @property
     def work_ms(self) -> float:
@@ -215,7 +217,7 @@ def compare(
     absent: dict[Figure, Absent | None] = {
         "isolated": isolated if isinstance(isolated, Absent) else None,
         "ideal": found if isinstance(found, Absent) else None,
-        "ceiling": Absent("no finite ceiling") if limit is None else None,
+        "ceiling": Absent("ranks" if _open_ranks(base) else "no finite ceiling") if limit is None else None,
         "noise_floor": same if isinstance(same, Absent) else None,
     }
     noise_floor = allowance if isinstance(same, Absent) else same.distance
@@ -328,16 +330,19 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
 def gain_from_waits(blocks: Blocks) -> Estimate | None:
     """The largest gain in step time that removing every wait for data could give: wall / (wall - waited).
 
-    Where it is not known when the device worked, the interval holds either reading.
+    Where it is not known when the device worked, the interval holds either reading. Of several ranks none gains by what
+    it alone no longer waits for: there it is what all of them would save, and None where nobody knows that.
     """
     likely: list[float] = []
     least: list[float] = []
     most: list[float] = []
     for run in blocks.values():
-        waited, wall = run.waited_ms, run.mean_step_ms
+        several = run.ranks > 1
+        waited, wall = run.data_costs_all_ms if several else run.waited_ms, run.mean_step_ms
         if waited is None:
             return None
-        for logs, cost in zip((least, likely, most), _least_likely_most(run, waited), strict=True):
+        costs = (waited,) * 3 if several else _least_likely_most(run, waited)
+        for logs, cost in zip((least, likely, most), costs, strict=True):
             if cost >= wall * (1 - 1e-6):  # nothing but waiting: no finite ceiling
                 return None
             logs.append(math.log(wall / (wall - cost)))
@@ -347,6 +352,11 @@ def gain_from_waits(blocks: Blocks) -> Estimate | None:
     others = [one for logs in (least, most) if logs != likely and (one := from_blocks(logs)) is not None]
     found = holding(found, others)
     return found if found.ci_low is None else replace(found, ci_low=min(found.median, max(1.0, found.ci_low)))
+
+
+def _open_ranks(blocks: Blocks) -> bool:
+    """Whether there are several ranks, and nobody knows what they wait for together."""
+    return any(run.ranks > 1 and run.data_costs_all_ms is None for run in blocks.values())
 
 
 def _least_likely_most(run: RunLedger, waited_ms: float) -> tuple[float, float, float]:
@@ -435,6 +445,7 @@ def _waits(blocks: Blocks) -> Waits:
         busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > AT_WORK for run in runs),
         room_unknown=any(math.isnan(run.device_room_ms or 0.0) for run in runs),
         waited_range_ms=waited_range(runs),
+        ranks=max((run.ranks for run in runs), default=1),
     )
 
 

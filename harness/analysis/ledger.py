@@ -88,10 +88,17 @@ class RunLedger:
     losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
     long_steps: RunLongSteps = field(default_factory=RunLongSteps)
     left_out: LeftOut = field(default_factory=LeftOut)
+    # What a step of several ranks would be shorter by if none had any data work; None of one rank, or not known.
+    data_costs_all_ms: float | None = None
 
     @property
     def mean_step_ms(self) -> float:
         return float(self.step_ms.mean())
+
+    @property
+    def ranks(self) -> int:
+        """How many trained together; of several, every other figure here is one of rank 0."""
+        return self.record.facts.ranks or 1
 
     @property
     def waited_ms(self) -> float | None:

@@ -9,6 +9,7 @@ under fsdp when its first forward pass begins, which gathers the weights. Nobody
     excess of a rank    mean time that it takes for one part of its step - the longest of the others' means
     saved               mean over steps of: last arrival - what it were, had that rank spent on that part what the next
                         one does: its longest time becomes the other's longest, its second longest the second longest
+    without data        mean over steps of: last arrival - what it were, had no rank waited for data in that step
 
 So what a step would be shorter by keeps the scatter of all ranks' arrivals, and counts a rank only where it is last. A
 rank that is slow in few steps, and much, is last in those alone: to take its mean excess from every step would say that
@@ -87,6 +88,7 @@ class RanksReport:
     unknown: Unknown = ""
     nodes: int = 1
     clock_error_ms: float | None = None
+    data_costs_ms: float | None = None  # a step would be shorter by that if no rank had any data work; None: not known
 
     @property
     def without_straggler_ms(self) -> float:
@@ -104,12 +106,18 @@ class _RankArrivals:
     tokens: Float
     arrival: Float
     parts: dict[str, Float]  # from the exchange before to the arrival
+    data: Float  # of these, all that data takes
     exchange_end: Float
 
 
 def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
     """The blocks of one arm, averaged; None where its runs had one rank, or were attached to."""
-    return _mean([found for run in runs if (found := run.once("ranks", partial(_of_run, run))) is not None])
+    return _mean([found for run in runs if (found := ranks_of_run(run)) is not None])
+
+
+def ranks_of_run(run: RunData) -> RanksReport | None:
+    """As :func:`ranks_of`, of one run."""
+    return run.once("ranks", partial(_of_run, run))
 
 
 def _of_run(run: RunData) -> RanksReport | None:
@@ -185,7 +193,8 @@ def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
         parts["backward"] = np.where(consecutive, np.concatenate([[0.0], phases["backward"][:-1]]), 0.0)
     measured = np.flatnonzero(np.not_equal(column(table, "warmup"), 1) & (wall > 0))
     tokens = column(table, "tokens")
-    return _only(_RankArrivals(step, start, wall, tokens, arrival, parts, end), step[measured])
+    data = phases[FETCH] + phases["h2d"]
+    return _only(_RankArrivals(step, start, wall, tokens, arrival, parts, data, end), step[measured])
 
 
 def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
@@ -222,6 +231,7 @@ def _only(rank: _RankArrivals, steps: Float) -> _RankArrivals:
         rank.tokens[chosen],
         rank.arrival[chosen],
         {name: values[chosen] for name, values in rank.parts.items()},
+        rank.data[chosen],
         rank.exchange_end[chosen],
     )
 
@@ -230,7 +240,7 @@ def _own_tokens(ranks: Sequence[_RankArrivals]) -> _RankArrivals:
     """Rank 0, with its own tokens alone: its table has those of all."""
     first = ranks[0]
     own = first.tokens - sum((one.tokens for one in ranks[1:]), np.zeros(len(first.step)))
-    return _RankArrivals(first.step, first.start, first.wall, own, first.arrival, first.parts, first.exchange_end)
+    return replace(first, tokens=own)
 
 
 def _report(parallel: str, ranks: Sequence[_RankArrivals]) -> RanksReport:
@@ -257,7 +267,15 @@ def _report(parallel: str, ranks: Sequence[_RankArrivals]) -> RanksReport:
         ranks=tuple(times),
         exchange_ms=float((ends.max(axis=0) - last).mean()) / 1e6 if timed else None,
         straggler=_straggler(ranks, known) if known.any() else None,
+        data_costs_ms=_data_costs_ms(ranks, known) if known.any() else None,
     )
+
+
+def _data_costs_ms(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> float:
+    arrivals, data = (
+        np.stack(one)[:, known] for one in ([rank.arrival for rank in ranks], [one.data for one in ranks])
+    )
+    return float((arrivals.max(axis=0) - (arrivals - data).max(axis=0)).mean()) / 1e6
 
 
 def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Straggler | None:
@@ -306,6 +324,7 @@ def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
         if excess_ms > SURE * error_ms:
             straggler = Straggler(*worst, excess_ms, _average([one.saved_ms for one in same]), error_ms)
     exchanges = [one.exchange_ms for one in reports if one.exchange_ms is not None]
+    costs = [one.data_costs_ms for one in reports]
     return RanksReport(
         reports[0].parallel,
         _average([one.step_ms for one in reports]),
@@ -315,6 +334,7 @@ def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
         next((one.unknown for one in reports if one.unknown), ""),
         reports[0].nodes,
         max((one.clock_error_ms for one in reports if one.clock_error_ms is not None), default=None),
+        None if any(one is None for one in costs) else _average([one or 0.0 for one in costs]),
     )
 
 

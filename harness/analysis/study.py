@@ -48,7 +48,7 @@ from harness.analysis.speeds import Rate, speed, steps_per_s, tokens_per_s, trai
 from harness.analysis.statistics import Estimate, Likeness, estimate
 from harness.analysis.step_kinds import step_kinds
 from harness.analysis.step_times import step_times
-from harness.analysis.stragglers import ranks_of
+from harness.analysis.stragglers import ranks_of, ranks_of_run
 from harness.analysis.target_loss import Learned, learned
 from harness.analysis.uneven import uneven_waits
 from harness.analysis.unseen import unseen
@@ -181,6 +181,8 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
         records.setdefault(run.record.arm, []).append(run.record)
         work_out(run)
         ledger = measure(run)
+        if ledger is not None and ledger.ranks > 1 and (together := ranks_of_run(run)) is not None:
+            ledger = replace(ledger, data_costs_all_ms=together.data_costs_ms)
         if (steps := rank_steps(run)) is not None:
             ranks.setdefault(run.record.arm, {})[run.record.block] = steps
         while_whole(run)

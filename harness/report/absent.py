@@ -31,6 +31,8 @@ def reason(absent: Absent) -> str:
             )
         case "no finite ceiling":
             return "the steps do nothing but wait for data, or their waits were not measured"
+        case "ranks":
+            return "its ranks wait for one another, and for what is not known"
         case "no a-a control":
             return "no finished a-a control"
         case "too few a-a blocks":

@@ -17,7 +17,7 @@ from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.report.absent import absent_text, reason
 from harness.report.dose import dose_line
-from harness.report.sentences import WORTH, between, ceiling_text, in_blocks, left_open
+from harness.report.sentences import WORTH, between, ceiling_text, in_blocks, left_open, whose
 from harness.report.words import interval, listing, part_of, percent, ratio
 
 BOUNDS: dict[Bound, str] = {
@@ -69,8 +69,12 @@ def _share(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
         return
     work, other, part = waits.work_ms, c.measured.candidate_waits.work_ms, part_of(waits.step_ms)
     share = percent(work / waits.step_ms)
-    text = f"{c.baseline} spends {part(work)} of data work on each {part(waits.step_ms)} step ({share})"
-    text += f", {c.candidate} {part(other)}"
+    others = c.measured.candidate_waits
+    text = f"{whose(c.baseline, waits)} spends {part(work)} of data work on each {part(waits.step_ms)} step ({share})"
+    text += f", {whose(c.candidate, others)} {part(other)}"
+    if max(waits.ranks, others.ranks) > 1:  # another rank may hold the step
+        yield ChainLink("share of the step", None, text)
+        return
     left = waits.step_ms - (work - other)
     if left <= 0 or work > waits.step_ms:  # workers side by side
         yield ChainLink("share of the step", None, f"{text}: more than a step, so not all of it can be waited for")
@@ -86,8 +90,9 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     waited = waits.waited_ms
     if waited is None:
         return
+    step = "the step" if waits.ranks == 1 else "rank 0"
     if hidden < 1e-3:
-        text = f"nothing of it is hidden; it costs the step {_costs(waits, waited)}{_between_steps(waits)}"
+        text = f"nothing of it is hidden; it costs {step} {_costs(waits, waited)}{_between_steps(waits)}"
         yield ChainLink("hidden", None, text)
         return
     part = part_of(waits.step_ms)
@@ -95,7 +100,7 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     where = f" behind {listing([f'{name} ({part(value)})' for name, value in behind.items()])}" if behind else ""
     costs = _costs(waits, waited)
     likely = "likely " if costs.startswith("between") else ""
-    text = f"{part(hidden)} of it are {likely}hidden{where}, and it costs the step {costs}"
+    text = f"{part(hidden)} of it are {likely}hidden{where}, and it costs {step} {costs}"
     parallel = sum(waits.parallel_ms.values())
     if parallel >= WORTH * waits.step_ms:
         text += f"; {part(parallel)} ran while the step waited for another worker's batch"

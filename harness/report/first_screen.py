@@ -43,6 +43,7 @@ from harness.report.sentences import (
     in_blocks,
     more_blocks,
     undecided_because,
+    whose,
 )
 from harness.report.tables import NOT_MEASURED
 from harness.report.words import amount, count, listing, percent, ratio, unit
@@ -228,6 +229,7 @@ def _change(estimate: Estimate, word: str = "") -> str:
 def _data(c: Comparison, baseline: str) -> str:
     """What the baseline's data work costs, and whether anything waits for it."""
     waits = c.measured.baseline_waits
+    baseline, of = whose(baseline, waits), "" if waits.ranks == 1 else f"{whose(baseline, waits)} "
     length = f"{_amount(waits.step_ms, waits)} {unit(waits.step_ms)}"
     step = f"{length} a step"
     if not waits.exposed_ms and not waits.hidden_ms:
@@ -237,11 +239,12 @@ def _data(c: Comparison, baseline: str) -> str:
     work = waits.work_ms
     if work < NOTHING * waits.step_ms:
         return f"Data costs {baseline} under {percent(NOTHING)} of {step}."
-    costs = f"Data costs {_amount(work, waits)} of {step}"
-    if work > waits.step_ms:  # several workers at once
-        costs = f"Data work is {_amount(work, waits)} {unit(waits.step_ms)} for each {length} step"
+    several = work > waits.step_ms  # workers at once
+    takes = f"{_amount(work, waits)} {f'{unit(waits.step_ms)} for each {length} step' if several else f'of {step}'}"
+    is_ = f"Data work{f' of {baseline}' if of else ''} is {takes}"
     if unknown := either_way(waits.waited_range_ms, waits.step_ms):
-        return f"Data work is {costs.split(' ', 2)[2]}. {unknown}"
+        return f"{is_}. {unknown}"
+    costs = is_ if several else f"Data costs {of}{takes}"
     if (uneven := waits.uneven) is not None:
         hidden = sum(waits.hidden_ms.values())
         behind = f", {_amount(hidden, waits)} are hidden" if hidden >= 0.05 * work else ""

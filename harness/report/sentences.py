@@ -217,6 +217,11 @@ def _time(speed: Estimate, floor: float) -> str:
     return f"Steps take {percent(1 / speed.median - 1)} {less} time {figures}"
 
 
+def whose(arm: str, waits: Waits) -> str:
+    """The arm, or of several ranks the one whose figures ``waits`` are."""
+    return arm if waits.ranks == 1 else f"rank 0 of {arm}"
+
+
 def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:
     """``range_ms``, what data costs a step by either reading of the device; None where the readings hardly differ."""
     return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH * step_ms else range_ms
@@ -253,11 +258,12 @@ def in_blocks(uneven: UnevenWaits) -> str:
 
 def _reason(c: Comparison) -> str:
     m, waits, other = c.measured, c.measured.baseline_waits, c.measured.candidate_waits
+    arm = whose(c.baseline, waits)
     isolated = ""
     if m.isolated is not None:
         isolated = f"In isolation its data path is {ratio(m.isolated.median)} as fast ({interval(m.isolated)})"
     if waits.waited_ms is None:
-        return f"{isolated + '; ' if isolated else ''}how long {c.baseline} waits for data was not measured"
+        return f"{isolated + '; ' if isolated else ''}how long {arm} waits for data was not measured"
     share = waits.waited_ms / waits.step_ms if waits.step_ms else 0.0
     part, others_part = part_of(waits.step_ms), part_of(other.step_ms)
     open_ms = left_open(waits.waited_range_ms, waits.step_ms)
@@ -265,34 +271,36 @@ def _reason(c: Comparison) -> str:
     link = f"{isolated}, {'but' if contrast else 'and'} " if isolated else ""
     if open_ms is not None:
         open_text = between(open_ms, waits.step_ms)
-        text = f"{link}{c.baseline} waits for data {open_text} of each {part(waits.step_ms)} step, as "
+        text = f"{link}{arm} waits for data {open_text} of each {part(waits.step_ms)} step, as "
         text += "the device worked or waited for launches while the host was still launching (not known"
     elif waits.uneven is not None:
-        text = f"{link}{c.baseline} waits for data {in_blocks(waits.uneven)} ({percent(share)} on average"
+        text = f"{link}{arm} waits for data {in_blocks(waits.uneven)} ({percent(share)} on average"
     elif share < NOTHING:
-        text = f"{link}{c.baseline} hardly waits for data (under {percent(NOTHING)} of each {part(waits.step_ms)} step"
+        text = f"{link}{arm} hardly waits for data (under {percent(NOTHING)} of each {part(waits.step_ms)} step"
     else:
-        text = f"{link}{c.baseline} waits for data {'only ' if contrast else ''}{part(waits.waited_ms)} of each "
+        text = f"{link}{arm} waits for data {'only ' if contrast else ''}{part(waits.waited_ms)} of each "
         text += f"{part(waits.step_ms)} step ({percent(share)}"
     text += ")" if open_ms is not None else f"{_stages(waits)})"
     if other.waited_ms is not None and abs(other.waited_ms - waits.waited_ms) >= 0.05:
         others_open_ms = left_open(other.waited_range_ms, other.step_ms)
         waited = others_part(other.waited_ms) if others_open_ms is None else between(others_open_ms, other.step_ms)
-        text += f" and {c.candidate} {waited} of {others_part(other.step_ms)}"
+        text += f" and {whose(c.candidate, other)} {waited} of {others_part(other.step_ms)}"
     if m.ceiling is None:
         return f"{text}; no ceiling ({absent_text(m, 'ceiling')})"
     gain = max(m.ceilings or (m.ceiling.median,)) - 1
     known = f"ceiling, {interval(m.ceiling)}"
-    subject = c.baseline
-    if waits.uneven is not None:
+    subject, so = c.baseline, ", so without any data work"
+    if waits.ranks > 1:  # what rank 0 waits for does not say what all of them would save
+        so = "; without any data work of any rank"
+    elif waits.uneven is not None:
         subject += ", halfway between these blocks and the others," if waits.uneven.half else " in the median block"
     if gain < NOTHING:
         core = ""
         if m.ideal is None and _hides(waits):  # no replay knows which cores and memory bandwidth hidden work takes
             core = " but for the cores and memory bandwidth that hidden work takes"
-        text += f", so without any data work {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
+        text += f"{so} {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
     else:
-        text += f", so without any data work {subject} would be {ceiling_text(m)} as fast ({known})"
+        text += f"{so} {subject} would be {ceiling_text(m)} as fast ({known})"
     if gain >= NOTHING and m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution:
         text += ", less than this study can resolve"
     if not isolated:

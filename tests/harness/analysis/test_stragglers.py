@@ -12,12 +12,16 @@ import pytest
 
 from harness.analysis.ranks import rank_steps
 from harness.analysis.replay.recording import record as replayable
+from harness.analysis.report_types import StudyReport
 from harness.analysis.stragglers import RanksReport, ranks_of
+from harness.analysis.study import analyse
+from harness.report.first_screen import first_screen
 from harness.report.names import ArmNames
 from harness.report.ranks import rank_lines
+from harness.report.sentences import sentence as comparison_sentence
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, rank_file
 from harness.study.digests import digests_of
-from harness.study.records import RunRecord
+from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
@@ -38,12 +42,14 @@ def run(
     burst_ms: float = 0.0,
     bursts: Container[int] = range(3, STEPS, 4),
     accumulation: int = 1,
+    arm: str = "arm",
+    block: int = 0,
 ) -> RunData:
     """Steps of tokenize, forward 9 ms, backward 10 ms, exchange 1 ms after the last arrival, optimizer 2 ms.
 
     ``burst_ms``: what rank 1 tokenizes longer in the steps ``bursts``.
     """
-    path = StudyFolder(folder).run("arm", 0)
+    path = StudyFolder(folder).run(arm, block)
     generator = np.random.default_rng(seed)
     steps: list[dict[str, list[Any]]] = [{name: [] for name, _ in STEP_COLUMNS} for _ in range(2)]
     spans: list[dict[str, list[Any]]] = [{name: [] for name, _ in SPAN_COLUMNS} for _ in range(2)]
@@ -76,10 +82,9 @@ def run(
         write_table(path / rank_file("spans", rank), SPAN_COLUMNS, spans[rank])
     facts = RunFacts(ranks=2, parallel=parallel, asynchronous=False, workers=0)
     config = {"data": {"workers": 0, "prefetch": 2, "batch_size": 1}, "optimizer": {"accumulation": accumulation}}
-    record = RunRecord("arm", 0, "done", config=config, facts=facts, digests=digests_of(path))
+    record = RunRecord(arm, block, "done", config=config, facts=facts, digests=digests_of(path))
     StudyFolder(folder).write_run(record)
-    (found,) = StudyFolder(folder).runs()
-    return found
+    return next(one for one in StudyFolder(folder).runs() if (one.record.arm, one.record.block) == (arm, block))
 
 
 def _span(spans: dict[str, list[Any]], role: str, rank: int, name: str, batch: int, start: float, end: float) -> None:
@@ -107,6 +112,52 @@ def test_the_rank_and_the_stage_are_named_with_what_they_cost(tmp_path: Path, pa
     assert found.exchange_ms == (pytest.approx(1, rel=1e-3) if parallel == "ddp" else None)
     each = TOKENS / found.step_ms * 1e3
     assert [one.tokens_per_s for one in found.ranks] == pytest.approx([each, each])
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_without_data_a_step_is_what_all_ranks_then_need(tmp_path: Path, parallel: str) -> None:
+    found = report(run(tmp_path, (5.0, 25.0), parallel=parallel))
+    assert found.data_costs_ms == pytest.approx(25, rel=1e-3)
+
+
+def test_the_ceiling_of_ranks_is_not_that_of_one_that_waits_for_another(tmp_path: Path) -> None:
+    """Rank 0 fetches for 5 ms, and its 20 ms of waiting for rank 1 lie in its backward pass."""
+    times = {"slow": (5.0, 25.0), "even": (5.0, 5.0)}
+    for block in range(5):
+        for arm, tokenize_ms in times.items():
+            run(tmp_path, tokenize_ms, arm=arm, block=block)
+    found = report_of(tmp_path, "ddp")
+    (one,) = found.compared
+    assert one.measured.ceiling is not None
+    assert one.measured.ratio.median == pytest.approx(47 / 27, rel=1e-3)
+    assert one.measured.ceiling.median == pytest.approx(47 / 22, rel=1e-3)
+    assert f"without any data work of any rank slow would be {47 / 22:.2f}x as fast" in reasons(found)
+    assert "Data costs rank 0 of slow 5.00 of 47.0 ms a step and is waited for." in headline(found)
+
+
+def test_no_ceiling_where_nobody_knows_what_ranks_wait_for(tmp_path: Path) -> None:
+    for block in range(5):
+        for arm, tokenize_ms in {"slow": (5.0, 25.0), "even": (5.0, 5.0)}.items():
+            run(tmp_path, tokenize_ms, parallel="fsdp", accumulation=4, arm=arm, block=block)
+    found = report_of(tmp_path, "fsdp")
+    (one,) = found.compared
+    assert one.measured.ceiling is None
+    assert "no ceiling (its ranks wait for one another, and for what is not known)" in reasons(found)
+
+
+def report_of(folder: Path, question: str) -> StudyReport:
+    """``even`` against ``slow``."""
+    arms = [ArmRecord("slow"), ArmRecord("even")]
+    study = StudyRecord("ranks", question, "done", arms=arms, comparisons=[ComparisonRecord("slow", "even")], blocks=5)
+    return analyse(study, list(StudyFolder(folder).runs()))
+
+
+def reasons(found: StudyReport) -> str:
+    return " ".join(comparison_sentence(one) for one in found.compared)
+
+
+def headline(found: StudyReport) -> str:
+    return " ".join(line.text for line in first_screen(found).headlines)
 
 
 def test_scatter_that_both_have_is_charged_to_nobody(tmp_path: Path) -> None:
