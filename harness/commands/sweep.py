@@ -66,7 +66,7 @@ def _plan(loaded: LoadedSweep) -> list[str]:
     asked = loaded.settings.steps
     parameters = configs.parameters(configs.base) if asked == "compute-optimal" else None
     title = f"sweep {loaded.settings.name}, strategy {strategy.name}"
-    return plan_lines(title, strategy.stages(space), space, step_tokens, parameters)
+    return [*plan_lines(title, strategy.stages(space), space, step_tokens, parameters), *loaded.notes]
 
 
 def _resumed(arguments: argparse.Namespace, command: list[str]) -> SweepEnded:

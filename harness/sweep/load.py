@@ -11,11 +11,12 @@ from pydantic import BaseModel, ValidationError
 
 from harness.scenario.errors import Problem, did_you_mean, first_error, problems_of
 from harness.scenario.load import load_scenario, read_merged
+from harness.scenario.model import Scenario
 from harness.scenario.overrides import DottedKeyError, expand, flatten, has, merge
 from harness.scenario.plan import make_plan
 from harness.scenario.shipped import SCENARIOS, SWEEPS, find
 from harness.scenario.yaml import Document, Mark, parse_document
-from harness.sweep.model import SweepConfig
+from harness.sweep.model import SweepBudget, SweepConfig
 from harness.sweep.sizes import ModelSize
 from harness.sweep.strategies import NAMES, SETTINGS
 from trainer.config import TrainerConfig
@@ -41,6 +42,7 @@ class LoadedSweep(NamedTuple):
     settings: SweepConfig
     arm: str
     config: TrainerConfig
+    notes: tuple[str, ...] = ()  # on what of its scenario does not count here
 
 
 def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
@@ -54,8 +56,9 @@ def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
     for text in sets:
         apply_sweep_set(document, text)
     settings = check_settings(document)
-    arm, config = _arm_of(settings, document, file)
-    return LoadedSweep(settings, arm, config)
+    base = _base_of(settings, document, file)
+    config = _config_of(settings, base, document)
+    return LoadedSweep(base.priced(settings), base.arm, config, base.notes(settings))
 
 
 def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None = None) -> None:
@@ -114,36 +117,61 @@ def check_settings(document: Document) -> SweepConfig:
     return settings
 
 
-def _arm_of(settings: SweepConfig, document: Document, file: Path) -> tuple[str, TrainerConfig]:
-    """The name and the configuration that the trials share."""
-    name, below = DEFAULT_ARM, dict[str, Json]()
+class _Base(NamedTuple):
+    """What trials share before the sweep's own keys; ``scenario``: that it is of, and its name in the file."""
+
+    arm: str = DEFAULT_ARM
+    config: dict[str, Json] = {}  # noqa: RUF012 - never changed
+    scenario: Scenario | None = None
+
+    def priced(self, settings: SweepConfig) -> SweepConfig:
+        """A machine costs a sweep what it costs the scenario, unless the sweep says another price."""
+        if self.scenario is None or settings.price_usd_per_hour is not None:
+            return settings
+        return settings.model_copy(update={"price_usd_per_hour": self.scenario.price_usd_per_hour})
+
+    def notes(self, settings: SweepConfig) -> tuple[str, ...]:
+        """A line for each thing of the scenario that a reader may take to count for the sweep."""
+        found = []
+        if self.scenario is not None and self.scenario.budget is not None and settings.budget == SweepBudget():
+            found.append(f"the budget of {settings.scenario} is not one of this sweep, which has none (budget)")
+        if self.scenario is not None and self.scenario.upload is not None:
+            found.append(f"the upload of {settings.scenario} is not one of this sweep (harness upload copies it)")
+        return tuple(found)
+
+
+def _base_of(settings: SweepConfig, document: Document, file: Path) -> _Base:
     if settings.scenario is None and settings.arm is not None:
         raise InputError(f"{document.nearest(('arm',))}: arm: goes with scenario; give that too")
-    if settings.scenario is not None:
-        name, below = _scenario_arm(settings.scenario, settings.arm, document, file)
+    return _Base() if settings.scenario is None else _scenario_arm(settings.scenario, settings.arm, document, file)
+
+
+def _config_of(settings: SweepConfig, base: _Base, document: Document) -> TrainerConfig:
+    """The configuration that the trials share."""
     over = dict(settings.base)
     # Of the length of a schedule nothing is known yet: each trial has its own.
     over["optimizer"] = {**merge(section(over, "optimizer"), _optimizer(settings)), "schedule_steps": LONGEST}
     try:
         # Strictly what is written here; what the arm holds was checked before.
-        return name, TrainerConfig.model_validate(merge(below, over), strict=not below)
+        return TrainerConfig.model_validate(merge(base.config, over), strict=not base.config)
     except ValidationError as error:
         raise _first(error, TrainerConfig, document, ("base",)) from error
 
 
-def _scenario_arm(scenario: str, arm: str | None, document: Document, file: Path) -> tuple[str, dict[str, Json]]:
+def _scenario_arm(scenario: str, arm: str | None, document: Document, file: Path) -> _Base:
     mark = document.nearest(("scenario",))
     relative = Path(os.path.normpath(file.parent / scenario))
     place = relative if relative.exists() else find(scenario, SCENARIOS)
     try:
-        plan = make_plan(load_scenario(place), str(place), [] if arm is None else [arm])
+        loaded = load_scenario(place)
+        plan = make_plan(loaded, str(place), [] if arm is None else [arm])
     except InputError as error:
         raise InputError(f"{mark}: scenario {scenario}: {str(error).replace('--arm', 'arm', 1)}") from error
     arms = [one for one in plan.arms if one.control is None]
     if len(arms) != 1:
         names = ", ".join(one.name for one in arms)
         raise InputError(f"{mark}: arm: one arm is trained, and {scenario} has {len(arms)}: {names}")
-    return arms[0].name, arms[0].config.model_dump(mode="json")
+    return _Base(arms[0].name, arms[0].config.model_dump(mode="json"), loaded)
 
 
 def _optimizer(settings: SweepConfig) -> dict[str, Json]:

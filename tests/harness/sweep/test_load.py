@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.scenario.shipped import SWEEPS, shipped
+from harness.scenario.shipped import SCENARIOS, SWEEPS, find, shipped
 from harness.sweep.load import load_sweep
 from harness.sweep.space import TrialConfigs
 from harness.sweep.trials import TrialPlan
@@ -129,6 +129,25 @@ def test_an_arm_of_a_scenario_is_the_base(file: Path) -> None:
     assert (loaded.config.data.path, loaded.config.data.access) == ("tokens-mmap", "scalar")  # the base's, the arm's
     assert loaded.config.data.tokenizer.train is not None
     assert loaded.config.data.tokenizer.train.vocab_size == 2048
+
+
+def test_a_machine_costs_a_sweep_what_it_costs_its_scenario(file: Path) -> None:
+    small = file.with_name("scenario.yaml")
+    small.write_text(
+        f"extends: {find('quickstart', SCENARIOS).resolve()}\nname: small\nprice_usd_per_hour: 2.0\n"
+        "budget: {usd: 1}\nupload: file:///nowhere\n"
+    )
+    text = SWEEP.replace("base:\n", f"scenario: {small.name}\narm: tokens-padded\nbase:\n", 1)
+    file.write_text(text)
+    loaded = load_sweep(file)
+    assert loaded.settings.price_usd_per_hour == 2.0
+    assert loaded.settings.budget.usd is None
+    assert loaded.notes == (
+        "the budget of scenario.yaml is not one of this sweep, which has none (budget)",
+        "the upload of scenario.yaml is not one of this sweep (harness upload copies it)",
+    )
+    own = load_sweep(file, ["price_usd_per_hour=3.0", "budget={usd: 7}"])
+    assert (own.settings.price_usd_per_hour, len(own.notes)) == (3.0, 1)
 
 
 @pytest.mark.parametrize(
