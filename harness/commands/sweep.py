@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", "--dry-run", action="store_true", dest="plan", help="print the trials (and brackets), and run nothing"
     )
+    parser.add_argument(
+        "--cost", action="store_true", help="train a few steps of each size of trial, print the hours and money of all"
+    )
     parser.add_argument("--out", default=OUT, metavar="DIR", help="where sweeps go (default: %(default)s)")
     parser.add_argument("--resume", metavar="DIR", help="run what the sweep in this folder still lacks")
     parser.add_argument(
@@ -53,6 +56,8 @@ def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
 
     for line in _plan(loaded):
         print(line, file=sys.stderr)
+    if arguments.cost:
+        return _cost(loaded, command, arguments.sweep)
     return _finish(begin_sweep(loaded, Path(arguments.out), command, arguments.sweep))
 
 
@@ -69,8 +74,29 @@ def _plan(loaded: LoadedSweep) -> list[str]:
     return [*plan_lines(title, strategy.stages(space), space, step_tokens, parameters), *loaded.notes]
 
 
+def _cost(loaded: LoadedSweep, command: list[str], source: str) -> int:
+    from harness.sweep.begin import cost_of_sweep
+    from harness.sweep.budget import BudgetOver
+    from harness.sweep.messages import cost_lines
+    from harness.sweep.trial_process import TrialFailed
+
+    try:
+        found = cost_of_sweep(loaded, command, source)
+    except (TrialFailed, BudgetOver) as failed:
+        print(f"harness: {failed}", file=sys.stderr)
+        return 1
+    for line in cost_lines(found.needs, found.measuring_s, found.price_usd_per_hour):
+        say(line)
+    return 0
+
+
 def _resumed(arguments: argparse.Namespace, command: list[str]) -> SweepEnded:
-    given = {"SWEEP": arguments.sweep, "--plan": arguments.plan, "--out": arguments.out != OUT}
+    given = {
+        "SWEEP": arguments.sweep,
+        "--plan": arguments.plan,
+        "--cost": arguments.cost,
+        "--out": arguments.out != OUT,
+    }
     for name, value in given.items():
         if value:
             raise InputError(f"sweep --resume: {name} does not go with it: a sweep goes on as it was begun")

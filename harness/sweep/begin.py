@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from harness.launch.preparation import check_devices, check_writable, prepare_data
 from harness.launch.study import create_folder, now, only_one
@@ -15,7 +16,7 @@ from harness.sweep.journal import require_optuna
 from harness.sweep.load import LoadedSweep
 from harness.sweep.model import SweepConfig
 from harness.sweep.pilot import refuse_too_much
-from harness.sweep.run import SweepEnded, SweepRun
+from harness.sweep.run import SweepCost, SweepEnded, SweepRun
 from harness.sweep.space import TrialConfigs
 from harness.sweep.store import SweepFolder, SweepRecord
 from harness.sweep.trials import TrialPlan
@@ -38,6 +39,21 @@ def configs_of(loaded: LoadedSweep) -> TrialConfigs:
 
 def begin_sweep(loaded: LoadedSweep, out: Path, command: Sequence[str], source: str) -> SweepEnded:
     """Begin a sweep in a new folder below ``out``. Raises InputError before anything ran where it cannot work."""
+    return _run(*_begun(loaded, out, command, source))
+
+
+def cost_of_sweep(loaded: LoadedSweep, command: Sequence[str], source: str) -> SweepCost:
+    """What all trials of a sweep are expected to take, by a few steps of each size of them; of these nothing is kept.
+
+    Raises InputError as :func:`begin_sweep` does, and TrialFailed where those steps end in a fault.
+    """
+    with TemporaryDirectory(prefix="sweep-cost-") as place:
+        return SweepRun(*_begun(loaded, Path(place), command, source)).cost()
+
+
+def _begun(
+    loaded: LoadedSweep, out: Path, command: Sequence[str], source: str
+) -> tuple[SweepFolder, SweepRecord, SweepConfig, TrialConfigs]:
     require_optuna()  # before data is prepared and a folder begun
     settings, configs = loaded.settings, configs_of(loaded)
     check_writable(out)
@@ -60,7 +76,7 @@ def begin_sweep(loaded: LoadedSweep, out: Path, command: Sequence[str], source: 
         record_environment(),
     )  # fmt: skip
     folder.write(record)
-    return _run(folder, record, settings, configs)
+    return folder, record, settings, configs
 
 
 def resume_sweep(path: Path, command: Sequence[str], budget: SweepConfig | None = None) -> SweepEnded:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.cost import HOUR_S
-from harness.report.cost import duration, money
-from harness.report.words import count, ms
+from harness.analysis.cost import HOUR_S, usd_of
+from harness.report.cost import duration, hours, money
+from harness.report.terminal import aligned
+from harness.report.words import count, ms, number
 from harness.sweep.budget import Resource, Shortage, Spending, TrialsNeed
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
 
@@ -129,6 +130,31 @@ def plan_lines(
         "trials that diverge or fall behind end earlier"
     )
     return lines
+
+
+def cost_lines(needs: Sequence[TrialsNeed], measuring_s: float, price: float | None) -> list[str]:
+    """What a sweep will cost: hours of the trials of each size, their sum, and the money that follows from them."""
+    header = ["size", "trials", "steps", "ms a step", "hours", *(["USD"] if price is not None else [])]
+    seconds = [one.seconds or 0.0 for one in needs]
+    rows = [
+        [one.group or "all", f"{one.trials:,}", f"{one.steps:,}", number((one.step_s or 0.0) * 1e3), hours(took)]
+        for one, took in zip(needs, seconds, strict=True)
+    ]
+    if len(rows) > 1:
+        trials, steps = (sum(values) for values in zip(*((one.trials, one.steps) for one in needs), strict=True))
+        rows.append(["together", f"{trials:,}", f"{steps:,}", "", hours(sum(seconds))])
+        seconds.append(sum(seconds))
+    if price is not None:
+        rows = [
+            [*row, money(usd_of(took, price) or 0.0).removesuffix(" USD")]
+            for row, took in zip(rows, seconds, strict=True)
+        ]
+    money_text = "no price is known (price_usd_per_hour)" if price is None else f"at {price:g} USD an hour"
+    return [
+        *aligned([header, *rows]),
+        f"expected where no trial ends early, from the median step of each size, the start, the passes over held-out "
+        f"data and the checkpoints; {money_text}; measured in {duration(measuring_s)}",
+    ]
 
 
 def trial_line(trial: Trial) -> str:

@@ -36,7 +36,7 @@ class SweepProgress:
     def measuring(self, steps: int, group: str) -> None:
         """A few steps are trained to know what one takes."""
         which = f"a trial of {group}" if group else "a trial"
-        self._say(f"training {count(steps, 'step')} to know what {which} takes (budget)")
+        self._say(f"training {count(steps, 'step')} to know what {which} takes")
 
     def begin(self, trial: Trial) -> None:
         """A trial begins, or goes on."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.launch.protocol import TrialEvent, TrialStart
 from harness.launch.study import now
 from harness.sweep import messages
-from harness.sweep.budget import BudgetOver, limit_s, need_of, shortage, spent_by
+from harness.sweep.budget import BudgetOver, TrialsNeed, limit_s, need_of, needs_by_size, shortage, spent_by
 from harness.sweep.journal import TrialJournal
 from harness.sweep.milestones import is_behind, milestones
 from harness.sweep.model import SweepConfig
@@ -38,6 +38,15 @@ class SweepEnded:
     folder: SweepFolder
     status: SweepStatus
     error: str | None
+
+
+@dataclass(frozen=True)
+class SweepCost:
+    """What all trials of a sweep are expected to need where none ends early, by size, and what measuring that took."""
+
+    needs: tuple[TrialsNeed, ...]
+    measuring_s: float
+    price_usd_per_hour: float | None
 
 
 class SweepRun:
@@ -83,6 +92,19 @@ class SweepRun:
             self._server.close()
             self._record = self._folder.update(self._record, status=status, error=error, ended_utc=now())
         return SweepEnded(self._folder, status, error)
+
+    def cost(self) -> SweepCost:
+        """Train a few steps of each size of trial, and no trial."""
+        try:
+            kinds = pilots_of(self._settings, self._space)
+            for plan in kinds.values():
+                self._measure(plan)
+        finally:
+            self._progress.end()
+            self._server.close()
+        stages = self._settings.strategy.stages(self._space)
+        needs = needs_by_size(stages, self._space, self._configs, self._record.pilots)
+        return SweepCost(tuple(needs), self._record.lost_s, self._record.price_usd_per_hour)
 
     def _search(self) -> None:
         asking = self._settings.strategy.search(self._space)

@@ -209,6 +209,25 @@ def test_a_budget_of_time_refuses_stops_within_a_trial_and_is_raised(file: Path)
 
 
 @pytest.mark.slow
+def test_what_a_sweep_will_cost_is_measured_of_every_size_and_no_trial_runs(file: Path) -> None:
+    out = file.parent / "out"
+    sizes = "[{layers: 1, width: 16, heads: 1}, {layers: 2, width: 16, heads: 1}, {layers: 3, width: 16, heads: 1}]"
+    strategy = f"strategy={{name: model-scaling, trials: 4, sizes: {sizes}}}"
+    words = ["--set", strategy, "--set", "steps=1000000", "--set", "price_usd_per_hour=3600"]
+    done = harness("sweep", str(file), "--cost", "--out", str(out), *words)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if "000,000" in line}
+    assert list(rows) == ["1/16/1", "2/16/1", "3/16/1", "together"]
+    for trials, steps, step_ms, hours, usd in (row for size, row in rows.items() if size != "together"):
+        assert (trials, steps) == ("4", "4,000,000")
+        assert float(hours) * 3600 >= 4e6 * float(step_ms) / 1e3 * 0.98  # steps, and what lies beside them
+        assert float(usd.replace(",", "")) == pytest.approx(float(hours) * 3600, rel=0.01)  # a dollar a second
+    assert rows["together"][:2] == ["12", "12,000,000"]
+    assert float(rows["together"][2]) == pytest.approx(sum(float(rows[size][3]) for size in list(rows)[:3]), rel=0.01)
+    assert not out.exists() or not list(out.iterdir())
+
+
+@pytest.mark.slow
 def test_a_budget_is_held_against_every_size_before_the_first_trial(file: Path) -> None:
     """The small model's trials would have fitted."""
     out = file.parent / "out"
@@ -222,7 +241,7 @@ def test_a_budget_is_held_against_every_size_before_the_first_trial(file: Path) 
     assert line.startswith("harness: budget.hours: 60.0 min, but 3 sizes need ")
     for group in ("1/16/1", "2/16/1", "3/16/1"):
         assert f"{group}: 4 trials, 4,000,000 steps x " in line
-        assert f"training 20 steps to know what a trial of {group} takes (budget)" in done.stderr
+        assert f"training 20 steps to know what a trial of {group} takes" in done.stderr
     folder = only(out)
     assert TrialJournal(folder).trials() == []
     record = json.loads((folder / "sweep.json").read_text())
