@@ -57,7 +57,10 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     elif abs(_mean_ms(arm) / typical_ms - 1) > UNLIKE:
         step = f"{part(_mean_ms(arm))} a step on average, typically {part(typical_ms)}{_long(totals.long_steps, part)}"
     served = f" {copies_text(arm, name)}" if arm.copies else ""
-    lines = [Headline(name, step, f"{_data(arm)}{_gain(arm)}{served}")]
+    data = _data(arm)
+    if arm.ranks is not None:
+        data = f"As for rank 0: {data[0].lower()}{data[1:]}"
+    lines = [Headline(name, step, f"{data}{_gain(arm)}{served}")]
     lines += [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))

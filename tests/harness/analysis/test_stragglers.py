@@ -145,6 +145,16 @@ def test_no_ceiling_where_nobody_knows_what_ranks_wait_for(tmp_path: Path) -> No
     assert "no ceiling (its ranks wait for one another, and for what is not known)" in reasons(found)
 
 
+def test_what_a_lone_arm_of_ranks_waits_for_is_said_of_the_rank_that_it_is_of(tmp_path: Path) -> None:
+    run(tmp_path, (0.1, 25.0))
+    found = analyse(
+        StudyRecord("ranks", "", "done", arms=[ArmRecord("arm")], blocks=1), [*StudyFolder(tmp_path).runs()]
+    )
+    said = headline(found)
+    assert "As for rank 0: it hardly waits for data (0.10 ms)." in said
+    assert "rank 1 makes the others wait" in said
+
+
 def report_of(folder: Path, question: str) -> StudyReport:
     """``even`` against ``slow``."""
     arms = [ArmRecord("slow"), ArmRecord("even")]
