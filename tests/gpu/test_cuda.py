@@ -53,3 +53,34 @@ def test_it_trains_on_cuda_and_the_ledger_holds(precision: str) -> None:
     loss = recorder.losses
     assert [sum(table[f"{phase}_ns"][row] for phase in PHASES) for row in range(60)] == table["wall_ns"]
     assert loss[59] < loss[0] - 0.5
+
+
+@pytest.mark.parametrize("documents", ["joined", "separated"])
+@pytest.mark.parametrize("preset", ["gpt2-tiny", "llama-tiny"])
+def test_nothing_in_the_default_loop_waits_for_the_device_unasked(preset: str, documents: str) -> None:
+    """torch raises an error for any operation that makes the host wait; the loop's own event says so by itself."""
+    config = TrainerConfig.model_validate(
+        {
+            "model": {"preset": preset},
+            "data": {
+                "corpus": {"builtin": "python-docs", "documents": 200},
+                "tokenizer": {"train": {"vocab_size": 1024}},
+                "path": "tokens-mmap",
+                "documents": documents,
+                "sequence_length": 64,
+                "pin_memory": True,
+            },
+            "compute": {"device": "cuda", "precision": "bf16"},
+        }
+    )
+    with open_batches(config.data, prepare(config.data), seed=0) as batches:
+        loop = train(config, build_compute(config, 1024), batches)
+        for _ in range(10):
+            next(loop)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(20):
+                next(loop)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        loop.close()

@@ -24,8 +24,7 @@ pytestmark = [
 PROFILED_STEPS = 5
 # So much work for each launch that the host stays ahead: kernels follow one another without a gap, and the ledger's
 # phases hold nothing else. fp32 in few and wide layers: kernels of hundreds of microseconds, in about 15 GB. Nothing of
-# the loop's own waits for the device: no value of the gradient norm or of a loss, no copy from pageable memory. What is
-# left: transformers, which looks once at the positions as each forward begins (packed: at no mask besides).
+# the loop's own waits for the device: no value of the gradient norm or of a loss, no copy from pageable memory.
 SCENARIO = f"""
 name: gpu-probes
 question: Do ledger and profiler agree on a real device?

@@ -16,6 +16,7 @@ from trainer.compute.in_flight import InFlight
 from trainer.compute.likelihood import EndingRow, log_likelihoods
 from trainer.compute.modes import compiled, fuse_gelu, keep_layer_inputs_alone
 from trainer.compute.mup import learning_rate_factors, parameter_groups
+from trainer.compute.packed_rows import known, several_documents, teach_transformers
 from trainer.compute.parallel import Parallel
 from trainer.compute.precision import NormCheck, Precision
 from trainer.compute.scores import Scores, evaluating, validate
@@ -75,6 +76,8 @@ class TorchCompute:
         self._shifted = objective_of(config.model) == "causal"
         self._attention = partial(attention.kernels, config)
         self.attention: str | None = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        if self._own is None:
+            teach_transformers()
         if config.model.fused_gelu:
             fuse_gelu(self._model)
         if config.model.activation_checkpointing:
@@ -110,8 +113,9 @@ class TorchCompute:
         mask = None  # see _run_model
         if batch.masked and batch.attention_mask is not None:
             mask = batch.attention_mask.to(self._device, non_blocking=True)
-        positions = None
+        positions, several = None, None
         if batch.position_ids is not None:
+            several = several_documents(batch.position_ids)
             positions = batch.position_ids.to(self._device, non_blocking=True)
         copied = replace(
             batch,
@@ -119,6 +123,7 @@ class TorchCompute:
             labels=batch.labels.to(self._device, non_blocking=True),
             attention_mask=mask,
             position_ids=positions,
+            several_documents=several,
         )
         if self._pinned and self._device.type == "cuda":  # a copy from pageable memory has read it when it returns
             event: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -146,15 +151,18 @@ class TorchCompute:
         # Without the mask of padded rows: padding follows the text, so no position with a label can attend to it, and
         # attention with a mask is not computed by the fastest kernels. A user's source may pad before the text.
         mask = {"attention_mask": batch.attention_mask} if batch.masked else {}
+        several: bool | None = False
         if batch.position_ids is not None:
-            mask["position_ids"] = batch.position_ids
+            mask["position_ids"], several = batch.position_ids, batch.several_documents
         if batch.masked and not self._takes_mask:
             raise InputError(
                 f"data.source: {self._source} gives padding before text, but the module of {self._own} takes no "
                 "attention_mask; pad after the text, or give its forward that parameter"
             )
         assert batch.shifted == self._shifted, "the batches are of another objective than the model"
-        with self._precision.autocast(), self._attention():
+        # Within a model of the user's own nobody knows which positions one of transformers is given.
+        rows = known(several if self._own is None else None)
+        with self._precision.autocast(), self._attention(), rows:
             try:
                 return self._run(input_ids=batch.input_ids, labels=batch.labels, **mask)
             except IndexError as error:  # on a CPU, of a table that has no such row
