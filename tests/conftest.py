@@ -39,9 +39,7 @@ _made_cache = pytest.StashKey[str]()
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
-    if arguments and arguments[0] == "fc-list":  # matplotlib looks for fonts, once on a machine
-        return
-    if event in PROCESS_EVENTS:
+    if event in PROCESS_EVENTS and arguments[:1] != ("fc-list",):  # matplotlib looks for fonts, once on a machine
         _started.append(f"{event} {arguments[1] if len(arguments) > 1 else ''}")
 
 

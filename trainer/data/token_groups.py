@@ -10,12 +10,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from errno import ENOMEM
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainer.data.corpus import ROW_GROUP, Corpus, iter_encoded, iter_texts
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 GROUP_BYTES = 1 << 20  # of text in a group: 10 ms of the fastest engine, and 120 MB of memory of tokenizers
 LONG_CHARACTERS = 2 << 20  # of a document that is encoded in parts
 IN_FLIGHT_BYTES = 64 << 20  # of text that is being encoded or waits to be written; a larger document goes by itself
+_AHEAD = 16  # of that, one part more may lie ready to be encoded
+_ENDING_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -90,15 +94,21 @@ def encoded_groups(groups: Iterable[TextGroup], info: TokenizerInfo, workers: in
     """Encode groups of documents, in their order. This is all that a machine of a cluster does with its share.
 
     ``workers``: threads, or processes where the engine holds Python's lock (default: as many as this process may use
-    cores). What is in flight is bounded by ``IN_FLIGHT_BYTES`` of text, and by ``workers`` + 1 groups.
+    cores). What is in flight is bounded by ``IN_FLIGHT_BYTES`` of text, and by ``workers`` + 1 groups; a little more
+    is read ahead.
     """
     count = workers or len(os.sched_getaffinity(0))
-    engine = load_tokenizer(info)
     if count == 1:
+        engine = load_tokenizer(info)
         for group in groups:
             yield _encode(engine, info, group)
         return
-    executor, encode = _executor(engine, info, count)
+    with _ReadAhead(groups) as read:
+        yield from _encoded_by_many(read, info, count)
+
+
+def _encoded_by_many(groups: Iterable[TextGroup], info: TokenizerInfo, count: int) -> TokenGroups:
+    executor, encode = _executor(load_tokenizer(info), info, count)
     pending: deque[tuple[Future[TokenGroup], int]] = deque()
     held_bytes = 0
 
@@ -121,6 +131,62 @@ def encoded_groups(groups: Iterable[TextGroup], info: TokenizerInfo, workers: in
             yield first()
     finally:
         executor.shutdown(cancel_futures=True)  # interrupted, it waits for what is being encoded, not for the queue
+
+
+class _ReadAhead:
+    """Groups of documents that another thread reads, while this one writes what was made of those before."""
+
+    def __init__(self, groups: Iterable[TextGroup]) -> None:
+        self._groups = iter(groups)
+        self._ready: deque[TextGroup] = deque()
+        self._bytes = 0  # of their text
+        self._state = threading.Condition()
+        self._error: BaseException | None = None
+        self._ended = False  # all was read, or nobody takes any more
+        self._thread = threading.Thread(target=self._read, name="read corpus", daemon=True)
+
+    def __enter__(self) -> _ReadAhead:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread, where not all was read. One that waits for a network for long ends with the process."""
+        with self._state:
+            self._ended = True
+            self._state.notify_all()
+        self._thread.join(_ENDING_S)
+
+    def __iter__(self) -> Iterator[TextGroup]:
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: self._ready or self._ended)
+                if not self._ready:
+                    break
+                group = self._ready.popleft()
+                self._bytes -= group.text_bytes
+                self._state.notify_all()
+            yield group
+        if self._error is not None:
+            raise self._error
+
+    def _read(self) -> None:
+        try:
+            for group in self._groups:
+                with self._state:
+                    self._state.wait_for(partial(self._has_room, group.text_bytes))
+                    if self._ended:
+                        return
+                    self._ready.append(group)
+                    self._bytes += group.text_bytes
+                    self._state.notify_all()
+        except BaseException as error:
+            self._error = error
+        with self._state:
+            self._ended = True
+            self._state.notify_all()
+
+    def _has_room(self, size: int) -> bool:
+        return self._ended or not self._ready or self._bytes + size <= IN_FLIGHT_BYTES // _AHEAD
 
 
 def _executor(engine: Engine, info: TokenizerInfo, count: int) -> tuple[Executor, Callable[[TextGroup], TokenGroup]]:

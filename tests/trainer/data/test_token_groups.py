@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
@@ -65,8 +66,31 @@ def test_no_more_text_is_read_than_may_be_in_flight(info: TokenizerInfo, monkeyp
             yield TextGroup(["x" * 60], 60)
 
     for done, _ in enumerate(encoded_groups(groups(), info, workers=4)):
-        assert len(read) <= done + 2  # one is encoded, one is held by the reader
+        # One is encoded, one waits for its turn, one lies ready, one is held by who reads.
+        assert len(read) <= done + 4
     assert len(read) == 20
+
+
+def reads_corpus() -> bool:
+    return any(one.name == "read corpus" for one in threading.enumerate())
+
+
+def test_what_cannot_be_read_is_raised_where_groups_are_taken(info: TokenizerInfo) -> None:
+    def groups() -> Iterator[TextGroup]:
+        yield TextGroup(["a"], 1)
+        raise InputError("no such row")
+
+    with pytest.raises(InputError, match="no such row"):
+        list(encoded_groups(groups(), info, workers=2))
+    assert not reads_corpus()
+
+
+def test_whoever_stops_taking_groups_ends_the_reading(info: TokenizerInfo) -> None:
+    found = encoded_groups((TextGroup(["x" * 60], 60) for _ in count()), info, workers=2)
+    next(found)
+    assert reads_corpus()
+    found.close()  # type: ignore[attr-defined]
+    assert not reads_corpus()
 
 
 def test_what_the_engine_cannot_encode_ends_it_at_once(info: TokenizerInfo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,9 @@ from trainer.data.engines.base import Encoded, flat, joined, lists
 from trainer.data.engines.byte_level import CannotExpressError
 from trainer.errors import InputError, one_line
 
+# Characters of a batch from which gigatoken's encode_batch pays: its array costs 0.3 to 0.4 ms to make and to read.
+_BATCH_CHARACTERS = 1 << 19
+
 _REMEDY = "; without data.tokenizer.engine the tokenizer's own library encodes it"
 
 
@@ -62,7 +65,8 @@ class Gigatoken(_FromFlat):
     """Encodes with gigatoken in the calling thread: its own threads would not survive a fork.
 
     One of its tokenizers serves one thread at a time and raises in any other ("Already borrowed"). So each call takes
-    one that is idle, or makes another.
+    one that is idle, or makes another. Document by document it holds Python's lock, and threads take turns; of a batch
+    it lets go of it.
     """
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
@@ -78,13 +82,15 @@ class Gigatoken(_FromFlat):
             self._idle = [self._make(self._json)]
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        # Not its encode_batch: the awkward array of a batch costs more than encoding a few documents.
+        together = len(texts) > 1 and sum(map(len, texts)) >= _BATCH_CHARACTERS
         with _one_line("gigatoken", _REMEDY):
             try:
                 tokenizer = self._idle.pop()
             except IndexError:
                 tokenizer = self._make(self._json)
             try:
+                if together:
+                    return _of_awkward(tokenizer.encode_batch(list(texts), parallel=False))
                 return joined([tokenizer.encode(text) for text in texts])
             finally:
                 self._idle.append(tokenizer)
@@ -110,6 +116,14 @@ class Fastokens(_FromFlat):
             ids, offsets = self._tokenizer.encode_batch_flat(list(texts), split_special_tokens=self._as_text)
         lengths = np.diff(np.frombuffer(offsets, dtype="<u8")).astype(np.int64)
         return Encoded(np.frombuffer(ids, dtype="<u4"), lengths)
+
+
+def _of_awkward(array: Any) -> Encoded:
+    """The lists of an awkward array, end to end, as they lie in its buffers (ListOffsetArray: offsets and content)."""
+    import numpy as np
+
+    offsets, content = np.asarray(array.layout.offsets.data), np.asarray(array.layout.content.data)
+    return Encoded(content[offsets[0] : offsets[-1]], np.diff(offsets).astype(np.int64))
 
 
 def _content(location: str) -> dict[str, Any]:
