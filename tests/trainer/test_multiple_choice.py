@@ -306,6 +306,7 @@ def test_a_bin_that_is_none_is_refused_in_one_line(prepared: Prepared, tmp_path:
     assert "context: no token in it" in refused(changed(5, 0))
     assert "reach beyond the question" in refused(changed(5, 3000))
     assert "2 bytes follow the last of the 1 questions" in refused(good + b"\0\0")
+    assert "an even number, as every token has two" in refused(good + b"\0")
     assert "holds the id 60000, and the arm's tokenizer has" in refused(changed(6, 60000))
     for end in range(1024, len(good), 2):
         assert "cut short there" in refused(good[:end])

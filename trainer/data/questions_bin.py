@@ -55,7 +55,10 @@ def read_bin(path: str, key: str, most: int | None) -> list[TokenQuestion]:
     if count < 1:
         raise InputError(f"{place}: holds no question (its header says {count})")
     stream = np.frombuffer(content, "<u2", (len(content) - 4 * HEADER) // 2, 4 * HEADER)
-    return list(_questions(place, stream, count if most is None else min(most, count), count))
+    found = list(_questions(place, stream, count if most is None else min(most, count), count))
+    if len(content) % 2:
+        raise InputError(f"{place}: {len(content):,} bytes; allowed: an even number, as every token has two")
+    return found
 
 
 def _questions(place: str, stream: NDArray[np.uint16], wanted: int, count: int) -> Iterator[TokenQuestion]:
