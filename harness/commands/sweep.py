@@ -54,18 +54,18 @@ def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
         return 0
     from harness.sweep.begin import begin_sweep
 
-    for line in _plan(loaded):
+    for line in _plan(loaded, compared=not arguments.cost):
         print(line, file=sys.stderr)
     if arguments.cost:
         return _cost(loaded, command, arguments.sweep)
     return _finish(begin_sweep(loaded, Path(arguments.out), command, arguments.sweep))
 
 
-def _plan(loaded: LoadedSweep) -> list[str]:
+def _plan(loaded: LoadedSweep, *, compared: bool = True) -> list[str]:
     from harness.sweep.begin import configs_of
     from harness.sweep.messages import plan_lines
 
-    configs, strategy = configs_of(loaded), loaded.settings.strategy
+    configs, strategy = configs_of(loaded, compared=compared), loaded.settings.strategy
     space = configs.space()
     step_tokens = configs.step_tokens(configs.base)
     asked = loaded.settings.steps
@@ -85,7 +85,7 @@ def _cost(loaded: LoadedSweep, command: list[str], source: str) -> int:
     except (TrialFailed, BudgetOver) as failed:
         print(f"harness: {failed}", file=sys.stderr)
         return 1
-    for line in cost_lines(found.needs, found.measuring_s, found.price_usd_per_hour):
+    for line in cost_lines(found.needs, found.measuring_s, found.price_usd_per_hour, evaluated=found.evaluated):
         say(line)
     return 0
 

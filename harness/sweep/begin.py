@@ -25,8 +25,8 @@ from trainer.errors import InputError
 from trainer.model_files import objective_of
 
 
-def configs_of(loaded: LoadedSweep) -> TrialConfigs:
-    """The configurations of a sweep's trials."""
+def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
+    """The configurations of a sweep's trials. ``compared``: see :class:`TrialConfigs`."""
 
     def vocabulary() -> int:
         from trainer.data.prepare import prepare
@@ -34,7 +34,7 @@ def configs_of(loaded: LoadedSweep) -> TrialConfigs:
         config = loaded.config
         return prepare(config.data).with_objective(objective_of(config.model)).vocab_size
 
-    return TrialConfigs(loaded.settings, loaded.config, vocabulary)
+    return TrialConfigs(loaded.settings, loaded.config, vocabulary, compared=compared)
 
 
 def begin_sweep(loaded: LoadedSweep, out: Path, command: Sequence[str], source: str) -> SweepEnded:
@@ -48,14 +48,14 @@ def cost_of_sweep(loaded: LoadedSweep, command: Sequence[str], source: str) -> S
     Raises InputError as :func:`begin_sweep` does, and TrialFailed where those steps end in a fault.
     """
     with TemporaryDirectory(prefix="sweep-cost-") as place:
-        return SweepRun(*_begun(loaded, Path(place), command, source)).cost()
+        return SweepRun(*_begun(loaded, Path(place), command, source, compared=False)).cost()
 
 
 def _begun(
-    loaded: LoadedSweep, out: Path, command: Sequence[str], source: str
+    loaded: LoadedSweep, out: Path, command: Sequence[str], source: str, *, compared: bool = True
 ) -> tuple[SweepFolder, SweepRecord, SweepConfig, TrialConfigs]:
     require_optuna()  # before data is prepared and a folder begun
-    settings, configs = loaded.settings, configs_of(loaded)
+    settings, configs = loaded.settings, configs_of(loaded, compared=compared)
     check_writable(out)
     check_devices({loaded.arm: configs.base})
     space = configs.space()

@@ -132,8 +132,13 @@ def plan_lines(
     return lines
 
 
-def cost_lines(needs: Sequence[TrialsNeed], measuring_s: float, price: float | None) -> list[str]:
-    """What a sweep will cost: hours of the trials of each size, their sum, and the money that follows from them."""
+def cost_lines(
+    needs: Sequence[TrialsNeed], measuring_s: float, price: float | None, *, evaluated: bool = True
+) -> list[str]:
+    """What a sweep will cost: hours of the trials of each size, their sum, and the money that follows from them.
+
+    ``evaluated``: the trials have passes over held-out data.
+    """
     header = ["size", "trials", "steps", "ms a step", "hours", *(["USD"] if price is not None else [])]
     seconds = [one.seconds or 0.0 for one in needs]
     rows = [
@@ -150,11 +155,18 @@ def cost_lines(needs: Sequence[TrialsNeed], measuring_s: float, price: float | N
             for row, took in zip(rows, seconds, strict=True)
         ]
     money_text = "no price is known (price_usd_per_hour)" if price is None else f"at {price:g} USD an hour"
-    return [
+    counted = "the start, the passes over held-out data and the checkpoints" if evaluated else "the start"
+    lines = [
         *aligned([header, *rows]),
-        f"expected where no trial ends early, from the median step of each size, the start, the passes over held-out "
-        f"data and the checkpoints; {money_text}; measured in {duration(measuring_s)}",
+        f"expected where no trial ends early, from the median step of each size, {counted}; {money_text}; measured in "
+        f"{duration(measuring_s)}",
     ]
+    if not evaluated:
+        lines.append(
+            "a step is one of the emulated device, which takes its profile's share of the peak for granted; trials on "
+            "it cannot be compared, and passes over held-out data are not counted, as it has no loss"
+        )
+    return lines
 
 
 def trial_line(trial: Trial) -> str:

@@ -6,7 +6,7 @@ These trainings are no trials: they only say what a step, a pass and a start tak
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -19,6 +19,7 @@ from harness.sweep.space import TrialConfigs
 from harness.sweep.store import Pilot
 from harness.sweep.trial_process import TrialFailed, TrialLate, TrialServer
 from harness.sweep.trials import SearchSpace, TrialPlan
+from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
 PILOT_STEPS, PILOT_SKIPPED = 20, 10
@@ -83,6 +84,24 @@ def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
     passes_s, answers_s = _passes(found.with_name("evaluations.parquet"))
     other_s = ended_s - server.forked_s - len(walls_s) * step_s - sum(passes_s) - sum(answers_s)
     return Pilot(max(0.0, other_s), step_s, passes_s[-1] if passes_s else 0.0, answers_s[-1] if answers_s else 0.0)
+
+
+def time_steps(name: str, config: TrainerConfig, out: Path, command: Sequence[str]) -> Pilot:
+    """The same of a trial that trains nothing, as on an emulated device: its steps are those of a study's run.
+
+    Raises InputError, and TrialFailed where they do not end.
+    """
+    from harness.launch.costing import MeasurementFailed, measure
+    from harness.scenario.model import Scenario
+    from harness.scenario.plan import Arm, Plan
+
+    scenario = Scenario(name=name, question="", arms={name: None})
+    plan = Plan(scenario, (Arm(name, None, None, {}, config),), (), ())
+    try:
+        (found,) = measure(plan, "training", out, command, "", 0.0).arms
+    except MeasurementFailed as failed:
+        raise TrialFailed(f"the run that says what a trial takes: {failed}") from failed
+    return Pilot(found.startup_s + found.ending_s, found.step.likely)
 
 
 def _seconds(path: Path, column: str) -> list[float]:

@@ -19,7 +19,7 @@ from harness.sweep.budget import BudgetOver, TrialsNeed, limit_s, need_of, needs
 from harness.sweep.journal import TrialJournal
 from harness.sweep.milestones import is_behind, milestones
 from harness.sweep.model import SweepConfig
-from harness.sweep.pilot import PILOT_STEPS, pilots_of, refuse_too_much, train_pilot
+from harness.sweep.pilot import PILOT_STEPS, pilots_of, refuse_too_much, time_steps, train_pilot
 from harness.sweep.progress import SweepProgress
 from harness.sweep.space import TrialConfigs
 from harness.sweep.store import PILOT, SweepFolder, SweepRecord, SweepStatus, Taken
@@ -42,11 +42,15 @@ class SweepEnded:
 
 @dataclass(frozen=True)
 class SweepCost:
-    """What all trials of a sweep are expected to need where none ends early, by size, and what measuring that took."""
+    """What all trials of a sweep are expected to need where none ends early, by size, and what measuring that took.
+
+    ``evaluated``: passes over held-out data are counted.
+    """
 
     needs: tuple[TrialsNeed, ...]
     measuring_s: float
     price_usd_per_hour: float | None
+    evaluated: bool
 
 
 class SweepRun:
@@ -104,7 +108,8 @@ class SweepRun:
             self._server.close()
         stages = self._settings.strategy.stages(self._space)
         needs = needs_by_size(stages, self._space, self._configs, self._record.pilots)
-        return SweepCost(tuple(needs), self._record.lost_s, self._record.price_usd_per_hour)
+        evaluated = self._configs.base.evaluation is not None
+        return SweepCost(tuple(needs), self._record.lost_s, self._record.price_usd_per_hour, evaluated)
 
     def _search(self) -> None:
         asking = self._settings.strategy.search(self._space)
@@ -245,7 +250,11 @@ class SweepRun:
         may_s = math.inf if self._limit_s is None else self._limit_s - before_s
         begun_s = time.monotonic()
         try:
-            pilot = train_pilot(self._server, self._start(plan, folder, count, []), may_s)
+            config = self._configs.of(plan)
+            if config.compute.emulated is not None:  # of a sweep whose cost alone is asked for
+                pilot = time_steps(self._record.arm, config, folder, self._record.command)
+            else:
+                pilot = train_pilot(self._server, self._start(plan, folder, count, []), may_s)
         finally:
             lost_s = self._record.lost_s + time.monotonic() - begun_s
             self._record = self._folder.update(self._record, lost_s=lost_s)

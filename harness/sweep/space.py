@@ -24,10 +24,16 @@ MOST_STEPS = 10_000_000  # of a trial, however they are asked for
 class TrialConfigs:
     """The configurations of a sweep's trials. Methods raise InputError where one cannot be."""
 
-    def __init__(self, settings: SweepConfig, config: TrainerConfig, vocabulary: Callable[[], int]) -> None:
-        """``config``: what the trials share. ``vocabulary``: of the tokenizer, where the model does not say it."""
+    def __init__(
+        self, settings: SweepConfig, config: TrainerConfig, vocabulary: Callable[[], int], *, compared: bool = True
+    ) -> None:
+        """``config``: what the trials share. ``vocabulary``: of the tokenizer, where the model does not say it.
+
+        ``compared`` False: only what trials take is asked for. An emulated device says that, though it has no loss.
+        """
         self._settings = settings
-        self.base = config if config.evaluation is not None else _evaluated(config)
+        timed_alone = not compared and config.compute.emulated is not None
+        self.base = config if config.evaluation is not None or timed_alone else _evaluated(config)
         self._vocabulary = cache(vocabulary)
 
     def space(self) -> SearchSpace:
