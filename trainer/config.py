@@ -285,11 +285,6 @@ class TrainerConfig(Config):
                 "evaluation: which documents of data.source are held out is not known; allowed: evaluation.source "
                 "MODULE:FUNCTION, which gives them, or no evaluation"
             )
-        if self.data.source is None and self.data.shuffle == "windows":
-            raise ValueError(
-                "evaluation: documents are held out, and data.shuffle windows cuts rows across documents; allowed: "
-                "data.shuffle true, documents, false, or no evaluation"
-            )
         if self.data.source is None and evaluation.source is not None:
             raise ValueError("evaluation.source: goes with data.source only; allowed here: fraction or documents")
         return self

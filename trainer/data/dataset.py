@@ -229,15 +229,15 @@ class DataPipeline:
 def training_order(
     config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
 ) -> IndexSampler:
-    """The order of the documents that are trained on: all, but for those held out. Of windows: all."""
+    """The order of the documents, or windows, that are trained on: all, but for those held out."""
     if config.shuffle == "windows":
-        windows = windows_of(config, prepared)
+        windows, kept = windows_of(config, prepared)
         if workers > windows:
             raise InputError(
                 f"data.shuffle: windows: {prepared.corpus.name} has {windows} of {config.sequence_length} tokens, less "
                 f"than the {workers} workers and ranks that divide them; allowed: fewer of those, or global_order true"
             )
-        return ComputedSampler(windows, seed, worker, workers, endless)
+        return ComputedSampler(windows, seed, worker, workers, endless, kept)
     split = prepared.split
     rows = None if split is None else split.training_rows()
     count = prepared.corpus.documents if rows is None else len(rows)

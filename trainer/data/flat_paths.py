@@ -19,6 +19,7 @@ from trainer.errors import InputError
 from trainer.inject import Injector
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -35,15 +36,42 @@ def open_tokens(config: DataConfig, prepared: Prepared) -> FlatTokens:
     return FlatTokens(_plain(flat.tokens), _plain(flat.places[: documents + 1]))
 
 
-def windows_of(config: DataConfig, prepared: Prepared) -> int:
-    """How many windows of a row's length the flat tokens hold. Raises InputError where there is none."""
-    tokens = len(open_tokens(config, prepared).tokens)
+def windows_of(config: DataConfig, prepared: Prepared) -> tuple[int, NDArray[np.int64] | None]:
+    """How many windows of a row's length are trained on, and which (None: all that the flat tokens hold).
+
+    Without those that a held-out document reaches into. Raises InputError where there is none.
+    """
+    flat = open_tokens(config, prepared)
+    tokens = len(flat.tokens)
     if tokens < config.sequence_length:
         raise InputError(
             f"data.shuffle: windows of {config.sequence_length} tokens, but {prepared.corpus.name} has {tokens} under "
             "this tokenizer; allowed: a smaller data.sequence_length, or shuffle true, documents, false"
         )
-    return tokens // config.sequence_length
+    count = tokens // config.sequence_length
+    if prepared.split is None:
+        return count, None
+    kept = _windows_without(prepared.split.held_out_rows(), flat, config.sequence_length, count)
+    if not len(kept):
+        raise InputError(
+            f"data.shuffle: windows of {config.sequence_length} tokens, and a document that is held out reaches into "
+            f"each of {prepared.corpus.name}'s {count}; allowed: a smaller data.sequence_length or share that is held "
+            "out, or shuffle true, documents, false"
+        )
+    return len(kept), kept
+
+
+def _windows_without(documents: NDArray[np.int64], flat: FlatTokens, length: int, count: int) -> NDArray[np.int64]:
+    """Those of ``count`` windows that hold no token of ``documents``, ascending: (windows,)."""
+    import numpy as np
+
+    begins, ends = flat.places[documents], flat.places[documents + 1]
+    full = ends > begins
+    # One more where a document's first window begins, one less behind its last: sums above 0 are windows within.
+    change = np.zeros(count + 2, dtype=np.int64)
+    np.add.at(change, np.minimum(begins[full] // length, count), 1)
+    np.add.at(change, np.minimum((ends[full] - 1) // length + 1, count + 1), -1)
+    return np.flatnonzero(np.cumsum(change[:count]) == 0)
 
 
 def flat_pipeline(

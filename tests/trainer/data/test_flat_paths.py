@@ -23,7 +23,7 @@ from tests.trainer.data.recorder import StageRecorder
 from tests.trainer.data.test_packing import assert_same
 from tests.trainer.data.test_position import batches_of
 from trainer import telemetry
-from trainer.config import CorpusConfig, DataConfig, DataInject, TokenizerConfig, TrainerConfig
+from trainer.config import CorpusConfig, DataConfig, DataInject, EvaluationConfig, TokenizerConfig, TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.buffers import BatchBuffers
 from trainer.data.dataset import Epoch, make_pipeline
@@ -287,10 +287,32 @@ def test_what_a_path_cannot_do_is_refused(make_config: Make, changes: dict[str, 
         make_config(**changes)
 
 
-def test_windows_and_held_out_documents_do_not_go_together() -> None:
-    data = {"path": "tokens-mmap", "shuffle": "windows"}
-    with pytest.raises(ValidationError, match=r"evaluation: documents are held out, and data\.shuffle windows cuts"):
-        TrainerConfig.model_validate({"data": data, "evaluation": {}})
+@pytest.mark.parametrize("length", [2, 7, 16, 64])
+def test_no_window_that_is_trained_on_holds_a_token_of_a_document_that_is_held_out(
+    make_config: Make, length: int
+) -> None:
+    config = make_config(path="tokens-mmap", shuffle="windows", sequence_length=length, batch_size=1)
+    evaluation = EvaluationConfig(documents=4)
+    TrainerConfig.model_validate({"data": config.model_dump(), "evaluation": evaluation.model_dump()})
+    prepared, flat = prepare(config, evaluation=evaluation), flat_of(config)
+    assert prepared.split is not None
+    held = np.zeros(len(flat.tokens), dtype=bool)
+    for document in prepared.split.held_out_rows():
+        held[flat.places[document] : flat.places[document + 1]] = True
+    assert held.any()
+    count = len(held) // length
+    free = ~held[: count * length].reshape(count, length).any(axis=1)
+    expected = flat.tokens[: count * length].reshape(count, length)[free].tolist()
+    assert 0 < len(expected) < count
+    found = rows_of(batches_of(make_pipeline(config, prepared, 1, 0, 1), 2 * len(expected)))
+    assert sorted(found[: len(expected)]) == sorted(found[len(expected) :]) == sorted(expected)
+
+
+def test_a_document_that_is_held_out_may_reach_into_every_window(make_config: Make) -> None:
+    config = make_config(path="tokens-mmap", shuffle="windows", sequence_length=1000)
+    prepared = prepare(config, evaluation=EvaluationConfig(fraction=0.5))
+    with pytest.raises(InputError, match=r"^data\.shuffle: windows of 1000 tokens, and a document that is held out"):
+        make_pipeline(config, prepared, 0, 0, 1)
 
 
 def test_windows_longer_than_the_corpus_and_fewer_than_workers(make_config: Make) -> None:
