@@ -8,12 +8,14 @@ on a few SMs alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from harness.analysis.bounds import Bound
+from harness.analysis.comparisons import Waits
 from harness.analysis.probes.device_health import DeviceHealth
 from harness.analysis.probes.torch_profile import TorchProfile
-from harness.analysis.report_types import ArmReport, StudyReport
+from harness.analysis.report_types import ArmReport, Comparison, NotCompared, StudyReport
 
 LEAST_SAMPLES = 3  # of a card: fewer are no mean
 
@@ -27,10 +29,22 @@ def with_device_busy(
         for one in profiles
         if one.operators.device_ms is not None and one.steps and not one.gaps
     }
-    return replace(
-        report,
-        arms=tuple(_narrowed(arm, kernel_ms.get(arm.name), _sm_active(arm.name, cards)) for arm in report.arms),
-    )
+    arms = tuple(_narrowed(arm, kernel_ms.get(arm.name), _sm_active(arm.name, cards)) for arm in report.arms)
+    bounds = {arm.name: arm.totals.bounds for arm in arms}
+    return replace(report, arms=arms, comparisons=tuple(_as_known(one, bounds) for one in report.comparisons))
+
+
+def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Bound, int]]) -> Comparison | NotCompared:
+    """``found``, whose arms are said to be bound by what is known of them now."""
+    if isinstance(found, NotCompared):
+        return found
+    measured = found.measured
+
+    def known(arm: str, own: Waits) -> Waits:
+        return replace(own, bounds=bounds[arm]) if "device or launch" in own.bounds and bounds.get(arm) else own
+
+    waits = known(found.baseline, measured.baseline_waits), known(found.candidate, measured.candidate_waits)
+    return replace(found, measured=replace(measured, baseline_waits=waits[0], candidate_waits=waits[1]))
 
 
 def _sm_active(arm: str, cards: Sequence[DeviceHealth]) -> float | None:

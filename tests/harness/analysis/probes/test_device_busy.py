@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pytest
@@ -16,8 +16,20 @@ from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
 from harness.report.names import ArmNames
 from harness.report.why import _device_table
-from harness.study.records import ArmRecord, StudyRecord
-from tests.cuda_stream import LAUNCH_BOUND, record
+from harness.study.records import ArmRecord, ComparisonRecord, StudyRecord
+from tests.cuda_stream import LAUNCH_BOUND, Declared, record
+
+# Each phase has more launching than work at first and more work than launching behind it, so that it ends behind them.
+HOST_BEHIND = Declared(
+    {
+        "h2d": (1, 25, 25),
+        "forward": (200, 25, 30),
+        "backward": (300, 25, 30),
+        "norm": (10, 25, 30),
+        "optimizer": (40, 25, 30),
+    },
+    data_ms=0.3,
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +87,22 @@ def test_the_profiled_window_knows_better_than_sm_activity(report: StudyReport) 
     found = with_device_busy(report, kernels, [card(0.9)])
     assert found == with_device_busy(report, kernels)
     assert found.arms[0].totals.device_busy_ms == pytest.approx(5.0)
+
+
+def test_what_a_comparison_says_of_its_arms_is_what_is_known_then() -> None:
+    """Of kernels that take longer than their launches, and whose phases begin while the host launches them."""
+    arms = [ArmRecord("cuda"), ArmRecord("same")]
+    study = StudyRecord(
+        scenario="on-paper", question="?", status="done", arms=arms, comparisons=[ComparisonRecord("cuda", "same")]
+    )
+    runs = [record(HOST_BEHIND).run, record(HOST_BEHIND).run]
+    runs[1] = replace(runs[1], record=replace(runs[1].record, arm="same"))
+    open_report = analyse(study, runs)
+    (was,) = open_report.compared
+    assert was.measured.baseline_waits.bound == "device or launch"
+    wall_ms = sum(open_report.arms[0].totals.phase_ms.values())
+    kernels = [TorchProfile("cuda", ((0, 1, 1, 10),), ProfiledOperators((), (), 10 * wall_ms), (), {}, ())]
+    known = with_device_busy(open_report, kernels)
+    (found,) = known.compared
+    assert found.measured.baseline_waits.bound == known.arms[0].totals.bound != "device or launch"
+    assert found.measured.candidate_waits == was.measured.candidate_waits
