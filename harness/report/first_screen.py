@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from harness.analysis.comparisons import SAME, Measured, Waits
+from harness.analysis.comparisons import SAME, Absent, Measured, Waits
 from harness.analysis.confounds import ConfoundKind
 from harness.analysis.report_types import Comparison, NotCompared, StudyReport
 from harness.analysis.statistics import Estimate
@@ -312,6 +312,9 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
         figures[-1] += f" ({ratio(m.step_time.median)} a step)"  # as the ceiling is
     if m.ceilings is not None:
         figures[1] = ceiling_text(m)
+    predicted = c.explained.predicted
+    if isinstance(predicted, Absent) and predicted.kind == "more than the data path differs" and could_gain(m):
+        figures[1] += " by data"  # what else differs may gain more
     return (label, *figures, VERDICTS[m.verdict])
 
 

@@ -178,5 +178,7 @@ def test_no_shipped_gain_lies_above_the_ceiling_of_the_present_analysis(path: Pa
     for one in found["comparisons"]:
         top = one["ceiling_ratio"]["ci_high"]
         assert "at most" not in one["sentence"]
+        if "which changes more than the data path" in one["reasons"].get("predicted", ""):
+            continue  # the ceiling is of data work, as the first screen says
         for figure in ("ideal_ratio", "step_time_ratio"):
             assert one[figure] is None or one[figure]["median"] <= top, (one["candidate"], figure)
