@@ -54,7 +54,7 @@ def main() -> int:
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
         results = dict(zip(STRATEGIES, pool.map(found, STRATEGIES), strict=True))
-    lines = table(results)
+    lines = table(results) + in_their_words(arguments.out)
     (arguments.out / "README.md").write_text(
         "# The best learning rate of `tiniest`, by every strategy\n\n" + "\n".join(lines) + "\n"
     )
@@ -94,6 +94,22 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
         if name != TRUTH:
             cells[-1] = _held(chosen, interval)
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def in_their_words(out: Path) -> list[str]:
+    """What each sweep's own report says first."""
+    lines = [
+        "",
+        f"![Loss by learning rate, {TRUTH}]({TRUTH}/plots/learning-rate.png)",
+        "",
+        "What each says itself:",
+        "",
+    ]
+    for name in STRATEGIES:
+        said = (out / name / "summary.md").read_text().partition("![")[0]
+        lines.append(f"- [{name}]({name}/summary.md)")
+        lines += [f"  {line}" for line in said.splitlines() if line.startswith("- ")]
     return lines
 
 
