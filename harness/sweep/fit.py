@@ -15,6 +15,9 @@ exact for normal errors however few points there are, and it has no end where th
 through the same points has its minimum outside of that, the interval reaches to it: real curves are steeper on the high
 side, and their quadratic has its vertex too low (by some 15 % where the loss rises four times as fast on that side at
 four times the best rate: more than the interval says of many points with little noise).
+Where the lowest trial lies outside of that, too, and below the fitted minimum, the points are no quadratic: the
+interval then reaches to the neighbour beyond that trial, as a loss with one minimum has it between the neighbours of the
+lowest.
 What it does not hold: what another seed of all trials together, or another length of training, would change.
 """
 
@@ -50,7 +53,7 @@ class LearningRateOptimum:
     learning_rate: float
     """Of the vertex, held within the rates that were tried."""
     ci_low: float | None
-    """95 % interval (Fieller's); None: the points do not bound it on this side."""
+    """95 % interval (Fieller's, and wider where the points are no quadratic); None: they do not bound it there."""
     ci_high: float | None
     loss: float
     """Of the fitted quadratic at ``learning_rate``."""
@@ -125,6 +128,11 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
         at_edge = "high"
     held = min(max(vertex, rates[0]), rates[-1])
     low, high = min(low, held), max(high, held)
+    if means[lowest] < fitted.at(held - rates[lowest]):
+        if rates[lowest] < low:
+            low = rates[max(0, lowest - 1)]
+        elif rates[lowest] > high:
+            high = rates[min(len(rates) - 1, lowest + 1)]
     if diverged is not None:  # a rate that diverges is not the best
         high = max(held, min(high, diverged))
     return LearningRateOptimum(

@@ -59,6 +59,18 @@ def test_a_lopsided_curve_widens_the_interval() -> None:
     assert found.ci_high > 1.03 * found.learning_rate
 
 
+def test_a_lowest_trial_below_the_fitted_minimum_is_never_outside_the_interval() -> None:
+    """The sweep tiniest, which this happened to: trials at 1.07e-2 and 1.25e-2 had 3.10 and 3.11."""
+    rates = [1e-4 * 10 ** (k / 3) for k in range(10)]
+    losses = [5.0503, 4.5779, 4.0853, 3.7131, 3.4573, 3.1969, 3.1173, 3.5913, 3.6859, 4.9072]
+    found = fitted(rates, losses)
+    assert found.learning_rate < rates[6]
+    assert found.ci_low is not None
+    assert found.ci_low < rates[5]
+    assert found.ci_high == pytest.approx(rates[7])
+    assert found.holds(1.25e-2)
+
+
 def test_a_range_that_excludes_the_optimum_is_said() -> None:
     high = fitted(GRID[:5], [curve(rate, best=1) for rate in GRID[:5]])
     assert (high.at_edge, high.learning_rate, high.ci_high) == ("high", pytest.approx(GRID[4]), None)
