@@ -16,8 +16,8 @@ through the same points has its minimum outside of that, the interval reaches to
 side, and their quadratic has its vertex too low (by some 15 % where the loss rises four times as fast on that side at
 four times the best rate: more than the interval says of many points with little noise).
 Where the lowest trial lies outside of that, too, and below the fitted minimum, the points are no quadratic: the
-interval then reaches to the neighbour beyond that trial, as a loss with one minimum has it between the neighbours of the
-lowest.
+interval then reaches to the neighbour beyond that trial, as a loss with one minimum has it between the neighbours of
+the lowest.
 What it does not hold: what another seed of all trials together, or another length of training, would change.
 """
 
