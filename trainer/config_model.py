@@ -13,7 +13,8 @@ from trainer.user_code import named_function
 PRESETS: dict[str, dict[str, object]] = {
     # family, layers, width, heads, kv_heads, feed-forward width, vocabulary. gpt2-small to gpt2-xl: Radford et al.
     # 2019, table 2, with the vocabulary of their code; distilbert: Sanh et al. 2019, as distilbert-base-uncased has it;
-    # llama-1b / llama-8b: the published Llama 3.2 1B and Llama 3.1 8B shapes (8B with the founding study's vocabulary).
+    # llama-1b / llama-8b: the shapes of Llama 3.2 1B (its embeddings untied here: 1.5 billion parameters for 1.24) and
+    # Llama 3.1 8B (with the founding study's vocabulary).
     "gpt2-tiny": {"family": "gpt2", "layers": 4, "width": 128, "heads": 4, "kv_heads": 4, "ffn_width": 512},
     "gpt2-small": {"family": "gpt2", "layers": 12, "width": 768, "heads": 12, "kv_heads": 12, "ffn_width": 3072},
     "gpt2-medium": {"family": "gpt2", "layers": 24, "width": 1024, "heads": 16, "kv_heads": 16, "ffn_width": 4096},

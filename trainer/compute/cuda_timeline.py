@@ -56,7 +56,6 @@ class CudaTimeline:
         self._pinned = pinned
         self._pending: list[_Pending] = []
         self._before: Any = None  # an event that is reached when everything queued before this step is done
-        self._begun: list[tuple[int, Any]] = []  # by step that the device may still be at: host's begin and that event
         self._announced = False
         self._lead = HostLead()
         self._audit = _Audit(self._cuda, lambda: self._announced)
@@ -65,10 +64,8 @@ class CudaTimeline:
 
     def begin_step(self, step: int) -> None:
         self._audit.switch(step == AUDITED_STEP)
-        self._before = self._event()
+        self._before = self._cuda.Event()
         self._before.record()
-        if self._lead.watched:
-            self._count_steps_done()
         self._lead.begin_step()
         self._inner.begin_step(step)
 
@@ -153,7 +150,6 @@ class CudaTimeline:
             at = (before_ns + round(start_ns * scale), before_ns + round(end_ns * scale))
             telemetry.device(Kernel(work.name, work.launch_start_ns, work.launch_end_ns, *at))
         self._pending.clear()
-        self._begun.clear()
         self._lead.device_idle()
 
     def parts(self) -> dict[str, Stateful]:
@@ -162,12 +158,6 @@ class CudaTimeline:
     def end_together(self) -> str | None:
         with self._blocking("digest of the parameters"):
             return self._inner.end_together()
-
-    def _count_steps_done(self) -> None:
-        self._begun.append((monotonic_ns(), self._before))
-        while len(self._begun) > 1 and self._begun[1][1].query():
-            (begun_ns, event), (next_ns, following) = self._begun.pop(0), self._begun[0]
-            self._lead.done(next_ns - begun_ns, event.elapsed_time(following) * 1e6)
 
     @contextmanager
     def _queued(self, name: str) -> Iterator[None]:

@@ -7,20 +7,14 @@ on an idle device are too fast at first:
     host     |launch 1|launch 2|launch 3|=== wait ===|launch 4|=== wait ===|
     device    |----- 1 -----|----- 2 -----|----- 3 -----|----- 4 -----|
 
-Where the device runs dry, how far ahead the host was before makes no difference any more. And a host may wait where
-nobody times it: in a launch, while the driver's queue is full, or for a value that the model asks for. Then it is as
-far ahead as it gets when steps take the device no longer than they take the host.
+Where the device runs dry, how far ahead the host was before makes no difference any more.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
 # A call that need not wait returns in about ten microseconds, and a host that is slower than its device by less per
 # step than this is as fast as the device.
 _WAITED_NS = 50_000
-# The last steps that the device has done, and by how much of them the host may have got ahead or fallen back in them.
-_STEADY_STEPS, _STEADY = 4, 0.01
 
 
 class HostLead:
@@ -28,14 +22,12 @@ class HostLead:
 
     def __init__(self) -> None:
         self.watched = False  # nobody need look whether the device runs dry once the lead has settled
-        self._done: deque[tuple[float, float]] = deque(maxlen=_STEADY_STEPS)
         self.device_idle()
 
     def device_idle(self) -> None:
         """The host waited until the device had done everything: the next piece of work finds it idle anyway."""
         self.watched, self._begins = True, True
         self._waited = self._dry = self._dry_before = False
-        self._done.clear()
 
     def begin_step(self) -> None:
         if self.settled:
@@ -51,18 +43,10 @@ class HostLead:
         self._dry |= dry and not self._begins
         self._begins = False
 
-    def done(self, host_ns: float, device_ns: float) -> None:
-        """A step, from its begin to the next one's, took the host and the device so long."""
-        self._done.append((host_ns, device_ns))
-
     @property
     def settled(self) -> bool:
-        """Whether the host waited in the last step, the device ran dry in each of the last two, or both keep step.
+        """Whether the host waited in the last step, or the device ran dry in each of the last two.
 
         One step in which it ran dry may be a rare slow one, which a host that is further ahead would have hidden.
         """
-        return self._waited or (self._dry and self._dry_before) or self._keeps_step()
-
-    def _keeps_step(self) -> bool:
-        host_ns, device_ns = (sum(one) for one in zip(*self._done, strict=True)) if self._done else (0, 0)
-        return len(self._done) == _STEADY_STEPS and abs(device_ns - host_ns) <= _STEADY * device_ns
+        return self._waited or (self._dry and self._dry_before)

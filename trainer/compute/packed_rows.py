@@ -25,11 +25,11 @@ _look: Any = None
 def known(several: bool | None) -> Iterator[None]:
     """Within this transformers takes it that rows hold ``several`` documents or not; None: it looks."""
     global _several
-    before, _several = _several, several
+    _several = several
     try:
         yield
     finally:
-        _several = before
+        _several = None
 
 
 def several_documents(position_ids: torch.Tensor) -> bool:

@@ -89,7 +89,8 @@ class TorchCompute:
         if parallel is not None:  # before the optimizer: under fsdp the parameters are others then
             self._model = parallel.wrap(self._model)
             model = self._model
-        self._run = compiled(self._model, device) if config.model.compile else self._model
+        self._compiled = config.model.compile
+        self._run = compiled(self._model, device) if self._compiled else self._model
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(
             [dict(one) for one in parameter_groups(model, optimizer, rates)],
@@ -153,7 +154,9 @@ class TorchCompute:
         mask = {"attention_mask": batch.attention_mask} if batch.masked else {}
         several: bool | None = False
         if batch.position_ids is not None:
-            mask["position_ids"], several = batch.position_ids, batch.several_documents
+            # Of a compiled model always the same, or it compiles once more when a batch of the other kind comes.
+            several = True if self._compiled else batch.several_documents
+            mask["position_ids"] = batch.position_ids
         if batch.masked and not self._takes_mask:
             raise InputError(
                 f"data.source: {self._source} gives padding before text, but the module of {self._own} takes no "

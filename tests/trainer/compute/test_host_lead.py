@@ -71,47 +71,6 @@ def test_loops_whose_steps_are_all_alike_take_next_to_no_more_warm_up(declared: 
     assert record(replace(declared, settle=MOST_STEPS)).settling <= most
 
 
-# 1,500 kernels a step, as a model of a billion parameters has, but the driver's queue takes 1,024: launching waits.
-MANY = Declared(
-    {
-        "h2d": (1, 10, 25),
-        "forward": (500, 10, 60),
-        "backward": (950, 10, 60),
-        "norm": (10, 10, 25),
-        "optimizer": (39, 10, 60),
-    },
-    data_ms=0.4,
-    sync="late",
-    warmup=1,
-    steps=10,
-    queue=1024,
-)
-
-
-@pytest.mark.parametrize("declared", [MANY, replace(MANY, queue=None, item={"forward": 3})], ids=["queue", "value"])
-def test_a_host_that_waits_where_nobody_times_it_takes_a_few_more_warm_up_steps(declared: Declared) -> None:
-    settled = record(replace(declared, settle=MOST_STEPS))
-    assert 0 < settled.settling < 10
-    ledger = measure(settled.run)
-    assert ledger is not None
-    assert ledger.mean_step_ms == pytest.approx(step_ms(replace(declared, warmup=60)), rel=0.005)
-
-
-def test_steps_that_the_device_does_as_fast_as_the_host_say_that_it_keeps_step() -> None:
-    lead = HostLead()
-    for _ in range(3):
-        lead.done(100.0, 100.5)
-    assert not lead.settled
-    lead.done(100.0, 102.0)
-    assert lead.settled  # 0.9 % in all
-    lead.done(100.0, 104.0)
-    assert not lead.settled
-    lead.device_idle()
-    for _ in range(3):
-        lead.done(100.0, 100.0)
-    assert not lead.settled
-
-
 def test_one_step_in_which_the_device_runs_dry_says_nothing_of_the_next_ones() -> None:
     lead = HostLead()
     for dry in (True, False, True):
