@@ -119,7 +119,8 @@ class DataConfig(Config):
     """true: the documents in a seeded order of each epoch, held in memory (8 bytes a document). documents: in another
     such order, of which any place is computed when it is asked for. windows: with tokens-mmap, pieces of a row's length
     at fixed places of the flat tokens, in an order like that, as in nanoGPT; where documents are held out for
-    evaluation, without the pieces that any of them reaches into. Rows of long documents mix best so."""
+    evaluation, without the pieces that any of them reaches into (8 bytes of memory for each of the others). Rows of
+    long documents mix best so."""
     documents: Literal["joined", "separated"] = "joined"
     """Documents packed into one row. joined: each token attends to all before it in the row; separated: only to those
     of its own document, and positions begin anew with each. With tokens-mmap, or *-stream and zero-copy."""

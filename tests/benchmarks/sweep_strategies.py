@@ -64,15 +64,14 @@ def main() -> int:
 
 def swept(name: str, out: Path, sets: list[str]) -> Path:
     """The folder of a finished sweep; one that is there already is not run again."""
-    if not (there := sorted(out.glob("tiniest/*/summary.json"))):
+    if not list(out.glob("tiniest/*/summary.json")):
         strategy = json.dumps({"name": name, **STRATEGIES[name]})
         words = ["sweep", "tiniest", "--out", str(out), "--set", f"strategy={strategy}"]
         words += [word for one in sets for word in ("--set", one)]
         done = subprocess.run([sys.executable, "-m", "harness", *words], check=False, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{name}: harness sweep ended with {done.returncode}: {done.stderr[-2000:]}")
-        (there,) = [sorted(out.glob("tiniest/*/summary.json"))]
-    return there[-1].parent
+    return max(out.glob("tiniest/*/summary.json")).parent
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:

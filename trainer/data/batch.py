@@ -38,9 +38,8 @@ class Batch:
     # Of packed rows whose documents are kept apart: positions that begin at 0 with each of them. A model that is given
     # them, and no mask, lets each token attend to its own document alone.
     position_ids: torch.Tensor | None = None
-    several_documents: bool | None = (
-        None  # whether any row of position_ids on a device has several; None: not looked at
-    )
+    # Whether any row of them holds several documents; None: nobody looked before they were copied to a device.
+    several_documents: bool | None = None
 
     def pin_memory(self) -> Batch:
         """Copy the tensors to page-locked memory, so that h2d can be asynchronous. DataLoader's pin thread calls it."""

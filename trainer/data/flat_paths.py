@@ -67,10 +67,11 @@ def _windows_without(documents: NDArray[np.int64], flat: FlatTokens, length: int
 
     begins, ends = flat.places[documents], flat.places[documents + 1]
     full = ends > begins
-    # One more where a document's first window begins, one less behind its last: sums above 0 are windows within.
+    # One more where a document's first window begins, one less behind its last: sums above 0 are windows within. What
+    # is left over behind the last window counts as one more.
     change = np.zeros(count + 2, dtype=np.int64)
-    np.add.at(change, np.minimum(begins[full] // length, count), 1)
-    np.add.at(change, np.minimum((ends[full] - 1) // length + 1, count + 1), -1)
+    np.add.at(change, begins[full] // length, 1)
+    np.add.at(change, (ends[full] - 1) // length + 1, -1)
     return np.flatnonzero(np.cumsum(change[:count]) == 0)
 
 

@@ -287,6 +287,13 @@ def test_a_prediction_outside_tolerance_is_not_shown_as_one(gain: StudyReport) -
     assert link.ratio is None  # nor is it a bar of the picture
 
 
+def test_what_could_be_gained_is_said_to_be_by_data_where_arms_differ_in_more() -> None:
+    compiled = Arm("compiled", compute={"forward": 20.0}, declared={"model.compile": True})
+    (row,) = screen(Arm("eager"), compiled).rows
+    assert row[2].endswith("x by data")
+    assert row[3] == NOT_MEASURED
+
+
 def test_advice_that_promises_more_than_no_data_work_gave_says_so() -> None:
     """The loop is slower beside its ideal data: whatever its waits are, they are not for data work."""
     base = Arm("base", tokenize=4.0)

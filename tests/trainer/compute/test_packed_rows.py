@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import cpp_builder
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.compute.build import build_compute
+from trainer.compute.modes import compilations
 from trainer.compute.packed_rows import known, several_documents
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
@@ -105,6 +107,19 @@ def make(): return Packs()
     with Values() as values:
         compute.forward(replace(rows(), position_ids=None))
     assert values.read == 1
+
+
+def test_a_compiled_model_is_not_compiled_again_for_rows_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By dynamo's eager backend, which compiles no C++."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: compile_(model, backend="eager", dynamic=False))
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", lambda: "g++")
+    compute = compute_of({"preset": "llama-tiny", "compile": True}, documents="separated")
+    found = []
+    for several in (True, False, True):
+        compute.forward(replace(rows(*([5] if several else [])), several_documents=several))
+        found.append(compilations())
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize(("starts", "several"), [((), False), ((1,), True), ((15,), True), ((3, 8), True)])

@@ -18,7 +18,7 @@ from trainer.data.engines.base import Encoded, flat, joined, lists
 from trainer.data.engines.byte_level import CannotExpressError
 from trainer.errors import InputError, one_line
 
-# Characters of a batch from which gigatoken's encode_batch pays: its array costs 0.3 to 0.4 ms to make and to read.
+# Characters of a batch from which gigatoken's encode_batch pays: making and reading its array takes a while.
 _BATCH_CHARACTERS = 1 << 19
 
 _REMEDY = "; without data.tokenizer.engine the tokenizer's own library encodes it"

@@ -73,6 +73,7 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
         if not trial.engines:
             break
     trial.repeat_in_threads(texts, concatenated(expected))
+    trial.repeat_one_by_one(texts, concatenated(expected))
     left = {one: found for one, found in speeds.items() if found and one not in trial.refused}
     mb_per_cpu_s = {one: round(median(found), 2) for one, found in left.items()}
     return Proof(documents, compared, len(hard) + len(tokens), mb_per_cpu_s, trial.refused)
@@ -132,22 +133,29 @@ class _Trial:
     def repeat_in_threads(self, texts: list[str], expected: Encoded) -> None:
         """Encode the same text again, now that engines know its words, in threads that do it at the same time.
 
-        One of them begins at the other end, so that long texts meet short ones. Then once more, text by text: an engine
-        may encode a few in another way than many.
+        One of them begins at the other end, so that long texts meet short ones.
         """
         backward = _reversed(expected)
         for name, engine in list(self.engines.items() if texts else ()):
             with ThreadPoolExecutor(_THREADS) as pool:
                 try:
                     found = list(pool.map(engine.encode_flat, (texts, texts[::-1])))
-                    alone = concatenated([engine.encode_flat([text]) for text in texts])
                 except InputError as error:
                     self._refuse(name, f"{error} (in {_THREADS} threads at once)")
                     continue
             if any(_first_difference(*pair) is not None for pair in zip((expected, backward), found, strict=True)):
                 self._refuse(name, f"its ids change when {_THREADS} threads encode the same text once more")
-            elif (at := _first_difference(expected, alone)) is not None:
-                self._refuse(name, f"its ids change when text {at} of those compared is encoded by itself")
+
+    def repeat_one_by_one(self, texts: list[str], expected: Encoded) -> None:
+        """Encode the same text once more, each by itself: an engine may encode a few in another way than many."""
+        for name, engine in list(self.engines.items()):
+            try:
+                found = concatenated([engine.encode_flat([text]) for text in texts])
+            except InputError as error:
+                self._refuse(name, f"{error} (one text at a time)")
+                continue
+            if (at := _first_difference(expected, found)) is not None:
+                self._refuse(name, f"its ids change when {literal(texts[at][:_AROUND])} is encoded by itself")
 
     def _refuse(self, name: str, reason: str) -> None:
         self.refused[name] = reason.removeprefix("data.tokenizer.engine: ")

@@ -187,6 +187,16 @@ def test_one_that_is_wrong_in_other_threads_is_refused(reference: Fast) -> None:
 
 
 @pytest.mark.usefixtures("_few")
+def test_one_that_encodes_a_text_alone_in_another_way_is_refused(reference: Fast) -> None:
+    class Alone(Wrong):
+        def encode_flat(self, texts: Sequence[str]) -> Encoded:
+            return super().encode_flat(texts) if len(texts) == 1 else self._reference.encode_flat(texts)
+
+    refused = proof_of(reference, Alone(reference, changed(lambda text: text == "some text"))).refused
+    assert refused == {"other": "its ids change when 'some text' is encoded by itself"}
+
+
+@pytest.mark.usefixtures("_few")
 def test_a_text_that_the_reference_refuses_proves_nothing(reference: Fast) -> None:
     class Picky(Fast):
         def encode(self, text: str) -> list[int]:
