@@ -11,16 +11,18 @@ training.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer import telemetry
 from trainer.checkpoint import Saver, in_host_memory
 from trainer.checkpoint_folder import Store, WholeState
 from trainer.compute.base import Stateful
 from trainer.compute.sharded_state import SHARDED
 from trainer.json_types import JsonObject
-from trainer.ranks import Rank
+from trainer.ranks import Rank, group_beside, of_first
 
 if TYPE_CHECKING:
     from trainer.config import CheckpointConfig
@@ -73,7 +75,11 @@ class RanksState(Store):
 
 
 class RanksSaver(Saver):
-    """The saver of one of several ranks."""
+    """The saver of one of several ranks.
+
+    Steps are counted alike in all of them. Minutes are not, so after each step rank 0 tells the others whether its
+    clock asks for a checkpoint: one number over gloo, in the phase ``checkpoint``.
+    """
 
     def __init__(
         self,
@@ -84,11 +90,19 @@ class RanksSaver(Saver):
         store: RanksState,
         ready: Callable[[], None] = lambda: None,
         *,
-        is_first: bool,
+        rank: Rank,
     ) -> None:
-        """As :class:`Saver`. ``is_first``: this is rank 0, which alone makes, renames and removes folders."""
+        """As :class:`Saver`. Rank 0 alone makes, renames and removes folders. Every rank must call it."""
         super().__init__(config.model_copy(update={"asynchronous": False}), folder, parts, about, store, ready)
-        self._together, self._is_first = store, is_first
+        self._together, self._is_first = store, rank.is_first
+        self._clock = group_beside(rank) if config.every_steps is None else None
+
+    def is_due(self, steps: int) -> bool:
+        """As :meth:`Saver.is_due`, the same in all ranks. Every rank must call it."""
+        if self._clock is None:
+            return super().is_due(steps)
+        with telemetry.span("checkpoint"):
+            return bool(of_first(super().is_due(steps), self._clock))
 
     def save(self, steps: int) -> None:
         states = {
@@ -100,6 +114,7 @@ class RanksSaver(Saver):
             self._write(steps, states, self._about())
         else:
             self._together.join_in(states)
+        self._saved_s = time.monotonic()
 
     def discard(self) -> None:
         if self._is_first:
@@ -123,4 +138,4 @@ def make_saver(
     store = make_store(rank, parts.get("model"))
     if isinstance(store, WholeState):
         return Saver(config, folder, parts, about, store, ready)
-    return RanksSaver(config, folder, parts, about, store, ready, is_first=rank.is_first)
+    return RanksSaver(config, folder, parts, about, store, ready, rank=rank)

@@ -132,7 +132,8 @@ class CheckpointConfig(Config):
     every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
     """Optimizer steps from one checkpoint to the next."""
     every_minutes: float | None = Field(None, gt=0, le=10_000)
-    """Minutes from one checkpoint to the next; 10 where neither is given."""
+    """Minutes from one checkpoint to the next; 10 where neither is given. With several ranks the clock of rank 0
+    decides, and tells the others after each step."""
     keep: int = Field(2, ge=1, le=10_000)
     """How many stay, the newest; with 1 there is none left where that one is damaged."""
     asynchronous: bool = True
@@ -219,8 +220,6 @@ class TrainerConfig(Config):
                 "launch: an emulated device exchanges nothing with another; allowed: compute.device auto, cpu, cuda "
                 "(harness whatif --set ranks=N predicts several)"
             )
-        if self.ranks > 1 and self.checkpoint is not None and self.checkpoint.every_steps is None:
-            raise ValueError("checkpoint: ranks have no common minutes; allowed with several of them: every_steps")
         sharded = self.launch is not None and self.launch.parallel == "fsdp" and self.ranks > 1
         if sharded and self.compute.precision == "fp16":
             raise ValueError(

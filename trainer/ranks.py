@@ -100,6 +100,26 @@ def join(rank: Rank, device: torch.device) -> None:
     )
 
 
+def group_beside(rank: Rank) -> Any:
+    """A group of the same ranks over gloo, so that what they exchange in it never meets the gradients.
+
+    Every rank must call it at the same place. Two threads need two such groups.
+    """
+    import torch.distributed as dist
+
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=rank.timeout_s))
+
+
+def of_first(value: float, group: Any) -> float:
+    """Rank 0's ``value``. Every rank of ``group`` calls it, at the same place."""
+    import torch
+    import torch.distributed as dist
+
+    shared = torch.tensor(value, dtype=torch.float64)
+    dist.broadcast(shared, src=0, group=group)
+    return shared.item()
+
+
 def leave() -> None:
     """Leave the group, once all ranks are done with it; nothing where there is none."""
     import torch.distributed as dist

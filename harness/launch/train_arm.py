@@ -54,11 +54,6 @@ def train_arm(
         )
     _check_begin(config, goal)
     refuse_auto([config], "a training that may be resumed needs the same in all its parts")
-    if config.ranks > 1 and arm.config.checkpoint is None:
-        raise InputError(
-            f"train: arm {arm.name} has {config.ranks} ranks (launch), which have no common minutes; give "
-            "checkpoint.every_steps"
-        )
     if config.ranks > 1 and goal.steps is None:
         raise InputError(f"train: arm {arm.name} has {config.ranks} ranks (launch), which end together; give --steps")
     check_devices({arm.name: config})

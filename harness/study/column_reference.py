@@ -27,7 +27,8 @@ _PHASE = {
     "optimizer": "gradient norm, clipping and update; beside a CUDA device their launches",
     "sync": "blocked on the device, where the trainer asks for a value",
     "log": "reading losses and writing the log",
-    "checkpoint": "saving a checkpoint: copying the state, and what of the writing the step waits for",
+    "checkpoint": "saving a checkpoint: copying the state, and what of the writing the step waits for; of several ranks also "
+    "agreeing after each step whether minutes ask for one",
     "other": "what is left: the Python between the phases",
 }
 _STEPS = {

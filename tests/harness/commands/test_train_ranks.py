@@ -75,11 +75,6 @@ def test_two_ranks_are_killed_and_go_on_with_the_same_losses(tmp_path: Path, par
 def test_what_several_ranks_cannot_be_asked_is_one_line(tmp_path: Path) -> None:
     scenario = str(written(tmp_path))
     for words, said in (
-        (("--set", "checkpoint=null"), "train: arm plain has 2 ranks (launch), which have no common minutes; give "),
-        (
-            ("--set", "checkpoint={every_steps: null, every_minutes: 1}"),
-            "checkpoint: ranks have no common minutes; allowed with several ",
-        ),
         (("--tokens", "100"), "train: arm plain has 2 ranks (launch), which end together; give --steps"),
     ):
         done = harness("train", scenario, "--arm", "plain", "--out", str(tmp_path / "out"), *words)
