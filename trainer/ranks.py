@@ -120,6 +120,16 @@ def of_first(value: float, group: Any) -> float:
     return shared.item()
 
 
+def least(value: float, group: Any) -> float:
+    """The least ``value`` of all ranks. Every rank of ``group`` calls it, at the same place."""
+    import torch
+    import torch.distributed as dist
+
+    shared = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(shared, op=dist.ReduceOp.MIN, group=group)
+    return shared.item()
+
+
 def leave() -> None:
     """Leave the group, once all ranks are done with it; nothing where there is none."""
     import torch.distributed as dist

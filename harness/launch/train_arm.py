@@ -54,8 +54,6 @@ def train_arm(
         )
     _check_begin(config, goal)
     refuse_auto([config], "a training that may be resumed needs the same in all its parts")
-    if config.ranks > 1 and goal.steps is None:
-        raise InputError(f"train: arm {arm.name} has {config.ranks} ranks (launch), which end together; give --steps")
     check_devices({arm.name: config})
     check_writable(out)
     folder = StudyFolder(out)
@@ -105,7 +103,7 @@ def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
         return config
     steps = goal.steps
     if goal.tokens is not None:
-        batch = config.data.batch_size * config.data.sequence_length * optimizer.accumulation
+        batch = config.data.batch_size * config.data.sequence_length * optimizer.accumulation * config.ranks
         steps = -(-goal.tokens // batch)
     if steps is not None and optimizer.lr_warmup_steps >= steps:
         raise InputError(

@@ -58,7 +58,7 @@ from trainer.data.kept_tokenizer import keep
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words, one_line
 from trainer.json_types import JsonObject, integer
 from trainer.model_files import objective_of
-from trainer.ranks import ALONE, Rank, RanksDifferError, is_of_the_exchange
+from trainer.ranks import ALONE, Rank, RanksDifferError, group_beside, is_of_the_exchange, least
 
 if TYPE_CHECKING:
     from harness.launch.uploads import Uploader
@@ -135,6 +135,8 @@ class Training:
         self.rank = ALONE
         self._others: OtherRanks | None = None  # that this rank drives
         self._orders: Channel | None = None  # from rank 0, where this is another one
+        self._group: Any = None  # in which ranks agree how far they are, where each would count otherwise
+        self._agreed = (-1, 0.0)  # after how many steps, and the share
 
     def run(self, resume: bool, scenario: str) -> Trained:
         """Train, and write what was measured, whatever happened."""
@@ -267,6 +269,9 @@ class Training:
             compute = self._compute = build_compute(
                 self.config, prepared.vocab_size, self.rank, takes_weights=begins_elsewhere
             )
+            # Shards may differ by a document, and the batches of a user's source by their size.
+            if self.rank.of > 1 and (self.goal.epochs is not None or (self.goal.tokens is not None and data.source)):
+                self._group = group_beside(self.rank)
             if begins_elsewhere:  # last: a seed that does not fit is known by now
                 self._pass_over(batches)
             parts = parts_of(compute.parts(), batches.position)
@@ -298,7 +303,7 @@ class Training:
                 self._uploader.begin()  # a thread, so only now that the workers are forked
                 saver.saved = self._uploader.ask
             if evaluator is not None:  # one of the last step would say that the last evaluation is done
-                saver.ends = lambda steps: self.goal.share(steps, recorder.tokens, batches.position.epochs) >= 1
+                saver.ends = lambda steps: self._share(steps, recorder.tokens, batches) >= 1
         except BaseException as error:
             ended = batches.ended_workers()
             _close(batches)
@@ -319,7 +324,7 @@ class Training:
                 self._tokens += next(batches).tokens * self.config.ranks
                 if self._stopping.asked:
                     raise KeyboardInterrupt
-        if self.goal.share(steps, self._tokens, batches.position.epochs) >= 1:
+        if self._share(steps, self._tokens, batches) >= 1:
             raise InputError(
                 f"resume.step: {steps:,} steps are {self._tokens:,} tokens, and the training ends after {self.goal}, "
                 "which they hold; allowed: a later end"
@@ -340,7 +345,7 @@ class Training:
         telemetry.attach(recorder)
         steps = train(self.config, compute, batches, self._steps, saver, evaluator, prints=self.rank.is_first)
         first, queue = self._steps, recorder.run_queue
-        share = self.goal.share(first, self._tokens, batches.position.epochs)
+        share = self._share(first, self._tokens, batches)
         progress = TrainingProgress(self.goal, share, self._tokens)
         try:
             # Where several ranks are resumed, only one would know that a pass lacks, which all have to make.
@@ -351,7 +356,7 @@ class Training:
                 recorder.warmup = self._steps - first < self.config.warmup_steps
                 self._steps = next(steps) + 1
                 self._tokens, self._loss = recorder.tokens, recorder.last_loss
-                share = self.goal.share(self._steps, self._tokens, batches.position.epochs)
+                share = self._share(self._steps, self._tokens, batches)
                 if self.rank.is_first:
                     progress.step(self._steps, self._tokens, share, self._loss)
                     if self._watch is not None and self._watch.step(self._steps, self._tokens):
@@ -381,6 +386,16 @@ class Training:
         saver.wait()
         self._digest = compute.end_together()
         return "done" if order == "finish" else "interrupted"
+
+    def _share(self, steps: int, tokens: int, batches: Batches) -> float:
+        """Which share of the training is done: of several ranks that of the one that is the least far.
+
+        Every rank must ask at the same places.
+        """
+        if self._agreed[0] != steps or self._group is None:
+            share = self.goal.share(steps, tokens, batches.position.epochs)
+            self._agreed = steps, share if self._group is None else least(share, self._group)
+        return self._agreed[1]
 
     def _order(self, share: float) -> str:
         """What is done next: rank 0 decides, and the others do the same."""

@@ -27,9 +27,10 @@ _PHASE = {
     "optimizer": "gradient norm, clipping and update; beside a CUDA device their launches",
     "sync": "blocked on the device, where the trainer asks for a value",
     "log": "reading losses and writing the log",
-    "checkpoint": "saving a checkpoint: copying the state, and what of the writing the step waits for; of several ranks also "
-    "agreeing after each step whether minutes ask for one",
-    "other": "what is left: the Python between the phases",
+    "checkpoint": "saving a checkpoint: copying the state, and what of the writing the step waits for; of several "
+    "ranks also agreeing after each step whether minutes ask for one",
+    "other": "what is left: the Python between the phases; of several ranks with `harness train --epochs` also "
+    "agreeing how far they are",
 }
 _STEPS = {
     "step": "number of the step, from 0",

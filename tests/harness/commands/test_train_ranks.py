@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.launch.training_files import read_losses
 from harness.study.store import StudyFolder
 from tests.commands import harness
 from tests.harness.commands.test_train import SCENARIO
 from tests.trainer.data.conftest import make_texts, write_parquet
+from trainer.data.position import Position
 
 TWO = SCENARIO.replace(
     "  warmup_steps: 2\n", "  warmup_steps: 2\n  launch: {{torchrun: {{nproc: 2}}, timeout_s: 60}}\n"
@@ -24,8 +26,8 @@ TWO = SCENARIO.replace(
 STEPS = 24
 
 
-def written(folder: Path) -> Path:
-    corpus = write_parquet(folder / "corpus.parquet", make_texts())
+def written(folder: Path, documents: int = 60) -> Path:
+    corpus = write_parquet(folder / "corpus.parquet", make_texts(documents))
     scenario = folder / "small.yaml"
     # Moments and packed tokens are in flight between any two steps; workers read ahead of them.
     text = TWO.replace("every_steps: 10", "every_steps: 8").replace("batch_size: 3", "batch_size: 3\n    workers: 1")
@@ -72,12 +74,29 @@ def test_two_ranks_are_killed_and_go_on_with_the_same_losses(tmp_path: Path, par
     assert set(about["files"]) == names
 
 
-def test_what_several_ranks_cannot_be_asked_is_one_line(tmp_path: Path) -> None:
-    scenario = str(written(tmp_path))
-    for words, said in (
-        (("--tokens", "100"), "train: arm plain has 2 ranks (launch), which end together; give --steps"),
-    ):
-        done = harness("train", scenario, "--arm", "plain", "--out", str(tmp_path / "out"), *words)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert said in done.stderr
-    assert not (tmp_path / "out").exists()
+@pytest.mark.slow
+def test_tokens_and_epochs_are_those_of_all_ranks(tmp_path: Path) -> None:
+    scenario = written(tmp_path, documents=61)  # so that the ranks' shards differ
+    # With evaluation every rank must know before its last checkpoint that it is the last one.
+    words = "--set", "checkpoint={every_steps: 1, keep: 2}", "--set", "evaluation={fraction: 0.1, batches: 1}"
+
+    def train(out: str, *end: str) -> str:
+        done = harness("train", str(scenario), "--arm", "plain", "--out", str(tmp_path / out), *words, *end)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "done: 11 steps, 1,056 tokens" in train("tokens", "--tokens", "1000")  # 96 a step
+    train("epochs", "--epochs", "0.3")
+    before, last = sorted((tmp_path / "epochs/checkpoints").iterdir())
+    assert int(last.name[-8:]) == int(before.name[-8:]) + 1 == len(read_losses(tmp_path / "epochs/losses.csv"))
+    assert min(epochs_of_ranks(before)) < 0.3 <= min(epochs_of_ranks(last))
+
+
+def epochs_of_ranks(checkpoint: Path) -> list[float]:
+    found = []
+    for rank in range(2):
+        (position,) = torch.load(checkpoint / f"rank-{rank}.pt", weights_only=True)["data"]["positions"]
+        epochs = Position(*position).epochs
+        assert epochs is not None
+        found.append(epochs)
+    return found
