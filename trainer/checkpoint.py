@@ -159,7 +159,7 @@ class Saver:
         """Save the state after ``steps`` steps. Raises OSError where this one or the one before cannot be written."""
         self.wait()  # one at a time: a slower disk is waited for here, where the ledger shows it
         copies = self._config.asynchronous
-        states = {name: in_host_memory(part.state_dict(), copies) for name, part in self._parts.items()}
+        states = {name: self._state_of(part, copies) for name, part in self._parts.items()}
         about, self.last = self._about(), steps
         if copies:
             self._thread = threading.Thread(target=self._write_noting, args=(steps, states, about), name="checkpoint")
@@ -182,6 +182,10 @@ class Saver:
         with suppress(Exception):
             self.wait()
         remove(self._folder)
+
+    def _state_of(self, part: Stateful, copies: bool) -> Any:
+        """What is written of ``part``; ``copies``: the next steps must not change it."""
+        return in_host_memory(part.state_dict(), copies)
 
     def _write_noting(self, steps: int, states: Any, about: JsonObject) -> None:
         try:
@@ -208,8 +212,11 @@ def in_host_memory(state: Any, copies: bool) -> Any:
 
     def moved(one: Any) -> Any:
         if isinstance(one, torch.Tensor):
-            place = (one.device, one.data_ptr(), one.dtype, tuple(one.shape), one.stride(), one.numel() and 1)
-            if place not in seen or not one.numel():
+            # The memory of a rank's share (DTensor) is that of its local tensor.
+            local = getattr(one, "to_local", None)
+            own: torch.Tensor = one if local is None else local()
+            place = (one.device, own.data_ptr(), one.dtype, tuple(one.shape), one.stride())
+            if place not in seen or not own.numel():
                 found = one.detach()
                 seen[place] = found.to("cpu") if found.device.type != "cpu" else found.clone() if copies else found
             return seen[place]

@@ -139,7 +139,7 @@ def write(folder: Path, steps: int, states: State, about: JsonObject, store: Sto
             try:
                 known = store.write(temporary, states)
             except Exception as error:
-                if (failed := _of_the_disk(error)) is None:
+                if (failed := of_the_disk(error)) is None:
                     raise
                 raise failed from error
             files = {one.name: _sha256(one) for one in sorted(temporary.iterdir())}
@@ -156,7 +156,7 @@ def write(folder: Path, steps: int, states: State, about: JsonObject, store: Sto
     return path
 
 
-def _of_the_disk(error: BaseException) -> OSError | None:
+def of_the_disk(error: BaseException) -> OSError | None:
     """What the system said, of which torch and safetensors make errors of their own; None where it was something else.
 
     torch raises another error while it ends the file; safetensors writes ``(os error 28)``.

@@ -5,22 +5,23 @@
     .metadata, __0_0.distcp, ...   fsdp: weights and moments, by torch.distributed.checkpoint: each rank its share
 
 Every rank calls :meth:`RanksSaver.save` after the same step. Rank 0 makes the folder and names it to the others; when
-all have written, it adds the digests and renames it. Steps wait for that: an exchange in a thread would meet those of
-training.
+all have written, it adds the digests and renames it. With ``asynchronous`` each rank copies its state within the step,
+and a thread of each does the rest. What these threads exchange goes over gloo, in a group of its own: in the one of
+training it would meet the gradients.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import telemetry
-from trainer.checkpoint import Saver, in_host_memory
+from trainer.checkpoint import Saver
 from trainer.checkpoint_folder import Store, WholeState
 from trainer.compute.base import Stateful
-from trainer.compute.sharded_state import SHARDED
+from trainer.compute.sharded_state import SHARDED, ShardedPart, save_shares
 from trainer.json_types import JsonObject
 from trainer.ranks import Rank, group_beside, of_first
 
@@ -35,12 +36,17 @@ class RanksState(Store):
 
     def __init__(self, rank: Rank, model: Any = None) -> None:
         self._rank, self._whole = rank, WholeState(model)
+        self._group: Any = None
+
+    def meet(self) -> None:
+        """Make the group in which the ranks write together. Every rank must call it, before any of them writes."""
+        self._group = group_beside(self._rank)
 
     def write(self, folder: Path, states: Any) -> JsonObject:
         """In rank 0: write with the others, which are within :meth:`join_in`."""
         import torch.distributed as dist
 
-        dist.broadcast_object_list([str(folder)], src=0)
+        dist.broadcast_object_list([str(folder)], src=0, group=self._group)
         common = {name: state for name, state in states.items() if name not in (*OWN, SHARDED)}
         known = self._whole.write(folder, common)
         self._write_share(folder, states)
@@ -51,7 +57,7 @@ class RanksState(Store):
         import torch.distributed as dist
 
         named: list[Any] = [None]
-        dist.broadcast_object_list(named, src=0)
+        dist.broadcast_object_list(named, src=0, group=self._group)
         self._write_share(Path(named[0]), states)
 
     def read(self, folder: Path, known: JsonObject) -> Any:
@@ -64,14 +70,12 @@ class RanksState(Store):
     def _write_share(self, folder: Path, states: Any) -> None:
         import torch
         import torch.distributed as dist
-        from torch.distributed.checkpoint.filesystem import FileSystemWriter
-        from torch.distributed.checkpoint.state_dict_saver import save
 
         with open(folder / f"rank-{self._rank.number}.pt", "wb") as file:
             torch.save({name: states[name] for name in OWN if name in states}, file)
         if SHARDED in states:
-            save(states[SHARDED], storage_writer=FileSystemWriter(folder))
-        dist.barrier()
+            save_shares(states[SHARDED], folder, self._group)
+        dist.barrier(group=self._group)
 
 
 class RanksSaver(Saver):
@@ -93,8 +97,11 @@ class RanksSaver(Saver):
         rank: Rank,
     ) -> None:
         """As :class:`Saver`. Rank 0 alone makes, renames and removes folders. Every rank must call it."""
-        super().__init__(config.model_copy(update={"asynchronous": False}), folder, parts, about, store, ready)
+        if not rank.is_first:  # of the rest every rank holds the same
+            parts, about = {name: part for name, part in parts.items() if name in (*OWN, SHARDED)}, dict
+        super().__init__(config, folder, parts, about, store, ready)
         self._together, self._is_first = store, rank.is_first
+        store.meet()
         self._clock = group_beside(rank) if config.every_steps is None else None
 
     def is_due(self, steps: int) -> bool:
@@ -104,21 +111,22 @@ class RanksSaver(Saver):
         with telemetry.span("checkpoint"):
             return bool(of_first(super().is_due(steps), self._clock))
 
-    def save(self, steps: int) -> None:
-        states = {
-            name: part.state_dict() if name == SHARDED else in_host_memory(part.state_dict(), copies=False)
-            for name, part in self._parts.items()
-        }
-        self.last = steps
-        if self._is_first:
-            self._write(steps, states, self._about())
-        else:
-            self._together.join_in(states)
-        self._saved_s = time.monotonic()
-
     def discard(self) -> None:
         if self._is_first:
             super().discard()
+        else:
+            with suppress(Exception):
+                self.wait()
+
+    def _state_of(self, part: Stateful, copies: bool) -> Any:
+        # torch.distributed.checkpoint fetches what it writes from the device by itself, a tensor at a time.
+        return part.state_dict() if isinstance(part, ShardedPart) and not copies else super()._state_of(part, copies)
+
+    def _write(self, steps: int, states: Any, about: JsonObject) -> None:
+        if self._is_first:
+            super()._write(steps, states, about)
+        else:
+            self._together.join_in(states)
 
 
 def make_store(rank: Rank, model: Any = None) -> WholeState | RanksState:

@@ -189,7 +189,7 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
     passes = [] if run.evaluations is None else run.evaluations.to_pylist()
     at_end_s = sum((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one["start_ns"] >= end_ns)
     facts = record.facts
-    asynchronous = config.ranks == 1 and config.checkpoint is not None and config.checkpoint.asynchronous
+    asynchronous = config.checkpoint is not None and config.checkpoint.asynchronous
     writing_s = (facts.checkpoint_writing_ns or 0) / 1e9
     after_s = 0.0 if checkpoint is None else sum(walls_s[checkpoint + 1 :])
     left_s = max(0.0, writing_s - after_s) if asynchronous else 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
+import resource
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import socket
@@ -10,9 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from trainer import telemetry
+from trainer.checkpoint import in_host_memory
 from trainer.checkpoint_ranks import RanksSaver, make_saver
+from trainer.compute.sharded_state import SHARDED
 from trainer.config import CheckpointConfig
 from trainer.ranks import Rank, join, leave, meeting_place
 
@@ -53,6 +59,22 @@ def serve(number: int, port: int, place: socket | None, folder: str, answers: Co
     saver.wait()
     due.append(saver.is_due(3))  # the minutes begin again
     answers.send((due, phases.names))
+    mesh = init_device_mesh("cpu", (2,))
+    shares = {name: distribute_tensor(torch.zeros(4), mesh, [Shard(0)]) for name in ("weight", "bias")}
+    copied = in_host_memory(shares, copies=True)
+    for value, share in enumerate(shares.values(), start=1):
+        share.to_local().fill_(value)
+    copied["bias"].to_local().fill_(3)
+    answers.send([one.to_local().tolist() for one in (*shares.values(), *copied.values())])
+    large = _Shares(distribute_tensor(torch.zeros(100_000), mesh, [Shard(0)]))
+    saver = make_saver(CheckpointConfig(every_steps=1), Path(folder), {SHARDED: large}, dict, rank)
+    if number == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+    saver.save(4)
+    try:
+        saver.wait()
+    except OSError as error:
+        answers.send(error.errno)
     leave()
 
 
@@ -67,7 +89,18 @@ class _Number:
         pass
 
 
-def test_the_clock_of_rank_0_says_for_all_whether_minutes_are_over(tmp_path: Path) -> None:
+class _Shares:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def state_dict(self) -> Any:
+        return {"model": {"weight": self._tensor}}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        pass
+
+
+def test_two_ranks_agree_on_minutes_copy_their_shares_and_fail_together(tmp_path: Path) -> None:
     place = meeting_place()
     port = place.getsockname()[1]
     spawn = multiprocessing.get_context("spawn")
@@ -89,9 +122,15 @@ def test_the_clock_of_rank_0_says_for_all_whether_minutes_are_over(tmp_path: Pat
         due, phases = ours.recv()
         assert due == [False, True, False]
         assert phases == ["checkpoint"] * 3  # what agreeing takes is in the ledger
+        assert ours.poll(120)
+        # A copy of a share is its own: neither the next step nor another copy changes it.
+        assert ours.recv() == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0], [3.0, 3.0]]
+        assert ours.poll(120)
+        assert ours.recv() == errno.EFBIG  # rank 1 alone could not write; both say so when the thread has ended
     for process in ranks:
         process.join(60)
         assert process.exitcode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]  # the other one is not there in part
     saved = tmp_path / "step-00000002"
     for number in range(2):
         found = torch.load(saved / f"rank-{number}.pt", weights_only=True)

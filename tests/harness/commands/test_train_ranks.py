@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.launch.diagnosis import RANK_NAME
 from harness.launch.training_files import read_losses
 from harness.study.store import StudyFolder
-from tests.commands import harness
 from tests.harness.commands.test_train import SCENARIO
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.data.position import Position
@@ -75,13 +75,81 @@ def test_two_ranks_are_killed_and_go_on_with_the_same_losses(tmp_path: Path, par
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("parallel", "victim", "words"), [
+    ("ddp", 0, ["--epochs", "0.3", "--set", "checkpoint.every_steps=1"]),
+    ("fsdp", 1, ["--steps", "20", "--set", "checkpoint={every_steps: null, every_minutes: 0.0001}"]),
+])  # fmt: skip
+def test_a_rank_killed_within_a_save_loses_nothing(
+    tmp_path: Path, parallel: str, victim: int, words: list[str]
+) -> None:
+    scenario = written(tmp_path)
+
+    def start(out: str, *more: str) -> subprocess.Popen[str]:
+        asked = ["--arm", "plain", *words, "--set", f"launch.parallel={parallel}", "--out", str(tmp_path / out)]
+        command = [sys.executable, "-m", "harness", "train", str(scenario), *asked]
+        return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    undisturbed, killed = start("one"), start("two")
+    saved = tmp_path / "two/checkpoints"
+    stop_within_a_save(killed, saved)
+    if victim == 0:
+        killed.kill()
+        assert killed.wait(60) == -signal.SIGKILL
+        assert half_written(saved)
+    else:
+        os.kill(rank_of(killed.pid, victim), signal.SIGKILL)
+        killed.send_signal(signal.SIGCONT)
+        _, err = killed.communicate(timeout=120)
+        assert killed.returncode == 1, err
+        assert f"rank {victim}: its process was killed by signal 9" in err
+    for process in (undisturbed, start("two", "--resume")):
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, out + err
+        assert "done: " in out
+    assert not half_written(saved)
+    assert (tmp_path / "two/losses.csv").read_bytes() == (tmp_path / "one/losses.csv").read_bytes()
+    one, two = (list(StudyFolder(tmp_path / out).runs())[-1].record.facts for out in ("one", "two"))
+    assert one.parameters_digest == two.parameters_digest is not None
+
+
+def stop_within_a_save(process: subprocess.Popen[str], saved: Path) -> None:
+    """Suspend rank 0 where a checkpoint is there and another one is half written: nothing renames it from then on."""
+    until = time.monotonic() + 240
+    while True:
+        assert time.monotonic() < until
+        if not (any(saved.glob("step-*")) and half_written(saved)):
+            assert process.poll() is None, process.communicate()
+            os.sched_yield()
+            continue
+        process.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        if half_written(saved):
+            return
+        process.send_signal(signal.SIGCONT)  # it was renamed before the signal came
+
+
+def half_written(saved: Path) -> bool:
+    return any(".gone." not in path.name for path in saved.glob(".step-*.tmp"))
+
+
+def rank_of(pid: int, number: int) -> int:
+    """The process of that rank, which rank 0 has forked."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (found,) = [int(one) for one in children if Path(f"/proc/{one}/comm").read_text() == f"{RANK_NAME}{number}\n"]
+    return found
+
+
+@pytest.mark.slow
 def test_tokens_and_epochs_are_those_of_all_ranks(tmp_path: Path) -> None:
     scenario = written(tmp_path, documents=61)  # so that the ranks' shards differ
     # With evaluation every rank must know before its last checkpoint that it is the last one.
     words = "--set", "checkpoint={every_steps: 1, keep: 2}", "--set", "evaluation={fraction: 0.1, batches: 1}"
 
     def train(out: str, *end: str) -> str:
-        done = harness("train", str(scenario), "--arm", "plain", "--out", str(tmp_path / out), *words, *end)
+        asked = ["train", str(scenario), "--arm", "plain", "--out", str(tmp_path / out), *words, *end]
+        # Of its own, as in a process there is one group of ranks.
+        done = subprocess.run([sys.executable, "-m", "harness", *asked], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
