@@ -23,7 +23,7 @@ from trainer.checkpoint_folder import Store, WholeState
 from trainer.compute.base import Stateful
 from trainer.compute.sharded_state import SHARDED, ShardedPart, save_shares
 from trainer.json_types import JsonObject
-from trainer.ranks import Rank, group_beside, of_first
+from trainer.ranks import Rank, gloo_group, of_first
 
 if TYPE_CHECKING:
     from trainer.config import CheckpointConfig
@@ -40,7 +40,7 @@ class RanksState(Store):
 
     def meet(self) -> None:
         """Make the group in which the ranks write together. Every rank must call it, before any of them writes."""
-        self._group = group_beside(self._rank)
+        self._group = gloo_group(self._rank)
 
     def write(self, folder: Path, states: Any) -> JsonObject:
         """In rank 0: write with the others, which are within :meth:`join_in`."""
@@ -102,7 +102,7 @@ class RanksSaver(Saver):
         super().__init__(config, folder, parts, about, store, ready)
         self._together, self._is_first = store, rank.is_first
         store.meet()
-        self._clock = group_beside(rank) if config.every_steps is None else None
+        self._clock = gloo_group(rank) if config.every_steps is None else None
 
     def is_due(self, steps: int) -> bool:
         """As :meth:`Saver.is_due`, the same in all ranks. Every rank must call it."""

@@ -100,7 +100,7 @@ def join(rank: Rank, device: torch.device) -> None:
     )
 
 
-def group_beside(rank: Rank) -> Any:
+def gloo_group(rank: Rank) -> Any:
     """A group of the same ranks over gloo, so that what they exchange in it never meets the gradients.
 
     Every rank must call it at the same place. Two threads need two such groups.

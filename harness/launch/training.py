@@ -58,7 +58,7 @@ from trainer.data.kept_tokenizer import keep
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words, one_line
 from trainer.json_types import JsonObject, integer
 from trainer.model_files import objective_of
-from trainer.ranks import ALONE, Rank, RanksDifferError, group_beside, is_of_the_exchange, least
+from trainer.ranks import ALONE, Rank, RanksDifferError, gloo_group, is_of_the_exchange, least
 
 if TYPE_CHECKING:
     from harness.launch.uploads import Uploader
@@ -271,7 +271,7 @@ class Training:
             )
             # Shards may differ by a document, and the batches of a user's source by their size.
             if self.rank.of > 1 and (self.goal.epochs is not None or (self.goal.tokens is not None and data.source)):
-                self._group = group_beside(self.rank)
+                self._group = gloo_group(self.rank)
             if begins_elsewhere:  # last: a seed that does not fit is known by now
                 self._pass_over(batches)
             parts = parts_of(compute.parts(), batches.position)
