@@ -18,12 +18,12 @@ ALT = "Training and validation loss by step"
 _HEADER = ("arm", "final validation loss", "perplexity", "masked-token accuracy", "steps trained", "passes")
 
 
-def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) -> str:
-    """Empty where nothing was evaluated."""
+def section(found: Learning | None, pictures: Sequence[str], names: ArmNames, *, heading: bool = True) -> str:
+    """Empty where nothing was evaluated. Without ``heading`` it belongs to the section of the page before it."""
     if found is None:
         return ""
     header = [name for name in _HEADER if name != _HEADER[3] or any(arm.accuracy is not None for arm in found.arms)]
-    parts = ["## What was learned"]
+    parts = ["## What was learned"] * heading
     if documents := [arm for arm in found.arms if arm.passes]:
         parts.append(table(header, [_row(arm, len(header), names) for arm in documents]))
     parts += ["\n".join(f"- {safe(names.within(agreement(one)))}." for one in found.compared)] if found.compared else []

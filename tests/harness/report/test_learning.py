@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from harness.analysis.learning import Learning, learning
+from harness.analysis.study import analyse
+from harness.report.first_screen import first_screen
 from harness.report.learning import agreement, cost, learning_json, section
 from harness.report.loss_curves import loss_curves
+from harness.report.markdown import page
 from harness.report.names import ArmNames
 from harness.study.contract import EVALUATION_COLUMNS, STEP_COLUMNS
 from harness.study.records import ComparisonRecord, RunRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
 from harness.study.tables import make_table
+from tests.harness.synthetic import Arm, build
 
 SECOND = 1_000_000_000
 LOSSES = [6.0, 5.5, 5.0, 4.5]
@@ -161,6 +166,18 @@ def test_the_section_has_accuracy_only_of_a_masked_objective() -> None:
     assert "| text | 4.6000 | 99.5 | 25 % | 4 | 2 |" in masked
     assert "plots/" not in masked
     assert section(None, [], names) == ""
+
+
+def test_the_page_has_one_section_of_what_was_learned_beside_a_target_too() -> None:
+    record, runs = build([Arm("text", loss=3.0), Arm("tokens", loss=3.0)], blocks=1, repetitions=4, steps=9)
+    passed = run("text").evaluations
+    runs = [replace(one, record=replace(one.record, peak_memory_bytes=300 * 2**20), evaluations=passed) for one in runs]
+    for target in ({"target_loss": 3.7}, {}):
+        report = analyse(replace(record, scenario_text={**record.scenario_text, **target}), runs)
+        shown = page(report, first_screen(report), ())
+        (learned,) = [one.text for one in shown.sections if one.title == "What was learned"]
+        assert "| text | 4.6000 | 99.5 | 4 | 2 |" in learned
+        assert ("| 1 of 1 | 300 |" in learned) == bool(target)
 
 
 def test_the_picture_shows_every_loss_of_both_arms() -> None:

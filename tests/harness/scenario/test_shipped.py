@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.scenario.load import load_scenario
+from harness.scenario.plan import make_plan
 from harness.scenario.shipped import PUBLISHED, SCENARIOS, SWEEPS, shipped
 from tests.commands import harness
 from trainer.errors import InputError
@@ -38,3 +39,22 @@ def test_a_name_that_is_neither_is_one_line(tmp_path: Path, monkeypatch: pytest.
         InputError, match=r"^quickstrt: no such file; did you mean 'quickstart'\? shipped: at-the-slack, "
     ):
         load_scenario("quickstrt")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("precision", 128),
+        ("precision-gpu", 128),
+        ("batch-size", 128),
+        ("hyperparameters", 128),
+        ("masked-lm", 128),
+        ("scaling", 32),
+        ("scaling-slurm", 32),
+    ],
+)
+def test_a_comparison_of_what_is_learned_evaluates_every_arm_on_as_many_rows(name: str, rows: int) -> None:
+    """Else the arms' validation losses are of other labels, and the report says that they do not compare."""
+    for arm in make_plan(load_scenario(name), name).arms:
+        assert arm.config.evaluation is not None, arm.name
+        assert arm.config.evaluation.batches * arm.config.data.batch_size == rows, arm.name
