@@ -165,14 +165,19 @@ class ArmReport:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A comparison under edits, by replay of both arms. Step times in ms; ``ratio``: baseline's / candidate's."""
+    """A comparison under edits, by replay of both arms. Step times in ms; ``ratio``: baseline's / candidate's.
+
+    Of a candidate that cannot be replayed the baseline's part is there all the same.
+    """
 
     edits: str  # as they are written: "ranks=16"; empty: unedited
     baseline_ms: Estimate | None = None
     candidate_ms: Estimate | None = None
     ratio: Estimate | None = None
     waits_ms: float | None = None  # per step of the baseline: what it would wait for data
+    measured_ms: Estimate | None = None  # of the candidate, where it ran what the edits make of the baseline
     reason: str | None = None  # why nothing could be predicted
+    candidate_reason: str | None = None  # why nothing could be predicted of the candidate
 
 
 @dataclass(frozen=True)

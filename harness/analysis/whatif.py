@@ -1,13 +1,19 @@
-"""Predicts a comparison under the scenario's ``whatif`` edits: replays both arms, block by block."""
+"""Predicts a comparison under the scenario's ``whatif`` edits: replays both arms, block by block.
+
+A candidate that already is what the edits make of the baseline (two ranks, of one) checks the prediction.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from harness.analysis.ledger import measure
 from harness.analysis.replay.predict import Prediction, predict
+from harness.analysis.replay.validation_arms import validation_arms
 from harness.analysis.report_types import WhatIf
-from harness.analysis.statistics import Estimate, from_blocks
+from harness.analysis.statistics import Estimate, estimate, from_blocks
 from harness.scenario.edits import Edits, parse_edits
 from harness.scenario.overrides import edit_texts
 from harness.study.records import StudyRecord
@@ -24,12 +30,34 @@ def whatifs(study: StudyRecord, names: tuple[str, str], runs: Mapping[str, Seque
 
 def _whatif(names: tuple[str, str], runs: Mapping[str, Sequence[RunData]], edits: Edits) -> WhatIf:
     written = ", ".join(edits.texts)
+    base_name, other_name = names
     try:
-        base, other = (predict(runs.get(arm, ()), edits) for arm in names)
+        base = predict(runs.get(base_name, ()), edits)
     except InputError as error:
         return WhatIf(written, reason=str(error))
-    known = base.over_blocks(base.step_ms), other.over_blocks(other.step_ms)
-    return WhatIf(written, *known, _ratio(base, other), sum(base.waits_ms.values()))
+    found = WhatIf(
+        written,
+        base.over_blocks(base.step_ms),
+        waits_ms=sum(base.waits_ms.values()),
+        measured_ms=_measured(runs, base_name, other_name, edits),
+    )
+    try:
+        other = predict(runs.get(other_name, ()), edits)
+    except InputError as error:
+        return replace(found, candidate_reason=str(error))
+    return replace(found, candidate_ms=other.over_blocks(other.step_ms), ratio=_ratio(base, other))
+
+
+def _measured(runs: Mapping[str, Sequence[RunData]], base: str, other: str, edits: Edits) -> Estimate | None:
+    """The candidate's step time, where it is what the edits ask for of the baseline: it checks the prediction."""
+    records = [run.record for arm in (base, other) for run in runs.get(arm, ())]
+    return measured_step_ms(runs[other]) if other in validation_arms(records, base, edits) else None
+
+
+def measured_step_ms(runs: Sequence[RunData]) -> Estimate | None:
+    """Mean step time in milliseconds, over the blocks of one arm; None where it measured none."""
+    ledgers = [ledger for run in runs if (ledger := measure(run)) is not None]
+    return estimate({one.record.block: {0: (one.mean_step_ms, 1.0)} for one in ledgers})
 
 
 def _ratio(base: Prediction, other: Prediction) -> Estimate | None:

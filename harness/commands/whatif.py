@@ -84,14 +84,12 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
 
 def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
     """Arms of the study that are what the edits ask for, with their measured step time in ms."""
-    from harness.analysis.ledger import measure
     from harness.analysis.replay.validation_arms import validation_arms
-    from harness.analysis.statistics import estimate
+    from harness.analysis.whatif import measured_step_ms
 
     found = []
     for name in validation_arms([run.record for run in runs], arm, edits):
-        ledgers = [ledger for run in runs if run.record.arm == name and (ledger := measure(run)) is not None]
-        value = estimate({one.record.block: {0: (one.mean_step_ms, 1.0)} for one in ledgers})
+        value = measured_step_ms([run for run in runs if run.record.arm == name])
         if value is not None:
             found.append((name, value))
     return found

@@ -15,12 +15,11 @@ from harness.machine.checks.check import size
 from harness.machine.environment import available_memory_bytes
 from harness.machine.files import ROOT, read_mounts
 from harness.machine.memory import SharedMemory, read_shared_memory
-from harness.machine.processes import STATES, ProcessState, read_process, read_session
+from harness.machine.processes import RANK_NAME, STATES, ProcessState, read_process, read_session
 from harness.machine.remedies import MORE_MEMORY, MORE_OPEN_FILES, MORE_SHARED_MEMORY, REMEDIES, cause_in
 from trainer.errors import in_words
 
 WORKER_NAME, PIN_NAME = "pt_data_worker", "pt_data_pin"  # that torch's DataLoader gives its processes
-RANK_NAME = "run-rank-"  # with its number: what ranks 1 and up call their process; at most 15 characters in all
 LITTLE_MEMORY_BYTES = 64 * 2**20  # less is free only where the kernel is about to kill something
 LITTLE_SHARED = 0.05  # share of /dev/shm
 _LOG_BYTES = 20_000  # the end of a run's log

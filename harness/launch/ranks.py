@@ -21,12 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.launch.channel import Channel, readable
-from harness.launch.diagnosis import RANK_NAME, describe_process, explain_end
+from harness.launch.diagnosis import describe_process, explain_end
 from harness.launch.nodes import HELLO_S, keep_alive
 from harness.launch.protocol import MeetingPlace, NodesMessage, RunEvent, RunOrder, StartMessage
 from harness.launch.waiting import LOOK_S, looks
 from harness.machine.lifetime import die_with_parent
 from harness.machine.network import interface_of
+from harness.machine.processes import RANK_NAME
 from trainer.ranks import LOCAL, Rank, is_of_the_exchange, meeting_place
 
 # For an error to arrive that another one comes from: a rank that ends closes its connections before it is waited for.

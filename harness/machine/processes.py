@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.machine.files import ROOT, read_text, to_int
 
+RANK_NAME = "run-rank-"  # with its number: what ranks 1 and up call their process; at most 15 characters in all
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -95,6 +96,28 @@ def descendants(pids: Sequence[int], root: Path = ROOT) -> list[int]:
         below = sorted(children.pop(waiting.pop(0), ()))
         found += below
         waiting += below
+    return found
+
+
+def children(pid: int, root: Path = ROOT) -> list[int]:
+    """The living processes that the threads of ``pid`` started; empty where this kernel does not list them."""
+    lists = (root / "proc" / str(pid) / "task").glob("*/children")
+    return sorted(int(child) for one in lists for child in (read_text(one) or "").split())
+
+
+def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
+    """The other ranks that rank 0 (process ``pid``) started here, by process id: ``rank-1``.
+
+    What they started in turn is ``rank-1-child-0``: their loader workers, say. /proc is searched only where there are
+    ranks.
+    """
+    found: dict[int, str] = {}
+    for rank in children(pid, root):
+        name = (read_text(root / "proc" / str(rank) / "comm") or "").strip()
+        if name.startswith(RANK_NAME):
+            found[rank] = f"rank-{name.removeprefix(RANK_NAME)}"
+    for rank, role in list(found.items()):
+        found |= {pid: f"{role}-child-{number}" for number, pid in enumerate(descendants([rank], root))}
     return found
 
 

@@ -6,7 +6,12 @@ from harness.analysis.probes.device_health import DeviceFinding
 from harness.analysis.probes.host_load import HostFinding
 from harness.report.words import number, percent
 
-NAMES = {"main": "the trainer", "loaders": "the loader workers", "sampler": "the sampling process"}  # by role
+NAMES = {
+    "main": "the trainer",
+    "loaders": "the loader workers",
+    "ranks": "the other ranks",
+    "sampler": "the sampling process",
+}  # by role
 
 
 def host_finding(found: HostFinding) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.analysis.bounds import AT_WORK
 from harness.analysis.overlap import SyncCall
-from harness.analysis.report_types import ArmReport, ArmTotals, Comparison, StudyReport
+from harness.analysis.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf
 from harness.analysis.spans import UNANNOUNCED
 from harness.report.chain import ChainLink, chain
 from harness.report.names import ArmNames
@@ -43,7 +43,7 @@ def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> st
         parts += ["### Blocking calls", _sync_table(audited, names), SYNC_NOTE]
     asked = [c for c in compared if c.explained.whatifs]
     if asked:
-        parts += ["### What if", _whatif_table(asked, names), WHATIF_NOTE]
+        parts += ["### What if", _whatif_table(asked, names), _whatif_note(asked)]
     replayed = [arm for arm in report.arms if arm.explained.replay_error is not None and not arm.control]
     if replayed:
         parts += ["### Replay against measurement", _replay_table(replayed, names), REPLAY_NOTE]
@@ -63,24 +63,41 @@ def _whatif_table(comparisons: Sequence[Comparison], names: ArmNames) -> str:
         "candidate step ms",
         "times as fast",
     ]
+    asked = [(c, one) for c in comparisons for one in c.explained.whatifs]
+    checked = any(one.measured_ms is not None for _, one in asked)
     rows = [
         [
             names.pair(c.candidate, c.baseline),
             one.edits or "as it is",
-            estimate_cell(one.baseline_ms) if one.reason is None else one.reason,
+            estimate_cell(one.baseline_ms) if one.reason is None else names.within(one.reason),
             _ms(one.waits_ms),
-            estimate_cell(one.candidate_ms),
+            _whatif_candidate(one, names),
             ratio_cell(one.ratio),
+            *([estimate_cell(one.measured_ms)] if checked else []),
         ]
-        for c in comparisons
-        for one in c.explained.whatifs
+        for c, one in asked
     ]
-    return table(header, rows)
+    return table([*header, *(["measured ms"] if checked else [])], rows)
 
 
+def _whatif_candidate(one: WhatIf, names: ArmNames) -> str:
+    if one.candidate_reason is None or one.measured_ms is not None:  # it ran under these edits already
+        return estimate_cell(one.candidate_ms)
+    return names.within(one.candidate_reason)
+
+
+def _whatif_note(comparisons: Sequence[Comparison]) -> str:
+    checked = any(one.measured_ms is not None for c in comparisons for one in c.explained.whatifs)
+    return WHATIF_NOTE + (WHATIF_MEASURED if checked else "")
+
+
+WHATIF_MEASURED = (
+    " *measured*: the candidate is what the edits make of the baseline; it was run, and this was its step: hold the "
+    "baseline's prediction against it."
+)
 WHATIF_NOTE = (
-    "Both arms replayed under the edits that the scenario asks about (`whatif`), block by block: predictions, none "
-    "of them run here. *waits for data* is a rank's own; what it waits for the slowest is in the "
+    "Both arms replayed under the edits that the scenario asks about (`whatif`), block by block: predictions, not "
+    "measurements. *waits for data* is a rank's own; what it waits for the slowest is in the "
     "step time. Ranks: every step waits for the slowest rank's data; their communication is left out."
 )
 

@@ -73,7 +73,7 @@ _SPANS = {
 }
 _SAMPLES = {
     "t_ns": "when it was read, CLOCK_MONOTONIC",
-    "source": "host, host:ROLE (trainer, loaders, sampler), or nvml:INDEX",
+    "source": "host, host:ROLE (main, loader-K, sampler; rank-K and what it started), or nvml:INDEX",
     "metric": "what was read",
     "value": "the reading",
     "unit": "its unit",

@@ -154,12 +154,12 @@ def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
 
 
 def _variances(optima: Sequence[LearningRateOptimum]) -> NDArray[np.float64]:
-    """Of each log optimum, by its interval; all 0 where one has none: the scatter alone counts then."""
+    """Of each log optimum, by its vertex's interval; all 0 where one has none: the scatter alone counts then."""
     found = []
     for one in optima:
-        if one.ci_low is None or one.ci_high is None:
+        if one.vertex_low is None or one.vertex_high is None:
             return np.zeros(len(optima))
-        found.append((math.log(one.ci_high / one.ci_low) / 2 / NormalDist().inv_cdf(_QUANTILE)) ** 2)
+        found.append((math.log(one.vertex_high / one.vertex_low) / 2 / NormalDist().inv_cdf(_QUANTILE)) ** 2)
     return np.array(found)
 
 

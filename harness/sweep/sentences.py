@@ -13,6 +13,11 @@ from harness.sweep.model import SweepConfig
 from harness.sweep.store import SweepRecord
 from harness.sweep.trials import Trial
 
+_INTERVAL = (
+    " The interval reaches from one neighbour of the lowest trial to the other, whatever shape the curve has between "
+    "them, and further where chance may have moved the fit so far."
+)
+
 
 def interval(low: float | None, high: float | None) -> str:
     """``1.1e-03 to 2.3e-03``; says which end is open."""
@@ -82,7 +87,7 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
             within = f"95 % interval {interval(chosen.ci_low, chosen.ci_high)}"
         return (
             f"{value}, where a quadratic in the logarithm of the rate through {count(optimum.points, 'trial')} has its "
-            f"minimum ({within}; R2 {optimum.r2:.3f})."
+            f"minimum ({within}; R2 {optimum.r2:.3f}).{_INTERVAL if within != 'no 95 % interval' else ''}"
         )
     if chosen.by == "bound":
         return f"{value}, the best within the rates of the trials of {count(curve.steps, 'step')}."

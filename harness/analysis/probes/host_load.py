@@ -26,7 +26,7 @@ MISSED = 0.01  # of the deadlines
 WINDOW_S = 0.5  # a tick is then 2 % of a core
 UNCOUNTED = 0.1  # of the run's own CPU
 
-ROLES = ("main", "loaders", "sampler")
+ROLES = ("main", "loaders", "ranks", "sampler")  # main and loaders: of rank 0, ranks: the others and their workers
 HostFindingKind = Literal[
     "quota throttled",
     "threads over quota",
@@ -163,6 +163,8 @@ def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> t
 
 def _role(source: str) -> str:
     role = source.removeprefix("host:")
+    if role.startswith("rank-"):
+        return "ranks"
     return "loaders" if role.startswith("loader-") else role
 
 

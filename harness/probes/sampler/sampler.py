@@ -22,6 +22,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Self
 
+from harness.machine.processes import ranks_below
 from harness.probes.probe import Probe, ProbeReport
 from harness.probes.sampler.messages import SamplingAnswer, SamplingOrder
 from harness.probes.sampler.series import Unpacked
@@ -71,7 +72,7 @@ class Sampler(Probe):
 
     @classmethod
     def attach(cls, settings: SamplerSettings, folder: Path) -> Self:  # noqa: ARG003 - it writes no files
-        return cls(settings, process_roles)
+        return cls(settings, processes_of_the_run)
 
     @property
     def pid(self) -> int | None:
@@ -186,6 +187,11 @@ def process_roles() -> dict[int, str]:
     """By process id: main, and loader-K in the order they were started (Process-1, Process-2, ...)."""
     workers = sorted(multiprocessing.active_children(), key=lambda child: (len(child.name), child.name))
     return {os.getpid(): "main"} | {child.pid: f"loader-{number}" for number, child in enumerate(workers) if child.pid}
+
+
+def processes_of_the_run() -> dict[int, str]:
+    """Those of :func:`process_roles`, and of several ranks the others on this machine: their CPU time is the run's."""
+    return ranks_below(os.getpid()) | process_roles()
 
 
 if __name__ == "__main__":

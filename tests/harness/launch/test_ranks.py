@@ -101,5 +101,9 @@ def test_ranks_with_loader_workers_are_profiled_and_measured(tmp_path: Path) -> 
     assert (profiled.folder / "torch_profile.json.gz").exists()
     assert measured.spans is not None
     assert {"main", "loader-0", "exchange"} <= set(measured.spans.column("role").to_pylist())
+    # The other rank and its worker are of the run: what they compute is no load by other processes.
+    assert measured.samples is not None
+    sources = set(measured.samples.column("source").to_pylist())
+    assert {"host:main", "host:loader-0", "host:rank-1", "host:rank-1-child-0"} <= sources
     # No document comes twice in an epoch: each of the ranks has its own half.
     assert (path / "summary.md").read_text().count("| well | ") >= 2

@@ -14,8 +14,9 @@ from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report.chain import chain
+from harness.report.names import ArmNames
 from harness.report.sentences import disagreements, sentence
-from harness.report.why import _device_note
+from harness.report.why import _device_note, _whatif_table
 from tests.harness import synthetic
 from tests.harness.synthetic import Arm
 
@@ -179,6 +180,31 @@ def test_a_comparison_under_the_scenarios_edits() -> None:
     left = 0.1 + 0.2 + 0.1 + 29 / 4 + 0.6 + 0.02
     assert faster.ratio.median == pytest.approx((left + 10) / left, rel=0.05)
     assert plain.waits_ms == pytest.approx(10.3, rel=0.3)  # the synthetic days swing by 10 %
+
+
+def test_what_the_edits_make_of_the_baseline_checks_its_prediction_where_it_ran_and_cannot_be_replayed() -> None:
+    """Of a candidate of two ranks there is no replay; the baseline's prediction and the measurement stand."""
+    ranks = {"ranks": 2}
+    arms = [
+        Arm("one"),
+        Arm("two", config={"launch.torchrun.nproc": 2}, facts=ranks),
+        Arm("other", config={"launch.torchrun.nproc": 2, "launch.parallel": "fsdp"}, facts=ranks),
+    ]
+    study, runs = synthetic.build(arms, [("one", "two"), ("one", "other")])
+    study.scenario_text["whatif"] = [{"ranks": 2}]
+    for c, is_that in zip(analyse(study, runs).compared, (True, False), strict=True):
+        plain, doubled = c.explained.whatifs
+        for one in (plain, doubled):
+            assert one.reason is None
+            assert one.baseline_ms is not None
+            assert (one.candidate_ms, one.ratio) == (None, None)
+            assert one.candidate_reason is not None
+            assert "its ranks wait for one another" in one.candidate_reason
+        assert plain.measured_ms is None
+        assert (doubled.measured_ms is not None) == is_that
+        text = _whatif_table([c], ArmNames(["one", "two", "other"]))
+        assert ("measured ms" in text) == is_that
+        assert text.count("its ranks wait for one another") == (1 if is_that else 2)
 
 
 def test_a_scenario_without_edits_has_no_prediction() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -35,18 +36,50 @@ def test_without_noise_the_optimum_is_the_curve_s() -> None:
     assert found.loss == pytest.approx(5)
     assert found.r2 == pytest.approx(1)
     assert (found.at_edge, found.points) == (None, 5)
-    assert found.ci_low == pytest.approx(BEST, rel=1e-3)
-    assert found.ci_high == pytest.approx(BEST, rel=1e-3)
+    assert found.vertex_low == pytest.approx(BEST, rel=1e-3)
+    assert found.vertex_high == pytest.approx(BEST, rel=1e-3)
+    # Of a loss whose shape is not known no more is known than that: GRID[5] is the lowest.
+    assert (found.ci_low, found.ci_high) == (pytest.approx(GRID[4]), pytest.approx(GRID[6]))
 
 
 @pytest.mark.parametrize("rates", [GRID, sorted([*GRID, *[rate * 1.4 for rate in GRID]]), sorted(GRID * 2)])
 @pytest.mark.parametrize("noise", [0.003, 0.01])
-def test_intervals_hold_the_truth_as_often_as_they_say(rates: list[float], noise: float) -> None:
+def test_the_vertex_s_intervals_hold_that_of_a_quadratic_as_often_as_they_say(rates: list[float], noise: float) -> None:
     draws = np.random.default_rng(1).standard_normal((SEEDS, len(rates))) * noise
     losses = np.array([curve(rate) for rate in rates]) + draws
-    held = sum(fitted(rates, row.tolist()).holds(BEST) for row in losses)
+    found = [fitted(rates, row.tolist()) for row in losses]
+    held = sum((one.vertex_low or 0) <= BEST <= (one.vertex_high or math.inf) for one in found)
     # The reach to the cubic's minimum and the window about a noisy lowest point move it a little: both are allowed for.
     assert FEWEST <= held <= MOST + 3
+    assert sum(one.holds(BEST) for one in found) >= held
+
+
+def lopsided(generator: np.random.Generator) -> Callable[[float], float]:
+    """A loss over log(rate / best), lowest at 0: two steepnesses, a cubic or exponential rise on the high side."""
+    low, high = 0.05 * 10 ** generator.uniform(-0.5, 0.5, 2)
+    bend = generator.uniform(0.8, 2.5)
+    vertex = math.log(3 / bend) / bend
+    kinds = (
+        lambda x: (low if x < 0 else high) * x**2,
+        lambda x: low * x**2 + (0.05 * x**3 if x > 0 else 0),
+        lambda x: 0.05 * (math.exp(bend * (x + vertex)) - 3 * x) - 0.15 / bend,
+    )
+    return kinds[generator.integers(len(kinds))]
+
+
+@pytest.mark.parametrize("noise", [0, 0.003, 0.01])
+@pytest.mark.parametrize("spacing", [1.5, 2, 3])
+def test_intervals_of_lopsided_curves_hold_their_minimum(spacing: float, noise: float) -> None:
+    """An interval of the quadratic's vertex alone holds it in 47 to 76 % of these."""
+    generator = np.random.default_rng(5)
+    rates = [1e-4 * spacing**k for k in range(10)]
+    held = 0
+    for _ in range(SEEDS):
+        loss = lopsided(generator)
+        best = math.exp(generator.uniform(math.log(rates[2]), math.log(rates[-3])))
+        losses = [5 + loss(math.log(rate / best)) + noise * generator.standard_normal() for rate in rates]
+        held += fitted(rates, [one if one < 7 else math.nan for one in losses]).holds(best)
+    assert held >= FEWEST
 
 
 def test_a_lopsided_curve_widens_the_interval() -> None:
@@ -55,8 +88,8 @@ def test_a_lopsided_curve_widens_the_interval() -> None:
     losses = [curve(rate) if rate < BEST else curve(rate) + 0.05 * math.log(rate / BEST) ** 3 for rate in rates]
     found = fitted(rates, losses)
     assert 0.8 < found.learning_rate / BEST < 1
-    assert found.ci_high is not None
-    assert found.ci_high > 1.03 * found.learning_rate
+    assert found.vertex_high is not None
+    assert found.vertex_high > 1.03 * found.learning_rate
 
 
 def test_a_lowest_trial_below_the_fitted_minimum_is_never_outside_the_interval() -> None:
@@ -66,7 +99,7 @@ def test_a_lowest_trial_below_the_fitted_minimum_is_never_outside_the_interval()
     found = fitted(rates, losses)
     assert found.learning_rate < rates[6]
     assert found.ci_low is not None
-    assert found.ci_low < rates[5]
+    assert found.ci_low <= rates[5]
     assert found.ci_high == pytest.approx(rates[7])
     assert found.holds(1.25e-2)
 

@@ -27,7 +27,7 @@ TARGET = 420e6
 def optimum(rate: float, half: float | None = 0.1) -> LearningRateOptimum:
     """With an interval of a factor of exp(half) to each side."""
     low, high = (None, None) if half is None else (rate * math.exp(-half), rate * math.exp(half))
-    return LearningRateOptimum(rate, low, high, 5.0, None, 0.99, 6)
+    return LearningRateOptimum(rate, low, high, 5.0, None, 0.99, 6, low, high)
 
 
 def law(optima: Sequence[LearningRateOptimum], sizes: Sequence[float] = SIZES) -> PowerLaw:
@@ -109,7 +109,7 @@ def test_fewer_than_three_sizes_are_no_line(count: int) -> None:
 
 
 def test_an_optimum_at_the_end_of_its_range_is_left_out() -> None:
-    edge = LearningRateOptimum(1e-2, 5e-3, None, 5.0, "high", 0.9, 5)
+    edge = LearningRateOptimum(1e-2, 5e-3, None, 5.0, "high", 0.9, 5, 5e-3, None)
     assert fit_power_law(SIZES, [optimum(1e-3), optimum(9e-4), edge]) == NoPowerLaw("too-few-sizes", 2, 1)
 
 
