@@ -110,13 +110,17 @@ def build(
     order, measured, resumes = _steps(recording, workers * prefetch, most_steps, exact=exact)
 
     def starts() -> NDArray[np.int64]:
+        if exact:
+            return np.zeros(1, dtype=np.int64)
+        if (edits.ranks or 1) > 1:  # from the same place, which is often the only best one, ranks would be in lockstep
+            return np.arange(len(tape.steps))
         key = ("starts", workers, prefetch, most_steps)
         return recording.once(key, lambda: _starts(order, recording.step_class[tape.steps]))
 
     return Pipeline(
         costs=np.stack(costs)[:, None, :],
         tape_steps=len(tape.steps),
-        starts=np.zeros(1, dtype=np.int64) if exact else starts(),
+        starts=starts(),
         batches_per_step=len(tape.batches) // len(tape.steps) if tape.aligned and scale == 1 else None,
         programs=programs,
         step_program=order,
