@@ -1,6 +1,6 @@
 """Reads what the agent wrote in each process of a command: see ``agent/record.py`` for the format.
 
-A process that was killed leaves half a frame at most, at its end: what is whole before it counts.
+A process that was killed leaves half a frame at most, at its end, or zeros: what is whole before it counts.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open("rb") as file:
         while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
             length = int.from_bytes(head, "little")
-            if length > MOST_FRAME_BYTES:
+            if not 0 < length <= MOST_FRAME_BYTES:  # zeros come after the last frame, or it is no frame of ours
                 return
             frame = file.read(length)
             if len(frame) < length:

@@ -2,24 +2,26 @@
 
 A frame is its length (4 bytes, little endian) and the marshal (format 2, which every Python reads) of a pair: a word
 and its content. Words: "process" (who this is), "events" (of one step, as ``probes.ledger.rows`` has them), "batch" (of
-a loader worker: its spans) and "note".
+a loader worker: its spans) and "note". In the file of a process that was killed, zeros come after the last frame.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
-import marshal
 import os
 import sys
 import time
+from marshal import dumps
 from typing import Any
+
+from _harness_agent.mapped import LENGTH_BYTES, MappedFile, pack_length
 
 MARSHAL_FORMAT = 2
 
 _folder = ""  # empty: nothing is recorded
 _registered = False
-_file = -1
+_file: MappedFile | None = None
 _owner = 0  # the process whose file it is: one that was forked from it begins a file of its own
 settings: dict[str, int | str | None] = {}
 
@@ -46,7 +48,7 @@ def begin(folder: str) -> bool:
 def _forked() -> None:
     """In a child: the file stays the parent's, and so does what it has seen."""
     global _file, _owner
-    _file, _owner = -1, 0
+    _file, _owner = None, 0
     from _harness_agent import boundaries, controls, guard, loading, profiling, run_queue, stages
 
     stages.forget()
@@ -59,22 +61,34 @@ def _forked() -> None:
 
 def write(word: str, content: Any) -> None:
     """Write one frame, all at once."""
-    if not _owner and not _open():
+    file = _file or _open()
+    if file is None:
         return
-    frame = marshal.dumps((word, content), MARSHAL_FORMAT)
-    os.write(_file, len(frame).to_bytes(4, "little") + frame)
+    frame = dumps((word, content), MARSHAL_FORMAT)
+    size = len(frame)
+    length = pack_length(size)
+    # The rest is MappedFile.add(), here as every step does it. Nothing is called between these lines, so that neither a
+    # signal handler of the program nor another thread gets there. The length comes last: until then no frame is there.
+    at = file.at
+    start = at + LENGTH_BYTES
+    end = start + size
+    if end <= file.room:
+        file.at = end
+        file.window[start:end] = frame
+        file.window[at:start] = length
+    else:
+        file.add(length + frame)
 
 
-def _open() -> bool:
-    """Begin this process's file, with who it is; whether anything is recorded."""
+def _open() -> MappedFile | None:
+    """Begin this process's file, with who it is; None where nothing is recorded."""
     global _file, _owner
     if not _folder:
-        return False
-    path = os.path.join(_folder, f"{os.getpid()}-{time.monotonic_ns()}.frames")
-    _file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return None
     _owner = os.getpid()
+    _file = MappedFile(os.path.join(_folder, f"{os.getpid()}-{time.monotonic_ns()}.frames"))
     write("process", _process())
-    return True
+    return _file
 
 
 def note(what: str, text: Any) -> None:
@@ -87,11 +101,11 @@ def end() -> None:
     global _file, _folder, _owner
     from _harness_agent import boundaries, guard, profiling
 
-    if _owner == os.getpid():
+    if _file is not None and _owner == os.getpid():
         guard.carefully(profiling.finish)
         guard.carefully(boundaries.flush)
-        os.close(_file)
-    _file, _folder, _owner = -1, "", 0
+        _file.close()
+    _file, _folder, _owner = None, "", 0
 
 
 def folder() -> str:

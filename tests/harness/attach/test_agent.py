@@ -60,7 +60,7 @@ HOOKS = {
     "device": ("trains_on", "collect", "last"),
     "loading": ("_begin", "_look_at", "_ended", "sizes", "_close", "_from_worker"),
     "stages": ("cut", "end", "take", "making", "enter_within", "leave"),
-    "record": ("write", "note"),
+    "record": ("write", "note", "dumps", "pack_length", "MappedFile", "_open"),
     "run_queue": ("read", "find_threads"),
     "updates": ("_count", "_backward_begins", "_backward_ended", "_update_begins"),
     "watching": ("_conclude", "_module_begins", "_time_calls", "_profile", "_on_step", "_forward_begins"),
