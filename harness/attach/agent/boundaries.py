@@ -11,18 +11,17 @@ this: ``loading.py`` for fetches, ``watching.py`` for forward passes, ``updates.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from threading import get_ident
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
 import torch
-from _harness_agent import device, gate, guard, record, run_queue, stages
-from _harness_agent.stages import NEAR_NS
-from torch import is_grad_enabled
+from _harness_agent import device, gate, guard, record, run_queue, stages, switches
+from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
 ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.rows
@@ -50,11 +49,13 @@ class _State:
     open: list[str] = field(default_factory=list)  # phases of the main thread, innermost last
     last: str | None = None  # phase that ended
     making: stages.Making | None = None  # the main thread's batch
-    core: stages.CpuReading | None = None  # the main thread's
-    here: tuple[int, int] | None = None  # this process and its main thread
+    core: stages.CpuReading = field(default_factory=stages.CpuReading)  # the main thread's, once it is known
+    here: tuple[str, int, int, int] | None = None  # this process and its main thread, as a trace begins
+    marks: bool = False  # what the host launches on a device is recorded
     optimizers: dict[int, int] = field(default_factory=dict)  # steps by optimizer, in the order of their first
     trained_on: set[int] = field(default_factory=set)  # sources of batches after which a backward pass came
     sources: set[int] = field(default_factory=set)  # others, whose batches came since a backward pass
+    settled: set[int] = field(default_factory=set)  # see fetching()
     doubtful: int = 0  # batches that may be of training or of an evaluation
     doubtful_loaders: list[tuple[int, int]] = field(default_factory=list)  # whose they are
     ran_without_gradients: bool = False  # the model, since a batch was asked for
@@ -64,6 +65,7 @@ class _State:
     maker: Trace | None = None  # who made the batch that arrives
     unpacked: tuple[int, int, bool] | None = None  # see arrivals
     closing: int | None = None  # the optimizer that closes steps
+    only: int | None = None  # the same, where there is no other optimizer
     closed: bool = True  # nothing has begun yet
     closed_ns: int = 0
     marked: list[tuple[Any, ...]] | None = None  # what arrived within the fetch that the program marks now
@@ -77,6 +79,7 @@ class _State:
     steps: int = 0
     unmeasured: int = 0  # of these, steps that are not measured
     measured_from: int | None = 0  # step; None: a window of profiling comes first
+    warming: bool = True  # no step has been measured, of those that take no turns
     noted: set[Any] = field(default_factory=set)
     most_steps: int | None = field(default_factory=lambda: record.number("steps"))
     warmup: int = field(default_factory=lambda: record.number("warmup") or 0)
@@ -111,41 +114,44 @@ def watched() -> bool:
 
 def enter(name: str) -> None:
     this = state
-    if device.state.stream is not None:
+    if this.marks:
         _mark()
-    core = this.core or main_core()
+    core = this.core
     now = monotonic_ns()
-    if now < core.near_ns:
+    if now < core.near_ns and core.count[0] == core.counted:
         cpu_ns = now + core.ahead_ns
     else:
-        cpu_ns, now = thread_time_ns(), monotonic_ns()
-        core.near_ns, core.ahead_ns = now + NEAR_NS, cpu_ns - now
+        cpu_ns, now = _read_core()
     this.events.append((ENTER, name, now, cpu_ns))
     this.open.append(name)
 
 
 def leave(name: str) -> None:
     this = state
-    if name not in this.open:
+    open_ = this.open
+    if not open_ or open_[-1] != name:
+        if name not in open_:
+            return
+        leave(open_[-1])  # what is open within it ends with it
+        leave(name)
         return
-    core = this.core or main_core()
+    core = this.core
     now = monotonic_ns()
-    if now < core.near_ns:
+    if now < core.near_ns and core.count[0] == core.counted:
         cpu_ns = now + core.ahead_ns
     else:
-        cpu_ns, now = thread_time_ns(), monotonic_ns()
-        core.near_ns, core.ahead_ns = now + NEAR_NS, cpu_ns - now
-    if device.state.stream is not None:
+        cpu_ns, now = _read_core()
+    if this.marks:
         _mark()
-    this.last = name
-    while (ended := this.open.pop()) != name:
-        this.events.append((EXIT, ended, now, cpu_ns))
+        this.last = name
+    del open_[-1]
     this.events.append((EXIT, name, now, cpu_ns))
 
 
-def main_core() -> stages.CpuReading:
-    """What is known of the main thread's CPU time, once it asks."""
-    return making().core
+def _read_core() -> tuple[int, int]:
+    """The main thread's CPU time, and the clock then."""
+    now: tuple[int, int] = (state.making or making()).core.read()
+    return now
 
 
 def making() -> stages.Making:
@@ -153,7 +159,15 @@ def making() -> stages.Making:
     found = stages.making()
     if get_ident() == main_thread:
         state.making, state.core = found, found.core
+        if (count := switches.count()) is not None:
+            found.core.counts(count, switches.LASTS_NS)
     return found
+
+
+def here() -> tuple[str, int, int, int]:
+    """What the trace of a batch begins with that the main thread of this process makes."""
+    state.here = ("main", *stages.origin(), -1)
+    return state.here
 
 
 def interrupted() -> None:
@@ -162,7 +176,8 @@ def interrupted() -> None:
     What that hook had still to write down is lost.
     """
     stages.forget()
-    state.marked = state.maker = state.making = state.core = None
+    state.marked = state.maker = state.making = None
+    state.core = stages.CpuReading()
     if state.steps:
         cpu_ns, now = thread_time_ns(), monotonic_ns()
         while state.open:
@@ -178,6 +193,14 @@ def _mark() -> None:
         device.mark(None if state.open[-1] == "fetch" else state.open[-1])
 
 
+def _trains_on(where: torch.device) -> None:
+    """A backward pass is about to run on this device; the program's first, or not on a CPU."""
+    state.trained = True
+    if not device.state.noted:
+        device.trains_on(where)
+        state.marks = device.state.stream is not None
+
+
 # ---- batches
 
 
@@ -185,7 +208,16 @@ def fetching(source: int, loader: bool = True) -> bool:
     """A wait for a batch of ``source`` begins; whether it is one of training, or may be. It may open a step.
 
     ``loader``: it is a DataLoader that serves it, not a function.
+
+    Of a source that is ``settled`` nothing of what follows here has to be asked again: it is trained on, by an
+    optimizer that was seen, and so was every batch until now. Whatever makes that doubtful settles all anew.
     """
+    this = state
+    if source in this.settled and is_grad_enabled():
+        if this.closed and not this.open:
+            _open_step()
+        return True
+    this.settled.clear()
     if state.ran_without_gradients:  # and no backward pass came: what was fetched before is not trained on
         state.ran_without_gradients = False
         state.sources &= state.trained_on
@@ -209,6 +241,8 @@ def fetching(source: int, loader: bool = True) -> bool:
             state.closed = True
         else:
             _may_begin()
+    if state.optimizers and not state.sources and not state.by_hand:
+        state.settled.add(source)
     if state.closed and not state.open and not state.by_hand:
         _open_step()
     return True
@@ -257,6 +291,7 @@ def evaluated() -> None:
     (A teacher runs so, on the batch that its student is trained on.)
     """
     state.ran_without_gradients = True
+    state.settled.clear()
 
 
 def ran_out(source: int) -> None:
@@ -276,12 +311,15 @@ def trains() -> None:
         state.sources.clear()
 
 
-def backward_of(loss: torch.Tensor) -> None:
+def backward_of(loss: Tensor) -> None:
     """Look at the loss that a backward pass begins with; not on a device, which the program would have to wait for."""
-    if not loss.is_cpu or loss.numel() != 1 or type(loss) is not torch.Tensor:
+    this, on_cpu = state, loss.is_cpu
+    if not (this.trained and on_cpu):
+        _trains_on(loss.device)
+    if not on_cpu or type(loss) is not Tensor or loss.numel() != 1:
         return
-    if math.isfinite(loss.item()):
-        state.not_finite = 0
+    if isfinite(loss.item()):
+        this.not_finite = 0
         return
     state.not_finite += 1
     if state.not_finite >= LASTING:
@@ -330,6 +368,7 @@ def begin_step() -> None:
 def step_by_hand() -> None:
     """The program says that a step begins; it also ends the one before."""
     state.by_hand = True
+    state.settled.clear()
     state.closed_ns = monotonic_ns()
     _open_step()
 
@@ -401,22 +440,30 @@ def leave_by_hand(name: str) -> None:
 
 
 def _begin(now: int, reading: tuple[bytes, ...]) -> None:
-    begun = state
-    begun.closed = begun.backward_since = False
-    number = begun.steps
-    if begun.alternates and not gate.state.over:
-        warmup = gate.state.warmup
-    else:  # one of the program's first, or of those up to the end of a profiled window
-        warmup = number < begun.warmup or begun.measured_from is None or number < begun.measured_from
-    begun.steps = number + 1
-    begun.unmeasured += warmup
-    if begun.doubtful:
+    this = state
+    this.closed = this.backward_since = False
+    number = this.steps
+    this.steps = number + 1
+    warmup, repetition = False, 0
+    if this.warming or this.alternates:
+        warmup, repetition = _is_warmup(number), gate.state.repetition or 0
+        this.unmeasured += warmup
+    if this.doubtful:
         resolve(training=False)
-    events, begun.events = begun.events, []
-    if device.state.stream is not None:
+    events, this.events = this.events, []
+    if this.marks:
         events += device.collect()
-    events.append((STEP, now, reading, number, gate.state.repetition or 0, warmup))
+    events.append((STEP, now, reading, number, repetition, warmup))
     record.write("events", events)
+
+
+def _is_warmup(number: int) -> bool:
+    """Whether the step that begins is not measured."""
+    if state.alternates and not gate.state.over:
+        return bool(gate.state.warmup)
+    # One of the program's first, or of those up to the end of a profiled window.
+    state.warming = number < state.warmup or state.measured_from is None or number < state.measured_from
+    return state.warming
 
 
 def _may_begin() -> None:

@@ -117,13 +117,13 @@ def _controlled(before: Any, iterator: Any) -> Any:
 def _begin(iterator: Any) -> _Served | None:
     """What serves the main thread, where this is its own wait for a batch; the only hook that may end the program."""
     served = getattr(iterator, _SERVED, None) or _look_at(iterator)
-    state = boundaries.state
-    making = state.making or boundaries.making()
+    this = boundaries.state
+    making = this.making or boundaries.making()
     if _depth > 1 or making.open or served.by_worker or not boundaries.fetching(served.source):
         return None
-    if state.enough:
+    if this.enough:
         boundaries.leave_if_enough()
-    if state.marked is None:
+    if this.marked is None:
         boundaries.enter("fetch")
     return served
 
@@ -142,20 +142,21 @@ def _look_at(iterator: Any) -> _Served:
 
 
 def _ended(served: _Served | None, batch: Any) -> None:
-    state = boundaries.state
+    this = boundaries.state
     if served is None:
         if _depth == 1:
             stages.take()
             boundaries.made_by(None)
         return
-    if state.marked is None:
+    if this.marked is None:
         boundaries.leave("fetch")
-    trace, state.maker = state.maker, None
-    if trace is None:
-        here = state.here = state.here or stages.origin()
-        trace = boundaries.NO_TRACE if served.workers else ("main", *here, -1, stages.take())
-    if served.shared and not state.doubtful and "iterable" not in state.noted:
-        state.noted.add("iterable")
+    trace: boundaries.Trace | None
+    if served.workers:
+        trace, this.maker = this.maker or boundaries.NO_TRACE, None
+    else:
+        trace = (*(this.here or boundaries.here()), stages.take())
+    if served.shared and not this.doubtful and "iterable" not in this.noted:
+        this.noted.add("iterable")
         record.note("iterable", True)
     if batch is not None:
         boundaries.received(trace, *sizes(batch), served.loader)
@@ -206,7 +207,7 @@ def _fetch(before: Any) -> Any:
             return before(self, possibly_batched_index)
         opened = False
         try:
-            opened = stages.cut("read", stages.FIRST)  # else it is of a loader within a dataset
+            opened = stages.begin("read")  # else it is of a loader within a dataset
             if opened and type(self.collate_fn) is not _packing:
                 self.collate_fn = _packing(self.collate_fn)
         except BaseException as error:
@@ -246,7 +247,7 @@ class _packing:  # noqa: N801 - stands in for a function
     def __call__(self, samples: Any) -> Any:
         if guard.on:
             try:
-                stages.cut("pack", stages.WITHIN)
+                stages.cut("pack", True)
             except BaseException as error:
                 if not guard.swallows(error):
                     raise

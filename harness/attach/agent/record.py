@@ -49,8 +49,9 @@ def _forked() -> None:
     """In a child: the file stays the parent's, and so does what it has seen."""
     global _file, _owner
     _file, _owner = None, 0
-    from _harness_agent import boundaries, controls, guard, loading, profiling, run_queue, stages
+    from _harness_agent import boundaries, controls, guard, loading, profiling, run_queue, stages, switches
 
+    switches.forget()
     stages.forget()
     loading.forget()
     run_queue.forget()

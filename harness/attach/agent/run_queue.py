@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from itertools import repeat
+from time import thread_time_ns
 
 MOST_THREADS = 16  # a reading per thread and step
 
@@ -29,6 +30,9 @@ def read() -> tuple[bytes, ...]:
     if not _begun:
         _begun = True
         _open(os.getpid())  # on Linux the main thread has the process's number
+    if not _descriptors:
+        return ()
+    thread_time_ns()  # brings the time on a core in the main thread's line up to date, as else only a tick does
     try:
         return tuple(map(os.pread, _descriptors, repeat(_LINE_BYTES), repeat(0)))
     except OSError:

@@ -9,34 +9,56 @@ from __future__ import annotations
 import os
 import threading
 from time import monotonic_ns, thread_time_ns
+from typing import Any
 
 Piece = tuple[str, int, int, int]  # stage, start, end (CLOCK_MONOTONIC), CPU time of the thread
 # Of one batch: more are merged stage by stage, which keeps their sums.
 MOST_PIECES = 64
 # The CPU time of a thread is a system call, the clock is not: so soon after a reading the thread is taken to have been
-# on its core since. Boundaries follow one another closely, so that is most; the error is at most this.
+# on its core since, where nobody counts its switches. The error is at most this.
 NEAR_NS = 20_000
-ANYWHERE, FIRST, WITHIN = range(3)  # a stage begins: wherever; a batch; within a batch, and in another of its stages
+MOST_LOST = 20  # a twentieth of the time since the last reading may be lost without a switch, for longer use of one
 
 
 class CpuReading:
-    """What the last reading of a thread's CPU time says of the time just after it.
+    """What the last reading of a thread's CPU time says of the time after it, as long as the thread is on its core.
 
+    That is known of a thread whose switches are counted (``switches.py``); of others it is assumed, for ``NEAR_NS``.
     Who asks has these lines, as a call would cost as much as they do::
 
         now = monotonic_ns()
-        if now < core.near_ns:
+        if now < core.near_ns and core.count[0] == core.counted:
             cpu_ns = now + core.ahead_ns
         else:
-            cpu_ns, now = thread_time_ns(), monotonic_ns()
-            core.near_ns, core.ahead_ns = now + NEAR_NS, cpu_ns - now
+            cpu_ns, now = core.read()
     """
 
-    __slots__ = ("ahead_ns", "near_ns")
+    __slots__ = ("ahead_ns", "count", "counted", "lasts_ns", "longest_ns", "near_ns")
 
     def __init__(self) -> None:
         self.near_ns = 0  # until when that reading will do
         self.ahead_ns = 0  # CPU time - clock
+        self.count: Any = (0,)  # the first number changes with each switch of the thread
+        self.counted = 0  # that number, when the CPU time was read
+        self.lasts_ns = NEAR_NS  # from a reading on
+        self.longest_ns = NEAR_NS
+
+    def counts(self, count: Any, longest_ns: int) -> None:
+        """From now on ``count`` says whether the thread was switched; a reading will do for ``longest_ns`` at most."""
+        self.count, self.counted, self.near_ns = count, -1, 0
+        self.lasts_ns = self.longest_ns = longest_ns
+
+    def read(self) -> tuple[int, int]:
+        """The thread's CPU time, and the clock then."""
+        counted = self.count[0]  # first: a switch during what follows is to be noticed
+        cpu_ns, now = thread_time_ns(), monotonic_ns()
+        if self.longest_ns != NEAR_NS:
+            # A hypervisor may take the core away, and interrupts take time: no switches, and no CPU time of the thread.
+            lost_ns = now + self.ahead_ns - cpu_ns if counted == self.counted else 0
+            little = lost_ns * MOST_LOST <= now - self.near_ns + self.lasts_ns
+            self.lasts_ns = self.longest_ns if little else NEAR_NS
+        self.counted, self.near_ns, self.ahead_ns = counted, now + self.lasts_ns, cpu_ns - now
+        return cpu_ns, now
 
 
 class Making:
@@ -82,37 +104,65 @@ def enter(name: str) -> None:
 
 def enter_within(name: str) -> bool:
     """Enter a stage of a batch that is being made, unless it is in that stage already; whether it did."""
-    return cut(name, WITHIN)
+    return cut(name, True)
 
 
 def leave() -> None:
     cut(None)
 
 
-def end(kept: int = 0) -> None:
-    """The batch is made: whatever stage is open ends, but for the first ``kept``."""
+def begin(name: str) -> bool:
+    """The stage ``name`` begins a batch; False where this thread makes one already: a loader within a dataset."""
     making = _thread.making
-    if len(making.open) > kept:
-        del making.open[kept:-1]
-        cut(None)
-
-
-def cut(name: str | None, where: int = ANYWHERE) -> bool:
-    """Cut the time here: the stage ``name`` begins, or the innermost one ends (None). Whether ``where`` allows it."""
-    making = _thread.making
-    open_ = making.open
-    if open_:
-        if where == FIRST or (where == WITHIN and open_[-1] == name):
-            return False
-    elif where == WITHIN or name is None:  # None: the program's own signal handler raised within, which ended it
+    if making.open:
         return False
     core = making.core
     now = monotonic_ns()
-    if now < core.near_ns:
+    if now < core.near_ns and core.count[0] == core.counted:
         cpu_ns = now + core.ahead_ns
     else:
-        cpu_ns, now = thread_time_ns(), monotonic_ns()
-        core.near_ns, core.ahead_ns = now + NEAR_NS, cpu_ns - now
+        cpu_ns, now = core.read()
+    making.open.append(name)
+    making.start_ns, making.cpu_ns = now, cpu_ns
+    return True
+
+
+def end(kept: int = 0) -> None:
+    """The batch is made: whatever stage is open ends, but for the first ``kept``."""
+    making = _thread.making
+    open_ = making.open
+    if len(open_) <= kept:
+        return
+    core = making.core
+    now = monotonic_ns()
+    if now < core.near_ns and core.count[0] == core.counted:
+        cpu_ns = now + core.ahead_ns
+    else:
+        cpu_ns, now = core.read()
+    if now > making.start_ns:
+        making.pieces.append((open_[-1], making.start_ns, now, cpu_ns - making.cpu_ns))
+    del open_[kept:]
+    making.start_ns, making.cpu_ns = now, cpu_ns
+
+
+def cut(name: str | None, within: bool = False) -> bool:
+    """Cut the time here: the stage ``name`` begins, or the innermost one ends (None).
+
+    ``within``: only in a batch that is being made, and in another of its stages. Whether it was cut.
+    """
+    making = _thread.making
+    open_ = making.open
+    if open_:
+        if within and open_[-1] == name:
+            return False
+    elif within or name is None:  # None: the program's own signal handler raised within, which ended it
+        return False
+    core = making.core
+    now = monotonic_ns()
+    if now < core.near_ns and core.count[0] == core.counted:
+        cpu_ns = now + core.ahead_ns
+    else:
+        cpu_ns, now = core.read()
     if open_ and now > making.start_ns:
         making.pieces.append((open_[-1], making.start_ns, now, cpu_ns - making.cpu_ns))
     if name is None:

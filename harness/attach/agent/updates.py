@@ -11,7 +11,7 @@ from time import monotonic_ns
 from typing import Any
 
 import torch
-from _harness_agent import boundaries, device, guard, record
+from _harness_agent import boundaries, guard, record
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
@@ -62,32 +62,29 @@ def _backward(before: Any) -> Any:
 
 def _backward_begins(given: tuple[Any, ...]) -> bool:
     """Whether this is a backward pass of training; one within another (checkpointing) is part of that."""
-    state = boundaries.state
-    if "backward" in state.open or get_ident() != boundaries.main_thread or is_compiling():
+    this = boundaries.state
+    if get_ident() != boundaries.main_thread or "backward" in this.open or is_compiling():
         return False
-    if state.sources or state.doubtful or state.ran_without_gradients:
+    if not this.settled and (this.sources or this.doubtful or this.ran_without_gradients):
         boundaries.trains()
-    if not state.loader_seen:
+    if not this.loader_seen:
         boundaries.begin_step()
     outputs = given[0] if given else None
     loss = outputs[0] if isinstance(outputs, tuple) and outputs else None
     if isinstance(loss, Tensor):
-        if not (device.state.noted or (state.trained and loss.is_cpu)):
-            device.trains_on(loss.device)
         boundaries.backward_of(loss)
-    state.trained = True
     boundaries.enter("backward")
     return True
 
 
 def _backward_ended() -> None:
-    state = boundaries.state
+    this = boundaries.state
     boundaries.leave("backward")
-    state.backward_since = True
-    if not state.optimizers:
-        state.closed_ns = monotonic_ns()
-    if state.updated_within:
-        state.updated_within = False
+    this.backward_since = True
+    if not this.optimizers:
+        this.closed_ns = monotonic_ns()
+    if this.updated_within:
+        this.updated_within = False
         _count(IN_BACKWARD, "optimizers within the backward pass")
 
 
@@ -95,7 +92,8 @@ def _before_update(_optimizer: Any, _given: Any, _named: Any) -> None:
     if is_dynamo_compiling() or not guard.on:  # a call that Dynamo may inline
         return
     try:
-        _update_begins()
+        if get_ident() == boundaries.main_thread and "backward" not in boundaries.state.open:
+            boundaries.enter("optimizer")
     except BaseException as error:
         if not guard.swallows(error):
             raise
@@ -118,7 +116,12 @@ def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
             boundaries.state.updated_within = True
             return
         boundaries.leave("optimizer")
-        _count(id(optimizer), type(optimizer).__name__)
+        number, this = id(optimizer), boundaries.state
+        if number == this.only:  # what _count() comes to, where there is nothing else to count
+            this.optimizers[number] += 1
+            this.closed, this.closed_ns = True, monotonic_ns()
+        else:
+            _count(number, type(optimizer).__name__)
     except BaseException as error:
         if not guard.swallows(error):
             raise
@@ -127,6 +130,7 @@ def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
 def _count(optimizer: int, name: str) -> None:
     """Count an update, and close the step where it is by the optimizer that closes steps."""
     state = boundaries.state
+    state.only = None
     if state.maybe:
         boundaries.decide(optimizer=True)
     counts = state.optimizers
@@ -142,6 +146,7 @@ def _count(optimizer: int, name: str) -> None:
         if state.closing != optimizer:
             state.closing = optimizer
             record.note("closes", name)
+        state.only = optimizer if len(counts) == 1 else None
     if not before:
         record.note("optimizer", (len(counts), name))
 

@@ -227,13 +227,13 @@ def _time_calls(kind: Any, roots: frozenset[int]) -> None:
 
 def _forward_begins() -> bool:
     """Whether this call is the forward phase of a step."""
-    state = boundaries.state
-    if get_ident() != boundaries.main_thread or "forward" in state.open:
+    this = boundaries.state
+    if get_ident() != boundaries.main_thread or "forward" in this.open:
         return False
     if not is_grad_enabled():
         boundaries.evaluated()
         return False
-    if not state.loader_seen:
+    if not this.loader_seen:
         if is_compiling():
             return False
         boundaries.begin_step()

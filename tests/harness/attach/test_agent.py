@@ -54,15 +54,16 @@ HOOKS = {
     "arrivals": ("watch", "taken"),
     "boundaries": (
         "enter", "leave", "making", "fetching", "received", "_open_step", "_begin", "flush", "made_by", "evaluated",
-        "trains", "backward_of",
+        "trains", "backward_of", "_read_core", "_is_warmup", "here", "monotonic_ns",
     ),
     "controls": ("kept", "thrown_away"),
     "device": ("trains_on", "collect", "last"),
     "loading": ("_begin", "_look_at", "_ended", "sizes", "_close", "_from_worker"),
-    "stages": ("cut", "end", "take", "making", "enter_within", "leave"),
+    "stages": ("begin", "cut", "end", "take", "making", "enter_within", "leave"),
     "record": ("write", "note", "dumps", "pack_length", "MappedFile", "_open"),
     "run_queue": ("read", "find_threads"),
-    "updates": ("_count", "_backward_begins", "_backward_ended", "_update_begins"),
+    "switches": ("count",),
+    "updates": ("get_ident", "monotonic_ns", "_count", "_backward_begins", "_backward_ended", "_update_begins"),
     "watching": ("_conclude", "_module_begins", "_time_calls", "_profile", "_on_step", "_forward_begins"),
 }  # fmt: skip
 FAULTY, WITH_WORKER = "plain --steps 9", "plain --steps 9 --workers 1"

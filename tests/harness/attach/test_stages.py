@@ -31,7 +31,7 @@ def stages() -> ModuleType:
 
 
 def test_a_stage_within_another_takes_its_time_from_it(stages: ModuleType) -> None:
-    assert stages.cut("read", stages.FIRST)
+    assert stages.begin("read")
     stages.clock.now += 100 * US
     assert stages.enter_within("pack")
     stages.clock.now += 300 * US
@@ -46,8 +46,8 @@ def test_a_stage_within_another_takes_its_time_from_it(stages: ModuleType) -> No
 
 def test_where_a_stage_may_begin(stages: ModuleType) -> None:
     assert not stages.enter_within("tokenize")  # no batch is being made
-    assert stages.cut("read", stages.FIRST)
-    assert not stages.cut("read", stages.FIRST)  # of a loader within the dataset
+    assert stages.begin("read")
+    assert not stages.begin("read")  # of a loader within the dataset
     assert stages.enter_within("tokenize")
     assert not stages.enter_within("tokenize")  # of a tokenizer that calls another one
     assert stages.busy()
@@ -60,7 +60,7 @@ def test_where_a_stage_may_begin(stages: ModuleType) -> None:
 def test_all_stages_end_with_the_batch(stages: ModuleType) -> None:
     stages.end()
     assert stages.take() == []
-    stages.cut("read", stages.FIRST)
+    stages.begin("read")
     stages.clock.now += 100 * US
     for _ in range(2):  # made again, where a control asks for it
         stages.enter_within("pack")
@@ -78,7 +78,7 @@ def test_all_stages_end_with_the_batch(stages: ModuleType) -> None:
 
 def test_a_cpu_time_that_was_just_read_is_not_read_again(stages: ModuleType) -> None:
     """The thread is taken to have been on its core since: reading takes a system call."""
-    stages.cut("read", stages.FIRST)
+    stages.begin("read")
     assert stages.clock.readings == 1
     stages.clock.now += stages.NEAR_NS - 1
     stages.enter_within("pack")
