@@ -1,6 +1,6 @@
 """A file that frames are put at the end of, through a mapping: they outlive the process, and take no system call.
 
-Writing a frame takes 15 us within a training step, as the kernel's code is cold; storing it takes a third of that. The
+Writing a frame takes 15 us within a training step, as the kernel's code is cold; storing it takes half of that. The
 room is reserved ahead. Where that fails, or where the filesystem may break such a promise, each frame is written.
 """
 
@@ -9,11 +9,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import struct
 
 WINDOW_BYTES = 1 << 18  # are reserved and mapped at once: some hundred steps
 LENGTH_BYTES = 4  # before each frame, little endian
-pack_length = struct.Struct("<I").pack
 
 # In these, room that is reserved is there when it is used. One that writes copies (btrfs, or what an overlay may lie
 # on) needs more room for a page that it has written once, and kills a process that stores into it when there is none.

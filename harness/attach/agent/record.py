@@ -15,7 +15,7 @@ import time
 from marshal import dumps
 from typing import Any
 
-from _harness_agent.mapped import LENGTH_BYTES, MappedFile, pack_length
+from _harness_agent.mapped import LENGTH_BYTES, MappedFile
 
 MARSHAL_FORMAT = 2
 
@@ -67,7 +67,7 @@ def write(word: str, content: Any) -> None:
         return
     frame = dumps((word, content), MARSHAL_FORMAT)
     size = len(frame)
-    length = pack_length(size)
+    length = size.to_bytes(LENGTH_BYTES, "little")
     # The rest is MappedFile.add(), here as every step does it. Nothing is called between these lines, so that neither a
     # signal handler of the program nor another thread gets there. The length comes last: until then no frame is there.
     at = file.at

@@ -60,7 +60,7 @@ HOOKS = {
     "device": ("trains_on", "collect", "last"),
     "loading": ("_begin", "_look_at", "_ended", "sizes", "_close", "_from_worker"),
     "stages": ("begin", "cut", "end", "take", "making", "enter_within", "leave"),
-    "record": ("write", "note", "dumps", "pack_length", "MappedFile", "_open"),
+    "record": ("write", "note", "dumps", "MappedFile", "_open"),
     "run_queue": ("read", "find_threads"),
     "switches": ("count",),
     "updates": ("get_ident", "monotonic_ns", "_count", "_backward_begins", "_backward_ended", "_update_begins"),
