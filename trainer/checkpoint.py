@@ -145,7 +145,7 @@ class Saver:
         # Whether training ends after so many steps, so that the caller saves a last one when all else is done.
         self.ends: Callable[[int], bool] = lambda _steps: False
         self.saved: Callable[[], None] = lambda: None  # called when one is there, also from a thread
-        remove_leftovers(folder)
+        self._remove_leftovers()
 
     def is_due(self, steps: int) -> bool:
         """Whether a checkpoint is due after ``steps`` steps."""
@@ -182,6 +182,9 @@ class Saver:
         with suppress(Exception):
             self.wait()
         remove(self._folder)
+
+    def _remove_leftovers(self) -> None:
+        remove_leftovers(self._folder)
 
     def _state_of(self, part: Stateful, copies: bool) -> Any:
         """What is written of ``part``; ``copies``: the next steps must not change it."""

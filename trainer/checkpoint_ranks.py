@@ -12,18 +12,19 @@ training it would meet the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import errno
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import telemetry
 from trainer.checkpoint import Saver
-from trainer.checkpoint_folder import Store, WholeState
+from trainer.checkpoint_folder import Store, WholeState, of_the_disk
 from trainer.compute.base import Stateful
 from trainer.compute.sharded_state import SHARDED, ShardedPart, save_shares
 from trainer.json_types import JsonObject
-from trainer.ranks import Rank, gloo_group, of_first
+from trainer.ranks import Rank, failing, gloo_group, of_first
 
 if TYPE_CHECKING:
     from trainer.config import CheckpointConfig
@@ -48,7 +49,10 @@ class RanksState(Store):
 
         dist.broadcast_object_list([str(folder)], src=0, group=self._group)
         common = {name: state for name, state in states.items() if name not in (*OWN, SHARDED)}
-        known = self._whole.write(folder, common)
+        known: JsonObject = {}
+        with self._agreeing():
+            known = self._whole.write(folder, common)
+            self._write_own(folder, states)
         self._write_share(folder, states)
         return {**known, "ranks": self._rank.of, SHARDED: SHARDED in states}
 
@@ -58,6 +62,8 @@ class RanksState(Store):
 
         named: list[Any] = [None]
         dist.broadcast_object_list(named, src=0, group=self._group)
+        with self._agreeing():
+            self._write_own(Path(named[0]), states)
         self._write_share(Path(named[0]), states)
 
     def read(self, folder: Path, known: JsonObject) -> Any:
@@ -67,15 +73,29 @@ class RanksState(Store):
         own = torch.load(folder / f"rank-{self._rank.number}.pt", map_location="cpu", weights_only=True)
         return {**states, **own, **({SHARDED: str(folder)} if known.get(SHARDED) else {})}
 
-    def _write_share(self, folder: Path, states: Any) -> None:
+    def _write_own(self, folder: Path, states: Any) -> None:
         import torch
-        import torch.distributed as dist
 
         with open(folder / f"rank-{self._rank.number}.pt", "wb") as file:
             torch.save({name: states[name] for name in OWN if name in states}, file)
-        if SHARDED in states:
+
+    def _write_share(self, folder: Path, states: Any) -> None:
+        if SHARDED in states:  # says in all ranks what went wrong in one, so that all have written when it returns
             save_shares(states[SHARDED], folder, self._group)
-        dist.barrier(group=self._group)
+
+    @contextmanager
+    def _agreeing(self) -> Iterator[None]:
+        """What goes wrong within in one rank is raised in all, at the end: else the others would wait for it."""
+        failed: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failed = of_the_disk(error) or error
+        numbers = failing(failed is not None, self._group)
+        if failed is not None:
+            raise failed
+        if numbers:
+            raise OSError(errno.EIO, f"rank {numbers[0]} could not write its part of the checkpoint")
 
 
 class RanksSaver(Saver):
@@ -99,8 +119,8 @@ class RanksSaver(Saver):
         """As :class:`Saver`. Rank 0 alone makes, renames and removes folders. Every rank must call it."""
         if not rank.is_first:  # of the rest every rank holds the same
             parts, about = {name: part for name, part in parts.items() if name in (*OWN, SHARDED)}, dict
-        super().__init__(config, folder, parts, about, store, ready)
         self._together, self._is_first = store, rank.is_first
+        super().__init__(config, folder, parts, about, store, ready)
         store.meet()
         self._clock = gloo_group(rank) if config.every_steps is None else None
 
@@ -117,6 +137,10 @@ class RanksSaver(Saver):
         else:
             with suppress(Exception):
                 self.wait()
+
+    def _remove_leftovers(self) -> None:
+        if self._is_first:
+            super()._remove_leftovers()
 
     def _state_of(self, part: Stateful, copies: bool) -> Any:
         # torch.distributed.checkpoint fetches what it writes from the device by itself, a tensor at a time.

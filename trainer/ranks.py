@@ -130,6 +130,27 @@ def least(value: float, group: Any) -> float:
     return shared.item()
 
 
+def total(value: float, group: Any) -> float:
+    """The sum of the values of all ranks. Every rank of ``group`` calls it, at the same place."""
+    import torch
+    import torch.distributed as dist
+
+    shared = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(shared, op=dist.ReduceOp.SUM, group=group)
+    return shared.item()
+
+
+def failing(failed: bool, group: Any) -> list[int]:
+    """The numbers of the ranks that say they ``failed``. Every rank of ``group`` calls it, at the same place."""
+    import torch
+    import torch.distributed as dist
+
+    flags = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
+    flags[dist.get_rank(group)] = int(failed)
+    dist.all_reduce(flags, group=group)
+    return [number for number, one in enumerate(flags.tolist()) if one]
+
+
 def leave() -> None:
     """Leave the group, once all ranks are done with it; nothing where there is none."""
     import torch.distributed as dist

@@ -120,10 +120,10 @@ def use_of(run: RunData, ledger: RunLedger) -> RunUse:
 
 
 def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[str, float], float | None]:
-    """Cores by part, and of all processes as the sampler saw them."""
+    """Cores by part, and of all processes as the sampler saw them; of several ranks both are rank 0's."""
     spans, steps = run.spans, run.steps
     loads = host_load({ledger.record.arm: [run]})
-    roles = {} if not loads else {one.role: one.cores for one in loads[0].roles if one.role != "sampler"}
+    roles = {} if not loads else {one.role: one.cores for one in loads[0].roles if one.role not in ("sampler", "ranks")}
     short_lived = lookup(config, "data.tokenize", "batched") == "processes"
     whole = sum(roles.values()) if roles and not short_lived else None
     if spans is None or steps is None:

@@ -384,6 +384,9 @@ class Run:
         self.recorder.pause()  # what ending a probe takes is no part of the last step
         self.probe_set.end_repetition()
         self._synchronize()
+        if self.saver is not None and self.rank.of > 1:
+            # Ranks that write together may stand suspended next, for longer than an exchange of theirs may last.
+            self.saver.wait()
         self.tables.collect()
         sys.stdout.flush()
         return extra

@@ -58,7 +58,7 @@ from trainer.data.kept_tokenizer import keep
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words, one_line
 from trainer.json_types import JsonObject, integer
 from trainer.model_files import objective_of
-from trainer.ranks import ALONE, Rank, RanksDifferError, gloo_group, is_of_the_exchange, least
+from trainer.ranks import ALONE, Rank, RanksDifferError, gloo_group, is_of_the_exchange, least, total
 
 if TYPE_CHECKING:
     from harness.launch.uploads import Uploader
@@ -104,6 +104,9 @@ class Trained:
     diverged: bool = False  # its gradient norm was not finite
 
 
+TOKENS_OF_ALL = "tokens_of_all"  # in a checkpoint, where ranks receive differently many
+
+
 class Training:
     """One part of a training: from where it stands to its end, or until it is stopped."""
 
@@ -136,7 +139,8 @@ class Training:
         self._others: OtherRanks | None = None  # that this rank drives
         self._orders: Channel | None = None  # from rank 0, where this is another one
         self._group: Any = None  # in which ranks agree how far they are, where each would count otherwise
-        self._agreed = (-1, 0.0)  # after how many steps, and the share
+        self._begun_at = 0, 0  # tokens that a checkpoint holds: as rank 0 counts them, and of all
+        self._agreed = (-1, 0.0, 0)  # after how many steps, the share, and the tokens of all
 
     def run(self, resume: bool, scenario: str) -> Trained:
         """Train, and write what was measured, whatever happened."""
@@ -257,6 +261,8 @@ class Training:
             states = found.states(make_store(self.rank))
             try:
                 where, self._tokens = states["data"], integer(found.about, "tokens")
+                of_all = integer(found.about, TOKENS_OF_ALL) if TOKENS_OF_ALL in found.about else self._tokens
+                self._begun_at = self._tokens, of_all
             except (KeyError, TypeError) as error:
                 raise InputError(f"{found.path}: not one of harness train ({one_line(error)})") from error
             position, self._steps = DataPosition.from_state(where, data.workers, keeps_state=True), found.steps
@@ -292,7 +298,8 @@ class Training:
             def about() -> JsonObject:
                 assert table is not None
                 table.flush()
-                return {"tokens": recorder.tokens, "config": identity(self.config), "fingerprints": prints}
+                of_all = {} if self._group is None else {TOKENS_OF_ALL: self._agreed[2]}
+                return {"tokens": recorder.tokens, **of_all, "config": identity(self.config), "fingerprints": prints}
 
             settings = self.config.checkpoint
             assert settings is not None
@@ -302,7 +309,8 @@ class Training:
             if self._uploader is not None and first:
                 self._uploader.begin()  # a thread, so only now that the workers are forked
                 saver.saved = self._uploader.ask
-            if evaluator is not None:  # one of the last step would say that the last evaluation is done
+            # One of the last step would say that the last evaluation is done. Ranks agree before they save.
+            if evaluator is not None or self._group is not None:
                 saver.ends = lambda steps: self._share(steps, recorder.tokens, batches) >= 1
         except BaseException as error:
             ended = batches.ended_workers()
@@ -346,7 +354,7 @@ class Training:
         steps = train(self.config, compute, batches, self._steps, saver, evaluator, prints=self.rank.is_first)
         first, queue = self._steps, recorder.run_queue
         share = self._share(first, self._tokens, batches)
-        progress = TrainingProgress(self.goal, share, self._tokens)
+        progress = TrainingProgress(self.goal, share, self._agreed[2])
         try:
             # Where several ranks are resumed, only one would know that a pass lacks, which all have to make.
             passes = recorder.evaluations if self.rank.of == 1 else None
@@ -355,8 +363,8 @@ class Training:
             while (order := self._order(share)) == "step":
                 recorder.warmup = self._steps - first < self.config.warmup_steps
                 self._steps = next(steps) + 1
-                self._tokens, self._loss = recorder.tokens, recorder.last_loss
-                share = self._share(self._steps, self._tokens, batches)
+                share, self._loss = self._share(self._steps, recorder.tokens, batches), recorder.last_loss
+                self._tokens = self._agreed[2]
                 if self.rank.is_first:
                     progress.step(self._steps, self._tokens, share, self._loss)
                     if self._watch is not None and self._watch.step(self._steps, self._tokens):
@@ -388,13 +396,17 @@ class Training:
         return "done" if order == "finish" else "interrupted"
 
     def _share(self, steps: int, tokens: int, batches: Batches) -> float:
-        """Which share of the training is done: of several ranks that of the one that is the least far.
+        """Which share of the training is done, of epochs by the rank that is the least far.
 
-        Every rank must ask at the same places.
+        ``tokens``: as this rank counts them, as if all others had received as many. Every rank must ask at the same
+        places.
         """
         if self._agreed[0] != steps or self._group is None:
+            if self._group is not None:
+                before, of_all = self._begun_at
+                tokens = of_all + round(total(tokens - before, self._group) / self.rank.of)
             share = self.goal.share(steps, tokens, batches.position.epochs)
-            self._agreed = steps, share if self._group is None else least(share, self._group)
+            self._agreed = steps, share if self._group is None else least(share, self._group), tokens
         return self._agreed[1]
 
     def _order(self, share: float) -> str:
@@ -446,7 +458,8 @@ class Training:
         except EOFError:  # rank 0 is gone, or refused the training before it began
             return 1
         except Exception as error:
-            traceback.print_exc()
+            if not isinstance(error, InputError):  # rank 0 found the same
+                traceback.print_exc()
             of_another = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
             channel.send({"event": "failed", "error": f"{of_another}{in_words(error)}"})
             return 1

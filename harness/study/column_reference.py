@@ -29,8 +29,9 @@ _PHASE = {
     "log": "reading losses and writing the log",
     "checkpoint": "saving a checkpoint: copying the state, and what of the writing the step waits for; of several "
     "ranks also agreeing after each step whether minutes ask for one",
-    "other": "what is left: the Python between the phases; of several ranks with `harness train --epochs` also "
-    "agreeing how far they are",
+    "other": "what is left: the Python between the phases; of several ranks with `harness train --epochs`, or "
+    "`--tokens` and a `data.source` of the user's, also agreeing how far they are (where "
+    "minutes ask for checkpoints, in `checkpoint`)",
 }
 _STEPS = {
     "step": "number of the step, from 0",

@@ -13,6 +13,11 @@ from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
 
 SHOWN = 5  # sizes in one line
 
+INTERVAL = (
+    "The interval reaches from one neighbour of the lowest trial to the other, whatever shape the curve has between "
+    "them, and further where chance may have moved the fit so far."
+)
+
 
 def rate(value: float) -> str:
     """A learning rate: ``2.15e-03``."""

@@ -6,7 +6,7 @@ import math
 
 from harness.report.words import capitalised, count, listing
 from harness.sweep.fit import LearningRateOptimum
-from harness.sweep.messages import rate
+from harness.sweep.messages import INTERVAL, rate
 from harness.sweep.power_law import (
     FARTHEST,
     MIN_R2,
@@ -150,6 +150,8 @@ def _over_widths(found: Projection) -> list[str]:
         f"Chosen learning rate: {rate(optimum.learning_rate)}, the optimum at {size_of(largest.size, found.unit)} "
         f"({_interval(optimum)}), for the model of {size_of(found.target, found.unit)} with the same model.mup."
     ]
+    if optimum.ci_low is not None and optimum.ci_high is not None:
+        lines[0] += f" {INTERVAL}"
     law = found.law
     if isinstance(law, PowerLaw):
         level = law.slope_low <= 0 <= law.slope_high

@@ -8,15 +8,10 @@ from harness.report.words import count, percent
 from harness.sweep import projection_sentences
 from harness.sweep.findings import ChosenRate, RateCurve, SweepFindings
 from harness.sweep.fit import MIN_RATES, LearningRateOptimum, NoOptimum
-from harness.sweep.messages import all_diverged, rate
+from harness.sweep.messages import INTERVAL, all_diverged, rate
 from harness.sweep.model import SweepConfig
 from harness.sweep.store import SweepRecord
 from harness.sweep.trials import Trial
-
-_INTERVAL = (
-    " The interval reaches from one neighbour of the lowest trial to the other, whatever shape the curve has between "
-    "them, and further where chance may have moved the fit so far."
-)
 
 
 def interval(low: float | None, high: float | None) -> str:
@@ -82,12 +77,12 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
     value = f"Chosen learning rate: {rate(chosen.learning_rate)}"
     optimum = curve.optimum
     if chosen.by == "fit" and isinstance(optimum, LearningRateOptimum):
-        within = "no 95 % interval"
-        if chosen.ci_low is not None or chosen.ci_high is not None:
-            within = f"95 % interval {interval(chosen.ci_low, chosen.ci_high)}"
+        ends = [end for end in (chosen.ci_low, chosen.ci_high) if end is not None]
+        within = f"95 % interval {interval(chosen.ci_low, chosen.ci_high)}" if ends else "no 95 % interval"
+        how = f" {INTERVAL}" if len(ends) == 2 else ""
         return (
             f"{value}, where a quadratic in the logarithm of the rate through {count(optimum.points, 'trial')} has its "
-            f"minimum ({within}; R2 {optimum.r2:.3f}).{_INTERVAL if within != 'no 95 % interval' else ''}"
+            f"minimum ({within}; R2 {optimum.r2:.3f}).{how}"
         )
     if chosen.by == "bound":
         return f"{value}, the best within the rates of the trials of {count(curve.steps, 'step')}."

@@ -75,6 +75,13 @@ def serve(number: int, port: int, place: socket | None, folder: str, answers: Co
         saver.wait()
     except OSError as error:
         answers.send(error.errno)
+    # One rank's own file: nobody waits for who failed, and all say it once the thread has ended.
+    own = make_saver(CheckpointConfig(every_steps=1), Path(folder), {"random": _Tensor()}, dict, rank)
+    own.save(6)
+    try:
+        own.wait()
+    except OSError as error:
+        answers.send((error.errno, str(error)))
     leave()
 
 
@@ -84,6 +91,14 @@ class _Number:
 
     def state_dict(self) -> Any:
         return {"number": self._number}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        pass
+
+
+class _Tensor:
+    def state_dict(self) -> Any:
+        return {"zeros": torch.zeros(100_000)}
 
     def load_state_dict(self, state_dict: Any) -> None:
         pass
@@ -127,6 +142,11 @@ def test_two_ranks_agree_on_minutes_copy_their_shares_and_fail_together(tmp_path
         assert ours.recv() == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0], [3.0, 3.0]]
         assert ours.poll(120)
         assert ours.recv() == errno.EFBIG  # rank 1 alone could not write; both say so when the thread has ended
+    for number, (ours, _) in enumerate(pipes):
+        assert ours.poll(30)  # half of the time that an exchange may last
+        found_errno, text = ours.recv()
+        assert found_errno == (errno.EFBIG if number else errno.EIO)
+        assert number or "rank 1 could not write its part of the checkpoint" in text
     for process in ranks:
         process.join(60)
         assert process.exitcode == 0

@@ -86,6 +86,8 @@ def _described(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.d
     attention = implementation(config, device)
     if (files := model_files(config.model)) is None:
         shape = resolve_shape(config.model, tokenizer_vocab_size, config.data.sequence_length)
+        if not shape.vocab_size:
+            raise InputError(f"model.vocab_size: give it, as {config.data.source} does not say how many ids there are")
         model = build_model(shape, attention)
         if config.model.mup is not None:
             scale_initial_weights(model, config.model.mup)

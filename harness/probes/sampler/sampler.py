@@ -38,9 +38,9 @@ EXIT_S = 5
 class Sampler(Probe):
     """One sampling process. It ends with this one; where it fails, the run goes on and ``problems`` says why.
 
-    ``pids`` returns the run's processes and their roles (main, loader-K), and is called whenever steps begin. After
-    :meth:`close`, ``samples`` is the samples table, and ``taken`` and ``missed`` count readings by source (host, nvml)
-    in finished repetitions.
+    ``pids`` returns the run's processes and their roles (main, loader-K; of other ranks rank-K, rank-K-child-N), and is
+    called whenever steps begin. After :meth:`close`, ``samples`` is the samples table, and ``taken`` and ``missed``
+    count readings by source (host, nvml) in finished repetitions.
     """
 
     settings_type = SamplerSettings

@@ -168,3 +168,53 @@ def epochs_of_ranks(checkpoint: Path) -> list[float]:
         assert epochs is not None
         found.append(epochs)
     return found
+
+
+OWN_SOURCE = """\
+import torch
+from torch.utils.data import DataLoader
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 600
+
+    def __getitem__(self, index):
+        ids = torch.full((16,), index % 50)
+        return {"input_ids": ids, "labels": ids}
+
+
+def make():  # ranks take turns: one has all of one row, the other all of three
+    batches = [[[at], [at + 1, at + 2, at + 3]] for at in range(0, 600, 4)]
+    return DataLoader(Rows(), batch_sampler=[rows for both in batches for rows in both])
+"""
+
+
+@pytest.mark.slow
+def test_tokens_of_a_users_source_are_summed_over_the_ranks_and_go_on_so(tmp_path: Path) -> None:
+    (tmp_path / "own_rows.py").write_text(OWN_SOURCE)
+    scenario = tmp_path / "own.yaml"
+    text = TWO[: TWO.index("    corpus:")] + "    source: own_rows:make\n" + TWO[TWO.index("  compute:") :]
+    text = text.replace("every_steps: 10", "every_steps: 2").replace("heads: 2", "heads: 2, vocab_size: 64")
+    scenario.write_text(text.format())
+
+    def train(out: str, tokens: int, *more: str) -> str:
+        asked = ["train", str(scenario), "--arm", "plain", "--tokens", str(tokens), "--out", str(tmp_path / out), *more]
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", *asked], capture_output=True, text=True, timeout=300, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    (tmp_path / "unsaid.yaml").write_text(scenario.read_text().replace(", vocab_size: 64", ""))
+    words = ["train", "unsaid.yaml", "--arm", "plain", "--steps", "4", "--out", "unsaid"]
+    done = subprocess.run([sys.executable, "-m", "harness", *words], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[1:]) == (
+        2,
+        ["harness: model.vocab_size: give it, as own_rows:make does not say how many ids there are"],
+    )
+    # 16 and 48 a step: 64.
+    assert "done: 11 steps, 704 tokens" in train("whole", 700)
+    assert "done: 6 steps, 384 tokens" in train("parts", 350)
+    assert "done: 11 steps, 704 tokens" in train("parts", 700, "--resume")
+    assert (tmp_path / "parts/losses.csv").read_bytes() == (tmp_path / "whole/losses.csv").read_bytes()
