@@ -6,6 +6,8 @@ A place is one of these, told apart by what lies there:
     a checkpoint's folder     checkpoint.json, config.json, model.safetensors
     a folder of transformers  config.json, *.safetensors
     a model file of llm.c     model_*.bin
+
+It may lie behind a URL (s3://BUCKET/FOLDER), from where it is copied first.
 """
 
 from __future__ import annotations
@@ -17,16 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import checkpoint_folder
 from trainer.config import ModelConfig
+from trainer.data.corpus.places import is_remote, local
 from trainer.data.pretrained import import_tokenizer
 from trainer.data.tokenizers import TokenizerInfo, info_of, sentencepiece_info
 from trainer.errors import InputError
 from trainer.files import expanded
 from trainer.model_files import CONFIG, WEIGHTS, ModelFiles, objective_of, pretrained_files
+from trainer.remote_model import CHECKPOINTS, fetched
 
 if TYPE_CHECKING:
     import torch
 
-CHECKPOINTS = "checkpoints"  # of a training, where harness train keeps them
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json")  # files of a folder that has one
 _SENTENCEPIECE = "tokenizer.model"
 
@@ -59,7 +62,7 @@ class TrainedModel:
 
 def load_trained(place: str, key: str) -> TrainedModel:
     """Load what lies at ``place``, which the user gave as ``key``. Raises InputError where no causal model does."""
-    path, name = expanded(place), f"{key} {place}"
+    path, name = fetched(place, key) if is_remote(place) else expanded(local(place)), f"{key} {place}"
     if path.is_file():
         from trainer.llmc_model import build
 

@@ -118,8 +118,13 @@ def add_trained_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="CHECKPOINT", required=True,
         help="a training's folder (its newest checkpoint), a checkpoint, a folder of transformers, or a model file of "
-        "llm.c",
+        "llm.c; or a URL of one of these",
     )  # fmt: skip
+
+
+def add_upload(parser: argparse.ArgumentParser) -> None:
+    """--upload: a copy of what a command writes into its folder."""
+    parser.add_argument("--upload", metavar="URL", help="copy the folder there, too (s3://BUCKET/FOLDER)")
 
 
 def add_its_tokenizer(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.arguments import PATHS_NOTE
+from harness.commands.arguments import PATHS_NOTE, add_upload
 from harness.commands.data_needs import add_documents, corpus_setting, validated
 from harness.commands.output import say
 from trainer.errors import InputError
@@ -26,7 +26,7 @@ _SIZES = {"word": 5, "char": 9}
 # What does not go with --make-labelled, which takes the seed.
 _OTHERS = (
     "corpus", "column", "shingles", "shingle_size", "threshold", "permutations", "bands", "rows", "engine", "workers",
-    "master", "timeout", "labels", "json",
+    "master", "timeout", "labels", "json", "upload",
 )  # fmt: skip
 _STAGES = {
     "sketch": "sketching documents",
@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--make-labelled", type=int, metavar="N", help="only make a labelled corpus of N documents in --out"
     )
+    add_upload(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, one line")
 
 
@@ -75,7 +76,9 @@ def dedup(arguments: argparse.Namespace, _command: list[str]) -> int:
     if arguments.out is None:
         raise InputError("data dedup: where to? give --out DIR")
     if scheme_of(arguments.out) is not None:
-        raise InputError(f"--out {arguments.out}: a URL; allowed: a folder of this machine, or one that it mounts")
+        raise InputError(
+            f"--out {arguments.out}: a URL; allowed: a folder of this machine; --upload {arguments.out} copies it there"
+        )
     if not -(2**63) <= arguments.seed < 2**63:
         raise InputError(f"--seed {arguments.seed}: allowed: whole numbers of 64 bits")
     if arguments.make_labelled is not None:
@@ -148,6 +151,7 @@ def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
 
 
 def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkOptions | None) -> int:
+    from harness.commands.upload import finish_upload, uploader_of
     from harness.report import dedup as report
     from trainer.config import CorpusConfig
     from trainer.data.corpus import prepare_corpus
@@ -157,6 +161,7 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
 
     out = Path(arguments.out)
     check_new(out)
+    uploader = None if arguments.upload is None else uploader_of(out, arguments.upload, checks=True, fresh=True)
     corpus = prepare_corpus(validated(CorpusConfig, corpus_setting(arguments), "data.corpus"))
     labels = None if arguments.labels is None else read_labels(Path(arguments.labels), corpus)
     pages: list[DedupPage] = []
@@ -178,7 +183,7 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
     else:
         say(report.page(pages[0]))
         say(f"written to {out}: kept/, removed/, dedup.md, dedup.json, {report.PICTURE}")
-    return 0
+    return 0 if uploader is None or finish_upload(out, uploader, json=arguments.json) else 1
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.commands.arguments import add_upload
 from harness.commands.data_needs import add_inputs, needs_of, only, prepared
 from harness.commands.output import say
 from trainer.errors import InputError
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_inputs(parser)
     parser.add_argument("--format", choices=tuple(FORMATS), default="both", help="both: padded and token-list")
     parser.add_argument("--out", metavar="DIR", help="write to DIR/<format> (default: the cache)")
+    add_upload(parser)
     parser.add_argument("--sequence-length", type=int, metavar="N", help="of padded rows, without a scenario")
     parser.add_argument("--workers", type=int, metavar="N", help="threads that tokenize (default: one a core)")
     parser.add_argument("--engine", choices=ENGINES, default="local", help="what tokenizes (default: %(default)s)")
@@ -46,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Write (or find) the pretokenized files, and print where each lies."""
+    from harness.commands.upload import finish_upload, uploader_of
+
     formats = FORMATS[arguments.format]
     if arguments.workers is not None and arguments.workers < 1:
         raise InputError(f"--workers {arguments.workers}: at least 1")
@@ -55,6 +59,11 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
     needs = needs_of(arguments, "corpus", "tokenizer", *(("sequence_length",) if "padded" in formats else ()))
     if arguments.out is not None:
         only(needs, f"--out {arguments.out}")
+    elif arguments.upload is not None:
+        raise InputError("--upload: copies what --out DIR holds; give that, too")
+    uploader = None
+    if arguments.upload is not None:
+        uploader = uploader_of(Path(arguments.out), arguments.upload, checks=True, fresh=True)
     for need in needs:
         corpus, tokenizer = prepared(need)
         with _spark(arguments, corpus, tokenizer) as spark:
@@ -69,7 +78,7 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
                     from trainer.data.pretokenize import groups_of
 
                     tokens = groups_of(made.flat())
-    return 0
+    return 0 if uploader is None or finish_upload(Path(arguments.out), uploader) else 1
 
 
 def _check_engine(arguments: argparse.Namespace) -> None:

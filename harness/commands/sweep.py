@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.arguments import PATHS_NOTE, refuse_ranks
+from harness.commands.arguments import PATHS_NOTE, add_upload, refuse_ranks
 from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
+    from harness.launch.uploads import Uploader
     from harness.sweep.load import LoadedSweep
     from harness.sweep.run import SweepEnded
 
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", default=OUT, metavar="DIR", help="where sweeps go (default: %(default)s)")
     parser.add_argument("--resume", metavar="DIR", help="run what the sweep in this folder still lacks")
+    add_upload(parser)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="set a key of the sweep (strategy=greedy) or a dotted key of its base (model.layers=2); with --resume "
@@ -42,7 +44,7 @@ def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
     """Run a sweep, or what one lacks; print what was found and where the report lies."""
     refuse_ranks("sweep")
     if arguments.resume is not None:
-        return _finish(_resumed(arguments, command))
+        return _resumed(arguments, command)
     if arguments.sweep is None:
         raise InputError("sweep: which one? give a file (sweeps/*.yaml), the name of a shipped one, or --resume DIR")
     from harness.sweep.load import load_sweep
@@ -58,7 +60,30 @@ def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
         print(line, file=sys.stderr)
     if arguments.cost:
         return _cost(loaded, command, arguments.sweep)
-    return _finish(begin_sweep(loaded, Path(arguments.out), command, arguments.sweep))
+    copy = _SweepCopy(arguments.upload)
+    if arguments.upload is not None:  # before a folder is made
+        copy.begin(Path(arguments.out) / loaded.settings.name, started=False)
+    return _finish(begin_sweep(loaded, Path(arguments.out), command, arguments.sweep, copy), copy)
+
+
+class _SweepCopy:
+    """Copies the sweep's folder behind a URL while it runs: whenever a trial has ended, and at the end."""
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+        self.uploader: Uploader | None = None
+
+    def begin(self, folder: Path, *, started: bool = True) -> None:
+        if self._url is not None:
+            from harness.commands.upload import uploader_of
+
+            self.uploader = uploader_of(folder, self._url, checks=True)
+            if started:
+                self.uploader.begin()
+
+    def ask(self) -> None:
+        if self.uploader is not None:
+            self.uploader.ask()
 
 
 def _plan(loaded: LoadedSweep, *, compared: bool = True) -> list[str]:
@@ -90,7 +115,7 @@ def _cost(loaded: LoadedSweep, command: list[str], source: str) -> int:
     return 0
 
 
-def _resumed(arguments: argparse.Namespace, command: list[str]) -> SweepEnded:
+def _resumed(arguments: argparse.Namespace, command: list[str]) -> int:
     given = {
         "SWEEP": arguments.sweep,
         "--plan": arguments.plan,
@@ -106,10 +131,12 @@ def _resumed(arguments: argparse.Namespace, command: list[str]) -> SweepEnded:
 
     path = Path(arguments.resume)
     budget = settings_with(SweepFolder(path).read().settings, arguments.set) if arguments.set else None
-    return resume_sweep(path, command, budget)
+    copy = _SweepCopy(arguments.upload)
+    return _finish(resume_sweep(path, command, budget, copy), copy)
 
 
-def _finish(ended: SweepEnded) -> int:
+def _finish(ended: SweepEnded, copy: _SweepCopy) -> int:
+    from harness.commands.upload import finish_upload
     from harness.sweep.report import write_report
 
     folder = ended.folder
@@ -121,4 +148,6 @@ def _finish(ended: SweepEnded) -> int:
         print(f"interrupted; go on with: harness sweep --resume {folder.path}", file=sys.stderr)
     elif ended.error is not None:
         print(f"harness: {ended.error}; go on with: harness sweep --resume {folder.path}", file=sys.stderr)
+    if copy.uploader is not None and not finish_upload(folder.path, copy.uploader):
+        return EXITS[ended.status] or EXITS["failed"]
     return EXITS[ended.status]

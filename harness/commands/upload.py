@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to copy, and where."""
-    parser.add_argument("folder", metavar="DIR", help="the folder of a training (harness train) or a study")
+    parser.add_argument(
+        "folder", metavar="DIR", help="the folder of a training (harness train), a study or a sweep, or any other"
+    )
     parser.add_argument("url", metavar="URL", help="s3://BUCKET/FOLDER, gs://, file://, or what fsspec knows")
 
 
@@ -32,21 +34,31 @@ def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
     return 0 if finish_upload(folder, uploader) else exit_codes.OF_STUDY["failed"]
 
 
-def uploader_of(folder: Path, url: str, checks: bool = False) -> Uploader:
-    """What copies ``folder``; InputError where nothing here can open ``url``, or, with ``checks``, write there."""
+def uploader_of(folder: Path, url: str, checks: bool = False, *, fresh: bool = False) -> Uploader:
+    """What copies ``folder``; InputError where nothing here can open ``url``, or, with ``checks``, write there.
+
+    ``fresh``: or where anything lies there already.
+    """
     from harness.launch.uploads import Destination, Uploader, checked_destination
 
-    return Uploader(checked_destination(folder, url) if checks else Destination(folder, url))
+    return Uploader(checked_destination(folder, url, fresh=fresh) if checks else Destination(folder, url, fresh=fresh))
 
 
-def finish_upload(folder: Path, uploader: Uploader) -> bool:
-    """Copy what is left and say where it is, or what is not there and how it gets there; whether all of it is."""
+def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False) -> bool:
+    """Copy what is left and say where it is, or what is not there and how it gets there; whether all of it is.
+
+    ``json``: standard output has JSON, so all of it goes to standard error.
+    """
     print("copying what is left to upload", file=sys.stderr)
     found = uploader.end()
     if found.missing:
         print(f"harness: {_missing_line(folder, found)}", file=sys.stderr)
     else:
-        say(f"uploaded: {found.url} ({found.files:,} files)")
+        line = f"uploaded: {found.url} ({found.files:,} files)"
+        if json:
+            print(line, file=sys.stderr)
+        else:
+            say(line)
     return not found.missing
 
 

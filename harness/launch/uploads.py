@@ -1,4 +1,6 @@
-"""Copies a training's folder behind a URL (s3://, gs://, what fsspec knows), in a thread that no step waits for.
+"""Copies a folder (a training, a sweep, a corpus) behind a URL (s3://, gs://, what fsspec knows).
+
+It does so in a thread that no step waits for.
 
 Nothing is moved: the local files stay as they are. A copy that fails is tried again, a few times with growing pauses,
 then with the next checkpoint, and once more at the end. Before anything is trained a small file is written there and
@@ -35,10 +37,11 @@ PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before the second attempt, doubled befor
 END_S = 600.0  # for what is left when the training has ended
 CHECK_S = 60  # for a place to take a small file before anything is trained
 NICE = 10  # of the thread: where a core is short, steps get it
-WITHOUT = "or train without a copy and call harness upload later"
-STUDY = "study.json"
+WITHOUT = "or go on without --upload and call harness upload later"
+STUDY, SWEEP = "study.json", "sweep.json"
+IDENTITIES = {STUDY: "id", SWEEP: "created_utc"}  # what tells two folders apart, by file
 # Said to be there last: they say that the files around them are whole.
-LAST = ("checkpoint.json", "run.json", STUDY)
+LAST = ("checkpoint.json", "run.json", STUDY, SWEEP)
 _OBJECTS = ("s3", "gs", "gcs", "abfs", "abfss")  # where a file is there as a whole or not at all, and folders are names
 _State = tuple[int, int]  # size and time of change
 
@@ -56,14 +59,18 @@ class Uploaded:
 class Destination:
     """A folder behind a URL, and what of a local folder is there."""
 
-    def __init__(self, folder: Path, url: str) -> None:
-        """Raises InputError for a URL that nothing here can open, or one within ``folder``."""
+    def __init__(self, folder: Path, url: str, *, fresh: bool = False) -> None:
+        """``fresh``: nothing else may lie there, as ``folder`` has no name of its own to know it by.
+
+        Raises InputError for a URL that nothing here can open, or one within ``folder``.
+        """
         self.folder, self.url = folder, url.rstrip("/")
         self._filesystem, self._root = filesystem_of(self.url, KEY)
         self._scheme = self.url.partition("://")[0].lower()
         if self._scheme == "file" and Path(self._root).absolute().is_relative_to(folder.absolute()):
             raise InputError(f"{KEY}: {url} lies within {folder}, which would be copied into itself")
         self._there = self._read_kept()
+        self._fresh = fresh
         self.reason = ""
 
     def missing(self) -> list[str]:
@@ -113,7 +120,7 @@ class Destination:
         made = [] if self._scheme in _OBJECTS else self._make_folders()
         try:
             with self._filesystem.open_output_stream(marker) as file:
-                file.write(b"written and removed by harness train --upload\n")
+                file.write(b"written and removed by harness --upload\n")
         finally:
             with suppress(Exception):  # who may not remove there can copy there all the same
                 self._filesystem.delete_file(marker)
@@ -178,18 +185,32 @@ class Destination:
         self._there[name] = state  # as it was before: a log that grew meanwhile is copied again
 
     def _refuse_another(self) -> None:
-        """InputError where another training or study lies there: of two, mixed, the newest checkpoint is of either."""
+        """InputError where another training, study or sweep lies there: of two, mixed, the newest file is of either."""
+        if self._fresh:
+            self._refuse_any()
+        for name, key in IDENTITIES.items():
+            try:
+                with self._filesystem.open_input_stream(f"{self._root}/{name}") as file:
+                    theirs = json.loads(file.read()).get(key, "")
+            except Exception:  # nothing, or nothing that may be read: each filesystem has errors of its own
+                continue
+            try:
+                ours = read_json(self.folder / name).get(key, "")
+            except (OSError, ValueError, AttributeError):
+                ours = None  # one that has just begun
+            if theirs != ours:
+                what = "sweep" if name == SWEEP else "training or study"
+                raise InputError(f"another {what} lies there ({name}); give another URL, or remove that one")
+
+    def _refuse_any(self) -> None:
+        import pyarrow.fs as fs
+
         try:
-            with self._filesystem.open_input_stream(f"{self._root}/{STUDY}") as file:
-                theirs = json.loads(file.read()).get("id", "")
-        except Exception:  # nothing, or nothing that may be read: each filesystem has errors of its own
+            found = self._filesystem.get_file_info(fs.FileSelector(self._root, recursive=True, allow_not_found=True))
+        except Exception:  # nothing that may be listed
             return
-        try:
-            ours = read_json(self.folder / STUDY).get("id", "")
-        except (OSError, ValueError, AttributeError):
-            ours = None  # a training that has just begun
-        if theirs != ours:
-            raise InputError(f"another training or study lies there ({STUDY}); give another URL, or remove that one")
+        if files := [one.path for one in found if one.type == fs.FileType.File]:
+            raise InputError(f"{len(files):,} files lie there already; give another URL, or remove them")
 
     def _remove_gone(self) -> None:
         here = {name for name, _ in self._local()}
@@ -231,11 +252,11 @@ class Destination:
             write_json(self.folder / KEPT, content)
 
 
-def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Destination:
+def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S, *, fresh: bool = False) -> Destination:
     """Where ``folder`` is to be copied, once that has taken a small file. InputError where it takes none in time."""
 
     def reached() -> Destination:
-        found = Destination(folder, url)
+        found = Destination(folder, url, fresh=fresh)
         found.check()
         return found
 

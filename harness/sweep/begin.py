@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 from harness.launch.preparation import check_devices, check_writable, prepare_data
 from harness.launch.study import create_folder, now, only_one
@@ -25,6 +26,16 @@ from trainer.errors import InputError
 from trainer.model_files import objective_of
 
 
+class FolderCopy(Protocol):
+    """Who copies a sweep's folder elsewhere while it runs."""
+
+    def begin(self, folder: Path) -> None:
+        """The folder is there, and no trial of this part has begun."""
+
+    def ask(self) -> None:
+        """A trial has ended. Returns at once."""
+
+
 def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
     """The configurations of a sweep's trials. ``compared``: see :class:`TrialConfigs`."""
 
@@ -37,9 +48,11 @@ def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
     return TrialConfigs(loaded.settings, loaded.config, vocabulary, compared=compared)
 
 
-def begin_sweep(loaded: LoadedSweep, out: Path, command: Sequence[str], source: str) -> SweepEnded:
+def begin_sweep(
+    loaded: LoadedSweep, out: Path, command: Sequence[str], source: str, copy: FolderCopy | None = None
+) -> SweepEnded:
     """Begin a sweep in a new folder below ``out``. Raises InputError before anything ran where it cannot work."""
-    return _run(*_begun(loaded, out, command, source))
+    return _run(*_begun(loaded, out, command, source), copy)
 
 
 def cost_of_sweep(loaded: LoadedSweep, command: Sequence[str], source: str) -> SweepCost:
@@ -79,7 +92,9 @@ def _begun(
     return folder, record, settings, configs
 
 
-def resume_sweep(path: Path, command: Sequence[str], budget: SweepConfig | None = None) -> SweepEnded:
+def resume_sweep(
+    path: Path, command: Sequence[str], budget: SweepConfig | None = None, copy: FolderCopy | None = None
+) -> SweepEnded:
     """Run what the sweep in ``path`` still lacks. ``budget``: settings whose budget and limits count from now on."""
     folder = SweepFolder(path)
     record = folder.read()
@@ -92,7 +107,7 @@ def resume_sweep(path: Path, command: Sequence[str], budget: SweepConfig | None 
     configs = configs_of(loaded)
     check_devices({record.arm: configs.base})
     record = replace(record, settings=settings.model_dump(mode="json"), command=list(command))
-    return _run(folder, record, settings, configs)
+    return _run(folder, record, settings, configs, copy)
 
 
 def recorded_sweep(record: SweepRecord, folder: SweepFolder) -> tuple[SweepConfig, TrainerConfig]:
@@ -125,6 +140,10 @@ def _price_of_device(config: TrainerConfig) -> float | None:
     return None
 
 
-def _run(folder: SweepFolder, record: SweepRecord, settings: SweepConfig, configs: TrialConfigs) -> SweepEnded:
+def _run(
+    folder: SweepFolder, record: SweepRecord, settings: SweepConfig, configs: TrialConfigs, copy: FolderCopy | None
+) -> SweepEnded:
     with only_one(StudyFolder(folder.path)):
-        return SweepRun(folder, record, settings, configs).run()
+        if copy is not None:
+            copy.begin(folder.path)
+        return SweepRun(folder, record, settings, configs, (lambda: None) if copy is None else copy.ask).run()

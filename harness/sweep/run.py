@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,7 +57,16 @@ class SweepCost:
 class SweepRun:
     """One part of a sweep: from where it stands to its end, or until it is stopped."""
 
-    def __init__(self, folder: SweepFolder, record: SweepRecord, settings: SweepConfig, configs: TrialConfigs) -> None:
+    def __init__(
+        self,
+        folder: SweepFolder,
+        record: SweepRecord,
+        settings: SweepConfig,
+        configs: TrialConfigs,
+        trial_ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``trial_ended``: called when a trial has, and is written down."""
+        self._trial_ended = trial_ended
         self._folder, self._record, self._settings, self._configs = folder, record, settings, configs
         self._journal = TrialJournal(folder.path)
         self._trials = self._journal.trials()
@@ -144,6 +154,7 @@ class SweepRun:
         self._trials[number] = ended
         self._tidy()
         self._progress.ended(ended, self._trials)
+        self._trial_ended()
         return ended
 
     def _train(self, trial: Trial) -> Trial:

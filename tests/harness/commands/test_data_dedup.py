@@ -91,7 +91,7 @@ CASES = {
     ),
     ("--shingle-size", "0"): "--shingle-size 0: allowed: 1 to 64",
     ("--out", "s3://bucket/new"): (
-        "--out s3://bucket/new: a URL; allowed: a folder of this machine, or one that it mounts"
+        "--out s3://bucket/new: a URL; allowed: a folder of this machine; --upload s3://bucket/new copies it there"
     ),
     ("--labels", "absent"): "--labels absent: no such file",
     ("--master", "local"): "--master: does not go with --engine local",

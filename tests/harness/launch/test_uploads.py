@@ -16,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from harness.launch import uploads
 from harness.launch.uploads import KEPT, Destination, Uploader
 from tests.commands import harness
+from tests.s3 import filesystem, serving
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.errors import InputError
 
@@ -283,34 +284,17 @@ def test_a_training_is_copied_with_its_last_checkpoint_and_curve(tmp_path: Path)
     assert json.loads((out / KEPT).read_text())["url"] == "flaky://bucket/run"
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """The address of a server of this process' own."""
-    server = pytest.importorskip(
-        "moto.server", reason="moto is not installed: pip install 'llm-training-harness[s3-test]'"
-    )
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with serving(monkeypatch) as address:
+        yield address
 
 
 @pytest.mark.slow
-def test_s3_takes_it_all_and_trains_again_on_what_lies_there(
-    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_s3_takes_it_all_and_trains_again_on_what_lies_there(tmp_path: Path, s3: str) -> None:
     import pyarrow.fs as fs
 
-    for name, value in {
-        "AWS_ENDPOINT_URL": s3,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    address = s3.removeprefix("http://")
-    server = fs.S3FileSystem(endpoint_override=address, scheme="http", region="us-east-1", allow_bucket_creation=True)
+    server = filesystem(s3)
     server.create_dir("trainings")
     out = trained(tmp_path, "s3://trainings/small/run")
     below = server.get_file_info(fs.FileSelector("trainings/small/run", recursive=True))

@@ -1,0 +1,138 @@
+"""What commands write is copied behind a URL, and models are read from there: memory://, and S3 by moto."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests import s3
+from tests.commands import harness
+from tests.harness.commands.test_train import SCENARIO
+from tests.harness.sweep.test_run import SWEEP
+from tests.trainer.data.conftest import make_texts, write_parquet
+from trainer import checkpoint_folder, remote_model
+
+
+@dataclass(frozen=True)
+class Place:
+    """A bucket. ``url``: of it."""
+
+    url: str
+    filesystem: Any  # pyarrow's
+
+    def files(self, folder: str) -> dict[str, bytes]:
+        """What lies below ``folder``, by its path there."""
+        import pyarrow.fs as fs
+
+        root = f"bucket/{folder}"
+        below = self.filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+        paths = [one.path for one in below if one.type == fs.FileType.File]
+        return {path.partition(f"{root}/")[2]: self.filesystem.open_input_stream(path).read() for path in paths}
+
+
+@pytest.fixture(params=["memory", "s3"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    if request.param == "s3":
+        with s3.serving(monkeypatch) as address:
+            filesystem = s3.filesystem(address)
+            filesystem.create_dir("bucket")
+            yield Place("s3://bucket", filesystem)
+        return
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    yield Place("memory://bucket", PyFileSystem(FSSpecHandler(memory)))
+    memory.store.clear()
+
+
+def here(folder: Path) -> dict[str, bytes]:
+    """What of a folder is to be copied."""
+    files = {one.relative_to(folder).as_posix(): one for one in folder.rglob("*") if one.is_file()}
+    return {
+        name: path.read_bytes() for name, path in files.items() if "/." not in f"/{name}" and name != "uploads.json"
+    }
+
+
+@pytest.mark.slow
+def test_a_corpus_without_near_duplicates_and_its_tokens_are_there(place: Place, tmp_path: Path) -> None:
+    corpus = str(write_parquet(tmp_path / "corpus.parquet", make_texts()))
+    out, url = tmp_path / "dedup", f"{place.url}/dedup"
+    done = harness("data", "dedup", "--corpus", corpus, "--out", str(out), "--upload", url, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["result"]["documents"] == 60
+    assert f"uploaded: {url} (" in done.stderr
+    assert place.files("dedup") == here(out)
+    assert {name.partition("/")[0] for name in here(out)} >= {"kept", "dedup.json", "s-curve.png"}
+
+    refused = harness("data", "dedup", "--corpus", corpus, "--out", str(tmp_path / "again"), "--upload", url)
+    assert refused.returncode == 2
+    assert "files lie there already; give another URL, or remove them" in refused.stderr
+    assert not (tmp_path / "again").exists()
+
+    tokens, words = tmp_path / "tokens", ("data", "pretokenize", "--corpus", str(out / "kept"), "--format", "flat")
+    done = harness(*words, "--tokenizer", "bpe:300", "--out", str(tokens), "--upload", f"{place.url}/tokens")
+    assert done.returncode == 0, done.stderr
+    assert place.files("tokens") == here(tokens) != {}
+
+
+@pytest.mark.slow
+def test_text_is_generated_from_what_lies_there(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
+    text = (
+        SCENARIO.format(corpus=corpus).replace("pack_ms: 5", "pack_ms: 0").replace("every_steps: 10", "every_steps: 2")
+    )
+    (tmp_path / "small.yaml").write_text(text)
+    out, url = tmp_path / "out", f"{place.url}/runs/small"
+    words = ("train", str(tmp_path / "small.yaml"), "--arm", "plain", "--steps", "4", "--out", str(out))
+    done = harness(*words, "--upload", url)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(remote_model, "_temporary_folder", lambda: tmp_path / "fetched")
+    fetched = tmp_path / "fetched/small"
+    newest = "checkpoints/step-00000004"
+
+    def generated(model: str) -> dict[str, Any]:
+        found = harness("generate", "--model", model, "--prompt", "the quick", "--max-tokens", "4", "--json")
+        assert found.returncode == 0, found.stderr
+        content: dict[str, Any] = json.loads(found.stdout)
+        return {name: content[name] for name in ("text", "ids", "prompt_ids")}
+
+    expected = generated(str(out))
+    assert generated(url) == generated(f"{url}/{newest}") == generated(f"file://{out}") == expected
+    names = {name for name in here(out) if name.startswith((newest, "tokenizer"))}
+    assert here(fetched).keys() == names  # no older checkpoint, no tables
+    assert checkpoint_folder.read(fetched / newest).steps == 4
+
+    assert harness("export", "llmc-model", url, "--out", str(tmp_path / "model.bin")).returncode == 0
+    done = harness("generate", "--model", f"{place.url}/none", "--prompt", "the")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [f"harness: --model: {place.url}/none: there is no such file or folder"]
+
+
+@pytest.mark.slow
+def test_a_sweep_is_there_with_every_trial_and_its_report(place: Place, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    corpus = write_parquet(tmp_path / "corpus.parquet", make_texts(60))
+    (tmp_path / "small.yaml").write_text(SWEEP.format(corpus=corpus).replace("trials: 4", "trials: 2"))
+    url = f"{place.url}/sweep"
+    words = ("sweep", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--upload", url)
+    done = harness(*words)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "out/small").iterdir()
+    assert f"uploaded: {url} (" in done.stdout
+    assert place.files("sweep") == here(folder)
+    assert {"sweep.json", "trials.journal", "summary.md", "trials/0001/losses.csv"} <= here(folder).keys()
+
+    refused = harness(*words)
+    assert refused.returncode == 2
+    assert "another sweep lies there (sweep.json); give another URL, or remove that one" in refused.stderr
+    assert len(list((tmp_path / "out/small").iterdir())) == 1
+    again = harness("sweep", "--resume", str(folder), "--upload", f"{place.url}/elsewhere")
+    assert again.returncode == 0, again.stderr
+    assert place.files("elsewhere") == here(folder)

@@ -1,0 +1,85 @@
+"""Copies a model that lies behind a URL to this machine, for as long as this process runs."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import sys
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from trainer.checkpoint_folder import ABOUT
+from trainer.data.corpus.places import filesystem_of
+from trainer.data.kept_tokenizer import FOLDER as KEPT
+from trainer.errors import InputError, one_line
+
+CHECKPOINTS = "checkpoints"  # of a training's folder
+
+
+def fetched(url: str, key: str) -> Path:
+    """The copy of the file or folder behind ``url``: of a training's folder its newest checkpoint and its tokenizer.
+
+    It is removed when this process ends: what is loaded may be read until then. Raises InputError, naming ``key``,
+    where nothing lies there or it cannot be read.
+    """
+    filesystem, root = filesystem_of(url.rstrip("/"), key)
+    try:
+        base, names = _needed(filesystem, PurePosixPath(root))
+        if not names:
+            raise InputError(f"{key}: {url}: there is no such file or folder")
+        total_mb = sum(names.values()) / 1e6
+        print(f"fetching {url}: {len(names):,} file{'s' * (len(names) > 1)}, {total_mb:,.1f} MB", file=sys.stderr)
+        place = _temporary_folder() / base.name
+        for name in names:
+            _copy(filesystem, str(base / name), place / name)
+    except InputError:
+        raise
+    except Exception as error:  # each filesystem has errors of its own
+        raise InputError(f"{key}: {url}: cannot be fetched ({one_line(error):.300})") from error
+    return place / PurePosixPath(root).relative_to(base)
+
+
+def _needed(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
+    """The folder that is copied, and which files of it, with their sizes in bytes."""
+    import pyarrow.fs as fs
+
+    info = filesystem.get_file_info(str(root))
+    if info.type == fs.FileType.File:
+        return root.parent, {root.name: info.size or 0}
+    sizes = _below(filesystem, root)
+    if ABOUT in sizes and root.parent.name == CHECKPOINTS:  # one checkpoint; the tokenizer lies beside all of them
+        training = root.parent.parent
+        found = {f"{CHECKPOINTS}/{root.name}/{name}": size for name, size in sizes.items()}
+        return training, found | {f"{KEPT}/{name}": size for name, size in _below(filesystem, training / KEPT).items()}
+    # A checkpoint is whole once its last file is there.
+    whole = {name.split("/")[1] for name in sizes if name.startswith(f"{CHECKPOINTS}/") and name.endswith(f"/{ABOUT}")}
+    if whole:
+        newest = max(whole, key=lambda name: (len(name), name))
+        wanted = f"{CHECKPOINTS}/{newest}/", f"{KEPT}/"
+        sizes = {name: size for name, size in sizes.items() if name.startswith(wanted)}
+    return root, sizes
+
+
+def _below(filesystem: Any, folder: PurePosixPath) -> dict[str, int]:
+    import pyarrow.fs as fs
+
+    found = filesystem.get_file_info(fs.FileSelector(str(folder), recursive=True, allow_not_found=True))
+    return {
+        PurePosixPath(one.path).relative_to(folder).as_posix(): one.size or 0
+        for one in found
+        if one.type == fs.FileType.File
+    }
+
+
+def _copy(filesystem: Any, source: str, target: Path) -> None:
+    import pyarrow.fs as fs
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fs.copy_files(source, str(target), filesystem, fs.LocalFileSystem(), use_threads=False)
+
+
+def _temporary_folder() -> Path:
+    place = tempfile.mkdtemp(prefix="harness-model-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return Path(place)
