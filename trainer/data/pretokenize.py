@@ -119,8 +119,13 @@ def pretokenize(
     expected = _expected(corpus, info, format, sequence_length)
     source = tokens or partial(corpus_groups, corpus, info, workers=workers)
 
+    built = False
+
     def build(to: Path) -> dict[str, str]:
-        return _write(corpus, info, expected, to, source, progress)
+        nonlocal built
+        digests = _write(corpus, info, expected, to, source, progress)
+        built = True
+        return digests
 
     def check(folder: Path) -> Manifest:
         return check_manifest(folder, corpus, info, format, sequence_length)
@@ -131,7 +136,8 @@ def pretokenize(
         target = out.absolute()
         if not target.exists():
             cache.create_folder(target, build, resumable=True)
-    return Pretokenized(str(target), check(target))
+    # What was written a moment ago was hashed on the way: to read and hash it again would say nothing new.
+    return Pretokenized(str(target), read_manifest(target) if built else check(target))
 
 
 def groups_of(flat: FlatTokens) -> TokenSource:
