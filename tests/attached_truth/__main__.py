@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness.study.contract import PHASES
 from tests.attached_truth import language_modeling
@@ -37,6 +38,7 @@ from tests.attached_truth.common import (
 
 STAGES = {"read": "read", "tokenize": "tokenize", "collate": "pack"}  # injected into: its name in the tables
 WARMUP, STEPS = 10, 80
+TIMES_BY_TURNS = 8  # as many steps of a program that is slow by turns: 15 pairs of turns
 COLUMNS = ("fetch_ns", *(f"work_{one}_ns" for one in STAGES.values()))
 
 
@@ -92,6 +94,7 @@ class Program:
     imported: Path | None = None  # folder of the sitecustomize that makes it slow from outside
     environment: Mapping[str, str] = field(default_factory=dict)
     source: str | None = None
+    by_turns: bool = False  # the stage is slower in every other turn of one run, which nothing else is compared with
     at_once: Mapping[str, int] = field(default_factory=dict)  # by stage: batches that it works for at a time, if not 1
 
 
@@ -131,55 +134,77 @@ def transformers_programs(examples: Path, folder: Path, steps: int) -> Iterator[
         name = f"transformers {language_modeling.SCRIPT}{' --streaming' if streaming else ''}"
         stages = {stage: column for stage, column in STAGES.items() if streaming or stage != "tokenize"}
         for workers in (0, 2):
-            command = language_modeling.command(examples.absolute(), steps, workers, streaming)
+            most = steps * (TIMES_BY_TURNS if streaming else 1)
+            command = language_modeling.command(examples.absolute(), most, workers, streaming)
             imported = HERE / "slow_transformers"
             at_once = dict.fromkeys(("read", "tokenize"), language_modeling.BATCHES_AT_ONCE) if streaming else {}
-            yield Program(name, workers, command, folder, stages, imported, environment, blob, at_once)
+            variables = {**environment, "SLOW_BY_TURNS": "1" if streaming else ""}
+            yield Program(name, workers, command, folder, stages, imported, variables, blob, streaming, at_once)
 
 
 def _of_program(program: Program, work: Path, steps: int) -> Iterator[Row]:
-    place = work / f"{program.name}-{program.workers}".replace(" ", "-")
-    usual, _, whole = _usual_ms(program, None, steps, place.with_name(f"{place.name}-none"))
+    place = f"{program.name}-{program.workers}".replace(" ", "-")
+    usual, whole = ({}, True) if program.by_turns else _usual_ms(_run(program, None, steps, work / f"{place}-none"))
     for stage, column in program.stages.items():
-        found, slept_ms, sums = _usual_ms(program, stage, steps, place.with_name(f"{place.name}-{stage}"))
-        more = {name: found[name] - usual[name] for name in COLUMNS}
+        out = work / f"{place}-{stage}"
+        measured = _run(program, stage, steps, out)
+        if program.by_turns:
+            more, sums = _more_by_turns_ms(measured)
+        else:
+            found, sums = _usual_ms(measured)
+            more = {name: found[name] - usual[name] for name in COLUMNS}
+        pauses = 4 if stage == "read" and program.imported is None else 1
         own = f"work_{column}_ns"
-        others = {name.split("_")[1]: more[name] for name in COLUMNS[1:] if name != own}
         row = Row(
             program.name,
             program.workers,
             stage,
-            slept_ms,
+            _slept_ms(out / "slept", pauses) / program.at_once.get(stage, 1),
             more[own],
-            others,
+            {name.split("_")[1]: more[name] for name in COLUMNS[1:] if name != own},
             more["fetch_ns"],
             sums and whole,
             program.source,
             round(os.getloadavg()[0], 1),
-            steps,
+            len(measured),
         )
-        print(
-            f"{row.program}, {row.workers} workers, {stage}: {row.found_ms:.2f} of {slept_ms:.2f} ms", file=sys.stderr
-        )
+        print(f"{place}, {stage}: {row.found_ms:.2f} of {row.slept_ms:.2f} ms", file=sys.stderr)
         yield row
 
 
-def _usual_ms(program: Program, stage: str | None, count: int, out: Path) -> tuple[dict[str, float], float, bool]:
-    """Usual times of a measured step, what was slept a batch, and whether the phases of each step sum to its time."""
-    log = out / "slept"
+def _run(program: Program, stage: str | None, count: int, out: Path) -> list[dict[str, Any]]:
+    """The measured steps of a run with this stage slower, in their order."""
     out.mkdir(parents=True)
-    at_once = program.at_once.get(stage or "", 1)
-    variables = environment(stage, INJECTED_MS * at_once, log, ROOT, program.imported) | dict(program.environment)
-    limits = ["--warmup", str(WARMUP), "--steps", str(count)]
+    slow_ms = INJECTED_MS * program.at_once.get(stage or "", 1)
+    variables = environment(stage, slow_ms, out / "slept", ROOT, program.imported) | dict(program.environment)
+    limits = ["--warmup", str(WARMUP), "--steps", str(count * TIMES_BY_TURNS if program.by_turns else count)]
     harness_exec(out, limits, program.command, variables, program.folder)
-    steps = [row for run in only_study(out).runs() if run.steps is not None for row in run.steps.to_pylist()]
-    measured = [row for row in steps if not row["warmup"]]
-    # Where several batches are made at a time, the mean of as many steps.
-    usual = statistics.fmean if program.at_once else statistics.median
-    times = {name: usual([row[name] or 0 for row in measured]) / 1e6 for name in COLUMNS}
-    sums = all(sum(row[f"{phase}_ns"] for phase in PHASES) == row["wall_ns"] for row in measured)
-    parts = 4 if stage == "read" and program.imported is None else 1
-    return times, _slept_ms(log, parts) / at_once if stage else 0.0, sums
+    tables = [run.steps.to_pylist() for run in only_study(out).runs() if run.steps is not None]
+    return sorted((row for table in tables for row in table if not row["warmup"]), key=lambda row: row["step"])
+
+
+def _usual_ms(measured: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], bool]:
+    """Medians of the steps, and whether the phases of each sum to its time."""
+    return {name: statistics.median(row[name] or 0 for row in measured) / 1e6 for name in COLUMNS}, _sums(measured)
+
+
+def _more_by_turns_ms(measured: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], bool]:
+    """What the slow turns took more a step than the usual ones before them: medians over these pairs."""
+    turns: dict[int, list[Mapping[str, Any]]] = {}
+    for row in measured:
+        turns.setdefault((row["step"] + language_modeling.AHEAD) // language_modeling.BATCHES_AT_ONCE, []).append(row)
+    whole = {turn: rows for turn, rows in turns.items() if len(rows) == language_modeling.BATCHES_AT_ONCE}
+    means = {
+        turn: {name: statistics.fmean(row[name] or 0 for row in rows) for name in COLUMNS}
+        for turn, rows in whole.items()
+    }
+    pairs = [(means[turn], means[turn + 1]) for turn in means if turn % 2 == 0 and turn + 1 in means]
+    more = {name: statistics.median(slow[name] - usual[name] for usual, slow in pairs) / 1e6 for name in COLUMNS}
+    return more, _sums(measured)
+
+
+def _sums(measured: Sequence[Mapping[str, Any]]) -> bool:
+    return all(sum(row[f"{phase}_ns"] for phase in PHASES) == row["wall_ns"] for row in measured)
 
 
 def _slept_ms(log: Path, parts: int) -> float:
@@ -216,7 +241,7 @@ def page(rows: Sequence[Row]) -> str:
         "# 8 ms injected into programs as they are: in which stage does `harness exec` find them?",
         "",
         "Each program runs as it is under `harness exec`, with nothing slow and with one stage of its data 8 ms slower "
-        f"a batch (a sleep that measures itself). Medians of {_counted(rows)}, with --streaming means, "
+        f"a batch (a sleep that measures itself). Medians of {_counted(rows)}, "
         "in milliseconds a step, "
         "against the run with nothing slow; what loader workers do counts as work, and reaches the loop as far as it "
         "waits for it. "
@@ -235,13 +260,12 @@ def page(rows: Sequence[Row]) -> str:
             f"| {row.program} | {row.workers} | {row.stage} | {row.slept_ms:.2f} | {row.found_ms:.2f} | {others} | "
             f"{row.fetch_ms:.2f} | {'-' if row.load is None else row.load} | {'yes' if row.holds else '**no**'} |"
         )
-    streamed = next((row.steps for row in rows if "--streaming" in row.program), STEPS)
     lines += [
         "",
         "load: average load of the machine at the end of the run; -: not noted.",
-        f"--streaming makes {language_modeling.BATCHES_AT_ONCE} batches at a time: {streamed} steps hold "
-        f"{streamed // language_modeling.BATCHES_AT_ONCE} readings and as many "
-        "tokenizations, which wait for cores as any work does.",
+        f"--streaming makes {language_modeling.BATCHES_AT_ONCE} batches at a time, on cores as it then finds them. "
+        "So every other time is slower, within one run: medians of what such a turn's mean step took more than that of "
+        "the turn before it.",
     ]
     for source in dict.fromkeys(row.source for row in rows if row.source):
         lines.append(f"{language_modeling.SCRIPT}: git blob {source}.")

@@ -19,6 +19,7 @@ SCRIPT = "run_clm.py"
 LINES, LINE_WORDS, WORDS = 10_000, 40, 200
 BATCH, LENGTH = 8, 250
 BATCHES_AT_ONCE = 1000 * LINE_WORDS // (BATCH * LENGTH)  # that --streaming makes of what it tokenizes at a time
+AHEAD = 1  # accelerate fetches a batch ahead of its step
 SETTINGS = (
     "--model_type gpt2 --config_overrides n_embd=64,n_layer=2,n_head=2,n_positions=256,vocab_size=256 --block_size "
     f"{LENGTH} --per_device_train_batch_size {BATCH} --do_train --use_cpu --report_to none --save_strategy no "

@@ -3,13 +3,19 @@
 SLOW="read=8" (milliseconds a pause), SLOW_LOG=FILE: one line a pause, "stage nanoseconds process". It reads rows of a
 datasets.Dataset: a batch at once or, with --streaming, one by one, ROWS of them for what it tokenizes at a time
 (language_modeling.py).
+
+SLOW_BY_TURNS=1, with --streaming: what it tokenizes at a time, and the batches made of that, are slower every other
+time only, beginning with the second. One run then holds both, and whatever the machine does meanwhile is in both.
 """
 
+import itertools
 import os
 import sys
 import time
 
 ROWS = 1250
+BATCHES = 20  # that it makes of them
+BY_TURNS = bool(os.environ.get("SLOW_BY_TURNS"))
 
 
 def _pause(stage):
@@ -21,11 +27,14 @@ def _pause(stage):
     os.close(log)
 
 
-def _paused(owner, name, stage):
+def _paused(owner, name, stage, calls=1):
+    """``calls`` of it belong to one turn."""
     usual = getattr(owner, name)
+    made = itertools.count()
 
     def slow(*given, **named):
-        _pause(stage)
+        if next(made) // calls % 2 or not BY_TURNS:
+            _pause(stage)
         return usual(*given, **named)
 
     setattr(owner, name, slow)
@@ -36,7 +45,7 @@ def _read(module):
 
     def rows(self):
         for number, row in enumerate(usual(self)):
-            if number % ROWS == ROWS // 2:  # in the middle
+            if number % ROWS == ROWS // 2 and (number // ROWS % 2 or not BY_TURNS):  # in the middle
                 _pause("read")
             yield row
 
@@ -52,7 +61,7 @@ SLOWED = {
     ),
     "collate": (
         "transformers.data.data_collator",
-        lambda module: _paused(module, "torch_default_data_collator", "collate"),
+        lambda module: _paused(module, "torch_default_data_collator", "collate", BATCHES),
     ),
 }
 

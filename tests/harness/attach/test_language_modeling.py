@@ -44,5 +44,5 @@ def test_run_clm_as_it_is(tmp_path: Path) -> None:
     for row in table:
         assert sum(row[f"{phase}_ns"] for phase in PHASES) == row["wall_ns"]
     tokenized = [row["step"] for row in table if (row["work_tokenize_ns"] or 0) >= 50e6]  # a sleep is never shorter
-    assert tokenized == [0, language_modeling.BATCHES_AT_ONCE - 1]  # accelerate fetches a batch ahead
+    assert tokenized == [0, language_modeling.BATCHES_AT_ONCE - language_modeling.AHEAD]
     assert "forward: GPT2LMHeadModel; backward; optimizer: AdamW" in " ".join(done.stdout.split())
