@@ -141,6 +141,8 @@ def _unseen(m: Measured) -> str:
     together = m.together or m.ratio
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
         return f"the median does not clear the noise floor of {percent(m.noise_floor or 0)}"
+    if m.together is not None and ((m.ratio.ci_low or 0) > 1 or (m.ratio.ci_high or 1) < 1):
+        return f"the interval for all {m.comparisons} comparisons together holds 1 ({interval(m.together)})"
     if (m.resolution or 0) >= DOUBLED:  # intervals of few scattered blocks reach to many thousand percent
         return "even twice the speed would not have shown"
     return f"a difference of up to {percent(m.resolution or 0)} would not have shown"

@@ -203,7 +203,7 @@ class Scenario(Config):
     matrix: dict[str, Annotated[list[Unchecked], Field(min_length=1)]] = Field(default_factory=dict)
     """Dotted keys and their values: every arm is run with every combination."""
     controls: list[Control] = Field(default_factory=list)
-    """Automatic variants of every arm; a-a and dose only of baselines."""
+    """Automatic variants of every arm; a-a and dose only of baselines, those of `claims` among them."""
     dose: Annotated[list[Dosed], Field(min_length=1)] = Field(default_factory=lambda: list[Dosed](["tokenize"]))
     """Work that the dose control does 1, 2 and 4 times more often (slowdown injection): tokenize, read, device."""
     whatif: list[dict[str, EditValue]] = Field(default_factory=list)

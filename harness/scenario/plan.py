@@ -76,6 +76,7 @@ def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan
         name, modules = next(iter(left_out.items()))
         raise InputError(f"{source}: requires: every arm lacks a module here; {name} needs {', '.join(modules)}")
     baselines = {pair.baseline for pair in comparisons} or {one.name for one in plain if one.arm == plain[0].arm}
+    baselines |= {claim.baseline for claim in scenario.claims if claim.baseline is not None}
     everything = list(_with_controls(scenario, source, kept, baselines))
     if len(everything) > MAX_ARMS:
         raise InputError(

@@ -70,7 +70,7 @@ _SPANS = {
     "batch": "number of the batch, in the order the main thread received them, from 0; -1 where there is none",
     "start_ns": "CLOCK_MONOTONIC",
     "end_ns": "CLOCK_MONOTONIC",
-    "cpu_ns": "CPU time of its thread in between; of phases and stages",
+    "cpu_ns": "CPU time of its thread in between, of tokenize with the process's other threads; of phases and stages",
 }
 _SAMPLES = {
     "t_ns": "when it was read, CLOCK_MONOTONIC",

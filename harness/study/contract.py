@@ -65,7 +65,7 @@ SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
     ("batch", "int64"),  # batches in the order the main thread received them, from 0; -1 where none
     ("start_ns", "int64"),
     ("end_ns", "int64"),
-    ("cpu_ns", "int64"),  # CPU time of its thread in between; of phases and stages
+    ("cpu_ns", "int64"),  # of its thread, of tokenize also of others; of phases and stages
 )
 # What every file of a table begins with, so that one query over the files of a study tells its runs apart. They say
 # what the folder of the file does, and are not read back.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
-from time import monotonic_ns, thread_time_ns
+from time import monotonic_ns, process_time_ns, thread_time_ns
 from typing import Any
 
-Piece = tuple[str, int, int, int]  # stage, start, end (CLOCK_MONOTONIC), CPU time of the thread
+Piece = tuple[str, int, int, int]  # stage, start, end (CLOCK_MONOTONIC), CPU time of the thread (see add_others())
 # Of one batch: more are merged stage by stage, which keeps their sums.
 MOST_PIECES = 64
 # The CPU time of a thread is a system call, the clock is not: so soon after a reading the thread is taken to have been
@@ -109,6 +109,19 @@ def enter_within(name: str) -> bool:
 
 def leave() -> None:
     cut(None)
+
+
+def add_others(process_ns: int) -> None:
+    """The open stage has waited for threads of a library, if for most of it: their CPU time is the stage's as well.
+
+    ``process_ns``: CPU time of the process as it began. No more is added than the time that was waited: whatever else
+    the process does meanwhile counts with it.
+    """
+    making = _thread.making
+    cpu_ns = thread_time_ns() - making.cpu_ns
+    waited_ns = monotonic_ns() - making.start_ns - cpu_ns
+    if waited_ns > cpu_ns:
+        making.cpu_ns -= max(0, min(waited_ns, process_time_ns() - process_ns - cpu_ns))
 
 
 def begin(name: str) -> bool:

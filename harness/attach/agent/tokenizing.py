@@ -1,13 +1,14 @@
 """Times tokenizers, the outermost call alone: in the stage ``tokenize`` of the batch that is being made.
 
-Where none is (a loop that tokenizes what its loader gave), the time counts as seen in no fetch.
+Where none is (a loop that tokenizes what its loader gave), the time counts as seen in no fetch. A list of texts may be
+encoded by threads of the library, for which the caller waits: their CPU time counts as the stage's.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from time import monotonic_ns
+from time import monotonic_ns, process_time_ns
 from typing import Any
 
 from _harness_agent import boundaries, guard, imports, stages
@@ -48,13 +49,21 @@ def _wrap(kind: str, methods: tuple[str, ...], module: Any) -> None:
             continue
 
 
+def _several(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether a call is of several texts: of ``self`` and its first argument, or of one by name."""
+    return any(isinstance(one, (list, tuple)) for one in (*given[1:2], *named.values()))
+
+
 def _timed(before: Any) -> Any:
     @functools.wraps(before)
     def encode(*given: Any, **named: Any) -> Any:
         if guard.carefully(stages.enter_within, "tokenize"):
+            begun_ns = process_time_ns() if _several(given, named) else None
             try:
                 return before(*given, **named)
             finally:
+                if begun_ns is not None:
+                    guard.carefully(stages.add_others, begun_ns)
                 guard.carefully(stages.leave)
         if not guard.on or stages.busy() or _loose.on:
             return before(*given, **named)

@@ -3,7 +3,7 @@
 An event is a tuple that begins with its kind, times in CLOCK_MONOTONIC nanoseconds:
 
     ENTER, name, time, CPU time of the thread or None for the one read last
-    EXIT, name, time, CPU time
+    EXIT, name, time, CPU time[, CPU time of other threads since its ENTER]
     STEP, time, run-queue reading, number, repetition, warmup   a step begins, and the one before ends
     PAUSE, time, run-queue reading                              the loop pauses until the next STEP
     RECEIVED, trace, tokens, trained tokens, samples            the batch of the last fetch
@@ -143,7 +143,7 @@ class RowMaker:
             self._unpacking = None
         (self._stages if name in _STAGES else self._phases).append(_Open(name, now, self._cpu_ns))
 
-    def _exit(self, name: str, now: int, cpu_ns: int) -> None:
+    def _exit(self, name: str, now: int, cpu_ns: int, others_ns: int = 0) -> None:
         self._cpu_ns = cpu_ns
         stack = self._stages if name in _STAGES else self._phases
         if not stack:
@@ -151,7 +151,7 @@ class RowMaker:
         span = stack.pop()
         wall = now - span.start_ns
         if stack is self._stages:
-            self._spans.append((name, span.start_ns, now, cpu_ns - span.cpu_ns))
+            self._spans.append((name, span.start_ns, now, cpu_ns - span.cpu_ns + others_ns))
             return
         if self._phases:
             self._phases[-1].nested_ns += wall  # exclusive: what is nested is not counted twice

@@ -6,6 +6,7 @@ import os
 import threading
 from time import monotonic_ns, thread_time_ns
 
+from harness.probes.ledger import other_threads
 from harness.probes.ledger.steps import NEAR_NS
 from trainer.telemetry import BatchTrace, Blocked, Kernel, RawSpan, Validation
 
@@ -20,9 +21,11 @@ class StageRecorder:
         self._starts: list[tuple[int, int]] = []
         self._spans: list[RawSpan] = []
         self._batches = 0
-        self._read_ns = self._cpu_ns = 0
+        self._read_ns = self._cpu_ns = self._others_ns = 0
 
     def enter(self, name: str) -> None:
+        if name in other_threads.STAGES:
+            self._others_ns = other_threads.cpu_ns()
         now = monotonic_ns()
         if now - self._read_ns > NEAR_NS:
             self._cpu_ns, self._read_ns = thread_time_ns(), now
@@ -32,7 +35,8 @@ class StageRecorder:
         self._cpu_ns = cpu_now = thread_time_ns()  # before the clock: see probes.ledger.steps
         self._read_ns = now = monotonic_ns()
         start, cpu = self._starts.pop()
-        self._spans.append((name, start, now, cpu_now - cpu))
+        others_ns = other_threads.since_ns(self._others_ns) if name in other_threads.STAGES else 0
+        self._spans.append((name, start, now, cpu_now - cpu + others_ns))
 
     def step(self, index: int) -> None:
         raise AssertionError("a loader worker has no steps")

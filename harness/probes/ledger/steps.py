@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
+from harness.probes.ledger import other_threads
 from harness.probes.ledger.recent import RecentBatches, recent_batches
 from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP, TAKEN, UNPACKED, RowMaker, Rows
 from harness.probes.ledger.run_queue import RunQueue
@@ -45,6 +46,7 @@ class StepRecorder:
         self._maker = RowMaker()
         self._inline_batches = 0
         self._read_ns = 0  # when the CPU time was read last
+        self._others_ns = 0  # CPU time of other threads, when a stage began that may use some
 
     def rows(self) -> Rows:
         """Return steps, phases and batches since the last :meth:`take_rows`. Call it only while no step is measured."""
@@ -82,6 +84,8 @@ class StepRecorder:
         return recent_batches(self._events, batches)
 
     def enter(self, name: str) -> None:
+        if name in other_threads.STAGES:
+            self._others_ns = other_threads.cpu_ns()
         now = monotonic_ns()
         if now - self._read_ns > NEAR_NS:
             self._read_ns = now
@@ -93,7 +97,10 @@ class StepRecorder:
         # A real system call, unlike the clock, so a busy machine may take the core away here: still within the span.
         cpu_ns = thread_time_ns()
         self._read_ns = now = monotonic_ns()
-        self._events.append((EXIT, name, now, cpu_ns))
+        if name in other_threads.STAGES:
+            self._events.append((EXIT, name, now, cpu_ns, other_threads.since_ns(self._others_ns)))
+        else:
+            self._events.append((EXIT, name, now, cpu_ns))
 
     def step(self, index: int) -> None:
         now = monotonic_ns()

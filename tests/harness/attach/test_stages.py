@@ -20,13 +20,14 @@ def stages() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    clock = module.clock = SimpleNamespace(now=10**12, readings=0)
+    clock = module.clock = SimpleNamespace(now=10**12, readings=0, process=0)
 
     def thread_time_ns() -> int:
         clock.readings += 1
         return int(clock.now) // 2
 
     module.monotonic_ns, module.thread_time_ns = lambda: clock.now, thread_time_ns  # type: ignore[attr-defined]
+    module.process_time_ns = lambda: clock.process  # type: ignore[attr-defined]
     return module
 
 
@@ -89,3 +90,28 @@ def test_a_cpu_time_that_was_just_read_is_not_read_again(stages: ModuleType) -> 
     near, other = stages.take()
     assert near[3] == stages.NEAR_NS - 1
     assert other[3] == stages.NEAR_NS // 2 - (stages.NEAR_NS - 1)  # less, so that their sum is what was read
+
+
+@pytest.mark.parametrize(
+    ("on_core_us", "process_us", "found_us"),
+    [
+        (10, 90, 90),  # a thread of the library worked while this one waited
+        (10, 10, 10),  # nothing worked: it waited for something else
+        (10, 350, 100),  # two threads and whatever else: no more than one core's time is the stage's
+        (60, 300, 60),  # this thread worked itself; what others did meanwhile is theirs
+    ],
+)
+def test_threads_that_a_stage_waits_for(stages: ModuleType, on_core_us: int, process_us: int, found_us: int) -> None:
+    clock = stages.clock
+    stages.thread_time_ns = lambda: clock.on_core
+    clock.on_core = clock.process = 7 * US
+    assert stages.begin("read")
+    stages.enter_within("tokenize")
+    begun_ns = clock.process
+    clock.now += 100 * US
+    clock.on_core += on_core_us * US
+    clock.process += process_us * US
+    stages.add_others(begun_ns)
+    stages.leave()
+    stages.end()
+    assert [(name, cpu_ns) for name, _, _, cpu_ns in stages.take()] == [("tokenize", found_us * US)]

@@ -93,6 +93,18 @@ def test_every_finding_has_its_words(gain: StudyReport, ratio: Estimate, floor: 
     assert finding(judged(gain, ratio, floor).compared[0].measured) == words
 
 
+def test_an_interval_that_only_all_comparisons_together_make_too_wide_is_shown(gain: StudyReport) -> None:
+    """Its own leaves 1 out: beside it, "undecided" would contradict itself."""
+    coarse = judged(gain, Estimate(1.249, 0.949, 1.421, 10), 0.02).compared[0].measured
+    among_three = replace(
+        coarse, ratio=Estimate(1.249, 1.011, 1.380, 10), together=Estimate(1.249, 0.949, 1.421, 10), comparisons=3
+    )
+    assert finding(among_three) == (
+        "undecided, 1.249x (1.011x to 1.380x): the interval for all 3 comparisons together holds 1 (0.949x to 1.421x); "
+        "repeat with more than 10 blocks or on a quieter machine"
+    )
+
+
 def test_of_many_comparisons_that_ask_for_more_blocks_it_is_said_once(gain: StudyReport) -> None:
     coarse = judged(gain, Estimate(1.1, 0.8, 1.4, 5), 0.01)
     (one,) = coarse.comparisons

@@ -76,6 +76,9 @@ def test_an_a_a_control_for_baselines_only_and_it_is_identical() -> None:
     )
     assert names(both) == ["a", "b", "b+a-a", "c", "c+a-a"]
     assert names(plan(arms={"only": None}, controls=["a-a"])) == ["only", "only+a-a"]
+    claims = [{"claim": "pool", "arm": "c", "baseline": "b"}, {"claim": "sync share", "arm": "c"}]
+    claimed = plan(arms={"a": None, "b": {"steps": 3}, "c": {"steps": 4}}, compare=[], claims=claims, controls=["a-a"])
+    assert names(claimed) == ["a", "a+a-a", "b", "b+a-a", "c"]
 
 
 class TestDose:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import hashlib
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from harness.analysis.spans import COLUMNS, read_spans
 from harness.launch.tables import RunTables
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.run_queue import RunQueue, most_delayed_ns
+from harness.probes.ledger.stages import StageRecorder
 from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS
 from harness.study.tables import read_table
@@ -368,3 +370,44 @@ def test_every_figure_of_a_step_is_what_the_clocks_said(monkeypatch: pytest.Monk
     assert cpu["forward"] == [(0, 155_000), (1, 155_000), (2, 155_000)]
     assert cpu["log"] == [(0, 5_000), (1, 5_000), (2, 5_000)]
     assert [[stage.name for stage in batch.trace.stages()] for batch in received] == [["read"]] * 3
+
+
+def hashed_in_a_thread() -> int:
+    """Hash in another thread, which lets go of Python's lock; its CPU time, for which this thread waits."""
+    took_ns: list[int] = []
+
+    def work() -> None:
+        begun_ns = thread_time_ns()
+        hashlib.sha256(bytes(20_000_000)).digest()
+        took_ns.append(thread_time_ns() - begun_ns)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return took_ns[0]
+
+
+def test_tokenizing_counts_the_cpu_time_of_the_threads_that_it_waits_for() -> None:
+    inline, worker = StepRecorder(), StageRecorder("worker-0")
+    inline.step(0)
+    inline.enter("fetch")
+    inline.enter("tokenize")
+    of_inline = hashed_in_a_thread()
+    inline.exit("tokenize")
+    inline.enter("read")
+    hashed_in_a_thread()  # nobody hands reading over: whatever runs beside it is not its own
+    inline.exit("read")
+    inline.received(inline.take(), 1, 1, 1)
+    inline.exit("fetch")
+    inline.pause()
+    worker.enter("tokenize")
+    of_worker = hashed_in_a_thread()
+    worker.exit("tokenize")
+    ((name, start, end, cpu_ns),) = worker.take().spans
+    assert name == "tokenize"
+    assert of_worker <= cpu_ns <= 2 * (end - start)
+    (received,) = inline.rows().received
+    assert received.trace is not None
+    stages = {span[0]: span for span in received.trace.spans}
+    assert stages["tokenize"][3] >= of_inline
+    assert stages["read"][3] < of_inline
