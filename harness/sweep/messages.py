@@ -14,8 +14,9 @@ from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
 SHOWN = 5  # sizes in one line
 
 INTERVAL = (
-    "The interval reaches from one neighbour of the lowest trial to the other, whatever shape the curve has between "
-    "them, and further where chance may have moved the fit so far."
+    "The interval holds every rate whose loss is within one standard error of the lowest, and reaches to the next "
+    "tried rate on either side of these, whatever shape the curve has between them. It is wider where chance may have "
+    "moved the fit further."
 )
 
 
