@@ -19,15 +19,15 @@ Noise may make another rate the lowest. So every rate whose mean loss is at most
     the lowest mean loss + s / sqrt(n)
 
 counts as one that may be the lowest: the rule of one standard error (Breiman, Friedman, Olshen and Stone 1984,
-"Classification and Regression Trees", chapter 3). Here n is the number of trials at the lowest rate and s the scatter of
-a single trial: the residual standard deviation of a cubic through the trials of the window. A quadratic's would count
-for noise how lopsided the curve is; it is taken of 4 rates alone, as a cubic passes through these. Where rates have
-several seeds, these differ by s, too.
+"Classification and Regression Trees", chapter 3). Here n is the number of trials at the lowest rate and s the scatter
+of a single trial: the residual standard deviation of a cubic through the trials of the window. A quadratic's would
+count as noise how lopsided the curve is; it is taken of 4 rates alone, as a cubic passes through these. Where rates
+have several seeds, these differ by s, too.
 
 The 95 % interval holds all rates that may be the lowest, reaches to the next tried rate on either side of them, and
 further where the vertex may lie outside. An end is open where one of these rates is the last one that was tried. In
-simulations with noise of up to four times the step between neighbours it held the optimum in at least 95 % of the sweeps
-of every kind (tests/benchmarks/sweep_intervals.py); with the neighbours of the lowest rate alone that was 91 %.
+simulations with noise of up to four times the step between neighbours it held the optimum in at least 95 % of the
+sweeps of every kind (tests/benchmarks/sweep_intervals.py); with the neighbours of the lowest rate alone that was 91 %.
 
 The interval of the vertex is Fieller's (1954, "Some problems in interval estimation"): all places where the slope of
 the fitted quadratic is not distinguishable from 0 at 95 %, by Student's t with the residuals' degrees of freedom. It is

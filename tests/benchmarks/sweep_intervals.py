@@ -48,6 +48,7 @@ class Coverage:
     """Mean over sweeps of the width by that of before."""
     open_ends: float
     """Share of sweeps with one."""
+    open_before: float
 
 
 def main() -> int:
@@ -80,6 +81,7 @@ def coverage(curve: str, spacing: float, noise: float, draws: int, seeds: int) -
         median(before for _, before in widths),
         fmean(now / before for now, before in widths),
         fmean(now.is_open for now, _ in pairs),
+        fmean(before.is_open for _, before in pairs),
     )
 
 
@@ -118,7 +120,7 @@ def page(draws: int) -> str:
             least.append([f"{noise:g}", str(seeds), *_summary(found)])
     heads = ["noise (steps)", "seeds", "held, least", "held, mean", "before, least", "before, mean"]
     kinds = ["curve", "spacing", "noise (steps)", "seeds", "fitted", "held", "before", "median width (spacings)"]
-    wide = ["width, mean ratio", "with an open end"]
+    wide = ["width, mean ratio", "with an open end", "before"]
     parts = [
         "# How often the interval of a sweep's learning rate holds the true one",
         f"{draws:,} simulated sweeps of each kind, of 6 to 12 rates. Noise is the standard deviation of a trial's "
@@ -142,6 +144,7 @@ def _summary(found: Sequence[Coverage]) -> list[str]:
         f"{median(one.width / one.width_before for one in found):.2f}",
         f"{fmean(one.ratio for one in found):.2f}",
         f"{fmean(one.open_ends for one in found):.1%}",
+        f"{fmean(one.open_before for one in found):.1%}",
     ]
 
 
@@ -154,6 +157,7 @@ def _cells(one: Coverage) -> list[str]:
         f"{one.width_before:.2f}",
         f"{one.ratio:.2f}",
         f"{one.open_ends:.1%}",
+        f"{one.open_before:.1%}",
     ]
 
 
