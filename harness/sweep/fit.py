@@ -105,7 +105,8 @@ class NoOptimum:
 def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None]) -> LearningRateOptimum | NoOptimum:
     """The optimum of one loss per trial. A rate may occur several times, as with several seeds.
 
-    A loss that is None or not finite is left out. Above the largest rate with a loss it says that training diverged.
+    A loss that is None or not finite is left out of the fit. It says that the rate is worse than the lowest, so the
+    interval need not reach beyond it; above the largest rate with a loss, that training diverged.
     Raises ValueError where a rate is not above 0 or the two differ in length.
     """
     if len(learning_rates) != len(losses):
@@ -149,14 +150,15 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
     low, high = min(low, held), max(high, held)
     if diverged is not None:  # a rate that diverges is not the best
         high = max(held, min(high, diverged))
-    tried = [*rates, *([diverged] if diverged is not None else [])]
     standard_error = fitted.scatter / math.sqrt(np.count_nonzero(x == rates[lowest]))
     maybe_lowest = np.flatnonzero(means <= means[lowest] + standard_error)
-    below, above = int(maybe_lowest[0]) - 1, int(maybe_lowest[-1]) + 1
+    tried = list(map(math.log, learning_rates))
+    below = max((rate for rate in tried if rate < rates[maybe_lowest[0]]), default=None)
+    above = min((rate for rate in tried if rate > rates[maybe_lowest[-1]]), default=None)
     return LearningRateOptimum(
         math.exp(held),
-        None if at_edge == "low" or below < 0 else _rate(min(low, tried[below])),
-        None if at_edge == "high" or above == len(tried) else _rate(max(high, tried[above])),
+        None if at_edge == "low" or below is None else _rate(min(low, below)),
+        None if at_edge == "high" or above is None else _rate(max(high, above)),
         fitted.at(held - rates[lowest]),
         at_edge,
         fitted.r2,

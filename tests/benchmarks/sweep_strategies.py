@@ -2,7 +2,8 @@
 
 ``python -m tests.benchmarks.sweep_strategies --out results/reference/sweep-strategies`` runs ``harness sweep tiniest``
 once for each: 40 to 60 minutes one after the other, half of it with ``--at-once 2`` on two cores (losses do not depend
-on that, seconds do). The grid is the truth that the others are held against. Strategies that project look at smaller
+on that, seconds do). ``--again`` trains nothing: it reports anew, in a few seconds, from the trials in the folder's
+summary.json, for when a report has learned something. The grid is the truth that the others are held against. Strategies that project look at smaller
 models and shorter trainings than the sweep's own, as ``tiniest`` is smaller than those they look at by default.
 """
 
@@ -18,6 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.report.cost import duration
+from harness.sweep import report, sentences
+from harness.sweep.journal import TrialJournal
+from harness.sweep.load import load_sweep
+from harness.sweep.store import SweepFolder, SweepRecord
+from harness.sweep.trials import Trial, TrialPlan
 
 SMALLER = [{"layers": 1, "width": width, "heads": 1} for width in (16, 32, 48)]
 SHORTER = [217_000, 435_000, 870_000]  # tokens: an eighth, a quarter and a half
@@ -39,13 +45,17 @@ def main() -> int:
     options.add_argument("--out", type=Path, required=True, metavar="DIR", help="gets README.md and a folder of each")
     options.add_argument("--work", type=Path, metavar="DIR", help="where the sweeps go (default: DIR/work)")
     options.add_argument("--at-once", type=int, default=1, metavar="N", help="sweeps (default: %(default)s)")
+    options.add_argument("--again", action="store_true", help="train nothing: report anew from DIR's own trials")
     options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every sweep: steps=40")
     arguments = options.parse_args()
     work = arguments.work or arguments.out / "work"
 
     def found(name: str) -> dict[str, Any]:
-        folder = swept(name, work / name, arguments.set)
         kept = arguments.out / name
+        if arguments.again:
+            folder = reported_again(name, kept, work / name)
+        else:
+            folder = swept(name, work / name, arguments.set)
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(folder / "plots", kept / "plots")
         for file in ("summary.md", "summary.json"):
@@ -72,6 +82,29 @@ def swept(name: str, out: Path, sets: list[str]) -> Path:
         if done.returncode:
             raise SystemExit(f"{name}: harness sweep ended with {done.returncode}: {done.stderr[-2000:]}")
     return max(out.glob("tiniest/*/summary.json")).parent
+
+
+def reported_again(name: str, kept: Path, out: Path) -> Path:
+    """A folder with the report of the trials that ``kept`` has, as the harness writes it now."""
+    summary = json.loads((kept / "summary.json").read_text())
+    loaded = load_sweep("tiniest", [f"strategy={json.dumps({'name': name, **STRATEGIES[name]})}"])
+    folder = SweepFolder(out)
+    out.mkdir(parents=True)
+    record = SweepRecord(
+        summary["sweep"], "trial", loaded.settings.model_dump(mode="json"), loaded.config.model_dump(mode="json"),
+        summary["steps"], summary["step_tokens"], summary["parameters"], None, summary["status"], "", [], "tiniest", {},
+        error=summary["error"],
+    )  # fmt: skip
+    folder.write(record)
+    journal = TrialJournal(out)
+    for one in summary["trials"]:
+        begun = journal.begin(TrialPlan(**one.pop("plan")))
+        for step, loss in one.pop("milestones").items():
+            journal.milestone(begun, int(step), loss)
+        del one["usd"]
+        journal.end(Trial(plan=begun.plan, **one))
+    report.write_report(folder)
+    return out
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -115,9 +148,7 @@ def in_their_words(out: Path) -> list[str]:
 def _rate(chosen: dict[str, Any] | None) -> str:
     if chosen is None:
         return "none"
-    ends = [chosen["ci_low"], chosen["ci_high"]]
-    interval = "no interval" if None in ends else f"{ends[0]:.2e} to {ends[1]:.2e}"
-    return f"{chosen['learning_rate']:.2e} ({interval})"
+    return f"{chosen['learning_rate']:.2e} ({sentences.interval(chosen['ci_low'], chosen['ci_high'])})"
 
 
 def _held(chosen: dict[str, Any] | None, interval: tuple[float | None, float | None]) -> str:

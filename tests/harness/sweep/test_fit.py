@@ -189,6 +189,13 @@ def test_a_range_that_ends_in_divergence_was_wide_enough() -> None:
     assert found.ci_high == pytest.approx(GRID[8])
 
 
+def test_a_rate_that_ended_early_bounds_the_interval() -> None:
+    """Its loss is in no fit, but it is worse than the lowest: the interval need not reach to the rate below it."""
+    losses = [curve(rate) for rate in GRID]
+    found = fitted(GRID, [math.inf if k in (3, 4) else one for k, one in enumerate(losses)])
+    assert (found.ci_low, found.ci_high) == (pytest.approx(GRID[4]), pytest.approx(GRID[6]))
+
+
 def test_a_cliff_next_to_the_optimum_does_not_move_it() -> None:
     losses = [curve(rate) for rate in GRID]
     losses[7] = 9.0  # not yet diverged
