@@ -2,9 +2,9 @@
 
 ``python -m tests.benchmarks.sweep_strategies --out results/reference/sweep-strategies`` runs ``harness sweep tiniest``
 once for each: 40 to 60 minutes one after the other, half of it with ``--at-once 2`` on two cores (losses do not depend
-on that, seconds do). ``--again`` trains nothing: it reports anew, in a few seconds, from the trials in the folder's
-summary.json, for when a report has learned something. The grid is the truth that the others are held against. Strategies that project look at smaller
+on that, seconds do). The grid is the truth that the others are held against. Strategies that project look at smaller
 models and shorter trainings than the sweep's own, as ``tiniest`` is smaller than those they look at by default.
+``--again`` trains nothing: it reports anew, in seconds, from the trials in the summary.json of each folder.
 """
 
 from __future__ import annotations
@@ -52,10 +52,8 @@ def main() -> int:
 
     def found(name: str) -> dict[str, Any]:
         kept = arguments.out / name
-        if arguments.again:
-            folder = reported_again(name, kept, work / name)
-        else:
-            folder = swept(name, work / name, arguments.set)
+        made = work / name
+        folder = reported_again(name, kept, made) if arguments.again else swept(name, made, arguments.set)
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(folder / "plots", kept / "plots")
         for file in ("summary.md", "summary.json"):
