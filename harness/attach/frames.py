@@ -6,12 +6,12 @@ A process that was killed leaves half a frame at most, at its end, or zeros: wha
 from __future__ import annotations
 
 import marshal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.probes.ledger.rows import STEP
+from harness.probes.ledger.rows import PAUSE, STEP
 
 SUFFIX = ".frames"
 _LENGTH_BYTES = 4
@@ -116,4 +116,16 @@ def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
     """The events of each step, ready for ``harness.probes.ledger.rows``."""
     for word, content in frames(path):
         if word == "events":
-            yield [tuple(event) for event in content]
+            yield [_with_lines(event) if event[0] in (STEP, PAUSE) else tuple(event) for event in content]
+
+
+def _with_lines(event: Sequence[Any]) -> tuple[Any, ...]:
+    """An event with a run-queue reading: a line of the kernel for each thread, also where one had not changed.
+
+    Instead of the main thread's line there may be (its CPU time, an earlier line): it has not waited since.
+    """
+    kind, now, reading, *rest = event
+    if reading and not isinstance(reading[0], bytes):
+        cpu_ns, line = reading[0]
+        reading = (b"%d %s" % (cpu_ns, line.partition(b" ")[2]), *reading[1:])
+    return (kind, now, reading, *rest)

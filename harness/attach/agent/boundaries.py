@@ -161,6 +161,7 @@ def making() -> stages.Making:
         state.making, state.core = found, found.core
         if (count := switches.count()) is not None:
             found.core.counts(count, switches.LASTS_NS)
+            run_queue.follow(found.core)
     return found
 
 

@@ -1,11 +1,21 @@
-"""Reads how long the main thread and the native threads that compute for it ran, and waited for a core (schedstat)."""
+"""Reads how long the main thread and the native threads that compute for it ran, and waited for a core (schedstat).
+
+A thread that was not put on a core since it was last asked has not waited for one, either: the kernel adds that up when
+a wait ends. Where the switches of all of them are counted (``switches.py``), their lines are read only after one.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from itertools import repeat
-from time import thread_time_ns
+from time import monotonic_ns, thread_time_ns
+from typing import TYPE_CHECKING, Any
+
+from _harness_agent import switches
+
+if TYPE_CHECKING:
+    from _harness_agent.stages import CpuReading
 
 MOST_THREADS = 16  # a reading per thread and step
 
@@ -14,29 +24,64 @@ _LINE_BYTES = 96  # at most
 _descriptors: list[int] = []
 _known: set[int] = set()
 _begun = False
+_core: CpuReading | None = None  # of the main thread, where its switches are counted
+_counts: list[Any] = []  # of each thread's switches, as long as all are counted
+_counted: list[int] = []  # those when the lines were read last; empty: not yet
+_line = b""  # of these lines the main thread's
+_others: list[bytes] = []
 
 
 def forget() -> None:
     """In a forked child: it has other threads. The files stay open, as whoever closes all of them may have done so."""
-    global _begun
-    _begun = False
+    global _begun, _core
+    _begun, _core = False, None
     _descriptors.clear()
     _known.clear()
+    _counts.clear()
+    _counted.clear()
 
 
-def read() -> tuple[bytes, ...]:
-    """The kernel's line of each thread, the main thread's first; empty where this kernel keeps none."""
-    global _begun
+def follow(core: CpuReading) -> None:
+    """From now on ``core`` counts the main thread's switches."""
+    global _core
+    _core = core
+    _counts[:1] = [core.count]
+    _counted.clear()
+
+
+def read() -> tuple[Any, ...]:
+    """The kernel's line of each thread, the main thread's first; empty where this kernel keeps none.
+
+    In place of the main thread's: (its CPU time, an earlier line), where no thread was switched since that one.
+    """
+    core = _core
+    if core is not None and _counted and [one[0] for one in _counts] == _counted:
+        now = monotonic_ns()
+        cpu_ns = now + core.ahead_ns if now < core.near_ns and core.count[0] == core.counted else core.read()[0]
+        return ((cpu_ns, _line), *_others)
+    return _read_lines()
+
+
+def _read_lines() -> tuple[bytes, ...]:
+    global _begun, _line, _others
     if not _begun:
         _begun = True
         _open(os.getpid())  # on Linux the main thread has the process's number
     if not _descriptors:
         return ()
-    thread_time_ns()  # brings the time on a core in the main thread's line up to date, as else only a tick does
+    # First: a switch during what follows is to be noticed.
+    _counted[:] = [one[0] for one in _counts] if len(_counts) == len(_descriptors) else ()
+    # Brings the time on a core in the main thread's line up to date, as else only a tick does.
+    if _core is not None:
+        _core.read()
+    else:
+        thread_time_ns()
     try:
-        return tuple(map(os.pread, _descriptors, repeat(_LINE_BYTES), repeat(0)))
+        lines = tuple(map(os.pread, _descriptors, repeat(_LINE_BYTES), repeat(0)))
     except OSError:
-        return tuple(map(_line, _descriptors))
+        lines = tuple(map(_line_of, _descriptors))
+    _line, *_others = lines
+    return lines
 
 
 def find_threads() -> None:
@@ -46,18 +91,22 @@ def find_threads() -> None:
     python = {thread.native_id for thread in threading.enumerate()}
     for name in os.listdir("/proc/self/task"):
         if int(name) not in python and int(name) not in _known and len(_known) < MOST_THREADS:
-            _open(int(name))
+            counted = len(_counts) == len(_descriptors)
+            if _open(int(name)) and counted and (count := switches.count_of(int(name))) is not None:
+                _counts.append(count)
+    _counted.clear()
 
 
-def _open(tid: int) -> None:
+def _open(tid: int) -> bool:
     try:
         _descriptors.append(os.open(f"/proc/self/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC))
         _known.add(tid)
     except OSError:
-        pass
+        return False
+    return True
 
 
-def _line(descriptor: int) -> bytes:
+def _line_of(descriptor: int) -> bytes:
     try:
         return os.pread(descriptor, _LINE_BYTES, 0)
     except OSError:  # the thread has ended

@@ -1,4 +1,4 @@
-"""Counts how often the main thread was put on a core, without a system call: a page that the kernel keeps, to be read.
+"""Counts how often a thread was put on a core, without a system call: a page that the kernel keeps, to be read.
 
 What CPU time a thread took is a system call, of 1 us where it is made in a row and of 2.5 us within a training step. As
 long as the thread has not left its core, its CPU time goes with the clock. The kernel writes down each time when it
@@ -38,8 +38,13 @@ def count() -> Any:
     if not _asked:
         _asked = True
         if _may():
-            _count = _open()
+            _count = _open(0)
     return _count
+
+
+def count_of(thread: int) -> Any:
+    """The same of another thread of this process, where the main thread's switches are counted."""
+    return None if _count is None else _open(thread)
 
 
 def _may() -> bool:
@@ -51,7 +56,8 @@ def _may() -> bool:
         return False
 
 
-def _open() -> Any:
+def _open(thread: int) -> Any:
+    """``thread``: its number, 0 for the one that calls."""
     number = _CALL.get(platform.machine())
     if number is None:
         return None
@@ -64,7 +70,7 @@ def _open() -> Any:
     struct.pack_into("=Q", attribute, _FLAGS_AT, _USER_ONLY)
     library.syscall.restype = ctypes.c_long
     event = library.syscall(
-        ctypes.c_long(number), attribute, ctypes.c_int(0), ctypes.c_int(-1), ctypes.c_int(-1),
+        ctypes.c_long(number), attribute, ctypes.c_int(thread), ctypes.c_int(-1), ctypes.c_int(-1),
         ctypes.c_ulong(_CLOSE_ON_EXEC),
     )  # fmt: skip
     if event < 0:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import marshal
 import os
+import sys
 import time
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from harness.attach.command import SHIM
+from harness.attach.frames import events
 
 US = 1_000
 
@@ -108,3 +113,101 @@ def test_where_cpu_time_is_lost_without_a_switch_a_reading_soon_has_to_be_repeat
     core.after(30, 30)
     core.reading.read()
     assert lasts(core) == 5_000 * US
+
+
+class Threads:
+    """Run-queue readings of threads whose lines and switches are made up, the main thread's first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace) -> None:
+        self.core, self.lines, self.counts, self.read = core, [b"1000 70 3\n"], [core.clock.count], 0
+        agent = ModuleType("_harness_agent")
+        agent.switches = SimpleNamespace(count_of=lambda tid: self.counts[tid])  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "_harness_agent", agent)
+        self.module = module = alone("run_queue")
+        self.descriptors: list[int] = module._descriptors
+        module.monotonic_ns = lambda: core.clock.now  # type: ignore[attr-defined]
+        module.os = SimpleNamespace(  # type: ignore[attr-defined]
+            pread=self._line, getpid=lambda: 0, listdir=lambda _: map(str, range(len(self.lines))), open=os.open,
+            O_RDONLY=os.O_RDONLY, O_CLOEXEC=os.O_CLOEXEC,
+        )  # fmt: skip
+        module._open = self._open  # type: ignore[attr-defined]
+        module.follow(core.reading)
+
+    def _line(self, thread: int, _size: int, _at: int) -> bytes:
+        self.read += 1
+        return self.lines[thread]
+
+    def _open(self, thread: int) -> bool:
+        self.descriptors.append(thread)
+        self.module._known.add(thread)
+        return True
+
+    def asked(self) -> tuple[tuple[Any, ...], int]:
+        """A reading, and how many lines of the kernel it took."""
+        before = self.read
+        found = self.module.read()
+        return found, self.read - before
+
+
+def test_lines_are_read_after_a_switch_alone(monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace) -> None:
+    threads = Threads(monkeypatch, core)
+    assert threads.asked() == ((b"1000 70 3\n",), 1)
+    core.after(40, 40)
+    assert threads.asked() == (((core.clock.cpu, b"1000 70 3\n"),), 0)
+    core.after(6_000, 5_900)  # longer than a reading of CPU time will do
+    assert threads.asked() == (((core.clock.cpu, b"1000 70 3\n"),), 0)
+    core.clock.count[0] += 1
+    threads.lines[0] = b"7000 95 4\n"
+    assert threads.asked() == ((b"7000 95 4\n",), 1)
+
+
+def test_a_switch_of_any_thread_counts_and_one_that_nobody_counts_is_always_read(
+    monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace
+) -> None:
+    threads = Threads(monkeypatch, core)
+    threads.asked()
+    threads.lines.append(b"5 6 7\n")
+    threads.counts.append([0])
+    threads.module.find_threads()
+    assert threads.asked() == ((b"1000 70 3\n", b"5 6 7\n"), 2)
+    core.after(10, 10)
+    assert threads.asked() == (((core.clock.cpu, b"1000 70 3\n"), b"5 6 7\n"), 0)
+    threads.counts[1][0] += 1
+    threads.lines[1] = b"9 9 9\n"
+    assert threads.asked() == ((b"1000 70 3\n", b"9 9 9\n"), 2)
+    for count in (None, [0]):  # one whose switches nobody counts, and one after it
+        threads.lines.append(b"1 1 1\n")
+        threads.counts.append(count)
+    threads.module.find_threads()
+    for _ in range(2):
+        assert threads.asked()[1] == 4
+    threads.module.forget()  # in a forked child
+    threads.lines, threads.read = [b"2 2 2\n"], 0
+    assert [threads.asked()[1] for _ in range(2)] == [1, 1]
+
+
+def test_the_time_since_a_line_is_put_into_it(tmp_path: Path) -> None:
+    step = (2, 5, ((4_321, b"1000 70 3\n"), b"5 6 7\n"), 0, 0, False)
+    paused = (3, 9, (b"7000 95 4\n",))
+    frame = marshal.dumps(("events", [step, (0, "fetch", 6, 1), paused]), 2)
+    (tmp_path / "1.frames").write_bytes(len(frame).to_bytes(4, "little") + frame)
+    assert list(events(tmp_path / "1.frames")) == [
+        [(2, 5, (b"4321 70 3\n", b"5 6 7\n"), 0, 0, False), (0, "fetch", 6, 1), paused]
+    ]
+
+
+@pytest.mark.slow
+def test_a_thread_that_waits_for_a_core_is_switched(switches: ModuleType) -> None:
+    """The kernel's wait of this thread grows with its count of switches alone."""
+    count = switches.count()
+    if count is None:
+        pytest.skip("no performance events here")
+    descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+    waited: dict[int, set[bytes]] = {}
+    for _ in range(20_000):
+        before, line, after = count[0], os.pread(descriptor, 96, 0), count[0]
+        if before == after:
+            waited.setdefault(before, set()).add(line.split()[1])
+    os.close(descriptor)
+    assert waited
+    assert all(len(found) == 1 for found in waited.values())
