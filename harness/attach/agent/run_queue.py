@@ -70,7 +70,7 @@ def _read_lines() -> tuple[bytes, ...]:
     if not _descriptors:
         return ()
     # First: a switch during what follows is to be noticed.
-    _counted[:] = [one[0] for one in _counts] if len(_counts) == len(_descriptors) else ()
+    counted = [one[0] for one in _counts] if len(_counts) == len(_descriptors) else []
     # Brings the time on a core in the main thread's line up to date, as else only a tick does.
     if _core is not None:
         _core.read()
@@ -81,6 +81,7 @@ def _read_lines() -> tuple[bytes, ...]:
     except OSError:
         lines = tuple(map(_line_of, _descriptors))
     _line, *_others = lines
+    _counted[:] = counted  # last: where a signal handler of the program raises before, the lines are read again
     return lines
 
 
