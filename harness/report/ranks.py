@@ -102,7 +102,8 @@ def _finding(found: RanksReport) -> str:
         surely = "surely " if (longest.wait_ms or 0.0) >= MUCH * found.step_ms else ""  # by turns, or by scatter
         return f"no rank is {surely}the one that the others wait for{where} (rank {longest.number} waits most, {waits})"
     waits = f"{part(late.saved_ms)} of {part(found.step_ms)} a step"
-    return f"rank {late.number} makes the others wait, {waits} for {late.part}"
+    what = "what it does in no phase (other)" if late.part == "other" else late.part
+    return f"rank {late.number} makes the others wait, {waits} for {what}"
 
 
 def _support(found: RanksReport) -> str:

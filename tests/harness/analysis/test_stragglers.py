@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,12 @@ def test_what_a_lone_arm_of_ranks_waits_for_is_said_of_the_rank_that_it_is_of(tm
     said = headline(found)
     assert "As for rank 0: it hardly waits for data (0.10 ms)." in said
     assert "rank 1 makes the others wait" in said
+    (arm,) = found.arms
+    assert arm.ranks is not None
+    assert arm.ranks.straggler is not None
+    elsewhere = replace(arm, ranks=replace(arm.ranks, straggler=replace(arm.ranks.straggler, part="other")))
+    (line,) = rank_lines([elsewhere], ArmNames([]))
+    assert "for what it does in no phase (other)." in line.text
 
 
 def report_of(folder: Path, question: str) -> StudyReport:
