@@ -28,7 +28,8 @@ The 95 % interval holds all rates that may be the lowest, reaches to the next tr
 further where the vertex may lie outside. An end is open where one of these rates is the last one that was tried. In
 simulations with noise of up to four times the step between neighbours it held the optimum in at least 95 % of the
 sweeps of every kind (tests/benchmarks/sweep_intervals.py); with the neighbours of the lowest rate alone that was 90 %.
-An open end excludes nothing. Where most sweeps of a kind have one, fewer of the others' intervals hold.
+An open end excludes nothing. Where about half of a kind's sweeps or more have one, fewer of the others' intervals hold:
+70 % at the least, of a kind with 92 % open ends.
 
 The interval of the vertex is Fieller's (1954, "Some problems in interval estimation"): all places where the slope of
 the fitted quadratic is not distinguishable from 0 at 95 %, by Student's t with the residuals' degrees of freedom. It is
