@@ -6,6 +6,7 @@ A process that was killed leaves half a frame at most, at its end, or zeros: wha
 from __future__ import annotations
 
 import marshal
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from harness.probes.ledger.rows import PAUSE, STEP
 
 SUFFIX = ".frames"
 _LENGTH_BYTES = 4
+_SCHEDSTAT = re.compile(rb"(\d+ \d+ \d+\s*)?")  # a line of the kernel; none of a thread that has ended
 MOST_FRAME_BYTES = 1 << 28  # of one step: more is no frame of ours
 
 Piece = tuple[str, int, int, int]  # stage, start, end, CPU time
@@ -122,10 +124,13 @@ def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
 def _with_lines(event: Sequence[Any]) -> tuple[Any, ...]:
     """An event with a run-queue reading: a line of the kernel for each thread, also where one had not changed.
 
-    Instead of the main thread's line there may be (its CPU time, an earlier line): it has not waited since.
+    Instead of the main thread's line there may be (its CPU time, an earlier line): it has not waited since. A program
+    that closes all descriptors may have opened files of its own under the numbers of these: then nothing was read.
     """
     kind, now, reading, *rest = event
     if reading and not isinstance(reading[0], bytes):
         cpu_ns, line = reading[0]
         reading = (b"%d %s" % (cpu_ns, line.partition(b" ")[2]), *reading[1:])
+    if not all(_SCHEDSTAT.fullmatch(line) for line in reading):
+        reading = ()
     return (kind, now, reading, *rest)

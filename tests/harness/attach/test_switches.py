@@ -196,6 +196,15 @@ def test_the_time_since_a_line_is_put_into_it(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_no_line_of_the_kernel_is_no_reading(tmp_path: Path) -> None:
+    """A program closed all descriptors, and opened a file of its own under the number of one."""
+    ended = (3, 9, (b"1 2 3\n", b""))
+    others = [(3, 9, (b"hello\n",)), (3, 9, (b"1 2 3\n", b"12.5"))]
+    frame = marshal.dumps(("events", [ended, *others]), 2)
+    (tmp_path / "1.frames").write_bytes(len(frame).to_bytes(4, "little") + frame)
+    assert list(events(tmp_path / "1.frames")) == [[ended, (3, 9, ()), (3, 9, ())]]
+
+
 @pytest.mark.slow
 def test_a_thread_that_waits_for_a_core_is_switched(switches: ModuleType) -> None:
     """The kernel's wait of this thread grows with its count of switches alone."""
