@@ -266,8 +266,11 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     in_phases_ns, in_phases_cpu_ns = _phases(body)
     waited_ns = waited_now - waited_then
     totals.waiting_ns += min(waited_ns, wall_ns)
-    blocked_ns = (wall_ns - in_phases_ns) - (cpu_now - cpu_then - in_phases_cpu_ns) - waited_ns
-    totals.unseen_blocked_ns += max(0, min(blocked_ns, wall_ns - in_phases_ns))
+    off_core_ns = (wall_ns - in_phases_ns) - (cpu_now - cpu_then - in_phases_cpu_ns)  # outside of the phases
+    # A thread waits for a core the more, the more it runs: where the wait was, within phases or not, is not recorded.
+    share = 1 - in_phases_cpu_ns / max(cpu_now - cpu_then, 1)
+    waited_outside_ns = max(waited_ns - max(0, in_phases_ns - in_phases_cpu_ns), round(share * waited_ns))
+    totals.unseen_blocked_ns += max(0, min(off_core_ns - waited_outside_ns, wall_ns - in_phases_ns))
 
 
 def _restarting(body: Sequence[Event]) -> int:

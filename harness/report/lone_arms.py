@@ -356,7 +356,8 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
             "Not to be trusted",
             f"the main thread was ready but had no core for {percent(one.waiting)} of the time "
             f"(over {percent(MOST_WAITING)})",
-            "These times say more about other processes; nothing is said of what a change would save.",
+            "These times say more about who else wanted its cores (other processes, more threads of its own than "
+            "cores, a CPU quota); nothing is said of what a change would save.",
         )
     if one.reason == "blocked":
         place = f", mostly in {one.place}" if one.place else ""

@@ -112,7 +112,8 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
         case "no core":
             return (
                 f"a main thread was ready but had no core for over {percent(MOST_WAITING)} of the time, so the times "
-                "say more of other processes; repeat on a quieter machine"
+                "say more of who else wanted its cores (other processes, more threads of its own than cores, a CPU "
+                "quota); repeat where it has them to itself"
             )
         case "lead":
             most = percent(max(m.used_lead))

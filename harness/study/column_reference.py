@@ -46,7 +46,7 @@ _STEPS = {
     "device_open_ns": "the same in other phases, until the host had launched all of them",
     "device_slack_ns": "work still queued on the device when the host began its first fetch",
     "contended_ns": "ready to run without a core (run-queue delay): the main thread or, where the CPU computes, the "
-    "most delayed thread that computes",
+    "most delayed native thread that ran for a twentieth of what it waited (it may be one that nobody waits for)",
     "tokens": "positions, padding included",
     "trained_tokens": "positions with a label",
     "samples": "rows of the batch",

@@ -20,7 +20,7 @@ from time import monotonic_ns, thread_time_ns
 from typing import Any
 
 import torch
-from _harness_agent import device, gate, guard, record, run_queue, stages, switches
+from _harness_agent import device, forks, gate, guard, record, run_queue, stages, switches
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
@@ -118,7 +118,7 @@ def enter(name: str) -> None:
         _mark()
     core = this.core
     now = monotonic_ns()
-    if now < core.near_ns and core.count[0] == core.counted:
+    if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
         cpu_ns = now + core.ahead_ns
     else:
         cpu_ns, now = _read_core()
@@ -137,7 +137,7 @@ def leave(name: str) -> None:
         return
     core = this.core
     now = monotonic_ns()
-    if now < core.near_ns and core.count[0] == core.counted:
+    if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
         cpu_ns = now + core.ahead_ns
     else:
         cpu_ns, now = _read_core()
@@ -160,7 +160,7 @@ def making() -> stages.Making:
     if get_ident() == main_thread:
         state.making, state.core = found, found.core
         if (count := switches.count()) is not None:
-            found.core.counts(count, switches.LASTS_NS)
+            found.core.counts(count, switches.LASTS_NS, forks.here)
             run_queue.follow(found.core)
     return found
 

@@ -15,6 +15,7 @@ import time
 from marshal import dumps
 from typing import Any
 
+from _harness_agent import forks
 from _harness_agent.mapped import LENGTH_BYTES, MappedFile
 
 MARSHAL_FORMAT = 2
@@ -58,10 +59,15 @@ def _forked() -> None:
     boundaries.forget()
     controls.forget()
     guard.carefully(profiling.forget)
+    forks.settled()
 
 
 def write(word: str, content: Any) -> None:
     """Write one frame, all at once."""
+    if not forks.here[0]:  # a child that Python did not fork
+        _forked()
+        if word == "events":
+            return  # of a step that the parent began, whose file this is no more
     file = _file or _open()
     if file is None:
         return

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from itertools import repeat
 from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from _harness_agent import switches
+from _harness_agent import forks, switches
 
 if TYPE_CHECKING:
     from _harness_agent.stages import CpuReading
 
 MOST_THREADS = 16  # a reading per thread and step
+# So many times in a row lines are not read. A program can stop the counting of its switches (prctl(2),
+# PR_TASK_PERF_EVENTS_DISABLE): lines that changed all the same show it.
+MOST_SKIPPED = 32
+MOST_UNCOUNTED = 1  # such changes: on another core, the kernel may be between both
 
 _LINE_BYTES = 96  # at most
 
@@ -29,12 +34,15 @@ _counts: list[Any] = []  # of each thread's switches, as long as all are counted
 _counted: list[int] = []  # those when the lines were read last; empty: not yet
 _line = b""  # of these lines the main thread's
 _others: list[bytes] = []
+_skipped = 0
+_uncounted = 0
 
 
 def forget() -> None:
     """In a forked child: it has other threads. The files stay open, as whoever closes all of them may have done so."""
-    global _begun, _core
+    global _begun, _core, _skipped, _uncounted
     _begun, _core = False, None
+    _skipped = _uncounted = 0
     _descriptors.clear()
     _known.clear()
     _counts.clear()
@@ -54,8 +62,12 @@ def read() -> tuple[Any, ...]:
 
     In place of the main thread's: (its CPU time, an earlier line), where no thread was switched since that one.
     """
+    global _skipped
+    if not forks.here[0]:
+        forget()
     core = _core
-    if core is not None and _counted and [one[0] for one in _counts] == _counted:
+    if core is not None and _counted and _skipped < MOST_SKIPPED and [one[0] for one in _counts] == _counted:
+        _skipped += 1
         now = monotonic_ns()
         cpu_ns = now + core.ahead_ns if now < core.near_ns and core.count[0] == core.counted else core.read()[0]
         return ((cpu_ns, _line), *_others)
@@ -63,7 +75,7 @@ def read() -> tuple[Any, ...]:
 
 
 def _read_lines() -> tuple[bytes, ...]:
-    global _begun, _line, _others
+    global _begun, _line, _others, _skipped
     if not _begun:
         _begun = True
         _open(os.getpid())  # on Linux the main thread has the process's number
@@ -80,9 +92,29 @@ def _read_lines() -> tuple[bytes, ...]:
         lines = tuple(map(os.pread, _descriptors, repeat(_LINE_BYTES), repeat(0)))
     except OSError:
         lines = tuple(map(_line_of, _descriptors))
+    earlier, _skipped = (_line, *_others), 0
     _line, *_others = lines
+    if counted and counted == _counted and _runs(lines) != _runs(earlier) and [one[0] for one in _counts] == counted:
+        _count_no_more()
+        return lines
     _counted[:] = counted  # last: where a signal handler of the program raises before, the lines are read again
     return lines
+
+
+def _runs(lines: Iterable[bytes]) -> list[bytes]:
+    """How often each thread was put on a core, by its line."""
+    return [line.rpartition(b" ")[2] for line in lines]
+
+
+def _count_no_more() -> None:
+    """Lines changed without a switch that was counted: after several, they are read each time."""
+    global _core, _uncounted
+    _uncounted += 1
+    if _core is not None and _uncounted > MOST_UNCOUNTED:
+        _core.uncounted()
+        _core = None
+        _counts.clear()
+        _counted.clear()
 
 
 def find_threads() -> None:

@@ -27,29 +27,39 @@ class CpuReading:
     Who asks has these lines, as a call would cost as much as they do::
 
         now = monotonic_ns()
-        if now < core.near_ns and core.count[0] == core.counted:
+        if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
             cpu_ns = now + core.ahead_ns
         else:
             cpu_ns, now = core.read()
     """
 
-    __slots__ = ("ahead_ns", "count", "counted", "lasts_ns", "longest_ns", "near_ns")
+    __slots__ = ("ahead_ns", "count", "counted", "here", "lasts_ns", "longest_ns", "near_ns")
 
     def __init__(self) -> None:
         self.near_ns = 0  # until when that reading will do
         self.ahead_ns = 0  # CPU time - clock
         self.count: Any = (0,)  # the first number changes with each switch of the thread
         self.counted = 0  # that number, when the CPU time was read
+        self.here: Any = (1,)  # its first item is 0 in a forked child, where nothing may look at ``count``
         self.lasts_ns = NEAR_NS  # from a reading on
         self.longest_ns = NEAR_NS
 
-    def counts(self, count: Any, longest_ns: int) -> None:
-        """From now on ``count`` says whether the thread was switched; a reading will do for ``longest_ns`` at most."""
-        self.count, self.counted, self.near_ns = count, -1, 0
+    def counts(self, count: Any, longest_ns: int, here: Any) -> None:
+        """From now on ``count`` says whether the thread was switched; a reading will do for ``longest_ns`` at most.
+
+        ``here``: see :mod:`forks`.
+        """
+        self.count, self.counted, self.near_ns, self.here = count, -1, 0, here
         self.lasts_ns = self.longest_ns = longest_ns
+
+    def uncounted(self) -> None:
+        """Nobody counts the thread's switches any more."""
+        self.counts((0,), NEAR_NS, (1,))
 
     def read(self) -> tuple[int, int]:
         """The thread's CPU time, and the clock then."""
+        if not self.here[0]:
+            self.uncounted()
         counted = self.count[0]  # first: a switch during what follows is to be noticed
         cpu_ns, now = thread_time_ns(), monotonic_ns()
         if self.longest_ns != NEAR_NS:
@@ -131,7 +141,7 @@ def begin(name: str) -> bool:
         return False
     core = making.core
     now = monotonic_ns()
-    if now < core.near_ns and core.count[0] == core.counted:
+    if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
         cpu_ns = now + core.ahead_ns
     else:
         cpu_ns, now = core.read()
@@ -148,7 +158,7 @@ def end(kept: int = 0) -> None:
         return
     core = making.core
     now = monotonic_ns()
-    if now < core.near_ns and core.count[0] == core.counted:
+    if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
         cpu_ns = now + core.ahead_ns
     else:
         cpu_ns, now = core.read()
@@ -172,7 +182,7 @@ def cut(name: str | None, within: bool = False) -> bool:
         return False
     core = making.core
     now = monotonic_ns()
-    if now < core.near_ns and core.count[0] == core.counted:
+    if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
         cpu_ns = now + core.ahead_ns
     else:
         cpu_ns, now = core.read()

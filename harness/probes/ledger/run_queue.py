@@ -11,6 +11,9 @@ import threading
 from pathlib import Path
 
 MOST_COMPUTE_THREADS = 16  # a reading per thread and step: beyond this the probe would cost what it measures
+# A thread that waits for a core more than so many times as long as it has ever run is not of those that compute: nobody
+# waits for one that wakes up now and then for a moment.
+IDLE_WAITS = 20
 SchedstatReading = tuple[bytes, ...]  # the kernel's line of each thread; b"" of one that has ended
 
 
@@ -71,10 +74,18 @@ class RunQueue:
 def most_delayed_ns(before: SchedstatReading, after: SchedstatReading) -> int | None:
     """Return the delay of the most delayed thread between two readings; None where nothing was read.
 
-    It is a lower bound where several threads were delayed one after the other.
+    It is a lower bound where several threads were delayed one after the other. Of the other threads those that hardly
+    ever run are left out (:data:`IDLE_WAITS`). Whether the main thread waited for one that does run is not known.
     """
     if not before or not after:
         return None
     # A thread found in between is in the second reading alone, at its end.
     pairs = zip(before, after, strict=False)
-    return max((int(now.split()[1]) - int(then.split()[1]) for then, now in pairs if then and now), default=0)
+    delays = [_delay_ns(then, now, place > 0) for place, (then, now) in enumerate(pairs) if then and now]
+    return max(delays, default=0)
+
+
+def _delay_ns(before: bytes, after: bytes, must_compute: bool) -> int:
+    waited_before_ns = int(before.split()[1])
+    ran_ns, waited_ns, *_ = map(int, after.split())
+    return 0 if must_compute and waited_ns > IDLE_WAITS * ran_ns else waited_ns - waited_before_ns

@@ -34,6 +34,7 @@ LOOPS = {
     "plain --steps 30 --tokenize-words 20000": 30,
     "by_hand 30 4": 30,
     "threaded 40 8": 40,
+    "forked": 30,
     # The other kinds: python -m tests.attached_truth.kinds.
     **dict.fromkeys((f"loaders {kind}" for kind in (
         "own-generator", "worker-init", "batch-sampler", "no-batching", "getitems", "own-collate",
@@ -134,6 +135,17 @@ def test_every_step_is_counted_and_no_loss_changes(
         assert sum(block.evaluating for block in totals) == 3
         assert max(block.evaluating_share for block in totals) > 0
         assert sorted(step for block in totals for step in block.marked) == [9, 19, 29]
+
+
+def test_a_child_that_python_did_not_fork_writes_what_it_did_into_a_file_of_its_own(
+    seen: tuple[dict[str, Ran], dict[int, AttachedProcess]],
+) -> None:
+    """The steps of its parent are counted above. The one that it was forked in is nobody's."""
+    ran, processes = seen
+    (found,) = (line for line in ran["forked"].lines if line.startswith("child: "))
+    child = processes[int(found.split()[1].rstrip(","))]
+    assert child.steps == 19
+    assert child.noted("fault") == []
 
 
 @pytest.mark.parametrize(

@@ -63,3 +63,32 @@ def test_a_span_that_was_on_its_core_for_less_than_was_assumed_has_no_negative_c
     ]
     assert {row["cpu_ns"] for row in spans if row["name"] == "forward"} == {0}
     assert {row["cpu_ns"] for row in spans if row["name"] == "fetch"} == {100_000}
+
+
+def blocked_outside_ns(folder: Path, cpu_ns: int, waited_ns: int) -> float:
+    """Of steps of 1 ms whose fetch waits 200 us and whose forward pass computes for 300 us, a step."""
+    events: list[tuple[Any, ...]] = []
+    for step in range(STEPS):
+        at, cpu, waited = step * MS, step * cpu_ns, step * waited_ns
+        events += [
+            (STEP, at, (b"%d %d 1\n" % (cpu, waited),), step, 0, step < WARMUP),
+            (ENTER, "fetch", at, cpu),
+            (EXIT, "fetch", at + 200_000, cpu),
+            (RECEIVED, ("main", 1, 1, -1, ()), 0, 0, 4),
+            (ENTER, "forward", at + 200_000, cpu),
+            (EXIT, "forward", at + 500_000, cpu + 300_000),
+        ]
+    events.append((PAUSE, STEPS * MS, (b"%d %d 1\n" % (STEPS * cpu_ns, STEPS * waited_ns),)))
+    totals = write_tables(write_frames(folder / "1.frames", events), {}, lambda block: folder / str(block), 0)
+    return sum(one.unseen_blocked_ns for one in totals) / sum(one.measured for one in totals)
+
+
+def test_a_wait_for_a_core_is_taken_to_lie_where_the_thread_ran(tmp_path: Path) -> None:
+    # All that ran, ran within the phases: so it waited there, in the 200 us that the fetch was off the core.
+    assert blocked_outside_ns(tmp_path, 300_000, 100_000) == 500_000
+    # Half of it ran outside: half of the wait was there.
+    (tmp_path / "half").mkdir()
+    assert blocked_outside_ns(tmp_path / "half", 600_000, 100_000) == 150_000
+    # More than the phases were off the core cannot have been within them.
+    (tmp_path / "more").mkdir()
+    assert blocked_outside_ns(tmp_path / "more", 300_000, 600_000) == 100_000

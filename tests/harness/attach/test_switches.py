@@ -77,10 +77,10 @@ def test_where_there_is_no_event_nobody_counts(switches: ModuleType, monkeypatch
 def core() -> SimpleNamespace:
     """A thread whose switches are counted, on clocks that are made up."""
     stages = alone("stages")
-    clock = SimpleNamespace(now=10**12, cpu=10**9, count=[0])
+    clock = SimpleNamespace(now=10**12, cpu=10**9, count=[0], here=[1])
     stages.monotonic_ns, stages.thread_time_ns = lambda: clock.now, lambda: clock.cpu  # type: ignore[attr-defined]
     reading = stages.CpuReading()
-    reading.counts(clock.count, 5_000 * US)
+    reading.counts(clock.count, 5_000 * US, clock.here)
     reading.read()
 
     def after(wall_us: int, cpu_us: int) -> None:
@@ -122,6 +122,7 @@ class Threads:
         self.core, self.lines, self.counts, self.read = core, [b"1000 70 3\n"], [core.clock.count], 0
         agent = ModuleType("_harness_agent")
         agent.switches = SimpleNamespace(count_of=lambda tid: self.counts[tid])  # type: ignore[attr-defined]
+        agent.forks = SimpleNamespace(here=core.clock.here)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "_harness_agent", agent)
         self.module = module = alone("run_queue")
         self.descriptors: list[int] = module._descriptors
@@ -184,6 +185,43 @@ def test_a_switch_of_any_thread_counts_and_one_that_nobody_counts_is_always_read
     threads.module.forget()  # in a forked child
     threads.lines, threads.read = [b"2 2 2\n"], 0
     assert [threads.asked()[1] for _ in range(2)] == [1, 1]
+
+
+def test_a_program_that_stops_the_counting_is_found_and_lines_are_read_again(
+    monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace
+) -> None:
+    threads = Threads(monkeypatch, core)
+    threads.asked()
+    read = 0
+    for step in range(100):
+        core.after(10, 10)
+        threads.lines[0] = b"1000 %d %d\n" % (70 + step, 3 + step)
+        read += threads.asked()[1]
+    last, most = threads.module.MOST_UNCOUNTED + 1, threads.module.MOST_SKIPPED + 1
+    assert read == last + 100 - last * most
+    assert lasts(core) <= core.near
+    core.after(10, 10)
+    assert threads.asked() == ((b"1000 169 102\n",), 1)
+
+
+def test_as_long_as_nothing_is_switched_lines_are_seldom_read(
+    monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace
+) -> None:
+    threads = Threads(monkeypatch, core)
+    most = threads.module.MOST_SKIPPED + 1
+    assert sum(threads.asked()[1] for _ in range(10 * most)) == 10
+
+
+def test_in_a_forked_child_nobody_looks_at_the_counts(monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace) -> None:
+    """The kernel does not copy the page that they are in."""
+    threads = Threads(monkeypatch, core)
+    threads.asked()
+    core.clock.here[0] = 0
+    core.clock.count.clear()
+    core.after(10, 10)
+    assert threads.asked()[0] == (b"1000 70 3\n",)
+    core.reading.read()
+    assert lasts(core) == core.near
 
 
 def test_the_time_since_a_line_is_put_into_it(tmp_path: Path) -> None:

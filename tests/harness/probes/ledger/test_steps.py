@@ -264,10 +264,17 @@ def test_run_queue_watches_native_threads_only() -> None:
 
 
 def test_the_most_delayed_thread_counts_and_one_that_came_or_went_does_not() -> None:
-    assert most_delayed_ns((b"1 100 1\n", b"1 50 1\n"), (b"2 130 2\n", b"2 90 2\n")) == 40
+    assert most_delayed_ns((b"1 100 1\n", b"1 50 1\n"), (b"2 130 2\n", b"9 90 2\n")) == 40
     assert most_delayed_ns((b"1 100 1\n",), (b"2 130 2\n", b"2 900 2\n")) == 30
     assert most_delayed_ns((b"1 100 1\n", b"1 50 1\n"), (b"2 130 2\n", b"")) == 30
     assert most_delayed_ns((), (b"2 130 2\n",)) is None
+
+
+def test_a_native_thread_that_only_wakes_up_now_and_then_is_none_that_the_step_waits_for() -> None:
+    idle = (b"%d 1000 1\n", b"%d 80000 9\n")
+    assert most_delayed_ns((b"9 100 1\n", idle[0] % 30), (b"99 130 2\n", idle[1] % 3_999)) == 30
+    assert most_delayed_ns((b"9 100 1\n", idle[0] % 30), (b"99 130 2\n", idle[1] % 4_000)) == 79_000
+    assert most_delayed_ns((b"1 100 1\n",), (b"2 9000 2\n",)) == 8_900  # the main thread's own always counts
 
 
 def test_what_happens_while_the_loop_stands_still_is_in_no_step() -> None:
