@@ -17,18 +17,45 @@ ChosenBy = Literal["fit", "lowest", "bound", "projection", "transfer"]
 
 
 @dataclass(frozen=True)
+class DivergedRate:
+    """A learning rate that counts as diverging, as one of its seeds did."""
+
+    learning_rate: float
+    diverged: int
+    """Seeds that diverged."""
+    seeds: int
+    """Seeds that were trained at the rate until they ended."""
+
+
+@dataclass(frozen=True)
 class RateCurve:
     """Trials of one group with as many steps, which differ in rate and seed alone."""
 
     group: str
     steps: int
     points: tuple[tuple[float, float], ...]
-    """Learning rate and loss on held-out data, of those that came to their end."""
+    """Learning rate and loss on held-out data, of those that came to their end below the lowest rate that diverged."""
     diverged: tuple[float, ...]
-    """Rates that diverged, those of short trials among them."""
+    """Rates that diverged, those of short trials among them; as often as they did."""
     behind: tuple[float, ...]
     """Rates that were ended early as behind."""
     optimum: LearningRateOptimum | NoOptimum
+    ceiling: DivergedRate | None = None
+    """The lowest rate of which a seed diverged: neither it nor a higher one is chosen."""
+    above: tuple[tuple[float, float], ...] = ()
+    """As ``points``, of those that came to their end at or above the ceiling: they are in no fit."""
+
+    @property
+    def edge(self) -> Edge | None:
+        """The end of the tried rates that the trials point beyond: the lowest mean loss is there, and nothing worse
+        lies further out. A fit alone may have its minimum beyond an end at which the loss is already higher."""
+        lowest, rates = self.lowest_mean, [rate for rate, _ in self.points]
+        if self.optimum.at_edge is None or lowest is None:
+            return None
+        if lowest == min(rates):
+            return None if any(rate < lowest for rate in self.behind) else "low"
+        closed = self.ceiling is not None or any(rate > lowest for rate in self.behind)
+        return "high" if lowest == max(rates) and not closed else None
 
     @property
     def lowest(self) -> tuple[float, float] | None:
@@ -47,8 +74,8 @@ class RateCurve:
 @dataclass(frozen=True)
 class ChosenRate:
     """The rate that a curve says is best. ``by``: fit: its minimum; bound: the end of the range that was hit; lowest:
-    that with the lowest (mean) loss, where no minimum could be fitted. projection: what the optima of several sizes say
-    of another size; transfer: the optimum of another width, under mup.
+    that with the lowest (mean) loss, where no minimum could be fitted within the rates. projection: what the optima of
+    several sizes say of another size; transfer: the optimum of another width, under mup.
     """
 
     learning_rate: float
@@ -83,17 +110,36 @@ def findings(trials: Sequence[Trial], plan: ProjectionPlan | None = None) -> Swe
     if plan is not None:
         places = {one.group: place for place, one in enumerate(plan.sizes)}
         curves.sort(key=lambda curve: places.get(curve.group, len(places)))
-        projection = project(plan, {curve.group: curve.optimum for curve in curves})
+        projection = project(plan, {curve.group: (curve.optimum, curve.edge) for curve in curves})
         return SweepFindings(tuple(curves), _projected(projection), projection)
     curves.sort(key=lambda curve: -curve.steps)
     return SweepFindings(tuple(curves), _chosen(curves[0]) if curves else None)
 
 
+def diverged_rates(trials: Sequence[Trial]) -> list[DivergedRate]:
+    """The rates of which a seed diverged, the lowest first. ``trials``: of one model."""
+    ended: dict[float, set[int]] = {}
+    diverged: dict[float, set[int]] = {}
+    for one in trials:
+        if one.status != "running":
+            ended.setdefault(one.plan.learning_rate, set()).add(one.plan.seed)
+        if one.status == "diverged":
+            diverged.setdefault(one.plan.learning_rate, set()).add(one.plan.seed)
+    return [DivergedRate(rate, len(seeds), len(ended[rate])) for rate, seeds in sorted(diverged.items())]
+
+
 def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
     own = [one for one in trials if (one.plan.group, one.plan.steps) == (group, steps) and one.plan.role == "curve"]
-    points = tuple((one.plan.learning_rate, one.score) for one in own if math.isfinite(one.score))
     # A rate at which a shorter trial of the same model diverged would diverge here, too.
-    diverged = tuple(one.plan.learning_rate for one in trials if one.status == "diverged" and _says(one, group, steps))
+    saying = [one for one in trials if _says(one, group, steps)]
+    diverged = tuple(one.plan.learning_rate for one in saying if one.status == "diverged")
+    ceiling = next(iter(diverged_rates(saying)), None)
+    # The mean of the seeds that did not diverge is no loss of the rate; and where a rate diverges, a higher one that
+    # trained is none to rely on.
+    highest = math.inf if ceiling is None else ceiling.learning_rate
+    ended = [(one.plan.learning_rate, one.score) for one in own if math.isfinite(one.score)]
+    points = tuple(one for one in ended if one[0] < highest)
+    above = tuple(one for one in ended if one[0] >= highest)
     behind = tuple(one.plan.learning_rate for one in own if one.status == "behind")
     # Of a rate that ended early only that much is known: it is not the best. So it bounds the optimum from above.
     worse = [*diverged, *behind]
@@ -103,7 +149,7 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
         optimum = replace(optimum, at_edge=None)
     if len({rate for rate, _ in points}) < 2:  # one rate has no neighbour that it is better than
         optimum = replace(optimum, at_edge=None)
-    return RateCurve(group, steps, points, diverged, behind, optimum)
+    return RateCurve(group, steps, points, diverged, behind, optimum, ceiling, above)
 
 
 def _says(one: Trial, group: str, steps: int) -> bool:
@@ -122,11 +168,12 @@ def _projected(found: Projection) -> ChosenRate | None:
 
 
 def _chosen(curve: RateCurve) -> ChosenRate | None:
-    lowest, optimum = curve.lowest_mean, curve.optimum
+    lowest, optimum, edge = curve.lowest_mean, curve.optimum, curve.edge
     if lowest is None:
         return None
     if isinstance(optimum, NoOptimum):
-        by: ChosenBy = "lowest" if optimum.at_edge is None else "bound"
-        return ChosenRate(lowest, by, None, None, optimum.at_edge)
-    by = "fit" if optimum.at_edge is None else "bound"
-    return ChosenRate(optimum.learning_rate, by, optimum.ci_low, optimum.ci_high, optimum.at_edge)
+        return ChosenRate(lowest, "lowest" if edge is None else "bound", None, None, edge)
+    if optimum.at_edge is not None and edge != optimum.at_edge:  # its minimum lies where rates are already worse
+        return ChosenRate(lowest, "lowest" if edge is None else "bound", optimum.ci_low, optimum.ci_high, edge)
+    by: ChosenBy = "fit" if edge is None else "bound"
+    return ChosenRate(optimum.learning_rate, by, optimum.ci_low, optimum.ci_high, edge)

@@ -28,6 +28,8 @@ def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
         axes.plot(*zip(*curve.points, strict=True), "o", color=colour, markersize=6, label=label)
         means = _means(curve)
         axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.7)
+        if curve.above:  # in no fit, so in no line
+            axes.plot(*zip(*curve.above, strict=True), "o", color=colour, markersize=6, fillstyle="none")
         optimum = curve.optimum
         if isinstance(optimum, LearningRateOptimum):
             axes.axvline(optimum.learning_rate, color=colour, linestyle="--", linewidth=1.4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.sweep.fit import LearningRateOptimum, NoOptimum
+from harness.sweep.fit import Edge, LearningRateOptimum, NoOptimum
 from harness.sweep.power_law import (
     Extrapolation,
     NoExtrapolation,
@@ -25,6 +25,8 @@ class ProjectedPoint:
     group: str
     size: float
     optimum: LearningRateOptimum | NoOptimum | None
+    edge: Edge | None = None
+    """The end of its tried rates that its trials point beyond."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,11 @@ class Projection:
         return max(inside, key=lambda one: one.size, default=None)
 
 
-def project(plan: ProjectionPlan, optima: Mapping[str, LearningRateOptimum | NoOptimum]) -> Projection:
-    """``optima``: of each group that has a curve."""
-    points = tuple(ProjectedPoint(one.group, one.size, optima.get(one.group)) for one in plan.sizes)
+def project(
+    plan: ProjectionPlan, optima: Mapping[str, tuple[LearningRateOptimum | NoOptimum, Edge | None]]
+) -> Projection:
+    """``optima``: of each group that has a curve, with the end of its rates that its trials point beyond."""
+    points = tuple(ProjectedPoint(one.group, one.size, *optima.get(one.group, (None, None))) for one in plan.sizes)
     fitted = [(one.size, one.optimum) for one in points if isinstance(one.optimum, LearningRateOptimum)]
     law = fit_power_law([size for size, _ in fitted], [one for _, one in fitted])
     prediction = None

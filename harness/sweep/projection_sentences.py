@@ -47,15 +47,25 @@ def conclusion(found: Projection) -> list[str]:
 
 
 def _bounds(found: Projection) -> list[str]:
-    """The ends of the tried rates that were hit, in bold."""
+    """The ends of the tried rates that were hit, in bold; minima of fits that lie beyond an end that was not."""
     lines = []
     for edge, which, beyond in (("low", "lowest", "below"), ("high", "highest", "above")):
-        hit = [one.group for one in found.points if one.optimum is not None and one.optimum.at_edge == edge]
+        hit = [one.group for one in found.points if one.edge == edge]
         if hit:
             lines.append(
-                f"**At {listing(hit)} the optimum is not inside the rates that were trained to the end: the best rate "
-                f"may lie {beyond} the {which} of them. "
+                f"**At {listing(hit)} the optimum may not be inside the rates that were trained to the end: the best "
+                f"rate may lie {beyond} the {which} of them. "
                 f"Search again with another learning_rate.{edge}.**"
+            )
+        open_ends = [
+            one.group
+            for one in found.points
+            if one.optimum is not None and one.optimum.at_edge == edge and one.edge is None
+        ]
+        if open_ends:
+            lines.append(
+                f"At {listing(open_ends)} the minimum of the fit lies {beyond} the {which} rate that was trained, "
+                "where the loss is already higher: where the best rate lies is not known."
             )
     return lines
 
@@ -143,7 +153,9 @@ def _have(number: int) -> str:
 def _over_widths(found: Projection) -> list[str]:
     largest = found.largest
     if largest is None:
-        return ["**Nothing is transferred: no width has an optimum inside the rates that were tried.**"]
+        return [
+            "**Nothing is transferred: at no width do the trials show an optimum inside the rates that were tried.**"
+        ]
     optimum = largest.optimum
     assert isinstance(optimum, LearningRateOptimum)
     lines = [

@@ -13,7 +13,7 @@ from harness.report.words import count, listing
 from harness.sweep import sentences
 from harness.sweep.begin import recorded_sweep
 from harness.sweep.budget import Spending, spent_by
-from harness.sweep.findings import SweepFindings, findings
+from harness.sweep.findings import SweepFindings, diverged_rates, findings
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.journal import TrialJournal
 from harness.sweep.messages import rate
@@ -36,7 +36,8 @@ def write_report(folder: SweepFolder) -> list[str]:
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
     trials = [folder.as_it_stands(one) for one in TrialJournal(folder.path).trials()]
-    found = findings(trials, projection_of(settings.strategy, _recorded_space(record, settings, config)))
+    space = _recorded_space(record, settings, config)
+    found = findings(trials, projection_of(settings.strategy, space))
     spent = spent_by(trials, record.price_usd_per_hour, record.lost_s)
     lines = sentences.conclusion(record, settings, found, trials)
     shown = [curve for curve in found.curves if curve.points]
@@ -45,7 +46,8 @@ def write_report(folder: SweepFolder) -> list[str]:
     projected = None if found.projection is None else rate_over_size(found.projection, record.name)
     if projected is not None:
         write_bytes(folder.path / PROJECTED, projected.png)
-    page = _page(record, settings, found, trials, spent, lines, bool(shown))
+    full_steps = max(stage.steps for stage in settings.strategy.stages(space))
+    page = _page(record, settings, found, trials, spent, lines, bool(shown), full_steps)
     write_text(folder.summary_md, page)
     write_text(folder.summary_json, _json(record, settings, found, trials, spent))
     return [line.replace("**", "") for line in lines]
@@ -67,6 +69,7 @@ def _page(
     spent: Spending,
     lines: Sequence[str],
     pictured: bool,
+    full_steps: int,
 ) -> str:
     parts = [
         f"# Sweep: {safe(record.name)}",
@@ -77,7 +80,7 @@ def _page(
         f"![Best rate by size]({PROJECTED})" if has_line(found.projection) else "",
         f"## Transfer\n\n{sentences.transfer(record, settings, found)}",
         _spent(record, settings, spent),
-        _trials(record, trials),
+        _trials(record, trials, _best_trial(found, trials, full_steps)),
         f"## How this was searched\n\n{sentences.method(settings)}",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -94,7 +97,7 @@ def _curves(found: SweepFindings) -> str:
         if isinstance(optimum, LearningRateOptimum):
             cells += [rate(optimum.learning_rate), sentences.interval(optimum.ci_low, optimum.ci_high)]
         else:
-            cells += [NOT_MEASURED, sentences.why_no_optimum(optimum)]
+            cells += [NOT_MEASURED, sentences.why_no_optimum(optimum, curve)]
         rows.append(cells)
     return "## Curves\n\n" + table(["group", "steps", "trials", "optimum", "95 % interval"], rows)
 
@@ -115,7 +118,44 @@ def _spent(record: SweepRecord, settings: SweepConfig, spent: Spending) -> str:
     return "## Spent\n\n" + table(["", "spent", "budget"], rows) + "\n\n" + " ".join(note)
 
 
-def _trials(record: SweepRecord, trials: Sequence[Trial]) -> str:
+def _best_trial(found: SweepFindings, trials: Sequence[Trial], full_steps: int) -> int | None:
+    """The number of the trial that shows the chosen rate best: full, at the rate with the lowest mean loss.
+
+    None where the rate is projected from other sizes, and where no trial has had ``full_steps`` yet: the losses of
+    shorter trials are those of another schedule.
+    """
+    if found.projection is not None or not found.curves or found.curves[0].steps < full_steps:
+        return None
+    curve = found.curves[0]
+    own = [
+        one
+        for one in trials
+        if (one.plan.group, one.plan.steps, one.plan.role) == (curve.group, curve.steps, "curve")
+        and one.status == "done" and one.plan.learning_rate == curve.lowest_mean
+    ]  # fmt: skip
+    best = min(own, key=lambda one: one.score, default=None)
+    return None if best is None else best.number
+
+
+def _outcomes(trials: Sequence[Trial]) -> dict[int, str]:
+    """How each trial ended, by its number; of a rate that has several seeds also how many of them diverged."""
+    alike: dict[tuple[str, int, str], list[Trial]] = {}
+    for one in trials:
+        alike.setdefault((one.plan.group, one.plan.steps, one.plan.role), []).append(one)
+    found = {}
+    for own in alike.values():
+        rates = {one.learning_rate: one for one in diverged_rates(own)}
+        for trial in own:
+            text, of = OUTCOMES[trial.status], rates.get(trial.plan.learning_rate)
+            if of is not None and of.seeds > 1:
+                text += (
+                    sentences.of_seeds(of) if trial.status == "diverged" else f", rate diverged{sentences.of_seeds(of)}"
+                )
+            found[trial.number] = text
+    return found
+
+
+def _trials(record: SweepRecord, trials: Sequence[Trial], best: int | None) -> str:
     if not trials:
         return ""
     grouped = any(one.plan.group for one in trials)
@@ -123,12 +163,12 @@ def _trials(record: SweepRecord, trials: Sequence[Trial]) -> str:
     scored = any(one.hellaswag is not None for one in trials)
     header = ["trial", *["group"] * grouped, "learning rate", "seed", "outcome", "validation loss", "training loss"]
     header += ["multiple choice"] * scored + ["tokens", "steps", "seconds", *["USD"] * priced]
-    lowest = min((one for one in trials if one.status == "done"), key=lambda one: one.score, default=None)
+    outcomes = _outcomes(trials)
     rows = []
     for one in trials:
         loss = NOT_MEASURED if one.loss is None else f"{one.loss:.4f}"
         cells = [str(one.number), *[one.plan.group or "trials"] * grouped, rate(one.plan.learning_rate)]
-        cells += [str(one.plan.seed), OUTCOMES[one.status], Markdown(f"**{loss}**") if one is lowest else loss]
+        cells += [str(one.plan.seed), outcomes[one.number], Markdown(f"**{loss}**") if one.number == best else loss]
         cells.append(NOT_MEASURED if one.training_loss is None else f"{one.training_loss:.4f}")
         if scored:
             cells.append(NOT_MEASURED if one.hellaswag is None else f"{one.hellaswag:.4f}")

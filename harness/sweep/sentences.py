@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.report.words import count, percent
 from harness.sweep import projection_sentences
-from harness.sweep.findings import ChosenRate, RateCurve, SweepFindings
+from harness.sweep.findings import ChosenRate, DivergedRate, RateCurve, SweepFindings
 from harness.sweep.fit import MIN_RATES, LearningRateOptimum, NoOptimum
 from harness.sweep.messages import INTERVAL, all_diverged, rate
 from harness.sweep.model import SweepConfig
@@ -23,10 +23,11 @@ def interval(low: float | None, high: float | None) -> str:
     return f"from {rate(low)}, no upper end" if high is None else f"{rate(low)} to {rate(high)}"
 
 
-def why_no_optimum(found: NoOptimum) -> str:
-    """Why a curve has no fitted optimum."""
+def why_no_optimum(found: NoOptimum, curve: RateCurve) -> str:
+    """Why ``curve`` has no fitted optimum."""
+    below = "" if not curve.above else " below the lowest that diverged"
     return {
-        "too-few": f"{count(found.rates, 'learning rate')} came to an end, a fit needs {MIN_RATES}",
+        "too-few": f"{count(found.rates, 'learning rate')}{below} came to an end, a fit needs {MIN_RATES}",
         "not-convex": "the losses have no minimum that a quadratic would show",
         "flat": "the losses around the lowest one are all the same",
     }[found.reason]
@@ -34,7 +35,7 @@ def why_no_optimum(found: NoOptimum) -> str:
 
 def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings, trials: Sequence[Trial]) -> list[str]:
     """What was found, how sure that is, and what stands in its way."""
-    lines = [*_ending(record, trials)]
+    lines = [*_ending(record, trials), *map(_nothing_below, _without_points(found.curves))]
     if found.projection is not None:
         return [*projection_sentences.conclusion(found.projection), *lines] if found.curves else lines
     if found.chosen is None or not found.curves:
@@ -51,6 +52,28 @@ def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings,
     )
     lines += _open_ends(chosen, curve)
     return lines
+
+
+def of_seeds(one: DivergedRate) -> str:
+    """`` (1 of 2 seeds)``: how many diverged, where the rate had several."""
+    return "" if one.seeds < 2 else f" ({one.diverged} of {one.seeds} seeds)"
+
+
+def _without_points(curves: Sequence[RateCurve]) -> list[RateCurve]:
+    """Those of which trials came to their end, but all of these at or above a rate that diverged."""
+    return [one for one in curves if one.above and not one.points]
+
+
+def _nothing_below(curve: RateCurve) -> str:
+    """Why no rate of a curve is chosen, though trials came to their end."""
+    assert curve.ceiling is not None
+    where, what = (f"At {curve.group} a", "it has no best rate") if curve.group else ("A", "no learning rate is chosen")
+    many = count(len(curve.above), "trial")
+    return (
+        f"**{where} learning rate of {rate(curve.ceiling.learning_rate)} diverged{of_seeds(curve.ceiling)}, and no "
+        f"lower one came to its end: {what} ({many} at or above it came to the end). "
+        "Search below it (learning_rate.low), or look at data, precision and clipping.**"
+    )
 
 
 def _ending(record: SweepRecord, trials: Sequence[Trial]) -> list[str]:
@@ -86,15 +109,20 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
         )
     if chosen.by == "bound":
         return f"{value}, the best within the rates of the trials of {count(curve.steps, 'step')}."
-    assert isinstance(optimum, NoOptimum)
     seeded = len({one for one, _ in curve.points}) < len(curve.points)
     which = "with the lowest mean loss" if seeded else "of the trial with the lowest loss"
-    return f"{value}, that {which}; no optimum is fitted: {why_no_optimum(optimum)}."
+    if isinstance(optimum, NoOptimum):
+        return f"{value}, that {which}; no optimum is fitted: {why_no_optimum(optimum, curve)}."
+    beyond = "below the lowest" if optimum.at_edge == "low" else "above the highest"
+    return (
+        f"{value}, that {which}; where the best rate lies is not known: a quadratic through "
+        f"{count(optimum.points, 'trial')} has its minimum {beyond} rate, where the loss is already higher."
+    )
 
 
 def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
     """The end of the tried rates was hit; whether that is the bound of the search range as well."""
-    tried = sorted({one for one, _ in curve.points} | set(curve.behind))
+    tried = sorted(one for one, _ in curve.points)
     many = f"of the trials of {count(curve.steps, 'step')}"  # of shorter ones the rates may have gone further
     low = chosen.at_edge == "low"
     end, asked = (tried[0], settings.learning_rate.low) if low else (tried[-1], settings.learning_rate.high)
@@ -102,14 +130,9 @@ def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
     is_bound = abs(end / asked - 1) < 1e-9
     place = f"the {'lower' if low else 'upper'} bound of the search range" if is_bound else f"the {which} rate {many}"
     key = "learning_rate.low" if low else "learning_rate.high"
-    how = (
-        f"the loss falls up to {rate(end)}"
-        if curve.lowest_mean == end
-        else (f"the fitted minimum lies {beyond} {rate(end)}")
-    )
     return (
-        f"The optimum is not inside the rates {many}: {how}, {place}. The best rate may lie {beyond} it. "
-        f"Search again with another {key}."
+        f"The optimum may not be inside the rates {many}: the loss falls up to {rate(end)}, {place}. The best rate may "
+        f"lie {beyond} it. Search again with another {key}."
     )
 
 
@@ -120,8 +143,16 @@ def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
         sides = [name for name, end in (("below", chosen.ci_low), ("above", chosen.ci_high)) if end is None]
         where = "that side" if len(sides) == 1 else "both sides"
         lines.append(f"The trials do not bound the optimum {' or '.join(sides)}: it is a guess on {where}.")
-    if curve.diverged:
-        lines.append(f"The lowest rate that diverged is {rate(min(curve.diverged))}.")
+    if (ceiling := curve.ceiling) is not None:
+        text = f"The lowest rate that diverged is {rate(ceiling.learning_rate)}{of_seeds(ceiling)}."
+        tried = [one for one, _ in curve.points] + [one for one in curve.behind if one < ceiling.learning_rate]
+        if curve.lowest_mean == max(tried):
+            text += " The best rate that trained is the highest below it: divergence closes the range above."
+        if curve.above:
+            text += (
+                f" In no fit, and not chosen: {count(len(curve.above), 'trial')} at or above it that came to the end."
+            )
+        lines.append(text)
     if curve.behind:
         lines.append(
             f"{count(len(curve.behind), 'trial')} ended early as behind the others: their losses are in no fit, and "

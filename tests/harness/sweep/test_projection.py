@@ -26,6 +26,7 @@ from harness.sweep.projection_picture import has_line, rate_over_size
 from harness.sweep.sizes import ModelSize, model_sizes
 from harness.sweep.strategies import StrategySettings
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStatus
+from tests.harness.sweep.test_report import fitted_above_what_is_worse
 from tests.harness.sweep.test_strategies import run
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
@@ -138,7 +139,7 @@ def test_an_optimum_at_the_bound_is_in_no_line() -> None:
     assert isinstance(one.projection.law, NoPowerLaw)
     assert one.chosen is None
     line, *_, bound = projection_sentences.conclusion(one.projection)
-    assert bound.startswith("**At 1/64/1 the optimum is not inside the rates that were trained to the end")
+    assert bound.startswith("**At 1/64/1 the optimum may not be inside the rates that were trained to the end")
     assert "the best rate may lie above the highest of them." in bound
     assert line.startswith("**Nothing is extrapolated to 85,056,000 parameters")
     assert "2 sizes have an optimum inside the tried rates, and 1 has one at an end of them; a line needs 3" in line
@@ -211,6 +212,24 @@ def test_two_widths_test_nothing_and_say_so() -> None:
         "2 sizes have an optimum inside the tried rates (of 2), and a test needs 3: that the best rate does not depend "
         "on the width was not tested."
     )
+
+
+def test_a_fit_beyond_rates_that_are_already_worse_points_nowhere() -> None:
+    """The minimum of the fit lies above the highest rate, and so does not enter the line; the lowest loss is inside."""
+    trials = fitted_above_what_is_worse(group="width 64", overrides={})
+    projection = findings(trials, projection_of(strategy("mup"), space())).projection
+    assert projection is not None
+    assert projection.largest is None
+    lines = projection_sentences.conclusion(projection)
+    assert (
+        lines[0]
+        == "**Nothing is transferred: at no width do the trials show an optimum inside the rates that were tried.**"
+    )
+    assert lines[1] == (
+        "At width 64 the minimum of the fit lies above the highest rate that was trained, where the loss is already "
+        "higher: where the best rate lies is not known."
+    )
+    assert len(lines) == 2
 
 
 def test_no_trial_has_ended_yet() -> None:

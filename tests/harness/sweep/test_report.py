@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,21 @@ def done(rate: float, optimum: float, **more: object) -> Trial:
     return Trial(0, plan(rate, **more), "done", loss, loss, 849, 849 * 2048, 30.0)
 
 
+def seeded(losses: Mapping[float, Sequence[float | None]], **more: object) -> list[Trial]:
+    """Trials of several seeds at each rate; a loss that is None: that seed diverged."""
+    return [
+        Trial(0, plan(rate, seed=seed, **more), "diverged" if loss is None else "done", loss, loss, 849)
+        for rate, seeds in losses.items()
+        for seed, loss in enumerate(seeds)
+    ]
+
+
+def fitted_above_what_is_worse(**more: object) -> list[Trial]:
+    """The lowest loss is at the second highest rate, the minimum of a quadratic above the highest."""
+    losses = (3.042, 3.025, 3.029, 3.002, 3.012)
+    return [Trial(0, plan(1e-3 * 2**place, **more), "done", loss, loss, 849) for place, loss in enumerate(losses)]
+
+
 def written(
     folder: Path, trials: Sequence[Trial], sets: Sequence[str] = (), **changes: object
 ) -> tuple[list[str], str]:
@@ -68,7 +83,7 @@ def test_an_optimum_inside_the_range(tmp_path: Path) -> None:
     low, high = float(found[2]), float(found[3])
     assert low < 8e-3 < high
     assert low <= float(found[1]) <= high
-    assert "**The optimum is not inside" not in page
+    assert "**The optimum may not be inside" not in page
     assert "For that training nothing is transferred" in page
     assert "10 trials: 10 done." in page
     content = json.loads((tmp_path / "summary.json").read_text())
@@ -88,7 +103,7 @@ def test_an_optimum_inside_the_range(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_bound_that_was_hit_is_said_in_bold(tmp_path: Path, optimum: float, words: str) -> None:
     lines, page = written(tmp_path, [done(rate, optimum) for rate in grid(1e-4, 1e-1, 10)])
-    assert f"- **The optimum is not inside the rates of the trials of 849 steps: {words}**" in page
+    assert f"- **The optimum may not be inside the rates of the trials of 849 steps: {words}**" in page
     assert "the best within the rates of the trials of 849 steps" in lines[0]
     assert "minimum" not in lines[0]
 
@@ -101,7 +116,7 @@ def test_a_bound_of_the_tried_rates_is_not_called_that_of_the_search(tmp_path: P
 def test_a_rate_that_diverged_bounds_the_optimum(tmp_path: Path) -> None:
     trials = [done(rate, 8e-2) for rate in grid(1e-3, 5e-2, 8)]
     _, page = written(tmp_path, [*trials, Trial(0, plan(1e-1), "diverged", steps=3)])
-    assert "**The optimum is not inside" not in page
+    assert "**The optimum may not be inside" not in page
     assert "The lowest rate that diverged is 1.00e-01." in page
     assert "8 done and 1 diverged" in page
 
@@ -111,7 +126,7 @@ def test_trials_behind_are_in_no_fit_and_said(tmp_path: Path) -> None:
     behind = [Trial(0, plan(rate), "behind", steps=300) for rate in (1e-4, 9e-2)]
     _, page = written(tmp_path, [*trials, *behind])
     assert "2 trials ended early as behind the others: their losses are in no fit" in page
-    assert "**The optimum is not inside" not in page
+    assert "**The optimum may not be inside" not in page
 
 
 def test_too_few_trials_have_no_optimum(tmp_path: Path) -> None:
@@ -204,7 +219,7 @@ def test_a_shorter_trial_that_diverged_bounds_the_optimum(tmp_path: Path) -> Non
     """As of Hyperband, whose highest rates have a few steps only."""
     short = Trial(0, plan(9e-2, steps=20), "diverged", steps=20)
     _, page = written(tmp_path, [short, *(done(rate, 8e-2) for rate in grid(1e-3, 5e-2, 8))])
-    assert "The optimum is not inside" not in page
+    assert "The optimum may not be inside" not in page
     assert "The lowest rate that diverged is 9.00e-02." in page
 
 
@@ -220,6 +235,97 @@ def test_of_several_seeds_the_mean_chooses(tmp_path: Path) -> None:
     assert lines[0].startswith("Chosen learning rate: 1.00e-03, the best within the rates")
     assert "the loss falls up to 1.00e-03, the lower bound of the search range" in lines[1]
     assert "one at 1.00e-02 has the lowest loss on held-out data: 2.9000" in lines[2]
+
+
+UP_TO_A_SEED = {1e-3: (3.6, 3.6), 2e-3: (3.35, 3.36), 4e-3: (3.2, 3.21), 8e-3: (3.1, 3.11), 1.6e-2: (2.9, None)}
+
+
+def test_a_rate_of_which_a_seed_diverged_is_not_chosen(tmp_path: Path) -> None:
+    """The seed that came to its end has the lowest loss of all."""
+    lines, page = written(tmp_path, seeded(UP_TO_A_SEED), ["seeds=[0, 1]"])
+    chosen = json.loads((tmp_path / "summary.json").read_text())["chosen"]
+    assert chosen["learning_rate"] <= 8e-3
+    assert chosen["ci_high"] <= 1.6e-2
+    assert "one at 8.00e-03 has the lowest loss on held-out data: 3.1000" in lines[1]
+    assert "| done, rate diverged (1 of 2 seeds) |" in page
+    assert "| diverged (1 of 2 seeds) |" in page
+    assert page.count("of 2 seeds) |") == 2
+    assert page.count("| done |") == 8
+
+
+def test_above_the_best_rate_divergence_closes_the_range(tmp_path: Path) -> None:
+    lines, page = written(tmp_path, seeded(UP_TO_A_SEED), ["seeds=[0, 1]"])
+    assert "may lie above" not in page
+    assert lines[-1] == (
+        "The lowest rate that diverged is 1.60e-02 (1 of 2 seeds). The best rate that trained is the highest below it: "
+        "divergence closes the range above. In no fit, and not chosen: 1 trial at or above it that came to the end."
+    )
+
+
+def test_a_rate_above_one_that_diverges_is_not_chosen(tmp_path: Path) -> None:
+    trials = seeded({1e-3: (3.2,), 2e-3: (3.0,), 4e-3: (3.1,), 8e-3: (None,), 1.6e-2: (2.5,)})
+    lines, page = written(tmp_path, trials)
+    assert lines[0].startswith("Chosen learning rate: 2.00e-03, that of the trial with the lowest loss")
+    assert "3 learning rates below the lowest that diverged came to an end, a fit needs 4" in lines[0]
+    assert lines[-1] == (
+        "The lowest rate that diverged is 8.00e-03. In no fit, and not chosen: 1 trial at or above it that came to the "
+        "end."
+    )
+    assert "| **3.0000** |" in page
+
+
+def test_where_the_lowest_rate_diverged_nothing_is_chosen_and_the_search_goes_below_it(tmp_path: Path) -> None:
+    trials = seeded({1e-3: (None, 3.2), 2e-3: (3.0, 3.0), 4e-3: (2.9, 2.9), 8e-3: (3.1, 3.1), 1.6e-2: (3.2, 3.2)})
+    lines, page = written(tmp_path, trials, ["seeds=[0, 1]"])
+    assert lines == [
+        "A learning rate of 1.00e-03 diverged (1 of 2 seeds), and no lower one came to its end: no learning rate is "
+        "chosen (9 trials at or above it came to the end). Search below it (learning_rate.low), or look at data, "
+        "precision and clipping."
+    ]
+    assert "**3." not in page
+    assert json.loads((tmp_path / "summary.json").read_text())["chosen"] is None
+
+
+def test_a_size_whose_lowest_rate_diverged_is_named(tmp_path: Path) -> None:
+    trials = [
+        replace(one, status="diverged", loss=None) if one.plan.learning_rate == 1e-4 and steps == 106 else one
+        for steps in (106, 212, 425)
+        for one in (done(rate, 8e-3, steps=steps, group=f"{steps * 2048:,} tokens") for rate in grid(1e-4, 1e-1, 8))
+    ]
+    lines, page = written(tmp_path, trials, ["strategy={name: data-scaling, tokens: [217000, 435000, 870000]}"])
+    assert lines[0].startswith("Nothing is extrapolated to 1,738,752 tokens: 2 sizes have an optimum inside")
+    assert lines[-1] == (
+        "At 217,088 tokens a learning rate of 1.00e-04 diverged, and no lower one came to its end: it has no best rate "
+        "(7 trials at or above it came to the end). Search below it (learning_rate.low), or look at data, precision "
+        "and clipping."
+    )
+    assert "| 217,088 tokens | 106 | 0 | – | 0 learning rates below the lowest that diverged came to an end" in page
+    assert "| **" not in page  # the chosen rate would be that of no trial
+
+
+def test_a_fit_beyond_rates_that_are_already_worse_points_nowhere(tmp_path: Path) -> None:
+    lines, page = written(tmp_path, fitted_above_what_is_worse())
+    assert "may lie above" not in page
+    assert lines[0] == (
+        "Chosen learning rate: 8.00e-03, that of the trial with the lowest loss; where the best rate lies is not "
+        "known: a quadratic through 4 trials has its minimum above the highest rate, where the loss is already higher."
+    )
+
+
+def test_only_a_trial_with_all_steps_is_bold(tmp_path: Path) -> None:
+    """A rung of Hyperband with fewer steps may have a lower loss, as its schedule ended; it was not chosen."""
+    rungs = [Trial(0, plan(rate, steps=283), "done", 2.9, 2.9, 283) for rate in (1e-3, 2e-3, 3e-3)]
+    full = [Trial(0, plan(rate), "done", loss, loss, 849) for rate, loss in ((1e-3, 3.2), (2e-3, 3.1))]
+    sets = ["strategy={name: hyperband, R: 849}"]
+    _, page = written(tmp_path / "whole", [*rungs, *full], sets)
+    assert re.findall(r"\| \*\*(.*?)\*\* \|", page) == ["3.1000"]
+    _, page = written(tmp_path / "interrupted", rungs, sets, status="interrupted")
+    assert re.findall(r"\| \*\*(.*?)\*\* \|", page) == []
+
+
+def test_the_bold_trial_is_one_of_the_rate_with_the_lowest_mean(tmp_path: Path) -> None:
+    _, page = written(tmp_path, seeded({1e-3: (3.0, 3.1), 1e-2: (4.0, 2.9), 1e-1: (5.0, 5.1)}), ["seeds=[0, 1]"])
+    assert re.findall(r"\| \*\*(.*?)\*\* \|", page) == ["3.0000"]
 
 
 def test_a_trial_in_flight_has_spent_what_it_noted(tmp_path: Path) -> None:
