@@ -17,11 +17,13 @@ from harness.scenario.plan import make_plan
 from harness.scenario.shipped import SCENARIOS, SWEEPS, find
 from harness.scenario.yaml import Document, Mark, parse_document
 from harness.sweep.model import SweepBudget, SweepConfig
+from harness.sweep.projection import MupStrategy
 from harness.sweep.sizes import ModelSize
 from harness.sweep.strategies import NAMES, SETTINGS
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject, section
+from trainer.model import resolve_shape
 
 DEFAULT_ARM = "trial"
 STEPS = "must be a number of steps from 1 to 10,000,000, compute-optimal, or {tokens: N}"
@@ -58,6 +60,7 @@ def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
     settings = check_settings(document)
     base = _base_of(settings, document, file)
     config = _config_of(settings, base, document)
+    _check_mup(settings, config, document)
     return LoadedSweep(base.priced(settings), base.arm, config, base.notes(settings))
 
 
@@ -156,6 +159,19 @@ def _config_of(settings: SweepConfig, base: _Base, document: Document) -> Traine
         return TrainerConfig.model_validate(merge(base.config, over), strict=not base.config)
     except ValidationError as error:
         raise _first(error, TrainerConfig, document, ("base",)) from error
+
+
+def _check_mup(settings: SweepConfig, config: TrainerConfig, document: Document) -> None:
+    """Refuse a target narrower than the base: mup carries a rate from a narrow model to wider ones."""
+    strategy, model = settings.strategy, config.model
+    if not isinstance(strategy, MupStrategy) or model.is_of_files or model.factory is not None:
+        return  # of the last two the strategy itself says that it needs a preset
+    base, width = strategy.widths[0], resolve_shape(model, 0, config.data.sequence_length).width
+    if width < base:
+        raise InputError(
+            f"{document.nearest(('strategy', 'widths'))}: strategy.widths[0]: the base of mup has {base} channels, "
+            f"more than the sweep's model, which the rate is for ({width}); allowed: at most {width}"
+        )
 
 
 def _scenario_arm(scenario: str, arm: str | None, document: Document, file: Path) -> _Base:

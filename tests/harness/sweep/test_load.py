@@ -162,6 +162,9 @@ def test_a_machine_costs_a_sweep_what_it_costs_its_scenario(file: Path) -> None:
         ("grid", "{name: grid, trails: 3}", ":6: strategy.trails: unknown key of grid; did you mean 'trials'? "),
         ("grid", "{name: grid, trials: 0}", ":6: strategy.trials: must be greater than or equal to 1; got 0"),
         ("grid", "7", ":6: strategy: must be a name, or a mapping with one; got 7; allowed: grid, "),
+        ("grid", "{name: mup, widths: [48, 32]}", ":6: strategy.widths[0]: the base of mup has 48 channels, more than "
+         "the sweep's model, which the rate is for (32); allowed: at most 32"),
+        ("grid", "mup", ":6: strategy.widths[0]: the base of mup has 64 channels, more than the sweep's model, "),
         ("100", "many", ":7: steps: must be a number of steps from 1 to 10,000,000, compute-optimal, or {tokens: N}"),
         ("100", "0", ":7: steps: must be a number of steps from 1 to 10,000,000, compute-optimal, or {tokens: N}"),
         ("100", "{tokens: -1}", ":7: steps: must be a number of steps from 1 to 10,000,000, compute-optimal, or "),
