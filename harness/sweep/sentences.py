@@ -108,7 +108,9 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
             f"minimum ({within}; R2 {optimum.r2:.3f}).{how}"
         )
     if chosen.by == "bound":
-        return f"{value}, the best within the rates of the trials of {count(curve.steps, 'step')}."
+        known = "" if chosen.ci_low is None and chosen.ci_high is None else " (95 % interval "
+        known += f"{interval(chosen.ci_low, chosen.ci_high)})" if known else ""
+        return f"{value}, the best within the rates of the trials of {count(curve.steps, 'step')}{known}."
     seeded = len({one for one, _ in curve.points}) < len(curve.points)
     which = "with the lowest mean loss" if seeded else "of the trial with the lowest loss"
     if isinstance(optimum, NoOptimum):
@@ -131,9 +133,24 @@ def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
     place = f"the {'lower' if low else 'upper'} bound of the search range" if is_bound else f"the {which} rate {many}"
     key = "learning_rate.low" if low else "learning_rate.high"
     return (
-        f"The optimum may not be inside the rates {many}: the loss falls up to {rate(end)}, {place}. The best rate may "
-        f"lie {beyond} it. Search again with another {key}."
+        f"The optimum may not be inside the rates {many}: the loss is lowest at {rate(end)}, {place}. The best rate "
+        f"may lie {beyond} it{_or_inside(chosen, curve, end)}. Search again with another {key}."
     )
+
+
+def _or_inside(chosen: ChosenRate, curve: RateCurve, end: float) -> str:
+    """What else the interval holds where the lowest loss is at ``end``, as noise may have made it the lowest."""
+    if isinstance(curve.optimum, NoOptimum):  # nothing says what is noise
+        return ""
+    low = chosen.at_edge == "low"
+    side, way = ("above", "up") if low else ("below", "down")
+    last = chosen.ci_high if low else chosen.ci_low
+    if last is None:
+        return f", or {side}: the 95 % interval has no end there either"
+    least, most = sorted((last, end))
+    if not any(least < one < most for one, _ in curve.points):  # it reaches to the next rate in any case
+        return ""
+    return f", or {side}: the 95 % interval reaches {way} to {rate(last)}"
 
 
 def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:

@@ -95,9 +95,9 @@ def test_an_optimum_inside_the_range(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("optimum", "words"),
     [
-        (1e-6, "the loss falls up to 1.00e-04, the lower bound of the search range. The best rate may lie below it. "
+        (1e-6, "the loss is lowest at 1.00e-04, the lower bound of the search range. The best rate may lie below it. "
          "Search again with another learning_rate.low."),
-        (3.0, "the loss falls up to 1.00e-01, the upper bound of the search range. The best rate may lie above it. "
+        (3.0, "the loss is lowest at 1.00e-01, the upper bound of the search range. The best rate may lie above it. "
          "Search again with another learning_rate.high."),
     ],
 )  # fmt: skip
@@ -110,7 +110,28 @@ def test_a_bound_that_was_hit_is_said_in_bold(tmp_path: Path, optimum: float, wo
 
 def test_a_bound_of_the_tried_rates_is_not_called_that_of_the_search(tmp_path: Path) -> None:
     _, page = written(tmp_path, [done(rate, 3.0) for rate in grid(1e-3, 1e-2, 6)])
-    assert "the loss falls up to 1.00e-02, the highest rate of the trials of 849 steps." in page
+    assert "the loss is lowest at 1.00e-02, the highest rate of the trials of 849 steps." in page
+
+
+@pytest.mark.parametrize(
+    ("losses", "interval", "end"),
+    [
+        (
+            (2.999, 3.0, 3.001, 3.03, 3.1, 3.2, 3.4),
+            " (95 % interval from 2.50e-02, no upper end)",
+            "reaches down to 2.50e-02",
+        ),
+        ((2.999, 3.001, 3.0, 3.023, 3.09, 3.2, 3.4), "", "has no end there either"),
+    ],
+)
+def test_where_noise_made_a_bound_the_lowest_the_other_side_is_said(
+    tmp_path: Path, losses: Sequence[float], interval: str, end: str
+) -> None:
+    """Of a flat curve: the interval holds lower rates as well, or has no lower end."""
+    trials = [Trial(0, plan(1e-1 / 2**n), "done", loss, loss, 849) for n, loss in enumerate(losses)]
+    lines, _ = written(tmp_path, trials)
+    assert lines[0].endswith(f"the best within the rates of the trials of 849 steps{interval}.")
+    assert f"The best rate may lie above it, or below: the 95 % interval {end}. Search again" in lines[1]
 
 
 def test_a_rate_that_diverged_bounds_the_optimum(tmp_path: Path) -> None:
@@ -212,7 +233,7 @@ def test_losses_that_are_all_the_same_hit_no_bound(tmp_path: Path) -> None:
     trials = [Trial(0, plan(rate), "done", 5.5, 5.5, 849) for rate in grid(1e-4, 1e-1, 6)]
     lines, page = written(tmp_path, trials)
     assert "the losses around the lowest one are all the same" in lines[0]
-    assert "loss falls" not in page
+    assert "loss is lowest at" not in page
 
 
 def test_a_shorter_trial_that_diverged_bounds_the_optimum(tmp_path: Path) -> None:
@@ -233,7 +254,7 @@ def test_of_several_seeds_the_mean_chooses(tmp_path: Path) -> None:
     ]
     lines, _ = written(tmp_path, trials, ["learning_rate.low=1.0e-3", "seeds=[0, 1]"])
     assert lines[0].startswith("Chosen learning rate: 1.00e-03, the best within the rates")
-    assert "the loss falls up to 1.00e-03, the lower bound of the search range" in lines[1]
+    assert "the loss is lowest at 1.00e-03, the lower bound of the search range" in lines[1]
     assert "one at 1.00e-02 has the lowest loss on held-out data: 2.9000" in lines[2]
 
 
