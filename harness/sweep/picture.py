@@ -23,13 +23,15 @@ def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_xscale("log")
+    above = "in no fit: at or above a rate that diverged"
     for curve, colour in zip(curves, COLOURS, strict=False):
         label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
         axes.plot(*zip(*curve.points, strict=True), "o", color=colour, markersize=6, label=label)
         means = _means(curve)
         axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.7)
-        if curve.above:  # in no fit, so in no line
-            axes.plot(*zip(*curve.above, strict=True), "o", color=colour, markersize=6, fillstyle="none")
+        if curve.above:  # in no line either
+            axes.plot(*zip(*curve.above, strict=True), "o", color=colour, markersize=6, fillstyle="none", label=above)
+            above = ""  # the legend names it once
         optimum = curve.optimum
         if isinstance(optimum, LearningRateOptimum):
             axes.axvline(optimum.learning_rate, color=colour, linestyle="--", linewidth=1.4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from harness.report.words import count, percent
@@ -103,10 +104,15 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
         ends = [end for end in (chosen.ci_low, chosen.ci_high) if end is not None]
         within = f"95 % interval {interval(chosen.ci_low, chosen.ci_high)}" if ends else "no 95 % interval"
         how = f" {INTERVAL}" if len(ends) == 2 else ""
-        return (
-            f"{value}, where a quadratic in the logarithm of the rate through {count(optimum.points, 'trial')} has its "
-            f"minimum ({within}; R2 {optimum.r2:.3f}).{how}"
-        )
+        fit = f"a quadratic in the logarithm of the rate through {count(optimum.points, 'trial')}"
+        highest = max(one for one, _ in curve.points)
+        if curve.ceiling is not None and math.isclose(chosen.learning_rate, highest):  # held within the rates
+            minimum = (
+                f"the highest below one that diverged: {fit} has its minimum there or above, where training diverges"
+            )
+        else:
+            minimum = f"where {fit} has its minimum"
+        return f"{value}, {minimum} ({within}; R2 {optimum.r2:.3f}).{how}"
     if chosen.by == "bound":
         known = "" if chosen.ci_low is None and chosen.ci_high is None else " (95 % interval "
         known += f"{interval(chosen.ci_low, chosen.ci_high)})" if known else ""

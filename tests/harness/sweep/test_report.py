@@ -14,9 +14,11 @@ import pytest
 pytest.importorskip("optuna")
 
 from harness.sweep import report
+from harness.sweep.findings import findings
 from harness.sweep.grid import grid
 from harness.sweep.journal import TrialJournal
 from harness.sweep.load import load_sweep
+from harness.sweep.picture import loss_over_rate
 from harness.sweep.store import SweepFolder, SweepRecord, Taken
 from harness.sweep.trials import Trial, TrialPlan
 from tests.conftest import PICTURE
@@ -114,22 +116,19 @@ def test_a_bound_of_the_tried_rates_is_not_called_that_of_the_search(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("losses", "interval", "end"),
-    [
-        (
-            (2.999, 3.0, 3.001, 3.03, 3.1, 3.2, 3.4),
-            " (95 % interval from 2.50e-02, no upper end)",
-            "reaches down to 2.50e-02",
-        ),
-        ((2.999, 3.001, 3.0, 3.023, 3.09, 3.2, 3.4), "", "has no end there either"),
-    ],
+    ("losses", "bounded"),
+    [((2.999, 3.0, 3.001, 3.03, 3.1, 3.2, 3.4), True), ((2.999, 3.001, 3.0, 3.023, 3.09, 3.2, 3.4), False)],
 )
 def test_where_noise_made_a_bound_the_lowest_the_other_side_is_said(
-    tmp_path: Path, losses: Sequence[float], interval: str, end: str
+    tmp_path: Path, losses: Sequence[float], bounded: bool
 ) -> None:
     """Of a flat curve: the interval holds lower rates as well, or has no lower end."""
     trials = [Trial(0, plan(1e-1 / 2**n), "done", loss, loss, 849) for n, loss in enumerate(losses)]
     lines, _ = written(tmp_path, trials)
+    low = json.loads((tmp_path / "summary.json").read_text())["chosen"]["ci_low"]
+    assert (low is not None) == bounded
+    end = f"reaches down to {low:.2e}" if bounded else "has no end there either"
+    interval = f" (95 % interval from {low:.2e}, no upper end)" if bounded else ""
     assert lines[0].endswith(f"the best within the rates of the trials of 849 steps{interval}.")
     assert f"The best rate may lie above it, or below: the 95 % interval {end}. Search again" in lines[1]
 
@@ -274,9 +273,21 @@ def test_a_rate_of_which_a_seed_diverged_is_not_chosen(tmp_path: Path) -> None:
     assert page.count("| done |") == 8
 
 
+def test_trials_of_a_rate_that_diverged_are_drawn_and_in_no_line() -> None:
+    (curve,) = findings(seeded(UP_TO_A_SEED)).curves
+    assert curve.above == ((1.6e-2, 2.9),)
+    whole = loss_over_rate([curve], "seeds").png
+    assert whole.startswith(b"\x89PNG")
+    assert whole != loss_over_rate([replace(curve, above=())], "seeds").png
+
+
 def test_above_the_best_rate_divergence_closes_the_range(tmp_path: Path) -> None:
     lines, page = written(tmp_path, seeded(UP_TO_A_SEED), ["seeds=[0, 1]"])
     assert "may lie above" not in page
+    assert lines[0].startswith(
+        "Chosen learning rate: 8.00e-03, the highest below one that diverged: a quadratic in the logarithm of the rate "
+        "through 8 trials has its minimum there or above, where training diverges ("
+    )
     assert lines[-1] == (
         "The lowest rate that diverged is 1.60e-02 (1 of 2 seeds). The best rate that trained is the highest below it: "
         "divergence closes the range above. In no fit, and not chosen: 1 trial at or above it that came to the end."
