@@ -14,24 +14,24 @@ two lowest rates have the same loss, between these. Real curves are steeper on o
 vertex of a quadratic lies beside their minimum: in simulations of such curves an interval of the vertex alone missed it
 in a quarter to a half of all sweeps.
 
-Noise may make another rate the lowest. So every rate whose mean loss is at most
+Noise may make another rate the lowest. So every rate counts as one that may be the lowest whose mean loss is at most
 
-    the lowest mean loss + s / sqrt(n)
+    the lowest mean loss + 1.645 s sqrt(1 / n + 1 / m)
 
-counts as one that may be the lowest: the rule of one standard error (Breiman, Friedman, Olshen and Stone 1984,
-"Classification and Regression Trees", chapter 3). Here n is the number of trials at the lowest rate and s the scatter
-of a single trial: the residual standard deviation of a cubic through the trials of the window. A quadratic's would
-count as noise how lopsided the curve is; it is taken of 4 rates alone, as a cubic passes through these. Where rates
-have several seeds, these differ by s, too.
+Its loss and the lowest are then not distinguishable: one-sided, at 95 %. Here n and m are the numbers of trials at the
+lowest rate and at this one, and s the scatter of a single trial: the residual standard deviation of a cubic through the
+trials of the window. A quadratic's would count as noise how lopsided the curve is; it is taken of 4 rates alone, as a
+cubic passes through these. Where rates have several seeds, these differ by s, too.
 
 The 95 % interval holds all rates that may be the lowest, reaches to the next tried rate on either side of them, and
-further where the vertex may lie outside. An end is open where one of these rates is the last one that was tried. In
-simulations of 6 to 12 evenly spaced rates, with noise of up to four times the step between neighbours, it held the
-optimum in at least 95 % of the sweeps of every kind (tests/benchmarks/sweep_intervals.py); with the neighbours of the
-lowest rate alone that was 90 %. Of denser rates, as hyperband's are, it may hold less often: more of them lie within
-noise of each other, and one standard error is not wider for that.
-An open end excludes nothing. Where about half of a kind's sweeps or more have one, fewer of the others' intervals hold:
-70 % at the least, of a kind with 92 % open ends.
+further where the vertex may lie outside. An end is open where one of these rates is the last one that was tried.
+
+One standard error of the lowest (Breiman, Friedman, Olshen and Stone 1984, "Classification and Regression Trees",
+chapter 3) in place of 1.645 of the difference is too little, most of all where rates are close. Of curves ten times as
+steep on one side, simulated grids of 24 and 40 rates and Hyperband's few full trials had the optimum in four of five
+such intervals. These hold it in about 95 % or more of every kind (tests/benchmarks/sweep_intervals.py), so that no
+close rates need be merged, and nothing need grow with their number. An open end excludes nothing. Where about half of a
+kind's sweeps or more have one, fewer of the others' intervals hold.
 
 The interval of the vertex is Fieller's (1954, "Some problems in interval estimation"): all places where the slope of
 the fitted quadratic is not distinguishable from 0 at 95 %, by Student's t with the residuals' degrees of freedom. It is
@@ -45,6 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -62,6 +63,8 @@ LEAST_REACH = 2  # but at least so many distinct ones on each side, where there 
 # An end of the window is a cliff (a rate where training begins to diverge) where its rise above the lowest loss, over
 # the square of its distance, is this many times the median. Evenly spaced points of a parabola have at most 2.
 CLIFF = 4.0
+# Standard errors of a difference: a rate whose mean loss is further above the lowest one is not the best (one-sided).
+CHANCE = NormalDist().inv_cdf(CONFIDENCE)
 LARGEST_LOSS = 1e30  # nats; above it a loss counts as not finite, and sums of squares have no overflow
 
 
@@ -124,6 +127,7 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
     if not len(rates):
         return NoOptimum("too-few", 0, None, None)
     means = np.array([y[x == rate].mean() for rate in rates])
+    trained = np.array([np.count_nonzero(x == rate) for rate in rates])
     lowest = int(means.argmin())
     diverged = min((rate for rate in map(math.log, learning_rates) if rate > rates[-1]), default=None)
     at_edge: Edge | None = None
@@ -154,8 +158,8 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
     low, high = min(low, held), max(high, held)
     if diverged is not None:  # a rate that diverges is not the best
         high = max(held, min(high, diverged))
-    standard_error = fitted.scatter / math.sqrt(np.count_nonzero(x == rates[lowest]))
-    maybe_lowest = np.flatnonzero(means <= means[lowest] + standard_error)
+    standard_errors = fitted.scatter * np.sqrt(1 / trained[lowest] + 1 / trained)
+    maybe_lowest = np.flatnonzero(means <= means[lowest] + CHANCE * standard_errors)
     tried = list(map(math.log, learning_rates))
     below = max((rate for rate in tried if rate < rates[maybe_lowest[0]]), default=None)
     above = min((rate for rate in tried if rate > rates[maybe_lowest[-1]]), default=None)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+
+from harness.sweep.findings import findings
+from harness.sweep.hyperband import hyperband
+from harness.sweep.trials import SearchSpace, Trial
+from trainer.config import TrainerConfig
 
 Curve = Callable[[float], float]
 """The rise of the loss above its minimum over log(rate / best)."""
@@ -14,6 +19,9 @@ Curve = Callable[[float], float]
 STEEPNESS = 0.05  # nats per squared log unit: that of the middle of the curves
 DIVERGED = 2.0  # nats above the minimum: such a trial counts as diverged
 FEWEST_RATES, MOST_RATES = 6, 12
+LOWEST, SPAN = 1e-5, 1000.0  # of the rates of dense grids and of Hyperband: 1e-5 to 1e-2
+MARGIN = 0.1  # share of the span, in logarithms, at either end of it, that no best rate lies in
+DRIFT = 0.3  # the best rate of trials of a share of the steps is higher, by up to this power of the share
 
 
 def _steepness(generator: np.random.Generator) -> float:
@@ -31,6 +39,12 @@ def two_parabolas(generator: np.random.Generator) -> Curve:
     if generator.uniform() < 0.2:
         low, high = high, low
     return lambda x: (low if x < 0 else high) * x**2
+
+
+def ten_times(generator: np.random.Generator) -> Curve:
+    """Ten times as steep on one side; in four of five cases that is the high one."""
+    side = -1 if generator.uniform() < 0.2 else 1
+    return lambda x: STEEPNESS * (10**-0.5 if side * x < 0 else 10**0.5) * x**2
 
 
 def cubic(generator: np.random.Generator) -> Curve:
@@ -59,8 +73,12 @@ def straight_sides(generator: np.random.Generator) -> Curve:
 
 
 CURVES: dict[str, Callable[[np.random.Generator], Curve]] = {
-    one.__name__.replace("_", " "): one for one in (parabola, two_parabolas, cubic, exponential, cliff, straight_sides)
+    one.__name__.replace("_", " "): one
+    for one in (parabola, two_parabolas, ten_times, cubic, exponential, cliff, straight_sides)
 }
+
+
+CONFIG = TrainerConfig()
 
 
 @dataclass(frozen=True)
@@ -88,3 +106,48 @@ def drawn_sweeps(curve: str, spacing: float, noise: float, draws: int, seeds: in
         noises = noise * step * generator.standard_normal(len(tried))
         rises = [rise(math.log(rate / best)) + one for rate, one in zip(tried, noises, strict=True)]
         yield DrawnSweep(tried, [5 + one if one < DIVERGED else math.nan for one in rises], best)
+
+
+def drawn_grids(curve: str, count: int, noise: float, draws: int) -> Iterator[DrawnSweep]:
+    """Each has ``count`` rates, evenly spaced over a factor of SPAN. ``noise`` is in octaves: see :func:`_drawn`."""
+    rates = [LOWEST * SPAN ** (k / (count - 1)) for k in range(count)]
+    for rise, best, scatter, generator in _drawn(curve, noise, draws):
+        rises = [rise(math.log(rate / best)) + scatter * generator.standard_normal() for rate in rates]
+        yield DrawnSweep(rates, [5 + one if one < DIVERGED else math.nan for one in rises], best)
+
+
+def drawn_hyperbands(curve: str, most_steps: int, noise: float, draws: int) -> Iterator[DrawnSweep]:
+    """Each is Hyperband's own search over a factor of SPAN: the rates of its full trials, and those that diverged.
+
+    ``noise`` is in octaves (:func:`_drawn`), for trials of any length. Shorter ones have a higher best rate (DRIFT).
+    """
+    for number, (rise, best, scatter, generator) in enumerate(_drawn(curve, noise, draws)):
+        space = SearchSpace(LOWEST, LOWEST * SPAN, (0,), number, CONFIG, lambda _: most_steps)
+        drift = generator.uniform(0, DRIFT)
+        asking, trials = hyperband(space, most_steps, 3), list[Trial]()
+        plan = next(asking, None)
+        while plan is not None:
+            place = math.log(plan.learning_rate / best) - drift * math.log(most_steps / plan.steps)
+            one = rise(place) + scatter * generator.standard_normal()
+            done = Trial(len(trials), plan, "done", 5 + one)
+            trials.append(done if one < DIVERGED else replace(done, status="diverged", loss=None))
+            try:
+                plan = asking.send(trials[-1])
+            except StopIteration:
+                plan = None
+        found = findings(trials).curves[0]
+        rates = [rate for rate, _ in found.points] + list(found.diverged)
+        yield DrawnSweep(rates, [loss for _, loss in found.points] + [math.nan] * len(found.diverged), best)
+
+
+def _drawn(curve: str, noise: float, draws: int) -> Iterator[tuple[Curve, float, float, np.random.Generator]]:
+    """Curves, each with a best rate, the standard deviation of a loss, and what the losses are drawn from.
+
+    ``noise``: that standard deviation, in octaves: what a factor of two off the best rate adds to the loss, as a mean
+    of both sides. So grids of more rates are not less noisy.
+    """
+    generator = np.random.default_rng(5)
+    for _ in range(draws):
+        rise = CURVES[curve](generator)
+        best = LOWEST * SPAN ** generator.uniform(MARGIN, 1 - MARGIN)
+        yield rise, best, noise * (rise(math.log(2)) + rise(-math.log(2))) / 2, generator
