@@ -27,6 +27,13 @@ _OF: dict[Unit, str] = {
     "width": "channels",
 }
 
+PREDICTED = (
+    "That is an interval of the minimum that a quadratic would have in the same search at that size. Where the loss is "
+    "steeper on one side, the best rate lies beside this minimum, and the interval does not count by how much. In "
+    "simulations of such losses it held this minimum in at least 96 % with rates 1.6 times apart, and in at least 66 % "
+    "with rates 2.7 times apart."
+)
+
 
 def size_of(size: float, unit: Unit) -> str:
     """``1,327,104 parameters without embeddings and output projection``."""
@@ -111,7 +118,7 @@ def _predicted(one: Extrapolation, unit: Unit) -> str:
         beyond = f", {one.beyond:.2g} times as far from the searched sizes as they span (in logarithms)"
     return (
         f"Chosen learning rate: {rate(one.learning_rate)}, projected to {size_of(one.size, unit)}{beyond} "
-        f"(95 % prediction interval {rate(one.ci_low)} to {rate(one.ci_high)})."
+        f"(95 % prediction interval {rate(one.ci_low)} to {rate(one.ci_high)}). {PREDICTED}"
     )
 
 

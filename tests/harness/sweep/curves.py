@@ -21,6 +21,8 @@ DIVERGED = 2.0  # nats above the minimum: such a trial counts as diverged
 FEWEST_RATES, MOST_RATES = 6, 12
 LOWEST, SPAN = 1e-5, 1000.0  # of the rates of dense grids and of Hyperband: 1e-5 to 1e-2
 MARGIN = 0.1  # share of the span, in logarithms, at either end of it, that no best rate lies in
+SIZES, TARGET = (1.0, 2.0, 4.0), 16.0  # of a projection
+MIDDLE_SIZE = 4.0  # of these, in logarithms
 DRIFT = 0.3  # the best rate of trials of a share of the steps is higher, by up to this power of the share
 
 
@@ -102,18 +104,13 @@ def drawn_sweeps(curve: str, spacing: float, noise: float, draws: int, seeds: in
         rates = [1e-4 * spacing**k for k in range(generator.integers(FEWEST_RATES, MOST_RATES + 1))]
         best = math.exp(generator.uniform(math.log(rates[1]), math.log(rates[-2])))
         step = (rise(math.log(spacing)) + rise(-math.log(spacing))) / 2
-        tried = rates * seeds
-        noises = noise * step * generator.standard_normal(len(tried))
-        rises = [rise(math.log(rate / best)) + one for rate, one in zip(tried, noises, strict=True)]
-        yield DrawnSweep(tried, [5 + one if one < DIVERGED else math.nan for one in rises], best)
+        yield _trained(rates * seeds, best, rise, noise * step, generator)
 
 
 def drawn_grids(curve: str, count: int, noise: float, draws: int) -> Iterator[DrawnSweep]:
     """Each has ``count`` rates, evenly spaced over a factor of SPAN. ``noise`` is in octaves: see :func:`_drawn`."""
-    rates = [LOWEST * SPAN ** (k / (count - 1)) for k in range(count)]
     for rise, best, scatter, generator in _drawn(curve, noise, draws):
-        rises = [rise(math.log(rate / best)) + scatter * generator.standard_normal() for rate in rates]
-        yield DrawnSweep(rates, [5 + one if one < DIVERGED else math.nan for one in rises], best)
+        yield _trained(_evenly_spaced(count), best, rise, scatter, generator)
 
 
 def drawn_hyperbands(curve: str, most_steps: int, noise: float, draws: int) -> Iterator[DrawnSweep]:
@@ -138,6 +135,39 @@ def drawn_hyperbands(curve: str, most_steps: int, noise: float, draws: int) -> I
         found = findings(trials).curves[0]
         rates = [rate for rate, _ in found.points] + list(found.diverged)
         yield DrawnSweep(rates, [loss for _, loss in found.points] + [math.nan] * len(found.diverged), best)
+
+
+@dataclass(frozen=True)
+class DrawnProjection:
+    """Sweeps of several sizes, whose best rates follow a power law exactly, and one of a larger size."""
+
+    sizes: tuple[float, ...]
+    sweeps: tuple[DrawnSweep, ...]
+    target: float
+    searched: DrawnSweep
+    """At the target, without noise."""
+
+
+def drawn_projections(curve: str, count: int, noise: float, draws: int) -> Iterator[DrawnProjection]:
+    """Grids of ``count`` rates over a factor of SPAN; curves of all sizes have one shape. ``noise``: :func:`_drawn`."""
+    rates = _evenly_spaced(count)
+    for rise, middle, scatter, generator in _drawn(curve, noise, draws):
+        power = generator.uniform(-0.5, 0)
+        bests = [middle * (size / MIDDLE_SIZE) ** power for size in (*SIZES, TARGET)]
+        sweeps = tuple(_trained(rates, best, rise, scatter, generator) for best in bests[:-1])
+        yield DrawnProjection(SIZES, sweeps, TARGET, _trained(rates, bests[-1], rise, 0, generator))
+
+
+def _evenly_spaced(count: int) -> list[float]:
+    return [LOWEST * SPAN ** (k / (count - 1)) for k in range(count)]
+
+
+def _trained(
+    rates: list[float], best: float, rise: Curve, scatter: float, generator: np.random.Generator
+) -> DrawnSweep:
+    noises = scatter * generator.standard_normal(len(rates))
+    rises = [rise(math.log(rate / best)) + one for rate, one in zip(rates, noises, strict=True)]
+    return DrawnSweep(rates, [5 + one if one < DIVERGED else math.nan for one in rises], best)
 
 
 def _drawn(curve: str, noise: float, draws: int) -> Iterator[tuple[Curve, float, float, np.random.Generator]]:

@@ -19,6 +19,7 @@ from harness.sweep.power_law import (
     extrapolate,
     fit_power_law,
 )
+from tests.harness.sweep.curves import drawn_projections
 
 SIZES = [26e6, 52e6, 105e6]
 TARGET = 420e6
@@ -82,6 +83,26 @@ def test_predictions_hold_the_truth_of_curves_with_noise(tau: float) -> None:
     # the module's head says, and fewer than 255 happens once in 200 times.
     assert held >= (255 if tau else 276)
     assert made > (60 if tau else 150)
+
+
+def test_of_lopsided_curves_predictions_hold_what_a_search_would_find_and_not_the_best_rate() -> None:
+    """What the report and the module's head say the interval is of. True optima lie on a power law exactly."""
+    made = held_search = held_best = 0
+    for one in drawn_projections("straight sides", 16, 0.1, 150):
+        optima = [fit_optimum(sweep.rates, sweep.losses) for sweep in one.sweeps]
+        found = [
+            (size, fit) for size, fit in zip(one.sizes, optima, strict=True) if isinstance(fit, LearningRateOptimum)
+        ]
+        line = fit_power_law([size for size, _ in found], [fit for _, fit in found])
+        search = fit_optimum(one.searched.rates, one.searched.losses)  # without noise
+        assert isinstance(search, LearningRateOptimum)
+        if isinstance(line, PowerLaw) and isinstance(ahead := extrapolate(line, one.target), Extrapolation):
+            made += 1
+            held_search += ahead.ci_low <= search.learning_rate <= ahead.ci_high
+            held_best += ahead.ci_low <= one.searched.best <= ahead.ci_high
+    assert made > 130
+    assert held_search >= 0.95 * made
+    assert 0.6 * made < held_best < 0.9 * made
 
 
 def test_a_level_line_is_a_finding() -> None:

@@ -107,6 +107,7 @@ def test_model_scaling_predicts_the_large_model_s_rate(given: dict[str, Any]) ->
     lines = projection_sentences.conclusion(one.projection)
     assert lines[0].startswith("Chosen learning rate: ")
     assert "projected to 85,056,000 parameters" in lines[0]
+    assert lines[0].endswith(projection_sentences.PREDICTED)
     assert "This sweep trains nothing of that size" in projection_sentences.hypothesis(one.projection)
 
 
