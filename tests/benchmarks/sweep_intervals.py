@@ -1,8 +1,8 @@
 """How often the 95 % interval of a fitted learning rate holds the true one, and what that costs in width.
 
 ``python -m tests.benchmarks.sweep_intervals --out results/reference/sweep-intervals`` simulates sweeps of curves whose
-best rate is known (tests/harness/sweep/curves.py), some 6 minutes on one core. Beside the interval stands the one of
-before, which took no account of noise: between the neighbours of the lowest rate, and as far as the vertex's.
+best rate is known (tests/harness/sweep/curves.py), some 11 minutes on one core. Beside the interval stands one
+that takes no account of noise: between the neighbours of the lowest rate, and as far as the vertex's.
 """
 
 from __future__ import annotations
@@ -10,18 +10,36 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
 from harness.report.tables import table
-from harness.sweep.fit import LearningRateOptimum, fit_optimum
-from tests.harness.sweep.curves import CURVES, DrawnSweep, drawn_sweeps
+from harness.sweep.fit import LearningRateOptimum, NoOptimum, fit_optimum
+from harness.sweep.power_law import Extrapolation, PowerLaw, extrapolate, fit_power_law
+from tests.harness.sweep.curves import (
+    CURVES,
+    SPAN,
+    DrawnProjection,
+    DrawnSweep,
+    drawn_grids,
+    drawn_hyperbands,
+    drawn_projections,
+    drawn_sweeps,
+)
 
 SPACINGS = (1.5, 2.0, 3.0)
 NOISES = (0.0, 0.3, 1.0, 2.0, 4.0)  # in steps between neighbours
 SEEDS = (1, 3)
+OCTAVES = (0.1, 0.3, 1.0, 2.0)  # noise of close rates, in what a factor of two off the best rate adds
+SEARCHES: dict[str, Callable[[str, float, int], Iterator[DrawnSweep]]] = {
+    "grid of 24": lambda curve, noise, draws: drawn_grids(curve, 24, noise, draws),
+    "grid of 40": lambda curve, noise, draws: drawn_grids(curve, 40, noise, draws),
+    "hyperband, R = 27": lambda curve, noise, draws: drawn_hyperbands(curve, 27, noise, draws),
+    "hyperband, R = 81": lambda curve, noise, draws: drawn_hyperbands(curve, 81, noise, draws),
+}
+RATES = (8, 16)  # of each size of a projection
 
 
 @dataclass(frozen=True)
@@ -42,15 +60,31 @@ class Coverage:
     held: float
     held_between: float
     """Of the sweeps whose interval has two ends."""
-    held_before: float
+    held_alone: float
+    """Of the intervals between the neighbours of the lowest rate, and as far as the vertex's."""
     width: float
-    """Median, in spacings."""
-    width_before: float
+    """Median, in logarithms."""
+    width_alone: float
+    mean_width: float
     ratio: float
-    """Mean over sweeps of the width by that of before."""
+    """Mean over sweeps of the width by that between neighbours."""
     open_ends: float
     """Share of sweeps with one."""
-    open_before: float
+    open_alone: float
+
+
+@dataclass(frozen=True)
+class ProjectionCoverage:
+    """Of the projections of one kind that predict something."""
+
+    made: float
+    """Share of all."""
+    held_search: float
+    """Of the optimum that the same search finds at the target's size, without noise."""
+    held_best: float
+    """Of the target's best rate."""
+    width: float
+    """Median, in logarithms."""
 
 
 def main() -> int:
@@ -66,25 +100,53 @@ def main() -> int:
     return 0
 
 
-def coverage(curve: str, spacing: float, noise: float, draws: int, seeds: int) -> Coverage:
+def coverage(sweeps: Iterable[DrawnSweep]) -> Coverage:
     """Of sweeps of one kind; those without an optimum claim nothing."""
     pairs = []
-    for sweep in drawn_sweeps(curve, spacing, noise, draws, seeds):
+    for sweep in sweeps:
         found = fit_optimum(sweep.rates, sweep.losses)
         if isinstance(found, LearningRateOptimum):
-            now = _interval(sweep, found.ci_low, found.ci_high)
-            pairs.append((now, _before(sweep, found)))
-    widths = [[(one.high - one.low) / math.log(spacing) for one in pair] for pair in pairs]
+            pairs.append((_interval(sweep, found.ci_low, found.ci_high), _between_neighbours(sweep, found)))
+    widths = [[one.high - one.low for one in pair] for pair in pairs]
     return Coverage(
         len(pairs),
-        fmean(now.holds for now, _ in pairs),
-        fmean(now.holds for now, _ in pairs if not now.is_open),
-        fmean(before.holds for _, before in pairs),
-        median(now for now, _ in widths),
-        median(before for _, before in widths),
-        fmean(now / before for now, before in widths),
-        fmean(now.is_open for now, _ in pairs),
-        fmean(before.is_open for _, before in pairs),
+        fmean(one.holds for one, _ in pairs),
+        fmean(one.holds for one, _ in pairs if not one.is_open),
+        fmean(alone.holds for _, alone in pairs),
+        median(one for one, _ in widths),
+        median(alone for _, alone in widths),
+        fmean(one for one, _ in widths),
+        fmean(one / alone for one, alone in widths),
+        fmean(one.is_open for one, _ in pairs),
+        fmean(alone.is_open for _, alone in pairs),
+    )
+
+
+def projection_coverage(drawn: Iterable[DrawnProjection]) -> ProjectionCoverage:
+    """Of projections of one kind; those that are refused claim nothing."""
+    number, found = 0, []
+    for one in drawn:
+        number += 1
+        optima = [fit_optimum(sweep.rates, sweep.losses) for sweep in one.sweeps]
+        fitted = [
+            (size, optimum)
+            for size, optimum in zip(one.sizes, optima, strict=True)
+            if isinstance(optimum, LearningRateOptimum)
+        ]
+        law = fit_power_law([size for size, _ in fitted], [optimum for _, optimum in fitted])
+        if not isinstance(law, PowerLaw) or not isinstance(ahead := extrapolate(law, one.target), Extrapolation):
+            continue
+        search = fit_optimum(one.searched.rates, one.searched.losses)
+        holds = [
+            rate is not None and ahead.ci_low * (1 - 1e-9) <= rate <= ahead.ci_high * (1 + 1e-9)
+            for rate in (None if isinstance(search, NoOptimum) else search.learning_rate, one.searched.best)
+        ]
+        found.append((*holds, math.log(ahead.ci_high / ahead.ci_low)))
+    return ProjectionCoverage(
+        len(found) / number,
+        fmean(search for search, _, _ in found),
+        fmean(best for _, best, _ in found),
+        median(width for _, _, width in found),
     )
 
 
@@ -95,7 +157,7 @@ def _interval(sweep: DrawnSweep, low: float | None, high: float | None) -> Inter
     return Interval(*ends, low is None or high is None, holds)
 
 
-def _before(sweep: DrawnSweep, found: LearningRateOptimum) -> Interval:
+def _between_neighbours(sweep: DrawnSweep, found: LearningRateOptimum) -> Interval:
     """Between the neighbours of the lowest rate, and as far as the vertex's."""
     by_rate: dict[float, list[float]] = {}
     for rate, loss in zip(sweep.rates, sweep.losses, strict=True):
@@ -111,78 +173,145 @@ def _before(sweep: DrawnSweep, found: LearningRateOptimum) -> Interval:
 
 def page(draws: int) -> str:
     """Markdown: the least of each noise, then every kind."""
-    rows, least = [], []
-    for seeds in SEEDS:
-        for noise in NOISES:
-            found = []
-            for curve in CURVES:
-                for spacing in SPACINGS:
-                    one = coverage(curve, spacing, noise, draws, seeds)
-                    found.append(one)
-                    rows.append([curve, f"{spacing:g}", f"{noise:g}", str(seeds), *_cells(one)])
-            least.append([f"{noise:g}", str(seeds), *_summary(found)])
-    heads = [
-        "noise (steps)",
-        "seeds",
-        "held, least",
-        "held, mean",
-        "of two ends, least",
-        "before, least",
-        "before, mean",
-    ]
-    kinds = [
-        "curve",
-        "spacing",
-        "noise (steps)",
-        "seeds",
-        "fitted",
-        "held",
-        "of two ends",
-        "before",
-        "median width (spacings)",
-    ]
-    wide = ["width, mean ratio", "with an open end", "before"]
+    sparse = {
+        (curve, spacing, noise, seeds): coverage(drawn_sweeps(curve, spacing, noise, draws, seeds))
+        for seeds in SEEDS
+        for noise in NOISES
+        for curve in CURVES
+        for spacing in SPACINGS
+    }
+    close = {
+        (search, curve, noise): coverage(SEARCHES[search](curve, noise, draws))
+        for search in SEARCHES
+        for noise in OCTAVES
+        for curve in CURVES
+    }
+    projections = {
+        (rates, noise, curve): projection_coverage(drawn_projections(curve, rates, noise, draws // 2))
+        for rates in RATES
+        for noise in (0.0, *OCTAVES[:2])
+        for curve in CURVES
+    }
     parts = [
         "# How often the interval of a sweep's learning rate holds the true one",
-        f"{draws:,} simulated sweeps of each kind, of 6 to 12 rates. Noise is the standard deviation of a trial's "
-        "loss, in steps: what one spacing off the best rate adds to the loss. Before: the interval reached between the "
-        "neighbours of the lowest rate, and as far as the vertex's. Sweeps without a fitted optimum claim nothing and "
+        f"{draws:,} simulated sweeps of each kind, of {len(CURVES)} shapes of curves: {', '.join(CURVES)} "
+        "(tests/harness/sweep/curves.py). Neighbours: an interval that takes no account of noise, between the "
+        "neighbours of the lowest rate and as far as the vertex's. Sweeps without a fitted optimum claim nothing and "
         "are left out. An open end excludes nothing, so intervals with two ends are counted by themselves, too. Widths "
-        "end at the last tried rate, and their ratios are those by before. Of a kind whose intervals hold in 95 %, "
-        f"{draws:,} sweeps show 95 % +- {1.96 * math.sqrt(0.95 * 0.05 / draws):.1%} (95 % of the time).",
-        table([*heads, "median widths, median ratio", *wide], least),
-        "## Every kind",
-        table([*kinds, "median width before", *wide], rows),
+        "end at the last tried rate. Of a kind whose intervals hold in "
+        f"95 %, {draws:,} sweeps show 95 % +- {1.96 * math.sqrt(0.95 * 0.05 / draws):.1%} (95 % of the time).",
+        "## Grids of 6 to 12 rates",
+        "Rates are 1.5, 2 or 3 times apart. Noise is the standard deviation of a trial's loss, in steps: what one "
+        "spacing off the best rate adds to the loss. Widths are in spacings.",
+        table(["noise (steps)", "seeds", *_HEADS, "median width", "mean width", *_RATIOS], _sparse_rows(sparse)),
+        "## Grids of 24 and 40 rates, and Hyperband",
+        f"Rates span a factor of {SPAN:,.0f}. Noise is in octaves: what a factor of two off the best rate adds to the "
+        "loss. So a denser grid is not less noisy. Hyperband draws its rates at random; in the fit are those that it "
+        "trains to the end, 8 of R = 27 and 10 of R = 81, and some of them lie close together. The best rate of its "
+        "shorter trials is higher. Widths are factors, from end to end.",
+        table(["search", "noise (octaves)", *_HEADS, "median width", "mean width", *_RATIOS], _close_rows(close)),
+        "## Projections",
+        "Of optima of three sizes (1, 2 and 4) to a size of 16, by a power law, which the true optima follow exactly; "
+        f"{draws // 2:,} of each kind. The rates span a factor of {SPAN:,.0f}, the noise is in octaves. The interval "
+        "is one of the minimum that the quadratic of the same search would have at the target's size without noise. "
+        "Where a curve is lopsided, its best rate lies beside that, and the interval does not count it: it is no "
+        "interval of the best rate. Refused projections claim nothing and are left out.",
+        table(
+            ["rates", "noise (octaves)", "curve", "predicted", "held the search's", "held the best", "median width"],
+            [
+                [
+                    *(f"{rates}", f"{noise:g}", curve, _share(one.made)),
+                    *(_share(one.held_search), _share(one.held_best), _factor(one.width)),
+                ]
+                for (rates, noise, curve), one in projections.items()
+            ],
+        ),
+        "## Every kind of grids of 6 to 12 rates",
+        table(
+            ["curve", "spacing", "noise (steps)", "seeds", *_KIND_HEADS],
+            [
+                [curve, f"{spacing:g}", f"{noise:g}", f"{seeds}", *_cells(one, _spacings(spacing))]
+                for (curve, spacing, noise, seeds), one in sparse.items()
+            ],
+        ),
+        "## Every kind of close rates",
+        table(
+            ["search", "curve", "noise (octaves)", *_KIND_HEADS],
+            [[search, curve, f"{noise:g}", *_cells(one, _factor)] for (search, curve, noise), one in close.items()],
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _summary(found: Sequence[Coverage]) -> list[str]:
+_HEADS = ["held, least", "held, mean", "of two ends, least", "neighbours held, least", "neighbours held, mean"]
+_RATIOS = ["mean of width by neighbours", "with an open end", "neighbours with one"]
+_WIDTHS = ["median width", "neighbours' median width", "mean width"]
+_KIND_HEADS = ["fitted", "held", "of two ends", "neighbours held", *_WIDTHS, *_RATIOS]
+
+
+def _sparse_rows(sparse: dict[tuple[str, float, float, int], Coverage]) -> list[list[str]]:
+    rows = []
+    for seeds in SEEDS:
+        for noise in NOISES:
+            found = {key: one for key, one in sparse.items() if key[2:] == (noise, seeds)}
+            spacings = [math.log(key[1]) for key in found]
+            widths = [
+                f"{fmean(width / spacing for width, spacing in zip(of, spacings, strict=True)):.2f}"
+                for of in ([one.width for one in found.values()], [one.mean_width for one in found.values()])
+            ]
+            rows.append([f"{noise:g}", f"{seeds}", *_summary([*found.values()], widths)])
+    return rows
+
+
+def _close_rows(close: dict[tuple[str, str, float], Coverage]) -> list[list[str]]:
+    rows = []
+    for search in SEARCHES:
+        for noise in OCTAVES:
+            found = [one for key, one in close.items() if (key[0], key[2]) == (search, noise)]
+            widths = [_factor(fmean(one.width for one in found)), _factor(fmean(one.mean_width for one in found))]
+            rows.append([search, f"{noise:g}", *_summary(found, widths)])
+    return rows
+
+
+def _summary(found: Sequence[Coverage], widths: Sequence[str]) -> list[str]:
     return [
-        f"{min(one.held for one in found):.1%}",
-        f"{fmean(one.held for one in found):.1%}",
-        f"{min(one.held_between for one in found):.1%}",
-        f"{min(one.held_before for one in found):.1%}",
-        f"{fmean(one.held_before for one in found):.1%}",
-        f"{median(one.width / one.width_before for one in found):.2f}",
+        _share(min(one.held for one in found)),
+        _share(fmean(one.held for one in found)),
+        _share(min(one.held_between for one in found)),
+        _share(min(one.held_alone for one in found)),
+        _share(fmean(one.held_alone for one in found)),
+        *widths,
         f"{fmean(one.ratio for one in found):.2f}",
-        f"{fmean(one.open_ends for one in found):.1%}",
-        f"{fmean(one.open_before for one in found):.1%}",
+        _share(fmean(one.open_ends for one in found)),
+        _share(fmean(one.open_alone for one in found)),
     ]
 
 
-def _cells(one: Coverage) -> list[str]:
+def _cells(one: Coverage, width: Callable[[float], str]) -> list[str]:
     return [
         f"{one.fitted:,}",
-        f"{one.held:.1%}",
-        f"{one.held_between:.1%}",
-        f"{one.held_before:.1%}",
-        f"{one.width:.2f}",
-        f"{one.width_before:.2f}",
+        _share(one.held),
+        _share(one.held_between),
+        _share(one.held_alone),
+        width(one.width),
+        width(one.width_alone),
+        width(one.mean_width),
         f"{one.ratio:.2f}",
-        f"{one.open_ends:.1%}",
-        f"{one.open_before:.1%}",
+        _share(one.open_ends),
+        _share(one.open_alone),
     ]
+
+
+def _share(one: float) -> str:
+    return f"{one:.1%}"
+
+
+def _factor(width: float) -> str:
+    return f"{math.exp(width):.3g}"
+
+
+def _spacings(spacing: float) -> Callable[[float], str]:
+    return lambda width: f"{width / math.log(spacing):.2f}"
 
 
 if __name__ == "__main__":
