@@ -47,7 +47,7 @@ def train(
                     loss = compute.forward(batch)
                 with telemetry.span("backward"):
                     compute.backward(loss)
-                losses.append(loss if loss is None else loss.detach())
+                losses.append(compute.kept(loss))
             with telemetry.span("optimizer"):
                 norm = compute.clip_gradients()
             readings.before_update(step, losses, norm)

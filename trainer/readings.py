@@ -9,7 +9,7 @@ at once blocks the host, and the device runs out of queued work:
 
 ``late`` queues a copy to the host's memory behind the norm, and reads it when the next step has been launched: by then
 the device has that whole step still to do. On a synchronous device every value is known at once: there ``late`` is
-``norm``, and costs nothing.
+``norm``, and costs nothing; what is kept until it is logged are numbers (``Compute.kept``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ValueReader:
         self._every_step = config.compute.sync == "every-step"
         self._checks = config.compute.check_finite
         self._log_every = config.log_every
-        self._unread: list[tuple[int, list[Loss]]] = []  # losses stay on the device
+        self._unread: list[tuple[int, list[Loss]]] = []  # losses stay on an asynchronous device
         self._copies: list[tuple[int, Any]] = []  # queued and not read: at most those of two steps
 
     def before_update(self, step: int, losses: list[Loss], norm: Any) -> None:

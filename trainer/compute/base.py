@@ -52,6 +52,13 @@ class Compute(Protocol):
 
     def optimizer_step(self) -> None: ...
 
+    def kept(self, loss: Loss) -> Loss:
+        """What is kept of ``loss`` until it is read: nothing of its graph and, where it is known at once, its value.
+
+        A tensor that outlives its step, however small, lies in the midst of the memory that the step frees: the next
+        one needs new pages for what no longer fits.
+        """
+
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         """Block until the losses are known, and return each step's mean over its micro-batches."""
 

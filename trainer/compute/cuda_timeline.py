@@ -97,6 +97,9 @@ class CudaTimeline:
         with self._queued("optimizer"):
             self._inner.optimizer_step()
 
+    def kept(self, loss: Any) -> Any:
+        return self._inner.kept(loss)
+
     def read_losses(self, losses: list[list[Any]]) -> list[float | None]:
         with self._queued("read"), self._blocking("values of the losses"):
             return self._inner.read_losses(losses)

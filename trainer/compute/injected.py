@@ -44,6 +44,9 @@ class NoCompute:
     def optimizer_step(self) -> None:
         pass
 
+    def kept(self, loss: Loss) -> Loss:
+        return None
+
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         return [None] * len(losses)
 
@@ -119,6 +122,9 @@ class InjectedCompute:
     def optimizer_step(self) -> None:
         self._cost.spend("optimizer")
         self._inner.optimizer_step()
+
+    def kept(self, loss: Loss) -> Loss:
+        return self._inner.kept(loss)
 
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         return self._inner.read_losses(losses)

@@ -218,8 +218,14 @@ class TorchCompute:
         if self._parallel is not None:
             self._parallel.within_step = False
 
+    def kept(self, loss: Loss) -> Loss:
+        return loss.detach() if self.asynchronous else loss.item()
+
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
-        means = self._torch.stack([self._torch.stack(step).mean() for step in losses])
+        if self.asynchronous:
+            means = self._torch.stack([self._torch.stack(step).mean() for step in losses])
+        else:
+            means = self._torch.tensor(losses).mean(dim=1)
         if self._parallel is not None:
             means = self._parallel.mean_of(means)
         return [float(value) for value in means.tolist()]  # one transfer for all of them
