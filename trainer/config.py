@@ -159,8 +159,8 @@ class ResumeConfig(Config):
     """
 
     llmc: str
-    """A model file of llm.c (model_00002365.bin). It holds weights alone, so the optimizer's moments begin at zero. The
-    section model must describe the same GPT-2."""
+    """A model file of llm.c (model_00002365.bin), here or behind a URL (s3://...). It holds weights alone, so the
+    optimizer's moments begin at zero. The section model must describe the same GPT-2."""
     step: int = Field(ge=0, le=1_000_000_000)
     """Optimizer steps that the weights have behind them: the number of the first one here. llm.c names its files so."""
 

@@ -6,13 +6,17 @@ import atexit
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainer.checkpoint_folder import ABOUT
-from trainer.data.corpus.places import filesystem_of
+from trainer.data.corpus.places import filesystem_of, is_remote, local
 from trainer.data.kept_tokenizer import FOLDER as KEPT
 from trainer.errors import InputError, one_line
+from trainer.files import expanded
 
 CHECKPOINTS = "checkpoints"  # of a training's folder
 
@@ -38,6 +42,25 @@ def fetched(url: str, key: str) -> Path:
     except Exception as error:  # each filesystem has errors of its own
         raise InputError(f"{key}: {url}: cannot be fetched ({one_line(error):.300})") from error
     return place / PurePosixPath(root).relative_to(base)
+
+
+@contextmanager
+def brought_here(place: str, key: str) -> Iterator[Path]:
+    """Where ``place``, a path or a URL, lies on this machine; behind a URL it is copied once in each process.
+
+    What is wrong with the copy is told of ``place``.
+    """
+    if not is_remote(place):
+        yield expanded(local(place))
+        return
+    path = _fetched_once(place, key)
+    try:
+        yield path
+    except InputError as error:
+        raise InputError(str(error).replace(str(path), place)) from error
+
+
+_fetched_once = cache(fetched)
 
 
 def _needed(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:

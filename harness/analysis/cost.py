@@ -6,10 +6,10 @@ A training of N steps takes, in seconds:
 
 Each term was measured on the same configuration. Step 0 is left out of the step's time, and so are the steps after it
 whose batches were built while the run was starting. The expected step is the median of those that are left, with its
-interval; the worst case is the slowest of the last ten. Where some of them are long, many steps take the mean each, not
-the median: the total is then so many means, and its worst case the slowest of all that may come again. Sums over arms
-and trials add intervals end to end: the arms share a machine, so what makes one of them slower makes all of them
-slower.
+interval; the worst case is the slowest of the last ten, or the interval's upper end where that is later. Where some of
+them are long, many steps take the mean each, not the median: the total is then so many means, and its worst case the
+slowest of all that may come again. Sums over arms and trials add intervals end to end: the arms share a machine, so
+what makes one of them slower makes all of them slower.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ Standing = Literal["unfinished", "stopped", "done"]
 
 @dataclass(frozen=True)
 class Spread:
-    """Seconds: as expected, the bounds of their 95 % interval, and the worst case. ``low <= likely <= high <= worst``
-    but for a worst case that was faster than the interval's end, which then is the worst case too."""
+    """Seconds, or US dollars: as expected, the bounds of their 95 % interval, and the worst case."""
 
     likely: float = 0.0
     low: float = 0.0
@@ -124,12 +123,14 @@ class ArmMeasurement:
         """What each step of a long training takes: the mean where some steps are long, else :attr:`step`.
 
         Of the mean: from the lower bound of the median, as fewer of them may be long, to the mean's own upper bound
-        (Student's t). The worst case is then the slowest of all that may come again, wherever it was.
+        (Student's t). The worst case is then the slowest of all that may come again, wherever it was. No worst case is
+        below the interval's upper end.
         """
         step, mean, found = self.step, self.mean_step_s, self.recurring_s
         if mean <= step.high:
-            return step
-        return Spread(mean, step.low, mean + reach_of_mean(found), max(*found, step.worst))
+            return replace(step, worst=max(step.worst, step.high))
+        high = mean + reach_of_mean(found)
+        return Spread(mean, step.low, high, max(*found, step.worst, high))
 
     @property
     def evaluation_pass(self) -> Spread:
@@ -246,7 +247,7 @@ class ArmCost:
     @property
     def has_long_steps(self) -> bool:
         """Whether the mean of the steps is above the median's interval: each of many then takes the mean."""
-        return self.each_of_many != self.step
+        return self.each_of_many.likely != self.step.likely
 
 
 def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
@@ -390,8 +391,23 @@ class PredictedCost:
         seconds = [one.total.likely for one in self.arms]
         return math.fsum(usd * one for usd, one in zip(found, seconds, strict=True)) / math.fsum(seconds)
 
+    @property
+    def total_usd(self) -> Spread | None:
+        """US dollars of all arms, each at its own price; None where the price of any is not known."""
+        found = [
+            arm.total.times(one.per_hour_usd / HOUR_S)
+            for arm, one in zip(self.arms, self.prices, strict=True)
+            if one is not None
+        ]
+        return sum_of(found) if len(found) == len(self.prices) else None
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether arms differ in what an hour costs: of time that is not told by arm, the price is an average."""
+        return len({None if one is None else one.per_hour_usd for one in self.prices}) > 1
+
     def usd(self, seconds: float) -> float | None:
-        """US dollars for so long; None without a price."""
+        """US dollars for so long, at the average price of the arms; None without a price."""
         return usd_of(seconds, self.per_hour_usd)
 
     @property

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NO_LIMIT = "none"
 _LIMIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(usd|h|m|s)\s*", re.IGNORECASE)
 _HOURS = {"h": 1.0, "m": 1 / 60, "s": 1 / 3600}
+UNPRICED = "budget.usd: no price is known for what the arms run on; give price_usd_per_hour, or budget.hours"
 _ALLOWED = "allowed: a time (6h, 90m, 30s), an amount (20usd), or none"
 
 
@@ -161,10 +162,12 @@ def _predicted(
     from harness.launch.budget import prices_of
     from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
     from harness.launch.preparation import check_writable
-    from harness.report.cost import duration
+    from harness.report.cost import amounts_text, duration
     from trainer.leftovers import remove, remove_leftovers_of, temporary_path
 
     scenario = plan.scenario
+    if limit.usd is not None and scenario.price_usd_per_hour is None and not _any_device_with_price(plan):
+        raise InputError(UNPRICED)  # now, not when all is measured
     check_writable(near)
     remove_leftovers_of(near)
     place = temporary_path(near)
@@ -182,8 +185,13 @@ def _predicted(
         if failed.status == "interrupted":
             raise KeyboardInterrupt from failed
         if failed.status == OVER and limit_s is not None:
-            before = f", {duration(spent_s)} of it spent before" if spent_s else ""
-            raise InputError(f"budget: {duration(limit_s)}{before}, but {failed}") from failed
+            before = f"{duration(spent_s)} spent before + " if spent_s else ""
+            took_s = time.monotonic() - begun_s
+            raise InputError(
+                f"budget: {amounts_text(limit, limit_s)}, but measuring the first steps, which is spent too, was not "
+                f"over by then: {before}{duration(took_s)}; nothing is left for the {of}. Give it more "
+                "(harness cost predicts how much)"
+            ) from failed
         raise InputError(f"budget: what it costs could not be measured: {failed}") from failed
     finally:
         remove(place)
@@ -204,9 +212,22 @@ def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: 
             raise InputError(
                 f"{option}: an amount, and no price was known when it began; allowed: a time (6h), or none"
             )
-        raise InputError(
-            "budget.usd: no price is known for what the arms run on; give price_usd_per_hour, or budget.hours"
-        )
+        raise InputError(UNPRICED)
+
+
+def _any_device_with_price(plan: Plan) -> bool:
+    """Whether the profile of a device that arms run on may have a price: an emulated one's, or that of a GPU here."""
+    from harness.machine.environment import has_nvidia_driver
+    from trainer.devices.profiles import load_profile
+
+    for arm in plan.arms:
+        compute = arm.config.compute
+        if compute.emulated is not None:
+            if load_profile(compute.emulated.emulated).price_per_hour_usd is not None:
+                return True
+        elif compute.device != "cpu" and has_nvidia_driver():
+            return True
+    return False
 
 
 def _check(predicted: PredictedCost, done: float = 0.0) -> None:

@@ -38,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="set a dotted key of base (checkpoint.every_steps=100); may be repeated",
     )  # fmt: skip
+    parser.add_argument(
+        "--rate-of", metavar="DIR",
+        help="train at the learning rate that this sweep chose (its folder, or one with several: the newest)",
+    )  # fmt: skip
 
 
 def train(arguments: argparse.Namespace, command: list[str]) -> int:
@@ -48,8 +52,12 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.scenario.load import load_scenario
     from harness.scenario.plan import make_plan
 
-    scenario = load_scenario(arguments.scenario, arguments.set)
+    sets = list(arguments.set)
+    rate = None if arguments.rate_of is None else _rate_of(arguments.rate_of, sets)
+    scenario = load_scenario(arguments.scenario, sets)
     plan = make_plan(scenario, arguments.scenario, [arguments.arm] if arguments.arm else [])
+    if rate is not None and (others := [one.name for one in plan.arms if one.config.optimizer.learning_rate != rate]):
+        raise InputError(f"--rate-of: arm {others[0]} has an optimizer.learning_rate of its own; leave one of them out")
     from harness.launch.train_arm import train_arm
     from harness.report.curve import draw_losses
 
@@ -89,6 +97,16 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
         track_part(trained.folder, trained.part, scenario.track, scenario.limits.tracking_s, files)
     status = EXITS["failed"] if trained.stopped else EXITS[trained.status]
     return status if uploaded else status or EXITS["failed"]
+
+
+def _rate_of(place: str, sets: list[str]) -> float:
+    """The rate that a sweep chose, which is added to ``sets``."""
+    from harness.sweep.chosen import chosen_rate
+
+    rate, folder = chosen_rate(place, "--rate-of")
+    print(f"learning rate {rate:.4g}, chosen by {folder}", file=sys.stderr)
+    sets.append(f"optimizer.learning_rate={rate!r}")
+    return rate
 
 
 def goal_of(arguments: argparse.Namespace) -> Goal | None:

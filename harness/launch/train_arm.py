@@ -17,7 +17,6 @@ from harness.launch.training_progress import Goal
 from harness.study.store import StudyFolder
 from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.errors import InputError, cannot_write
-from trainer.files import expanded
 
 if TYPE_CHECKING:
     from harness.launch.uploads import Uploader
@@ -71,8 +70,10 @@ def train_arm(
         raise cannot_write(f"--out {out}", error, "give a folder that can be written") from error
     if config.resume is not None and not (begun and resume):
         from trainer.llmc_model import read_header
+        from trainer.remote_model import brought_here
 
-        read_header(expanded(config.resume.llmc))  # before the data of the steps before it is made
+        with brought_here(config.resume.llmc, "resume.llmc") as path:
+            read_header(path)  # before the data of the steps before it is made
     with only_one(folder):
         training = Training(arm, config, goal, folder, command, source, allowance, uploader, watch)
         return training.run(resume, plan.scenario.name)

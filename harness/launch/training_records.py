@@ -18,8 +18,8 @@ from harness.study.store import StudyFolder
 from trainer.config import ResumeConfig, TrainerConfig
 from trainer.data.cache import file_fingerprint
 from trainer.errors import InputError
-from trainer.files import expanded
 from trainer.json_types import JsonObject
+from trainer.remote_model import brought_here
 
 if TYPE_CHECKING:
     from harness.scenario.plan import Arm
@@ -111,10 +111,11 @@ class TrainingRecords:
 
 def begun_elsewhere(study: StudyRecord, resume: ResumeConfig) -> StudyRecord:
     """Say what the training goes on from, and what of it nobody has."""
+    with brought_here(resume.llmc, "resume.llmc") as path:
+        fingerprint = file_fingerprint(path)
     note = (
-        f"begun at step {resume.step:,} with the weights of {resume.llmc} (fingerprint "
-        f"{file_fingerprint(expanded(resume.llmc))}); the optimizer's moments begin at zero, as llm.c's model file "
-        "has none"
+        f"begun at step {resume.step:,} with the weights of {resume.llmc} (fingerprint {fingerprint}); the optimizer's "
+        "moments begin at zero, as llm.c's model file has none"
     )
     print(note, file=sys.stderr)
     return replace(study, notes=[*study.notes, note])

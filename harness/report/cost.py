@@ -6,9 +6,8 @@ Money follows from hours; without a price there are hours alone, and that is sai
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
-from harness.analysis.cost import HOUR_S, WORST_OF, ArmCost, HourlyPrice, PredictedCost, Spread
+from harness.analysis.cost import HOUR_S, WORST_OF, ArmCost, HourlyPrice, PredictedCost, SpendingLimit, Spread
 from harness.analysis.report_types import ArmTotals
 from harness.report.as_json import record_json
 from harness.report.tables import NOT_MEASURED, safe, table
@@ -73,7 +72,8 @@ def _sum_row(found: PredictedCost, has_price: bool) -> list[str]:
     total = found.total
     steps = sum(one.work.steps for one in found.arms)
     cells = ["sum", f"{steps:,}", NOT_MEASURED, NOT_MEASURED, _hours_cell(total), hours(total.worst)]
-    return [*cells, *(_usd(found, one) for one in (total.likely, total.worst))] if has_price else cells
+    usd = found.total_usd
+    return [*cells, money(usd.likely), money(usd.worst)] if has_price and usd is not None else cells
 
 
 def _usd(found: PredictedCost, seconds: float) -> str:
@@ -183,12 +183,17 @@ def _price_text(price: HourlyPrice) -> str:
 
 def limit_text(found: PredictedCost) -> str:
     """``6.00 h``, ``20.00 USD (6.67 h)``: what may be spent."""
-    limit = found.limit
-    assert limit is not None
+    assert found.limit is not None
+    return amounts_text(found.limit, found.limit_s)
+
+
+def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
+    """The same; ``limit_s``: how long that lasts, where that is known."""
     amounts = [] if limit.usd is None else [money(limit.usd)]
     amounts += [] if limit.hours is None else [f"{limit.hours:g} h"]
     text = " and ".join(amounts)
-    return text if limit.usd is None or found.limit_s is None else f"{text}, which is {duration(found.limit_s)}"
+    seconds = limit_s is not None and (limit.usd is not None or limit_s < _MINUTE_S)
+    return f"{text}, which is {duration(limit_s)}" if seconds and limit_s is not None else text
 
 
 def refusal(found: PredictedCost, done: float = 0.0) -> str:
@@ -233,16 +238,18 @@ def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None 
     total = found.total
     rows = [["predicted", f"{duration(total.likely)} [{duration(total.low)}–{duration(total.high)}]"]]
     rows.append(["predicted, worst case", duration(total.worst)])
-    seconds = [total.likely, total.worst]
+    spent = [found.spent_s]
     if found.measuring_s:
         rows.append(["measuring the first steps, for the prediction", duration(found.measuring_s)])
         rows.append(["actual, that among it", duration(found.spent_s)])
-        seconds.append(found.measuring_s)
+        spent.insert(0, found.measuring_s)
     else:
         rows.append(["actual", duration(found.spent_s)])
-    if found.per_hour_usd is not None:
-        rows = [[*row, _usd(found, one)] for row, one in zip(rows, [*seconds, found.spent_s], strict=True)]
-    header = ["", "time", *(["cost"] if found.per_hour_usd is not None else [])]
+    usd = found.total_usd
+    if usd is not None:
+        cells = [money(usd.likely), money(usd.worst), *(_usd(found, one) for one in spent)]
+        rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+    header = ["", "time", *(["cost"] if usd is not None else [])]
     steps = [f"- {safe(line)}" for line in step_lines(found, totals or {})]
     return "\n\n".join(["## What it cost", table(header, rows), outcome(found), *(["\n".join(steps)] if steps else [])])
 
@@ -273,6 +280,11 @@ def outcome(found: PredictedCost) -> str:
         text = f"It {why}: the actual time is that of a part, the predicted one of the whole."
     if found.limit is not None and found.limit_s:
         text += f" Budget: {limit_text(found)}; {percent(found.spent_s / found.limit_s)} of it is spent."
+    if found.has_prices and found.per_hour_usd is not None:
+        text += (
+            f" Arms cost differently by the hour; what was spent is not told by arm, and is taken at the average of "
+            f"{found.per_hour_usd:.4g} USD an hour that was predicted."
+        )
     return text
 
 
@@ -284,7 +296,7 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
         "scenario": found.scenario,
         "usd_per_hour": found.per_hour_usd,
         "seconds": record_json(total),
-        "usd": None if found.per_hour_usd is None else {name: found.usd(s) for name, s in asdict(total).items()},
+        "usd": None if found.total_usd is None else record_json(found.total_usd),
         "arms": [
             {
                 "arm": one.arm,

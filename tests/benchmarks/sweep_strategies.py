@@ -62,7 +62,7 @@ def main() -> int:
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
         results = dict(zip(STRATEGIES, pool.map(found, STRATEGIES), strict=True))
-    lines = table(results) + in_their_words(arguments.out)
+    lines = table(results) + settings_of(results, arguments.set) + in_their_words(arguments.out)
     (arguments.out / "README.md").write_text(
         "# The best learning rate of `tiniest`, by every strategy\n\n" + "\n".join(lines) + "\n"
     )
@@ -124,6 +124,24 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
         if name != TRUTH:
             cells[-1] = _held(chosen, interval)
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def settings_of(results: dict[str, dict[str, Any]], sets: list[str]) -> list[str]:
+    """What every trial shares, and every setting of each strategy, those by default among them."""
+    grid = results[TRUTH]
+    lines = ["", "", ""]
+    for name in results:
+        asked = {"name": name, **STRATEGIES[name]}
+        settings = load_sweep("tiniest", [*sets, f"strategy={json.dumps(asked)}"]).settings
+        shown = {key: value for key, value in settings.strategy.model_dump(mode="json").items() if key != "name"}
+        lines.append(f"- {name}: `{json.dumps(shown)}`")
+    searched = settings.learning_rate
+    lines[1] = (
+        f"Rates from {searched.low:g} to {searched.high:g}, {grid['steps']:,} steps of {grid['step_tokens']:,} tokens "
+        f"at most, seeds {settings.seeds}, a model of {grid['parameters']:,} parameters (sweeps/tiniest.yaml). The "
+        "strategies' settings, those by default among them:"
+    )
     return lines
 
 

@@ -17,10 +17,10 @@ from trainer.compute.parallel import Parallel
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
-from trainer.files import expanded
 from trainer.model import build_model, resolve_shape, shape_of
 from trainer.model_files import model_files, objective_of
 from trainer.ranks import ALONE, Rank, device_of
+from trainer.remote_model import brought_here
 from trainer.user_code import call
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def _model(
     if takes_weights and config.resume is not None:
         from trainer.llmc_model import load_seed
 
-        if left_out := load_seed(model, expanded(config.resume.llmc)):
+        with brought_here(config.resume.llmc, "resume.llmc") as path:
+            left_out = load_seed(model, path)
+        if left_out:
             print(left_out, flush=True)
     return model
 

@@ -44,6 +44,17 @@ def test_a_training_of_even_steps_takes_the_sum_of_its_parts() -> None:
     assert price.of_seconds(found.total.likely) == hours(0.119)
 
 
+def test_no_worst_case_lies_below_the_upper_end_of_the_interval() -> None:
+    """The slowest of the last ten may be faster than what the median may be: the first half was slower."""
+    slow_first = replace(EVEN, steps_s=(9.0, *[0.12] * 9, *[0.1] * 9, 0.11))
+    step, each = slow_first.step, slow_first.each_of_many
+    assert step.worst == 0.11 < step.high  # as the table has it
+    assert each == replace(step, worst=step.high)
+    found = arm_cost(slow_first, ArmWork(1001))
+    assert not found.has_long_steps
+    assert found.total.likely <= found.total.high <= found.total.worst
+
+
 def test_step_0_and_prefetched_batches_are_left_out_and_the_worst_is_of_the_last_ten() -> None:
     steps = [50.0, *[0.001] * 4, 7.0, *[0.2] * 13, 0.3]
     one = replace(EVEN, steps_s=tuple(steps), unsettled=5)

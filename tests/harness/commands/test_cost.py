@@ -135,10 +135,13 @@ def test_a_training_beyond_its_budget_does_not_start(tmp_path: Path, scenario: s
     assert "plain: 1,999,999,999 steps x " in line
     assert not out.exists()
     assert not list(out.parent.glob(".*"))
-    unpriced = refused(harness(*words, "budget={usd: 5}", "--steps", "10"))
+    without = harness(*words, "budget={usd: 5}", "--steps", "10")
+    assert "measuring" not in without.stderr
+    unpriced = refused(without)
     assert "no price is known" in unpriced
     short = refused(harness(*words, "budget={hours: 1e-7}", "--steps", "10"))
-    assert "its first steps were not over within that time" in short
+    assert "budget: 1e-07 h, which is 0.00 s, but measuring the first steps, which is spent too, was not over" in short
+    assert "run plain" not in short  # nor what it was doing then
     assert not out.exists()
 
 

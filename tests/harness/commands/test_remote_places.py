@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from tests import s3
-from tests.commands import harness
+from tests.commands import Done, harness
 from tests.harness.commands.test_train import SCENARIO
 from tests.harness.sweep.test_run import SWEEP
 from tests.trainer.data.conftest import make_texts, write_parquet
@@ -110,6 +110,28 @@ def test_text_is_generated_from_what_lies_there(place: Place, tmp_path: Path, mo
     assert checkpoint_folder.read(fetched / newest).steps == 4
 
     assert harness("export", "llmc-model", url, "--out", str(tmp_path / "model.bin")).returncode == 0
+    seed = f"{place.url}/seeds/model.bin"
+    place.filesystem.create_dir("bucket/seeds")
+    for name, content in (("model.bin", (tmp_path / "model.bin").read_bytes()), ("broken.bin", b"no model")):
+        with place.filesystem.open_output_stream(f"bucket/seeds/{name}") as stream:
+            stream.write(content)
+
+    def resumed(out: str, name: str) -> Done:
+        given = "--set", f"resume={{llmc: '{name}', step: 4}}", "--out", str(tmp_path / out)
+        return harness(*words[:4], "--steps", "6", *given)
+
+    done = resumed("seeded", seed)
+    assert done.returncode == 0, done.stderr
+    assert f"begun at step 4 with the weights of {seed} (fingerprint " in done.stderr
+    assert resumed("local", str(tmp_path / "model.bin")).returncode == 0
+    losses = [(tmp_path / name / "losses.csv").read_text() for name in ("seeded", "local")]
+    assert losses[0] == losses[1]
+    for name, why in (("none.bin", "there is no such file or folder"), ("broken.bin", "")):
+        refused = resumed("refused", seed.replace("model.bin", name))
+        assert refused.returncode == 2
+        (line,) = [one for one in refused.stderr.splitlines() if one.startswith("harness: ")]
+        assert f"{place.url}/seeds/{name}" in line
+        assert why in line
     done = harness("generate", "--model", f"{place.url}/none", "--prompt", "the")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [f"harness: --model: {place.url}/none: there is no such file or folder"]

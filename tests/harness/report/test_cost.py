@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.cost import ArmWork, HourlyPrice, PredictedCost, SpendingLimit, Standing, training_work
+from harness.analysis.cost import ArmWork, HourlyPrice, PredictedCost, SpendingLimit, Standing, sum_of, training_work
 from harness.analysis.report_types import ArmTotals
 from harness.analysis.statistics import Estimate
 from harness.report import cost as said
@@ -46,6 +46,21 @@ def test_long_steps_are_in_the_sum_and_both_worst_cases_are_named() -> None:
     assert "in the worst case 1,500 ms, the slowest of all after the start, each" in note
     assert "expected to take 29.8 h" in said.refusal(found)
     assert any("less often than once in 19" in line for line in said.notes(found))
+
+
+def test_sums_of_money_are_of_each_arm_at_its_own_price() -> None:
+    dear = replace(TWO, prices=(HourlyPrice(1.0, "option"), HourlyPrice(100.0, "option")))
+    spreads = [one.total for one in dear.arms]
+    expected = sum_of([spreads[0].times(1 / 3600), spreads[1].times(100 / 3600)])
+    assert dear.total_usd == expected
+    assert expected.worst != pytest.approx(dear.usd(dear.total.worst))  # at the average of the two
+    (total,) = [re.split(r"\s{2,}", line) for line in said.lines(dear) if line.startswith("sum")]
+    assert total[-2:] == [said.money(expected.likely), said.money(expected.worst)]
+    assert said.cost_json(dear)["usd"] == {name: getattr(expected, name) for name in ("likely", "low", "high", "worst")}
+    section = said.section(replace(dear, spent_s=60.0))
+    assert said.money(expected.worst) in section
+    assert "what was spent is not told by arm, and is taken at the average of" in section
+    assert "not told by arm" not in said.section(replace(TWO, spent_s=60.0))
 
 
 def test_the_table_has_hours_and_money_by_arm_and_in_all() -> None:

@@ -1,0 +1,44 @@
+"""Reads the learning rate that a sweep chose from its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from harness.sweep.store import SweepFolder
+from trainer.errors import InputError
+from trainer.files import expanded, read_json
+from trainer.json_types import JsonObject
+
+
+def chosen_rate(place: str, option: str) -> tuple[float, Path]:
+    """The rate, and the sweep's folder: ``place``, or the newest of the sweeps in it.
+
+    Raises InputError, which names ``option``, where there is none, it is not done, or chose no rate.
+    """
+    root = expanded(place)
+    found = [root] if _summary(root).is_file() else sorted(one for one in root.glob("*") if _summary(one).is_file())
+    if not found:
+        raise InputError(
+            f"{option} {place}: no sweep with a report lies there; give the folder that harness sweep names"
+        )
+    folder = found[-1]  # named by the time when it began
+    try:
+        summary = cast(JsonObject, read_json(_summary(folder)))
+        status, chosen = summary["status"], cast("JsonObject | None", summary["chosen"])
+        rate = None if chosen is None else float(cast(float, chosen["learning_rate"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{_summary(folder)}: no report of a sweep ({error})") from error
+    if status != "done":
+        raise InputError(
+            f"{option} {folder}: the sweep is not done ({status}); complete it: harness sweep --resume {folder}"
+        )
+    if rate is None:
+        raise InputError(
+            f"{option} {folder}: the sweep chose no learning rate; its {SweepFolder(folder).summary_md.name} says why"
+        )
+    return rate, folder
+
+
+def _summary(folder: Path) -> Path:
+    return SweepFolder(folder).summary_json
