@@ -159,7 +159,7 @@ def making() -> stages.Making:
     found = stages.making()
     if get_ident() == main_thread:
         state.making, state.core = found, found.core
-        if (count := switches.count()) is not None:
+        if forks.known and (count := switches.count()) is not None:
             found.core.counts(count, switches.LASTS_NS, forks.here)
             run_queue.follow(found.core)
     return found
