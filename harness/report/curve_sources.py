@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath, normpath
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -167,9 +167,11 @@ def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
 
 
 def _setting(key: str, value: Json) -> str:
-    """``learning_rate 0.001``; ``no llmc`` where it is not set."""
+    """``learning_rate 0.001``; ``no llmc`` where it is not set; of a path its last part."""
     if value is None:
         return f"no {key}"
+    if isinstance(value, str) and "/" in value:
+        value = PurePosixPath(value).name or value
     return f"{key} {str(value).lower() if isinstance(value, bool) else value}"
 
 

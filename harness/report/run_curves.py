@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from harness.analysis.choices import ChoicePass
 from harness.analysis.learning import ArmCurves
 from harness.analysis.probes.stacks import wilson
-from harness.report.curve import SMOOTHED_STEPS
+from harness.report.curve import LEAST_SMOOTHED, SMOOTHED_STEPS
 from harness.report.drawing import thinned, title
 from harness.report.loss_curves import COLOURS
 from harness.report.names import ArmNames
@@ -81,11 +81,10 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
     A cross marks the first loss of a curve that is NaN or infinite, at the height of the one before it.
     """
     figure, axes = _axes(axis)
-    widest = 1
+    smoothed = _smoothed_steps(runs)
     for run, colour in zip(runs[:MOST_RUNS], COLOURS, strict=False):
         finite, broken = _split(run.training)
-        window = max(1, min(SMOOTHED_STEPS, finite.shape[1] // 20))
-        widest = max(widest, window)
+        window = smoothed if finite.shape[1] >= LEAST_SMOOTHED * smoothed else 1
         if finite.shape[1]:
             places = run.at(finite[0], axis)
             if window > 1:
@@ -105,8 +104,8 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
                 _mark(axes, run, values, of[0], axis, colour)
         axes.plot([], [], color=colour, linewidth=2.5, label=_label(run.name))
     if any(run.training.shape[1] for run in runs):
-        mean_of = f"training: mean of {'up to ' if len(runs) > 1 else ''}{widest} steps, each step pale"
-        axes.plot([], [], color="#555555", linewidth=1.8, label=mean_of if widest > 1 else "training")
+        mean_of = f"training: mean of {smoothed} steps, each step pale"
+        axes.plot([], [], color="#555555", linewidth=1.8, label=mean_of if smoothed > 1 else "training")
     if any(run.validation.shape[1] for run in runs):
         axes.plot(
             [], [], "o--", color="#555555", linewidth=1.3, markersize=4.5, markerfacecolor="white", label="validation"
@@ -124,6 +123,16 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
     ]
     _finish(figure, axes, f"{listing(kinds)} loss".capitalize(), len(runs))
     return figure
+
+
+def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
+    """Over how many steps the means are: as many for each run, or runs that are alike would look as if they were not.
+
+    The shortest run decides, but for those that are too short for a mean.
+    """
+    lengths = [_split(run.training)[0].shape[1] for run in runs[:MOST_RUNS]]
+    windows = [min(SMOOTHED_STEPS, length // LEAST_SMOOTHED) for length in lengths]
+    return min((one for one in windows if one > 1), default=1)
 
 
 def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis) -> Figure:

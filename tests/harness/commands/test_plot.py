@@ -67,6 +67,24 @@ def plot(*words: object) -> Done:
     return harness("plot", *map(str, words))
 
 
+def test_runs_that_are_alike_look_alike_though_one_began_later() -> None:
+    """Means over more steps for the longer one would be a smoother curve."""
+    steps = np.arange(600.0) + 1
+    losses = np.sin(steps / 7) + 5
+    whole = PlottedRun("whole", np.stack([steps, losses]), curve([]))
+    rest = PlottedRun("rest", np.stack([steps[300:], losses[300:]]), curve([]))
+    short = PlottedRun("short", np.stack([steps[:20], losses[:20]]), curve([]))
+    figure = loss_figure([whole, rest, short], "steps")
+    lines = {len(line.get_xdata()): line for line in figure.axes[0].get_lines() if line.get_linewidth() == 1.8}
+    means = [
+        dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines.values() if len(line.get_xdata())
+    ]
+    assert sorted(map(len, means)) == [300 - 14, 600 - 14]
+    later, earlier = sorted(means, key=len)
+    assert all(earlier[step] == pytest.approx(loss) for step, loss in later.items())
+    assert "training: mean of 15 steps, each step pale" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def test_a_training_and_an_llm_c_log_are_drawn_over_one_another(runs: tuple[Path, Path], tmp_path: Path) -> None:
     done = plot(*runs, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
@@ -203,7 +221,7 @@ def test_runs_are_named_by_what_differs() -> None:
     assert [one.name for one in named(rates)] == ["learning_rate 0.001", "learning_rate 0.0003"]
     both = sources({"a": {"b": 1, "c": 1}}, {"a": {"b": 2, "c": 1}}, {"a": {"b": 2, "c": 3}})
     assert [one.name for one in named(both)] == ["b 1, c 1", "b 2, c 1", "b 2, c 3"]
-    begun = sources({"resume": {"llmc": "seed.bin", "step": 6}}, {"resume": None})
+    begun = sources({"resume": {"llmc": "runs/seed.bin", "step": 6}}, {"resume": None})
     assert [one.name for one in named(begun)] == ["llmc seed.bin", "no llmc"]
     assert [one.name for one in named(sources({"a": True}, {"a": False}))] == ["a true", "a false"]
     many = sources({"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 2, "c": 2})
