@@ -1,7 +1,7 @@
 """Looks for the best learning rate of ``tiniest`` by every strategy, and compares what each finds and spends.
 
 ``python -m tests.benchmarks.sweep_strategies --out results/reference/sweep-strategies`` runs ``harness sweep tiniest``
-once for each: 40 to 60 minutes one after the other, half of it with ``--at-once 2`` on two cores (losses do not depend
+once for each: 25 to 60 minutes one after the other, half of it with ``--at-once 2`` on two cores (losses do not depend
 on that, seconds do). The grid is the truth that the others are held against. Strategies that project look at smaller
 models and shorter trainings than the sweep's own, as ``tiniest`` is smaller than those they look at by default.
 ``--again`` trains nothing: it reports anew, in seconds, from the trials in the summary.json of each folder.
