@@ -66,7 +66,7 @@ def test_a_training_has_the_rate_of_a_sweep(tmp_path: Path) -> None:
     )
     done = harness(*words, "--arm", "plain")
     assert done.returncode == 0, done.stderr
-    assert f"learning rate 0.006083, chosen by {GRID}" in done.stderr
+    assert f"learning rate {rate_of(GRID):.4g}, chosen by {GRID}" in done.stderr
     (record,) = (tmp_path / "out/runs/plain").rglob("run.json")
     assert json.loads(record.read_text())["config"]["optimizer"]["learning_rate"] == rate_of(GRID)
     for arm, line in (
