@@ -50,17 +50,19 @@ def brought_here(place: str, key: str) -> Iterator[Path]:
 
     What is wrong with the copy is told of ``place``.
     """
-    if not is_remote(place):
-        yield expanded(local(place))
-        return
-    path = _fetched_once(place, key)
+    path = _located_once(place, key)
     try:
         yield path
     except InputError as error:
         raise InputError(str(error).replace(str(path), place)) from error
 
 
-_fetched_once = cache(fetched)
+def located(place: str, key: str) -> Path:
+    """Where ``place`` lies on this machine: a path is there, what lies behind a URL is copied by :func:`fetched`."""
+    return fetched(place, key) if is_remote(place) else expanded(local(place))
+
+
+_located_once = cache(located)
 
 
 def _needed(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:

@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import checkpoint_folder
 from trainer.config import ModelConfig
-from trainer.data.corpus.places import is_remote, local
 from trainer.data.pretrained import import_tokenizer
 from trainer.data.tokenizers import TokenizerInfo, info_of, sentencepiece_info
 from trainer.errors import InputError
-from trainer.files import expanded
 from trainer.model_files import CONFIG, WEIGHTS, ModelFiles, objective_of, pretrained_files
-from trainer.remote_model import CHECKPOINTS, fetched
+from trainer.remote_model import CHECKPOINTS, located
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +60,7 @@ class TrainedModel:
 
 def load_trained(place: str, key: str) -> TrainedModel:
     """Load what lies at ``place``, which the user gave as ``key``. Raises InputError where no causal model does."""
-    path, name = fetched(place, key) if is_remote(place) else expanded(local(place)), f"{key} {place}"
+    path, name = located(place, key), f"{key} {place}"
     if path.is_file():
         from trainer.llmc_model import build
 

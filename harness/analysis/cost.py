@@ -402,7 +402,7 @@ class PredictedCost:
         return sum_of(found) if len(found) == len(self.prices) else None
 
     @property
-    def has_prices(self) -> bool:
+    def prices_differ(self) -> bool:
         """Whether arms differ in what an hour costs: of time that is not told by arm, the price is an average."""
         return len({None if one is None else one.per_hour_usd for one in self.prices}) > 1
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.launch.budget import Allowance
     from harness.launch.training_progress import Goal
     from harness.scenario.model import Scenario
-    from harness.scenario.plan import Plan
+    from harness.scenario.plan import Arm, Plan
     from trainer.config import TrainerConfig
 
 NO_LIMIT = "none"
@@ -166,7 +166,7 @@ def _predicted(
     from trainer.leftovers import remove, remove_leftovers_of, temporary_path
 
     scenario = plan.scenario
-    if limit.usd is not None and scenario.price_usd_per_hour is None and not _any_device_with_price(plan):
+    if limit.usd is not None and scenario.price_usd_per_hour is None and not all(map(_may_have_price, plan.arms)):
         raise InputError(UNPRICED)  # now, not when all is measured
     check_writable(near)
     remove_leftovers_of(near)
@@ -215,19 +215,15 @@ def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: 
         raise InputError(UNPRICED)
 
 
-def _any_device_with_price(plan: Plan) -> bool:
-    """Whether the profile of a device that arms run on may have a price: an emulated one's, or that of a GPU here."""
+def _may_have_price(arm: Arm) -> bool:
+    """Whether the profile of the device that it runs on may have one: an emulated device's, or that of a GPU here."""
     from harness.machine.environment import has_nvidia_driver
     from trainer.devices.profiles import load_profile
 
-    for arm in plan.arms:
-        compute = arm.config.compute
-        if compute.emulated is not None:
-            if load_profile(compute.emulated.emulated).price_per_hour_usd is not None:
-                return True
-        elif compute.device != "cpu" and has_nvidia_driver():
-            return True
-    return False
+    compute = arm.config.compute
+    if compute.emulated is not None:
+        return load_profile(compute.emulated.emulated).price_per_hour_usd is not None
+    return compute.device != "cpu" and has_nvidia_driver()
 
 
 def _check(predicted: PredictedCost, done: float = 0.0) -> None:

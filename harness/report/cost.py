@@ -280,7 +280,7 @@ def outcome(found: PredictedCost) -> str:
         text = f"It {why}: the actual time is that of a part, the predicted one of the whole."
     if found.limit is not None and found.limit_s:
         text += f" Budget: {limit_text(found)}; {percent(found.spent_s / found.limit_s)} of it is spent."
-    if found.has_prices and found.per_hour_usd is not None:
+    if found.prices_differ and found.per_hour_usd is not None:
         text += (
             f" Arms cost differently by the hour; what was spent is not told by arm, and is taken at the average of "
             f"{found.per_hour_usd:.4g} USD an hour that was predicted."

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 SMOOTHED_STEPS = 50  # the mean is over a twentieth of the curve, but over no more steps than these
 LEAST_SMOOTHED = 20  # times the steps of a mean, a curve has at least
+
+
+def smoothed_steps(steps: int) -> int:
+    """Over how many steps the mean of a curve of so many is; 1 of one that is too short for a mean."""
+    return max(1, min(SMOOTHED_STEPS, steps // LEAST_SMOOTHED))
+
+
 _EACH, _MEAN = "#9FB7D9", "#1F4E8C"
 
 
@@ -41,7 +48,7 @@ def _figure(steps: np.ndarray, tokens: np.ndarray, losses: np.ndarray, name: str
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.plot(*thinned(steps, losses), color=_EACH, linewidth=0.9, label="each step")
-    window = max(1, min(SMOOTHED_STEPS, len(losses) // LEAST_SMOOTHED))
+    window = smoothed_steps(len(losses))
     if window > 1:
         mean = np.convolve(losses, np.full(window, 1 / window), mode="valid")
         axes.plot(*thinned(steps[window - 1 :], mean), color=_MEAN, linewidth=1.8, label=f"mean of {window} steps")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from harness.analysis.choices import ChoicePass
 from harness.analysis.learning import ArmCurves
 from harness.analysis.probes.stacks import wilson
-from harness.report.curve import LEAST_SMOOTHED, SMOOTHED_STEPS
+from harness.report.curve import LEAST_SMOOTHED, smoothed_steps
 from harness.report.drawing import thinned, title
 from harness.report.loss_curves import COLOURS
 from harness.report.names import ArmNames
@@ -130,8 +130,7 @@ def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
 
     The shortest run decides, but for those that are too short for a mean.
     """
-    lengths = [_split(run.training)[0].shape[1] for run in runs[:MOST_RUNS]]
-    windows = [min(SMOOTHED_STEPS, length // LEAST_SMOOTHED) for length in lengths]
+    windows = [smoothed_steps(_split(run.training)[0].shape[1]) for run in runs[:MOST_RUNS]]
     return min((one for one in windows if one > 1), default=1)
 
 

@@ -70,11 +70,15 @@ def main() -> int:
     return 0
 
 
+def asked_for(strategy: str) -> str:
+    """Its name and settings, as ``--set`` takes them."""
+    return f"strategy={json.dumps({'name': strategy, **STRATEGIES[strategy]})}"
+
+
 def swept(name: str, out: Path, sets: list[str]) -> Path:
     """The folder of a finished sweep; one that is there already is not run again."""
     if not list(out.glob("tiniest/*/summary.json")):
-        strategy = json.dumps({"name": name, **STRATEGIES[name]})
-        words = ["sweep", "tiniest", "--out", str(out), "--set", f"strategy={strategy}"]
+        words = ["sweep", "tiniest", "--out", str(out), "--set", asked_for(name)]
         words += [word for one in sets for word in ("--set", one)]
         done = subprocess.run([sys.executable, "-m", "harness", *words], check=False, capture_output=True, text=True)
         if done.returncode:
@@ -85,7 +89,7 @@ def swept(name: str, out: Path, sets: list[str]) -> Path:
 def reported_again(name: str, kept: Path, out: Path) -> Path:
     """A folder with the report of the trials that ``kept`` has, as the harness writes it now."""
     summary = json.loads((kept / "summary.json").read_text())
-    loaded = load_sweep("tiniest", [f"strategy={json.dumps({'name': name, **STRATEGIES[name]})}"])
+    loaded = load_sweep("tiniest", [asked_for(name)])
     folder = SweepFolder(out)
     out.mkdir(parents=True)
     record = SweepRecord(
@@ -130,18 +134,18 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
 def settings_of(results: dict[str, dict[str, Any]], sets: list[str]) -> list[str]:
     """What every trial shares, and every setting of each strategy, those by default among them."""
     grid = results[TRUTH]
-    lines = ["", "", ""]
-    for name in results:
-        asked = {"name": name, **STRATEGIES[name]}
-        settings = load_sweep("tiniest", [*sets, f"strategy={json.dumps(asked)}"]).settings
-        shown = {key: value for key, value in settings.strategy.model_dump(mode="json").items() if key != "name"}
-        lines.append(f"- {name}: `{json.dumps(shown)}`")
-    searched = settings.learning_rate
-    lines[1] = (
+    settings = {name: load_sweep("tiniest", [*sets, asked_for(name)]).settings for name in results}
+    searched, seeds = settings[TRUTH].learning_rate, settings[TRUTH].seeds
+    lines = [
+        "",
         f"Rates from {searched.low:g} to {searched.high:g}, {grid['steps']:,} steps of {grid['step_tokens']:,} tokens "
-        f"at most, seeds {settings.seeds}, a model of {grid['parameters']:,} parameters (sweeps/tiniest.yaml). The "
-        "strategies' settings, those by default among them:"
-    )
+        f"at most, seeds {seeds}, a model of {grid['parameters']:,} parameters (sweeps/tiniest.yaml). The "
+        "strategies' settings, those by default among them:",
+        "",
+    ]
+    for name, one in settings.items():
+        shown = one.strategy.model_dump(mode="json", exclude={"name"})
+        lines.append(f"- {name}: `{json.dumps(shown)}`")
     return lines
 
 
