@@ -58,6 +58,12 @@ class RateCurve:
         return "high" if lowest == max(rates) and not closed else None
 
     @property
+    def trained_above(self) -> bool:
+        """Whether trials came to their end at a rate above the ceiling: a shorter trial or another seed diverged there,
+        and whether training diverges from there on is not known."""
+        return self.ceiling is not None and any(rate > self.ceiling.learning_rate for rate, _ in self.above)
+
+    @property
     def lowest(self) -> tuple[float, float] | None:
         """Rate and loss of the trial with the lowest loss."""
         return min(self.points, key=lambda point: point[1], default=None)

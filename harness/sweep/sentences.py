@@ -47,9 +47,10 @@ def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings,
     lines.insert(0, _chosen(chosen, curve))
     if chosen.at_edge is not None:
         lines.insert(1, f"**{_bound(chosen, curve, settings)}**")
+    below = " below the lowest rate that diverged" if curve.above else ""
     lines.append(
-        f"Of {count(len(curve.points), 'trial')} of {curve.steps:,} steps one at {rate(lowest[0])} has the lowest "
-        f"loss on held-out data: {lowest[1]:.4f}."
+        f"Of {count(len(curve.points), 'trial')} of {curve.steps:,} steps{below} one at {rate(lowest[0])} has the "
+        f"lowest loss on held-out data: {lowest[1]:.4f}."
     )
     lines += _open_ends(chosen, curve)
     return lines
@@ -107,9 +108,8 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
         fit = f"a quadratic in the logarithm of the rate through {count(optimum.points, 'trial')}"
         highest = max(one for one, _ in curve.points)
         if curve.ceiling is not None and math.isclose(chosen.learning_rate, highest):  # held within the rates
-            minimum = (
-                f"the highest below one that diverged: {fit} has its minimum there or above, where training diverges"
-            )
+            where = "" if curve.trained_above else ", where training diverges"
+            minimum = f"the highest below one that diverged: {fit} has its minimum there or above{where}"
         else:
             minimum = f"where {fit} has its minimum"
         return f"{value}, {minimum} ({within}; R2 {optimum.r2:.3f}).{how}"
@@ -170,7 +170,12 @@ def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
         text = f"The lowest rate that diverged is {rate(ceiling.learning_rate)}{of_seeds(ceiling)}."
         tried = [one for one, _ in curve.points] + [one for one in curve.behind if one < ceiling.learning_rate]
         if curve.lowest_mean == max(tried):
-            text += " The best rate that trained is the highest below it: divergence closes the range above."
+            text += (
+                " The best rate below it is the highest one there. A rate above it came to its end, too: whether "
+                "divergence closes the range is not known."
+                if curve.trained_above
+                else " The best rate that trained is the highest below it: divergence closes the range above."
+            )
         if curve.above:
             text += (
                 f" In no fit, and not chosen: {count(len(curve.above), 'trial')} at or above it that came to the end."

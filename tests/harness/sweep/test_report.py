@@ -281,6 +281,22 @@ def test_trials_of_a_rate_that_diverged_are_drawn_and_in_no_line() -> None:
     assert whole != loss_over_rate([replace(curve, above=())], "seeds").png
 
 
+def test_where_a_higher_rate_trained_than_one_that_diverged_nothing_is_said_to_close_the_range(tmp_path: Path) -> None:
+    """A short trial diverged, with fewer steps of warm-up; a full one at a higher rate has the lowest loss of all."""
+    losses = {1e-3: (3.6,), 2e-3: (3.35,), 4e-3: (3.2,), 8e-3: (3.1,), 1.6e-2: (2.9,)}
+    short = Trial(0, plan(1.2e-2, steps=85), "diverged", None, None, 85)
+    lines, page = written(tmp_path, [short, *seeded(losses)])
+    assert "where training diverges" not in page
+    assert (
+        "Of 4 trials of 849 steps below the lowest rate that diverged one at 8.00e-03 has the lowest loss" in lines[1]
+    )
+    assert lines[-1] == (
+        "The lowest rate that diverged is 1.20e-02. The best rate below it is the highest one there. A rate above it "
+        "came to its end, too: whether divergence closes the range is not known. In no fit, and not chosen: 1 trial at "
+        "or above it that came to the end."
+    )
+
+
 def test_above_the_best_rate_divergence_closes_the_range(tmp_path: Path) -> None:
     lines, page = written(tmp_path, seeded(UP_TO_A_SEED), ["seeds=[0, 1]"])
     assert "may lie above" not in page
