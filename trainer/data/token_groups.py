@@ -76,7 +76,8 @@ def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
     for batch in batches:
         first = 0
         for place, size in enumerate(map(utf8_bytes, batch)):
-            if (total and total + size > GROUP_BYTES) or len(texts) + place - first == ROW_GROUP:
+            held = len(texts) + place - first  # empty ones among them: a long document goes by itself all the same
+            if held and (total + size > GROUP_BYTES or held == ROW_GROUP):
                 yield TextGroup(texts + batch[first:place], total)
                 texts, total, first = [], 0, place
             total += size

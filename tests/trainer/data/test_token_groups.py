@@ -43,6 +43,13 @@ def test_groups_are_bounded_in_documents_and_bytes(monkeypatch: pytest.MonkeyPat
     assert [len(group.texts) for group in text_groups([[""] * 2500])] == [1000, 1000, 500]
 
 
+def test_a_long_document_is_a_group_by_itself_behind_empty_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only alone is it encoded in parts: with an empty document beside it, it would take 120 times its size."""
+    monkeypatch.setattr(token_groups, "GROUP_BYTES", 10)
+    groups = [group.texts for group in text_groups([["", "x" * 50, ""], ["", "y" * 50]])]
+    assert groups == [[""], ["x" * 50], ["", ""], ["y" * 50]]
+
+
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("start", [0, 1, 44, 60])
 def test_the_tokens_are_those_of_each_document(
