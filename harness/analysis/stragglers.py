@@ -47,7 +47,7 @@ Float = NDArray[np.float64]
 AGREEING = 0.8  # of the blocks must name the same rank and part
 SURE = 3.0  # standard errors of a mean over steps: by so much an excess must differ from none
 Unknown = Literal["", "device", "micro-batches", "not recorded"]
-AFTER = ("optimizer", "sync", "log", "other")  # phases between an exchange and the next step
+AFTER = ("optimizer", "sync", "log", "checkpoint", "other")  # phases between an exchange and the next step
 
 
 @dataclass(frozen=True)

@@ -45,35 +45,42 @@ def run(
     accumulation: int = 1,
     arm: str = "arm",
     block: int = 0,
+    checkpoint_ms: float = 0.0,
 ) -> RunData:
     """Steps of tokenize, forward 9 ms, backward 10 ms, exchange 1 ms after the last arrival, optimizer 2 ms.
 
-    ``burst_ms``: what rank 1 tokenizes longer in the steps ``bursts``.
+    ``burst_ms``: what rank 1 tokenizes longer in the steps ``bursts``. ``checkpoint_ms``: what rank 0 does after the
+    optimizer of each second step, and then it begins the next one so much later.
     """
     path = StudyFolder(folder).run(arm, block)
     generator = np.random.default_rng(seed)
     steps: list[dict[str, list[Any]]] = [{name: [] for name, _ in STEP_COLUMNS} for _ in range(2)]
     spans: list[dict[str, list[Any]]] = [{name: [] for name, _ in SPAN_COLUMNS} for _ in range(2)]
     now = 10**12
+    late = 0.0  # by how much rank 0 begins the step later than rank 1
     for step in range(STEPS):
+        begun = [now + late, now]
         fetch = [(cost + generator.exponential(scatter_ms or 1e-9)) * MS for cost in tokenize_ms]
         fetch[1] += burst_ms * MS if step in bursts else 0.0
         wait_for = max(fetch) if parallel == "fsdp" else 0.0  # where the ranks wait: in forward, or in backward
         forward = [max(wait_for - one, 0.0) + 9 * MS for one in fetch]
-        ready = [now + one + 9 * MS + 10 * MS for one in fetch]
+        ready = [start + one + 9 * MS + 10 * MS for start, one in zip(begun, fetch, strict=True)]
         over = max(ready) + MS
+        late = checkpoint_ms * MS * (step % 2)
         for rank in range(2):
-            moments = [now, now + fetch[rank], now + fetch[rank] + forward[rank], over, over + 2 * MS]
+            start_ns = begun[rank]
+            moments = [start_ns, start_ns + fetch[rank], start_ns + fetch[rank] + forward[rank], over, over + 2 * MS]
+            moments.append(moments[-1] + (late if rank == 0 else 0.0))
             row = dict.fromkeys((f"{phase}_ns" for phase in PHASES), 0)
-            names = ("fetch", "forward", "backward", "optimizer")
+            names = ("fetch", "forward", "backward", "optimizer", "checkpoint")
             for name, start, end in zip(names, moments, moments[1:], strict=False):
                 row[f"{name}_ns"] = round(end) - round(start)
                 _span(spans[rank], "main", rank, name, step, start, end)
             _span(spans[rank], "main", rank, "tokenize", step, moments[0], moments[1])
             if parallel == "ddp":
                 _span(spans[rank], "exchange", rank, "gradients", step, ready[rank], over)
-            row |= {"step": step, "turn": 0, "warmup": 0, "start_ns": now, "loss": 3}
-            row |= {"wall_ns": round(moments[-1]) - now, "tokens": TOKENS * (2 - rank)}
+            row |= {"step": step, "turn": 0, "warmup": 0, "start_ns": round(start_ns), "loss": 3}
+            row |= {"wall_ns": round(moments[-1]) - round(start_ns), "tokens": TOKENS * (2 - rank)}
             for name in steps[rank]:
                 steps[rank][name].append(row.get(name))
             steps[rank]["warmup"][-1] = step < 2
@@ -113,6 +120,14 @@ def test_the_rank_and_the_stage_are_named_with_what_they_cost(tmp_path: Path, pa
     assert found.exchange_ms == (pytest.approx(1, rel=1e-3) if parallel == "ddp" else None)
     each = TOKENS / found.step_ms * 1e3
     assert [one.tokens_per_s for one in found.ranks] == pytest.approx([each, each])
+
+
+def test_a_rank_that_saves_checkpoints_makes_the_others_wait(tmp_path: Path) -> None:
+    found = report(run(tmp_path, (5.0, 6.0), checkpoint_ms=40.0))
+    assert found.straggler is not None
+    assert (found.straggler.number, found.straggler.part) == (0, "checkpoint")
+    assert found.straggler.saved_ms == pytest.approx(39 / 2, rel=0.1)  # each second step, in which rank 1 then is last
+    assert found.ranks[1].wait_ms == pytest.approx(39 / 2, rel=0.1)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
