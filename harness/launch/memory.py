@@ -28,6 +28,7 @@ MIB, GIB = 2**20, 2**30
 PROCESS = ByteRange(50 * MIB, 300 * MIB)
 SHARED = ByteRange(0, 270 * MIB)  # where what the process has resident counts as free for it, torch's own pages do too
 WORKER = ByteRange(20 * MIB, 200 * MIB)  # a forked loader worker's own pages
+NO_BYTES = ByteRange(0, 0)
 CONTEXT = ByteRange(200 * MIB, 1024 * MIB)  # of CUDA on the card: kernels and libraries
 MOST_OF_MEMORY = 0.7  # share of the free memory: leaves room for the page cache, which the sources read from
 FORCIBLE = ", or start it all the same with --force"
@@ -59,12 +60,19 @@ class RunNeed:
     """Processes of one machine that each take all of this; on CUDA each has a card of its own."""
     own_model: bool = False
     """Its model is a factory's, or one without a formula: what it takes comes on top, and is not known before."""
+    checkpoint: ByteRange = NO_BYTES
+    """Of all ranks together: the weights and moments that are copied into the host's memory for a checkpoint."""
 
     @property
     def in_memory(self) -> Holding:
-        """What it holds in the host's memory, all ranks together."""
+        """What it holds in the host's memory, all ranks together.
+
+        A checkpoint is copied between two steps, and written beside the next ones: at the low end before they begin.
+        """
         one = self._of_one_rank
-        return Holding(one.lasting_bytes * self.ranks, one.peak.times(self.ranks))
+        lasting_bytes, peak = one.lasting_bytes * self.ranks, one.peak.times(self.ranks)
+        low_bytes = max(peak.low_bytes, lasting_bytes + self.checkpoint.low_bytes)
+        return Holding(lasting_bytes, ByteRange(low_bytes, peak.high_bytes + self.checkpoint.high_bytes))
 
     @property
     def _of_one_rank(self) -> Holding:
@@ -110,6 +118,10 @@ class RunNeed:
         each = f"{self.batch.low_bytes / MIB:.1f} MiB"
         batches = f"{self._fewest} batches of {each}" if self._fewest > 1 else f"a batch of {each}"
         parts.append(f"{batches} {_gib(self.batches.low_bytes)}")
+        if self.checkpoint.low_bytes:
+            of_all = " of all ranks" if self.ranks > 1 else ""
+            copied = _gib(self.checkpoint.low_bytes)
+            parts.append(f"between two steps a checkpoint's copy of weights and moments{of_all} {copied}")
         each_rank = f"{self.ranks} ranks, each " if self.ranks > 1 else ""
         return f"{each_rank}{', '.join(parts)} GiB"
 
@@ -129,7 +141,30 @@ def need_of(arm: str, config: TrainerConfig, vocab_size: int) -> RunNeed:
     ahead = data.workers * (1 if data.replay else data.prefetch)  # a replayed batch is sent again and again
     own_model = config.model.factory is not None or (computes and shape is None)
     ranks = config.ranks_of_a_node
-    return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1), ranks, own_model)
+    copied = NO_BYTES if training is None else checkpoint_copy(config, training, computes_on)
+    return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1), ranks, own_model, copied)
+
+
+def checkpoint_copy(
+    config: TrainerConfig, training: Footprint, computes_on: Literal["host", "cuda", "auto"] = "host"
+) -> ByteRange:
+    """What the ranks of one machine copy into the host's memory to write it: rank 0 all that ranks hold alike, and of
+    shares (fsdp) each rank its own.
+
+    On the host without ``asynchronous`` it is written as it lies, and so are shares that are on a card. At the low end
+    there is none where the steps of a study end before one is due.
+    """
+    if config.checkpoint is None:
+        return NO_BYTES
+    shared = training.shards > 1
+    copied = training.lasting_bytes * (config.ranks_of_a_node if shared else 1)
+    asynchronous = config.checkpoint.asynchronous
+    by_place = {"host": asynchronous, "cuda": asynchronous or not shared}
+    places = ("host", "cuda") if computes_on == "auto" else (computes_on,)
+    known = [copied if by_place[place] else 0 for place in places]
+    every_steps = config.checkpoint.every_steps
+    surely = every_steps is not None and every_steps <= config.warmup_steps + config.steps
+    return ByteRange(min(known) if surely else 0, max(known))
 
 
 def choose_interleave(

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from harness.launch.memory import PROCESS, SHARED, WORKER, free_host_bytes
+from harness.launch.memory import PROCESS, SHARED, WORKER, checkpoint_copy, free_host_bytes
 from harness.machine.environment import has_nvidia_driver
 from trainer.config import PRESET_VOCABULARY, TrainerConfig
+from trainer.devices.footprint import ByteRange, footprint
 from trainer.devices.what_fits import NOTHING, what_fits
 from trainer.errors import InputError
 from trainer.json_types import Json
@@ -45,8 +46,13 @@ def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | No
     vocabulary = largest_vocabulary(config) if vocab_size is None else vocab_size
     with suppress(InputError):
         shape = None if vocabulary is None else shape_of(config.model, vocabulary, config.data.sequence_length)
-        elsewhere = NOTHING if on_card else PROCESS + SHARED + WORKER.times(config.data.workers)
-        return "" if shape is None else f"; {what_fits(config, shape, memory_bytes, elsewhere)}"
+        if shape is None:
+            return ""
+        elsewhere = NOTHING
+        if not on_card:  # the copy of a checkpoint comes beside a step where it is not written before that begins
+            copied = checkpoint_copy(config, footprint(config, shape)).high_bytes // config.ranks_of_a_node
+            elsewhere = PROCESS + SHARED + WORKER.times(config.data.workers) + ByteRange(0, copied)
+        return f"; {what_fits(config, shape, memory_bytes, elsewhere)}"
     return ""
 
 

@@ -119,6 +119,36 @@ def test_ranks_that_share_the_weights_take_them_once_and_others_each(free: Any) 
         check_memory([need("fsdp")], (), "runs")
 
 
+def test_the_copy_of_a_checkpoint_is_counted() -> None:
+    """A gpt2-small with every_steps 3 was said to need 1.9 to 2.6 GiB, and held 4.0 as its checkpoint was written."""
+
+    def need(compute: dict[str, Any] = CPU, parallel: str = "ddp", nproc: int = 1, **checkpoint: Any) -> RunNeed:
+        launch = {"torchrun": {"nproc": nproc}, "parallel": parallel}
+        saved = {"every_steps": 3, **checkpoint} if checkpoint.get("asynchronous") is not None else None
+        changes = {"model": {"preset": "gpt2-small"}, "checkpoint": saved, "launch": launch, "compute": compute}
+        return need_of("arm", config(data={"sequence_length": 32, "batch_size": 1}, steps=5, **changes), 2048)
+
+    def more(**keys: Any) -> int:
+        without = need(**{name: value for name, value in keys.items() if name in ("compute", "parallel", "nproc")})
+        return need(**keys).in_memory.peak.high_bytes - without.in_memory.peak.high_bytes
+
+    alone = need()
+    assert alone.training is not None
+    state = alone.training.lasting_bytes
+    copied = need(asynchronous=True)
+    assert copied.in_memory.peak.low_bytes == alone.in_memory.lasting_bytes + state
+    assert copied.in_memory.peak.low_bytes < 4.01 * GIB < copied.in_memory.peak.high_bytes + SHARED_BYTES
+    assert "a checkpoint's copy of weights and moments 1.4" in copied.arithmetic()
+    assert more(asynchronous=True) == more(asynchronous=True, nproc=2) == state  # one rank has it of all
+    assert more(asynchronous=True, nproc=2, parallel="fsdp") == pytest.approx(state, abs=16)
+    assert more(asynchronous=False) == 0
+    cuda = {"device": "cuda"}
+    assert more(asynchronous=False, compute=cuda) == more(asynchronous=True, compute=cuda) == state
+    assert more(asynchronous=False, compute=cuda, nproc=2, parallel="fsdp") == 0
+    late = need(asynchronous=True, every_steps=300)  # after the last step of a study
+    assert late.in_memory.peak.low_bytes == alone.in_memory.peak.low_bytes
+
+
 def test_force_starts_it_with_a_warning(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
     free(22)
     check_memory([need_of("big", LARGE, 4096)], (), "runs", force=True)

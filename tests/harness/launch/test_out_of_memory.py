@@ -58,6 +58,15 @@ def test_ranks_share_the_memory_of_their_machine(monkeypatch: pytest.MonkeyPatch
     assert alone - one_of_two == pytest.approx(12 * GIB, rel=0.01)
 
 
+def test_what_fits_leaves_room_for_the_copy_of_a_checkpoint() -> None:
+    data = {"batch_size": 64, "sequence_length": 64}
+    without, copied = (
+        advice(config(data=data, checkpoint={"asynchronous": one}), None, 4 * GIB) for one in (False, True)
+    )
+    sizes = [int(line.split("data.batch_size ")[1].split()[0]) for line in (without, copied)]
+    assert sizes[0] > sizes[1]
+
+
 def test_where_the_need_is_not_known_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     factory, none = config(model={"factory": "a:b"}), config(compute={"work": "none"})
     assert advice(factory, 300, 24 * GIB) == advice(none, 300, 24 * GIB) == advice(config(), 300, None) == ""
