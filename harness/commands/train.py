@@ -13,6 +13,7 @@ from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
+    from harness.launch.training import Trained
     from harness.launch.training_progress import Goal
 
 OUT = "results/train"
@@ -72,10 +73,10 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     trained = train_arm(plan, goal, out, arguments.resume, command, arguments.scenario, allowance, uploader)
     loss = "" if trained.loss is None else f", loss {trained.loss:.4f}"
     if trained.validation_loss is not None:
-        loss += f", validation loss {trained.validation_loss:.4f}"
+        loss += f", validation loss {trained.validation_loss:.4f}{_after(trained.validated, trained.steps)}"
     if (choices := trained.choices) is not None:
         norm = "" if choices.acc_norm is None else f", acc_norm {choices.acc_norm:.4f}"
-        loss += f", multiple choice acc {choices.acc:.4f}{norm}"
+        loss += f", multiple choice acc {choices.acc:.4f}{norm}{_after(choices.step + 1, trained.steps)}"
     say(f"{trained.status}: {trained.steps:,} steps, {trained.tokens:,} tokens{loss}")
     say(f"training: {trained.folder} (losses.csv, loss.png, checkpoints); where its time went: harness report {out}")
     say_cost(trained.folder)
@@ -84,7 +85,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     elif trained.status == "interrupted":
         print("interrupted; go on with the same command and --resume", file=sys.stderr)
     elif trained.error is not None:
-        print(f"harness: {trained.error}; go on from the last checkpoint with --resume", file=sys.stderr)
+        print(f"harness: {trained.error}; {_way_on(trained)}", file=sys.stderr)
     try:
         draw_losses(trained.folder, names[0])  # last: on a full disk it fails, and what happened is said by then
     finally:
@@ -97,6 +98,23 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
         track_part(trained.folder, trained.part, scenario.track, scenario.limits.tracking_s, files)
     status = EXITS["failed"] if trained.stopped else EXITS[trained.status]
     return status if uploaded else status or EXITS["failed"]
+
+
+def _after(passed: int | None, steps: int) -> str:
+    """Of a pass that was not after the last step: after which one."""
+    return "" if passed is None or passed == steps else f" (after {passed:,} steps)"
+
+
+def _way_on(trained: Trained) -> str:
+    """What to do about a training that failed: one that diverged does so again from its last checkpoint."""
+    from harness.launch.training_files import CHECKPOINTS
+    from trainer.checkpoint_folder import written
+
+    if trained.diverged:
+        return "--resume would train the same steps to the same end: begin anew in another --out, otherwise set"
+    if not written(trained.folder / CHECKPOINTS):
+        return "no checkpoint was saved: --resume begins it again"
+    return "go on from the last checkpoint with --resume"
 
 
 def _rate_of(place: str, sets: list[str]) -> float:

@@ -296,6 +296,57 @@ def test_the_parts_of_a_training_are_one_training(
 
 
 @pytest.mark.usefixtures("no_git")
+def test_a_validation_loss_of_an_earlier_step_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands beside the training loss of the last step, and would pass as one of the same model."""
+    _, train = of_one_arm(tmp_path)
+    with monkeypatch.context() as patch:
+        ending_at(6, patch)
+        assert train(*EVALUATED) == 130
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("interrupted: 6 steps, ")
+    assert line.endswith(" (after 4 steps)")
+    assert train("--resume", *EVALUATED) == 0
+    assert " (after " not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_git")
+@pytest.mark.parametrize("every_steps", [1, 10])
+def test_a_training_that_diverged_is_not_told_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], every_steps: int
+) -> None:
+    """Resumed it computes the same bits, and another learning rate is refused: it is another training."""
+    _, train = of_one_arm(tmp_path)
+    keys = ("--set", f"checkpoint={{every_steps: {every_steps}, asynchronous: false}}")
+    rate = ("--set", "optimizer={learning_rate: 1.0e+12, clip_norm: null}")
+    for resumed in ([], ["--resume"]):
+        assert train(*keys, *rate, *resumed) == 1
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert "the gradient norm is" in line
+        assert "--resume would train the same steps to the same end" in line
+
+
+@pytest.mark.usefixtures("no_git")
+def test_what_failed_before_a_checkpoint_begins_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_self: TrainingProgress, steps: int, *_rest: Any) -> None:
+        if steps == 11:
+            raise OSError("a disk is gone")
+
+    monkeypatch.setattr(TrainingProgress, "step", failing)
+    _, train = of_one_arm(tmp_path)
+    for every_steps, advice in (
+        (10, "go on from the last checkpoint"),
+        (15, "no checkpoint was saved: --resume begins"),
+    ):
+        keys = ("--set", f"checkpoint={{every_steps: {every_steps}, asynchronous: false}}")
+        assert train(*keys, "--out", str(tmp_path / f"every-{every_steps}")) == 1
+        assert advice in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("no_git")
 def test_steps_without_a_ledger_are_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
