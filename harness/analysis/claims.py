@@ -10,6 +10,8 @@ Shares are of the step's time on the main thread:
 
 Cores are CPU time per second of measured steps, from the spans of the same phases and stages. Processes that tokenize
 for the main thread have no spans: what the sampler saw of them counts as tokenization.
+
+Of several ranks shares and cores by part are those of rank 0. All processes are those of every rank.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class RunUse:
     """One run. ``shares`` and ``cores`` by :data:`PARTS`; ``cores`` are empty without CPU times.
 
     ``tokenizing_ms``: of tokenization per 1000 tokens, wherever it ran. ``all_cores``: of its processes together, None
-    where they were not sampled, or where some live too short for that (``data.tokenize: processes``).
+    where they were not sampled, or where some live too short for that (``data.tokenize: processes``) or are on other
+    machines.
     """
 
     shares: Mapping[str, float]
@@ -49,6 +52,7 @@ class RunUse:
     tokenizing_ms: float | None
     tokens_per_s: float | None
     trained_tokens_per_s: float | None = None  # without padding
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class ArmUse:
     step_ms: Estimate | None
     tokenizing_ms: Estimate | None
     tokens_per_s: Estimate | None
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -107,25 +112,28 @@ def use_of(run: RunData, ledger: RunLedger) -> RunUse:
     work = ledger.work_ms.get("tokenize")
     wall_s = float(ledger.step_ms.sum()) / 1e3
     idle_ms = ledger.device_starved_ms
+    ranks = ledger.record.facts.ranks or 1
     return RunUse(
         {name: value / step for name, value in spent.items()},
         cores,
         sampled,
         None if idle_ms is None else idle_ms / step,
         step,
-        None if not work or not tokens else work * steps / tokens * 1e3,
+        None if not work or not tokens else work * steps / (tokens / ranks) * 1e3,  # the work is of rank 0 alone
         None if tokens is None else tokens / wall_s,
         None if ledger.trained_tokens is None else ledger.trained_tokens / wall_s,
+        ranks,
     )
 
 
 def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[str, float], float | None]:
-    """Cores by part, and of all processes as the sampler saw them; of several ranks both are rank 0's."""
+    """Cores by part, of several ranks of rank 0, and of all processes of all ranks as the sampler saw them."""
     spans, steps = run.spans, run.steps
     loads = host_load({ledger.record.arm: [run]})
-    roles = {} if not loads else {one.role: one.cores for one in loads[0].roles if one.role not in ("sampler", "ranks")}
+    roles = {} if not loads else {one.role: one.cores for one in loads[0].roles if one.role != "sampler"}
     short_lived = lookup(config, "data.tokenize", "batched") == "processes"
-    whole = sum(roles.values()) if roles and not short_lived else None
+    elsewhere = (ledger.record.facts.nodes or 1) > 1
+    whole = sum(roles.values()) if roles and not short_lived and not elsewhere else None
     if spans is None or steps is None:
         return {}, whole
     import pyarrow.compute as pc
@@ -182,6 +190,7 @@ def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
         middle(lambda use: use.step_ms),
         middle(lambda use: use.tokenizing_ms),
         middle(lambda use: use.tokens_per_s),
+        max((use.ranks for use in uses), default=1),
     )
 
 

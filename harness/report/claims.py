@@ -48,6 +48,11 @@ def section(uses: Sequence[ArmUse], judged: Sequence[JudgedClaim], names: ArmNam
         "steps by the same parts; processes that tokenize for the main thread count as tokenization, but for those "
         "that are started for each batch, which live too short to be sampled."
     )
+    if any(one.ranks > 1 for one in uses):
+        note += (
+            " Of several ranks the shares and the cores by part are those of rank 0, and *all processes* are those of "
+            "every rank."
+        )
     return f"## Claims\n\n{sentences}\n\n{table(header, rows)}\n\n{note}"
 
 

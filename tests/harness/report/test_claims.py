@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from harness.analysis import claims
 from harness.analysis.claims import JudgedClaim, RunUse, arm_use, use_of
 from harness.analysis.ledger import measure
+from harness.analysis.probes.host_load import HostLoad, RoleLoad
 from harness.analysis.report_types import StudyReport
 from harness.analysis.statistics import Estimate, from_amounts, from_block_values
 from harness.analysis.study import analyse
@@ -162,6 +164,31 @@ def test_shares_sum_to_the_step_and_cores_are_those_of_the_spans() -> None:
     assert sum(use.cores.values()) == pytest.approx(1, rel=0.01)
     assert use.cores["sync"] == pytest.approx(4 / step, rel=0.01)
     assert arm_use("plain", [use]).shares["Python"].median == pytest.approx(0.02 / step, rel=0.05)
+
+
+def test_of_several_ranks_all_processes_are_counted_and_each_tokenizes_its_own_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The table of rank 0 has the tokens of all: each of two ranks tokenized half of them, in the time that it says."""
+    roles = [
+        RoleLoad(role, 1, cores, *[None] * 7)
+        for role, cores in (("main", 0.75), ("loaders", 0.125), ("ranks", 0.875), ("sampler", 0.01))
+    ]
+    monkeypatch.setattr(claims, "host_load", lambda _: [HostLoad("plain", 1.0, roles)])
+    uses = {}
+    for name, facts in (("one", {}), ("two", {"ranks": 2}), ("nodes", {"ranks": 2, "nodes": 2})):
+        _, runs = build([Arm("plain", tokenize=8.0, compute=COMPUTE, tokens=2048, facts=facts)], blocks=1)
+        ledger = measure(runs[0])
+        assert ledger is not None
+        uses[name] = use_of(runs[0], ledger)
+    assert uses["one"].tokenizing_ms == pytest.approx(8 / 2.048, rel=0.02)
+    assert uses["two"].tokenizing_ms == pytest.approx(8 / 1.024, rel=0.02)
+    assert uses["two"].all_cores == pytest.approx(1.75)
+    assert uses["nodes"].all_cores is None  # those of other machines were not sampled here
+    judged = study(claims=CLAIMS[:1]).claims
+    for name, said in (("one", False), ("two", True)):
+        text = claims_text.section([arm_use("plain", [uses[name]])], judged, ArmNames(["plain", "batched"]))
+        assert ("Of several ranks the shares and the cores by part are those of rank 0" in text) == said
 
 
 def test_too_few_blocks_are_not_measurable() -> None:
