@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 
 from harness.analysis.ledger import column
 from harness.analysis.statistics import Estimate, inverse
+from harness.scenario.overrides import flatten
 from harness.study.run_data import RunData
 
 Float = NDArray[np.float64]
 SAME_BATCH = 0.1  # relative: batches of other documents differ by less in their tokens
 FALLEN = 4.0  # standard errors of a mean loss: one that has fallen by less has reached nothing but chance
+# Sections and keys that say how many ranks there are and what each of them computes of a step, or change no step.
+OF_RANKS = ("launch", "data.batch_size", "optimizer.accumulation", "compute.threads", "evaluation", "log_every")
 WINDOW = 0.1  # of the tokens: a loss is the mean over so many
 
 
@@ -50,6 +53,7 @@ class Scaling:
     losses: tuple[float, float] | None = None
     target: float | None = None
     seconds: tuple[float, float] | None = None
+    differs: tuple[str, ...] = ()  # keys of the configuration in which the arms differ beside the ranks and their batch
 
     @property
     def efficiency(self) -> float:
@@ -89,7 +93,7 @@ def scaling(
         threads = facts[0].threads * ranks[0], facts[1].threads * ranks[1]
     weak = None if per_step is None else _is_weak(per_step[1] / per_step[0], ranks[1] / ranks[0])
     cores = facts[1].cores and facts[1].cores * (facts[1].nodes or 1)
-    found = Scaling(*names, (ranks[0], ranks[1]), speedup, weak, per_step, threads, cores)
+    found = Scaling(*names, (ranks[0], ranks[1]), speedup, weak, per_step, threads, cores, differs=_other_keys(runs))
     blocks = [both for pair in steps if (both := _curves(*pair)) is not None]
     if not blocks:
         return found
@@ -101,6 +105,13 @@ def scaling(
     losses, target, seconds = np.split(np.mean(reached, axis=0), (2, 3))
     found = replace(found, losses=(float(losses[0]), float(losses[1])))
     return replace(found, target=float(target[0]), seconds=(float(seconds[0]), float(seconds[1]))) if fallen else found
+
+
+def _other_keys(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple[str, ...]:
+    """Keys of the configuration in which the arms differ, but for those of ranks and their batch."""
+    first, second = (flatten(arm[0].record.config) for arm in runs)
+    keys = {key for key in {*first, *second} if first.get(key) != second.get(key)}
+    return tuple(sorted(key for key in keys if not any(key == one or key.startswith(f"{one}.") for one in OF_RANKS)))
 
 
 def _tokens_per_step(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple[float, float] | None:

@@ -13,6 +13,7 @@ from harness.report.tables import table
 from harness.report.words import count, interval, listing, ms, number, part_of, percent, ratio
 
 NOTHING = 0.01  # of the step: less is no straggler worth a word
+MOST_KEYS = 4  # named of those in which arms differ
 MUCH = 0.05  # of the step: who waits for so much waits for somebody, named or not
 UNKNOWN: Mapping[Unknown, str] = {
     "device": "as a device computes by itself",
@@ -80,7 +81,12 @@ def _kind(found: Scaling) -> str:
 def _scaled_by(found: Scaling, first: str) -> list[str]:
     """What takes from the efficiency: it counts ranks, which here share one machine."""
     lines = []
-    if (open_to := found.efficiency_range) is not None and open_to[0] > 1:
+    more = (open_to := found.efficiency_range) is not None and open_to[0] > 1
+    if found.differs:
+        keys = listing([*found.differs[:MOST_KEYS], *(["others"] if len(found.differs) > MOST_KEYS else [])])
+        than = ", which is more than the ranks can give" if more else ""
+        lines.append(f"The arms differ in {keys} as well: this is not the efficiency of the ranks alone{than}.")
+    elif more:
         lines.append("That is more than the ranks can give: the arms differ in something else.")
     if found.threads is not None:
         before, now = found.threads

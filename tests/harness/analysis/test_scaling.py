@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -107,6 +108,28 @@ def test_an_efficiency_is_beside_what_it_counts() -> None:
     shared = said(one, run("two", 2, 20, 100, 60.0, threads=2), from_blocks([1.0, 1.01, 1.02]))
     assert "That is more than the ranks can give: the arms differ in something else." in shared
     assert "The ranks compute in 4 threads on 2 cores." in shared
+
+
+def test_an_efficiency_of_arms_that_differ_in_more_than_ranks_says_so() -> None:
+    """Pretokenized, two ranks were 98 % as efficient as one that tokenizes; with the same data path it was 77 %."""
+    own = {"data": {"path": "text-padded", "batch_size": 4}, "evaluation": {"batches": 8}, "launch": None}
+    ranks = {"torchrun": {"nproc": 2}, "parallel": "ddp"}
+    alone = run("one", None, 20, 100, 100.0)
+    alone = RunData(replace(alone.record, config=own), alone.steps, None, None)
+
+    def two(path: str, speedup: float = 0.0) -> str:
+        config = {"data": {"path": path, "batch_size": 2}, "evaluation": {"batches": 16}, "launch": ranks}
+        found = run("two", 2, 20, 100, 60.0)
+        other = RunData(replace(found.record, config=config), found.steps, None, None)
+        return said(alone, other, from_blocks([speedup, speedup + 0.01, speedup - 0.01]))
+
+    assert "differ" not in two("text-padded")
+    assert "The arms differ in data.path as well: this is not the efficiency of the ranks alone." in two(
+        "tokens-padded"
+    )
+    text = two("tokens-padded", 1.0)
+    assert "ranks alone, which is more than the ranks can give." in text
+    assert "something else" not in text
 
 
 def test_fewer_ranks_than_the_baseline_are_no_efficiency_above_one() -> None:
