@@ -32,6 +32,12 @@ from trainer.json_types import JsonObject
 COMPUTE = ("h2d", "forward", "backward", "optimizer")
 PARTS = ("tokenization", "sync", "compute", "Python", "other data")
 STRATEGY = "data.tokenize"
+STRATEGIES = (STRATEGY, f"{STRATEGY}_processes", f"{STRATEGY}_threads")
+# What "all fixes together", and fixes that are to lower the use of the CPU, change of a configuration.
+FIXES = (
+    *STRATEGIES, "data.path", "data.access", "data.workers", "data.prefetch", "data.transport", "data.pin_memory",
+    "data.start_method", "data.timeout_s", "compute.sync", "log_every", "optimizer.fused",
+)  # fmt: skip
 Outcome = Literal["holds", "does not hold", "not measurable"]
 
 
@@ -243,7 +249,7 @@ def judge(
         int(lookup_number(config, "data.tokenize_processes", 2)) if parallel else None,
         cores if parallel else None,
         floor,
-        _other_keys(config, baseline_config or {}) if of_tokenizing else (),
+        _other_keys(config, baseline_config, STRATEGIES if of_tokenizing else FIXES) if baseline_config else (),
         untested,
     )
 
@@ -265,11 +271,11 @@ def _same_strategy(config: JsonObject, baseline: JsonObject) -> str | None:
     return str(here) if here is not None and here == there else None
 
 
-def _other_keys(config: JsonObject, baseline: JsonObject) -> tuple[str, ...]:
-    """Keys in which the arms differ, but for those of the tokenizing strategy."""
+def _other_keys(config: JsonObject, baseline: JsonObject, claimed: Sequence[str]) -> tuple[str, ...]:
+    """Keys in which the arms differ, but for those that the claim is about."""
     first, second = flatten(config), flatten(baseline)
     keys = {key for key in {*first, *second} if first.get(key) != second.get(key)}
-    return tuple(sorted(keys - {STRATEGY, f"{STRATEGY}_processes", f"{STRATEGY}_threads"}))
+    return tuple(sorted(keys.difference(claimed)))
 
 
 def _figure(kind: ClaimKind, use: RunUse) -> float | None:

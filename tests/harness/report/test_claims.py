@@ -120,6 +120,18 @@ def test_arms_that_differ_in_more_than_the_claim_are_said_to() -> None:
     assert "; both have data.tokenize per-sample, so nothing of the claim was tried" in said
 
 
+def test_a_smaller_model_is_no_fix() -> None:
+    """All fixes together gave 1.01x; with a model of one layer beside them 104x was said to be theirs."""
+    plain = Arm("plain", tokenize=8.0, compute=COMPUTE, config={"model.layers": 8, "data.path": "text-padded"})
+    fixes = {"data.path": "tokens-padded", "data.workers": 2, "compute.sync": "late"}
+    for layers, remark in ((8, False), (1, True)):
+        config = {**fixes, "model.layers": layers}
+        fast = Arm("batched", read=0.005, tokenize=0.0, pack=0.005, compute=FAST, tokens=2048, config=config)
+        found, said = claim_of([plain, fast], "everything together")
+        assert found.outcome == "holds"
+        assert ("the arms differ in model.layers as well" in said) == remark
+
+
 def test_what_no_table_says_of_tokenization_is_no_share_of_nothing() -> None:
     """Half of the step is fetch, and no span says what of it was tokenizing."""
     _, runs = build([Arm("plain", tokenize=16.0, compute=COMPUTE)], blocks=1)
