@@ -24,6 +24,8 @@ from harness.report.words import listing, number, percent
 from harness.study.contract import STAGES
 from trainer.devices.flops import CONVENTIONS
 
+PADDED = 0.9  # of the positions are trained on: of fewer it is said, as model FLOPs count all of them
+
 
 def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
     """What could have been gained, and what was; empty where nothing was compared."""
@@ -79,9 +81,23 @@ def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
     counted = dict.fromkeys(arm.speed.convention for arm in shown if arm.speed.flops_per_s is not None)
     if counted:
         note += f" Model FLOPs are counted by: {safe('; '.join(CONVENTIONS.get(one, one) for one in counted))}."
+        note += _padding(shown)
     if reasons:
         note += f" MFU is not given: {safe('; '.join(reasons))}."
     return "\n\n".join(["## Arms", _speed(shown, names), _data_work(shown, names), _model(shown, names), note])
+
+
+def _padding(shown: Sequence[ArmReport]) -> str:
+    """That padding counts as model FLOPs: an arm that pads may have the MFU of one that trains on far more tokens."""
+    shares = sorted(
+        arm.totals.useful_fraction
+        for arm in shown
+        if arm.speed.flops_per_s is not None and arm.totals.useful_fraction is not None
+    )
+    if not shares or shares[0] >= PADDED:
+        return ""
+    ends = list(dict.fromkeys(percent(one) for one in (shares[0], shares[-1])))
+    return f" They are those of all positions, padding included, of which {' to '.join(ends)} are trained on."
 
 
 def _speed(shown: Sequence[ArmReport], names: ArmNames) -> str:
