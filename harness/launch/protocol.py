@@ -25,10 +25,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NotRequired, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, NotRequired, TypeAlias, TypedDict
 
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from trainer.evaluate import Kind
 
 VERSION = 2
 
@@ -155,7 +158,14 @@ class TrainOrder(TypedDict):
     block: int
 
 
-RunOrder: TypeAlias = RepetitionOrder | BareOrder | ClockAnswer | TrainOrder
+class LackingOrder(TypedDict):
+    """Rank 0 of a resumed training to the others: make these passes first, which the part before may not have made."""
+
+    do: Literal["lacking"]
+    passes: list[Kind]
+
+
+RunOrder: TypeAlias = RepetitionOrder | BareOrder | ClockAnswer | TrainOrder | LackingOrder
 
 
 class MeetingPlace(TypedDict):

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from trainer.compute.base import Compute
     from trainer.data.loader import Batches
     from trainer.data.prepare import Prepared
-    from trainer.evaluate import Evaluator
+    from trainer.evaluate import Evaluator, Kind
     from trainer.telemetry import Validation
 
 Status = Literal["done", "interrupted", "failed"]
@@ -358,9 +358,7 @@ class Training:
         share = self._share(first, self._tokens, batches)
         progress = TrainingProgress(self.goal, share, self._agreed[2])
         try:
-            # Where several ranks are resumed, only one would know that a pass lacks, which all have to make.
-            passes = recorder.evaluations if self.rank.of == 1 else None
-            if evaluator is not None and passes is not None and (lacking := passes.lacking(first - 1)):
+            if evaluator is not None and (lacking := self._lacking(first - 1, recorder)):
                 evaluator.after(first - 1, lacking)
             while (order := self._order(share)) == "step":
                 recorder.warmup = self._steps - first < self.config.warmup_steps
@@ -410,6 +408,18 @@ class Training:
             share = self.goal.share(steps, tokens, batches.position.epochs)
             self._agreed = steps, share if self._group is None else least(share, self._group), tokens
         return self._agreed[1]
+
+    def _lacking(self, step: int, recorder: TrainingRecorder) -> frozenset[Kind]:
+        """Which passes after ``step`` may be missing. Rank 0 alone has the table of them, and tells the others."""
+        if self._orders is not None:
+            order = self._orders.receive_order()
+            assert order["do"] == "lacking"
+            return frozenset(order["passes"])
+        passes = recorder.evaluations
+        found: frozenset[Kind] = frozenset() if passes is None else passes.lacking(step)
+        if self._others is not None:
+            self._others.send({"do": "lacking", "passes": sorted(found)})
+        return found
 
     def _order(self, share: float) -> str:
         """What is done next: rank 0 decides, and the others do the same."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from harness.launch.diagnosis import RANK_NAME
-from harness.launch.training_files import read_losses
+from harness.launch.training_files import read_evaluations, read_losses
 from harness.study.store import StudyFolder
 from tests.harness.commands.test_train import SCENARIO
 from tests.trainer.data.conftest import make_texts, write_parquet
@@ -72,6 +72,26 @@ def test_two_ranks_are_killed_and_go_on_with_the_same_losses(tmp_path: Path, par
         {"model.safetensors", "config.json"} if parallel == "ddp" else {".metadata", "__0_0.distcp", "__1_0.distcp"}
     )
     assert set(about["files"]) == names
+
+
+@pytest.mark.slow
+def test_two_ranks_make_the_pass_that_a_killed_part_did_not(tmp_path: Path) -> None:
+    scenario, table = written(tmp_path), tmp_path / "out/evaluations.csv"
+    evaluation = "evaluation={every_steps: 8, fraction: 0.2, batches: 1}"
+
+    def train(steps: int, *words: str) -> str:
+        asked = ["--arm", "plain", "--steps", str(steps), "--set", evaluation, "--out", str(tmp_path / "out")]
+        command = [sys.executable, "-m", "harness", "train", str(scenario), *asked, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return table.read_text()
+
+    before = train(8)
+    # As a kill between the checkpoint of step 8 and the pass that is due there leaves it.
+    table.write_text(before.splitlines(keepends=True)[0])
+    after = train(16, "--resume")
+    assert after.startswith(before)
+    assert [row.step for row in read_evaluations(table)] == [7, 15]
 
 
 @pytest.mark.slow
