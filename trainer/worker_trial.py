@@ -18,6 +18,7 @@ from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError
 
 BATCHES, BATCHES_S = 40, 3.0  # of each measurement at most
+MADE_S = 1.0  # for at least so long batches are made: a long document is tokenized in one of the hundreds that it fills
 STEPS, STEPS_S = 6, 10.0
 # A worker is better only where it is predicted to save this share of a step: less is within what a trial can tell.
 LEAST_GAIN = 0.03
@@ -25,7 +26,7 @@ LEAST_GAIN = 0.03
 
 @dataclass(frozen=True)
 class WorkerTrial:
-    """Medians in milliseconds, of a micro-batch."""
+    """Milliseconds of a micro-batch: medians, but for ``stage_ms``, a mean."""
 
     stage_ms: float  # to make it in the training process
     ready_ms: float  # to receive one that lies ready from a worker
@@ -72,7 +73,7 @@ def measure(config: TrainerConfig) -> WorkerTrial:
         ready_ms = _median_ms(lambda: next(batches), 10, before=lambda: sleep(max(0.01, 4e-3 * cycle_ms)))
     with open_batches(data, prepared, config.seed) as batches:
         next(batches)  # opens files, loads tokenizers
-        stage_ms = _median_ms(lambda: next(batches), BATCHES)
+        stage_ms = mean_ms(lambda: next(batches))
         step_ms, threads = _step_ms(config, prepared.vocab_size, next(batches))
     return WorkerTrial(stage_ms, ready_ms, cycle_ms, step_ms, threads, len(os.sched_getaffinity(0)))
 
@@ -97,6 +98,18 @@ def _step_ms(config: TrainerConfig, vocab_size: int, batch: object) -> tuple[flo
     step()
     found_ms = _median_ms(step, STEPS, limit_s=STEPS_S) / accumulation
     return found_ms, torch.get_num_threads() if compute.device == "cpu" else 1
+
+
+def mean_ms(work: Callable[[], object]) -> float:
+    """The mean of at least :data:`BATCHES` and :data:`MADE_S`, or of what there is time for.
+
+    A median would leave out the few batches that pay for the others.
+    """
+    begun, count = monotonic(), 0
+    while (took := monotonic() - begun) < BATCHES_S and (count < BATCHES or took < MADE_S):
+        work()
+        count += 1
+    return took * 1e3 / count
 
 
 def _median_ms(

@@ -49,6 +49,10 @@ def page(found: CorpusStatistics, picture: str | None = None) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+# Of a tokenizer that knows every byte, and of one that does not: which it is, nobody has asked.
+_NO_UNKNOWN = "not counted: the tokenizer has none (it knows every byte, or drops what it does not know)"
+
+
 def _facts(found: CorpusStatistics) -> list[tuple[str, str]]:
     text = found.text_bytes is not None
     unknown = found.unknown_share
@@ -61,7 +65,7 @@ def _facts(found: CorpusStatistics) -> list[tuple[str, str]]:
         ("tokens, ends of documents included", f"{found.tokens:,}"),
         ("tokens of text per byte", NOT_MEASURED if found.tokens_per_byte is None else f"{found.tokens_per_byte:.4f}"),
         ("bytes per token of text", NOT_MEASURED if not found.tokens_per_byte else number(1 / found.tokens_per_byte)),
-        ("unknown tokens", "none: the tokenizer knows every byte" if unknown is None else _share(unknown)),
+        ("unknown tokens", _NO_UNKNOWN if unknown is None else _share(unknown)),
         ("special tokens within text", _share(found.special_share)),
         ("ids of the tokenizer in use", percent(found.vocabulary_used_share)),
         ("exact duplicates", f"{count(found.duplicate_documents, 'document')} ({_share(found.duplicate_share)}; "

@@ -29,8 +29,8 @@ further where the vertex may lie outside. An end is open where one of these rate
 In simulations (tests/benchmarks/sweep_intervals.py) it held the optimum in at least 96 % of the sweeps of every kind:
 grids of 6 to 12, 24 and 40 rates, and the few rates that Hyperband trains to the end, of curves up to ten times as
 steep on one side. One standard error of the lowest (Breiman, Friedman, Olshen and Stone 1984, "Classification and
-Regression Trees", chapter 3) in place of 1.645 of the difference held it in as few as 80 %: grids of 40 rates, of such
-curves. With the difference, close rates need not be merged, and nothing need grow with their number.
+Regression Trees", chapter 3) in place of 1.645 of the difference held it in too few: grids of 40 rates, of such curves.
+With the difference, close rates need not be merged, and nothing need grow with their number.
 An open end excludes nothing. Where two thirds of a kind's sweeps or more have one, fewer of the others' intervals hold:
 77 % at the least, of a kind with 92 % open ends.
 

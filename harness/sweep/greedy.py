@@ -19,8 +19,7 @@ from trainer.config import Config
 
 WORSE = 2  # so many smaller rates in a row that are worse than the best close the search from below
 # Losses that differ by less than this share of them count as the same, as the seed alone may do that: on a flat part of
-# the curve noise would end the search above its optimum. In simulations with noise of 0.3 to 0.7 % of the loss and a
-# part that is flat over a factor of 8 it did so in four of ten searches; so in one of ten at most, for one rate more.
+# the curve noise would end the search above its optimum. A rate more may be trained for it.
 FLAT = 0.01
 SURE = 2.0  # standard errors of the difference of two means, where rates have several seeds: no less counts as worse
 

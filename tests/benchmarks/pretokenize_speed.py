@@ -4,7 +4,7 @@
 threads, by turns: in memory the engine alone, of strings that are there; to disk all that ``harness data pretokenize``
 does after the corpus was checked: reading it, end-of-text ids, digests, writing, the manifest, and its check. Reading
 alone, in one thread, stands beside them: what it takes of the cores the engine does not have. So do the two parts of
-the rest that no arrangement can spare: pyarrow's own reading, up to Arrow's arrays, and the tokens' digests and
+the rest that stay however it is arranged: pyarrow's own reading, up to Arrow's arrays, and the tokens' digests and
 writing. In memory the engine may keep every core busy. To disk then cannot reach a larger part of its speed than the
 engine has of the CPU time, with all of the rest, or with these two parts alone: both are printed.
 """

@@ -159,7 +159,8 @@ def create_folder(target: Path, build: Build, *, resumable: bool = False) -> Non
             _write_digests(temporary, digests)
         except OSError as error:
             if error.errno in MACHINE_FAULTS:
-                raise cannot_write(target, error, _REMEDY) from error
+                remedy = _REMEDY if target.is_relative_to(cache_root()) else "another folder can be named"
+                raise cannot_write(target, error, remedy) from error
             raise
         try:
             temporary.rename(target)

@@ -113,6 +113,7 @@ def test_export_and_import(corpus: str, model: str, tmp_path: Path) -> None:
     assert "none can be trained on token ids" in refused(*words, "--tokenizer", "bpe:300")
     lines = out_of(*words, "--tokenizer", model)
     assert lines[0].startswith(f"{back}: {len(documents)} documents, {sum(tokens)} tokens ")
+    assert "whether an end-of-text id stood within a text: each one ends a document" in lines[-1]
     assert pq.read_table(back).to_pydict() == {"tokens": documents}
 
 

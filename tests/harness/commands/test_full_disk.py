@@ -35,6 +35,13 @@ def test_a_cache_on_a_full_disk(
     assert not list(tmp_path.rglob(".*.tmp"))
 
 
+def test_a_full_disk_of_a_folder_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cache would not help it."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(OSError, match="No space left on device; another folder can be named"):
+        cache.create_folder(tmp_path / "out", full)
+
+
 @pytest.mark.parametrize(
     ("number", "kind"),
     [(errno.ENOSPC, OSError), (errno.EDQUOT, OSError), (errno.EFBIG, OSError), (errno.EACCES, InputError)],

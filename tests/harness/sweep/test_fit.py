@@ -112,7 +112,7 @@ def held_and_fitted(sweeps: Iterable[DrawnSweep]) -> tuple[int, int]:
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("curve", ["ten times", "exponential"])
 def test_intervals_of_close_rates_hold_the_minimum_in_95_percent(curve: str, search: str) -> None:
-    """With one standard error in place of the test of a difference: 80 to 87 % of the curves ten times as steep."""
+    """One standard error in place of the test of a difference holds too few of the curves ten times as steep."""
     held, number = held_and_fitted(SEARCHES[search](curve, 0.3, 200))  # noise: a third of what a factor of 2 adds
     assert number >= 160  # a short trial that diverges closes the range: above it nothing is fitted
     assert held >= fewest(number)

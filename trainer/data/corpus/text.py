@@ -61,7 +61,8 @@ def _paragraphs(name: str) -> Iterator[list[bytes]]:
             *whole, last = _BLANK_LINES.split(b"".join(held))
             yield _with_text(whole)
             held, size = [b"\n", last], len(last)
-    yield _with_text(_BLANK_LINES.split(b"".join(held)))
+    # With a line end, so that a last line of white space is blank whether or not the file ends in one.
+    yield _with_text(_BLANK_LINES.split(b"".join(held) + b"\n"))
 
 
 def _with_text(paragraphs: list[bytes]) -> list[bytes]:

@@ -107,6 +107,11 @@ def test_the_fingerprint_follows_content_and_how_it_is_read(tmp_path: Path) -> N
     assert fingerprint("a.txt") != fingerprint("b.txt")
 
 
+def test_a_last_line_of_white_space_is_blank_without_a_line_end_too(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("é b\r\n ".encode())
+    assert texts_of(CorpusConfig(path=str(tmp_path / "a.txt"), split="blank-line")) == ["é b"]
+
+
 @pytest.mark.parametrize(
     ("split", "expected"),
     [
