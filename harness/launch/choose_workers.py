@@ -39,8 +39,8 @@ class WorkerChoice:
         one, cores = self.trial, self.trial.cores
         predicted = {workers: one.predicted_ms(workers) for workers in sorted({0, 1, self.workers, cores})}
         return (
-            f"{self.workers}: a batch takes {one.stage_ms:.3g} ms to make on average, {one.ready_ms:.3g} ms to receive from a "
-            f"worker, whose own share is {one.cycle_ms:.3g} ms, and {one.step_ms:.3g} ms to train on with "
+            f"{self.workers}: a batch takes {one.stage_ms:.3g} ms to make on average, {one.ready_ms:.3g} ms to receive "
+            f"from a worker, whose own share is {one.cycle_ms:.3g} ms, and {one.step_ms:.3g} ms to train on with "
             f"{one.threads} of {cores} cores; so a step would take, for each of its batches, "
             + ", ".join(f"{ms:.3g} ms with {workers}" for workers, ms in predicted.items())
         )
