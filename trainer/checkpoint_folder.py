@@ -207,22 +207,29 @@ def written(folder: Path) -> list[Path]:
 def newest(folder: Path) -> Checkpoint | None:
     """The newest one that is whole; None where there never was one.
 
-    Of each one that is not it says so in a line, and removes it. Raises InputError where all are damaged: a training
-    that begins again would not be the same.
+    Of each one that is not it says so in a line; who goes on from an older one removes it (:func:`remove_newer`).
+    Raises InputError where all are damaged: a training that begins again would not be the same.
     """
     paths = written(folder)
     for place, path in enumerate(paths):
         try:
-            found = read(path)
-            for damaged in paths[:place]:  # it would count as one that is kept
-                remove_whole(damaged)
-            return found
+            return read(path)
         except InputError as error:
             instead = "; the one before is used" if paths[place + 1 :] else ""
             print(f"warning: {error}{instead}", file=sys.stderr)
     if paths:
-        raise InputError(f"{folder}: none of {len(paths)} checkpoints can be used; remove them to begin again")
+        raise InputError(
+            f"{folder}: none of {len(paths)} checkpoints can be used; a training begins again where they are removed"
+        )
     return None
+
+
+def remove_newer(found: Checkpoint) -> None:
+    """Remove what is newer than the newest whole one, and so damaged: it would count as one that is kept."""
+    for path in written(found.path.parent):
+        if path == found.path:
+            return
+        remove_whole(path)
 
 
 def retain(folder: Path, keep: int) -> None:

@@ -12,7 +12,6 @@ It may lie behind a URL (s3://BUCKET/FOLDER), from where it is copied first.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,14 +92,10 @@ def load_trained(place: str, key: str) -> TrainedModel:
 
 
 def _newest(folder: Path) -> checkpoint_folder.Checkpoint:
-    """The newest whole checkpoint, as :func:`checkpoint_folder.newest`; nothing is removed, as it is another's."""
-    paths = checkpoint_folder.written(folder)
-    for path in paths:
-        try:
-            return checkpoint_folder.read(path)
-        except InputError as error:
-            print(f"warning: {error}; the one before is used", file=sys.stderr)
-    raise InputError(f"{folder}: {'none of its checkpoints is whole' if paths else 'no checkpoint in it'}")
+    found = checkpoint_folder.newest(folder)
+    if found is None:
+        raise InputError(f"{folder}: no checkpoint in it")
+    return found
 
 
 def _build(folder: Path, key: str) -> torch.nn.Module:

@@ -247,6 +247,7 @@ class Training:
     ) -> tuple[Batches, Compute, Saver, Evaluator | None, TrainingRecorder, LossTable | None]:
         """Everything that trains, where the checkpoint ``found`` says it was."""
         from trainer.checkpoint import check_identity, identity, load, parts_of
+        from trainer.checkpoint_folder import remove_newer
         from trainer.checkpoint_ranks import make_saver, make_store
         from trainer.compute.build import build_compute
         from trainer.data.loader import open_batches
@@ -260,6 +261,8 @@ class Training:
         states = None
         if found is not None:
             check_identity(found, self.config, prints)
+            if self.rank.is_first:
+                remove_newer(found)  # here, where it is sure that this training goes on from it
             states = found.states(make_store(self.rank))
             try:
                 where, self._tokens = states["data"], integer(found.about, "tokens")
