@@ -235,7 +235,7 @@ def test_what_a_sweep_will_cost_on_an_emulated_device_is_told_though_it_has_no_l
     assert done.returncode == 0, done.stderr
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("all ")]
     assert row[1:3] == ["3", "3,000,000"]
-    # Both are printed with two digits, and of a busy machine hours are of the mean step, which is longer than the usual.
+    # Both are printed with two digits; of a busy machine hours are of the mean step, longer than the usual one.
     assert 0.9 <= float(row[4]) * 3600 / (3e6 * float(row[3]) / 1e3) <= 3
     assert "passes over held-out data are not counted, as it has no loss" in done.stdout
     refused = harness(*asked)
