@@ -10,8 +10,7 @@ from statistics import fmean, median
 
 import pytest
 
-from harness.analysis.cost import ArmMeasurement, ArmWork, PredictedCost, SpendingLimit
-from harness.analysis.long_steps import LONG
+from harness.analysis.cost import LONG, ArmMeasurement, ArmWork, PredictedCost, SpendingLimit
 from harness.launch.budget import COST, Deadline, cost_json, read_cost
 from harness.launch.costing import short_config, works_of
 from harness.launch.study import run_study
