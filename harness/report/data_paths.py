@@ -66,11 +66,11 @@ def _findings(found: Sequence[DataPath], names: ArmNames) -> list[str]:
         line = f"Alone {names.short(best.arm)} is {ratio(best.times.median)} as fast as {names.short(baseline)}"
         base = next((one for one in found if one.arm == baseline), None)
         if base is not None and base.step_ms is not None and best.step_ms is not None:
-            line += f"; trained with, its steps are {ratio(base.step_ms.median / best.step_ms.median)} as fast"
             if base.waited_ms is not None:
                 part = part_of(base.step_ms.median)
                 waits = f"{part(base.waited_ms)} of its {part(base.step_ms.median)} a step"
-                line += f", as data costs {names.short(baseline)} {waits}"
+                line += f"; data costs {names.short(baseline)} {waits}"
+            line += f"; trained with, steps are {ratio(base.step_ms.median / best.step_ms.median)} as fast"
         if best.training_times is not None:  # what a step holds counts in it, too: padding is no data work
             line += f"; by {best.measure}, which count what a step holds, {ratio(best.training_times.median)}"
         lines.append(f"{line}.")

@@ -17,7 +17,7 @@ def page(*trained: int) -> str:
 
 
 def test_model_flops_of_padding_are_said_to_be_counted() -> None:
-    """With a quarter of the positions trained on a padded arm had an MFU of 1.2 %, a packed one 1.3 %."""
+    """An arm that trains on a quarter of its positions has the MFU of one that trains on all."""
     assert "They are those of all positions, padding included, of which 25 % to 98 % are trained on." in page(250, 980)
     assert "padding included, of which 25 % are trained on." in page(250)
     assert "padding" not in page(980)
