@@ -23,7 +23,7 @@ from harness.analysis.speeds import speed, steps_per_s
 from harness.analysis.statistics import Estimate, Likeness
 from harness.analysis.unseen import MOST_RESTARTING, Unseen, unseen
 from harness.scenario.edits import parse_edits
-from harness.scenario.overrides import flatten, lookup, lookup_number
+from harness.scenario.overrides import differing, flatten, lookup, lookup_number
 from harness.study.run_data import RunData
 from trainer.config import BEFORE
 from trainer.errors import InputError
@@ -196,9 +196,9 @@ def _pretokenized(arm: str, runs: Mapping[str, Sequence[RunData]]) -> list[str]:
 
 def _differing(arm: str, other: str, runs: Mapping[str, Sequence[RunData]]) -> dict[str, object]:
     """What ``other`` sets otherwise than ``arm``."""
-    ours, theirs = (flatten(runs[name][0].record.config) for name in (arm, other))
-    keys = dict.fromkeys([*ours, *theirs])
-    return {key: theirs.get(key) for key in keys if key != "seed" and ours.get(key) != theirs.get(key)}
+    ours, theirs = (runs[name][0].record.config for name in (arm, other))
+    values = flatten(theirs)
+    return {key: values.get(key) for key in differing(ours, theirs) if key != "seed"}
 
 
 def _edits(runs: Sequence[RunData]) -> list[tuple[str, AdviceCost]]:

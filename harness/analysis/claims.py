@@ -25,7 +25,7 @@ from harness.analysis.ledger import RunLedger
 from harness.analysis.probes.host_load import host_load
 from harness.analysis.statistics import Estimate, from_amounts, from_block_values, from_blocks
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
-from harness.scenario.overrides import flatten, lookup, lookup_number
+from harness.scenario.overrides import differing, lookup, lookup_number
 from harness.study.run_data import RunData
 from trainer.json_types import JsonObject
 
@@ -273,9 +273,7 @@ def _same_strategy(config: JsonObject, baseline: JsonObject) -> str | None:
 
 def _other_keys(config: JsonObject, baseline: JsonObject, claimed: Sequence[str]) -> tuple[str, ...]:
     """Keys in which the arms differ, but for those that the claim is about."""
-    first, second = flatten(config), flatten(baseline)
-    keys = {key for key in {*first, *second} if first.get(key) != second.get(key)}
-    return tuple(sorted(keys.difference(claimed)))
+    return tuple(sorted(set(differing(config, baseline)).difference(claimed)))
 
 
 def _figure(kind: ClaimKind, use: RunUse) -> float | None:

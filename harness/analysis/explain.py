@@ -21,7 +21,7 @@ from harness.analysis.uneven import uneven_speed, uneven_waits
 from harness.analysis.unseen import unseen
 from harness.analysis.whatif import whatifs
 from harness.scenario.edits import parse_edits
-from harness.scenario.overrides import flatten
+from harness.scenario.overrides import differing
 from harness.study.contract import STAGES
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
@@ -150,9 +150,8 @@ def _not_replayable(names: tuple[str, str], runs: Runs) -> Absent | None:
     first, second = (runs.get(arm, ()) for arm in names)
     if not first or not second:
         return Absent("no tables")
-    ours, theirs = flatten(first[0].record.config), flatten(second[0].record.config)
-    differs = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key) and key != "seed"]
-    other = [key for key in differs if not key.startswith(REPLAYABLE)]
+    differs = differing(first[0].record.config, second[0].record.config)
+    other = [key for key in differs if key != "seed" and not key.startswith(REPLAYABLE)]
     return Absent("more than the data path differs", detail=other[0]) if other else None
 
 

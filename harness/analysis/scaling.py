@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.ledger import column
 from harness.analysis.statistics import Estimate, inverse
-from harness.scenario.overrides import flatten
+from harness.scenario.overrides import differing
 from harness.study.run_data import RunData
 
 Float = NDArray[np.float64]
@@ -109,8 +109,7 @@ def scaling(
 
 def _other_keys(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple[str, ...]:
     """Keys of the configuration in which the arms differ, but for those of ranks and their batch."""
-    first, second = (flatten(arm[0].record.config) for arm in runs)
-    keys = {key for key in {*first, *second} if first.get(key) != second.get(key)}
+    keys = differing(*(arm[0].record.config for arm in runs))
     return tuple(sorted(key for key in keys if not any(key == one or key.startswith(f"{one}.") for one in OF_RANKS)))
 
 

@@ -15,6 +15,7 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from harness.launch.training import Trained
     from harness.launch.training_progress import Goal
+    from trainer.telemetry import Validation
 
 OUT = "results/train"
 MOST_STEPS = 10_000_000_000
@@ -72,11 +73,11 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     uploader = None if url is None else uploader_of(out, url, checks=True)
     trained = train_arm(plan, goal, out, arguments.resume, command, arguments.scenario, allowance, uploader)
     loss = "" if trained.loss is None else f", loss {trained.loss:.4f}"
-    if trained.validation_loss is not None:
-        loss += f", validation loss {trained.validation_loss:.4f}{_after(trained.validated, trained.steps)}"
+    if (validation := trained.validation) is not None:
+        loss += f", validation loss {validation.loss:.4f}{_after(validation, trained.steps)}"
     if (choices := trained.choices) is not None:
         norm = "" if choices.acc_norm is None else f", acc_norm {choices.acc_norm:.4f}"
-        loss += f", multiple choice acc {choices.acc:.4f}{norm}{_after(choices.step + 1, trained.steps)}"
+        loss += f", multiple choice acc {choices.acc:.4f}{norm}{_after(choices, trained.steps)}"
     say(f"{trained.status}: {trained.steps:,} steps, {trained.tokens:,} tokens{loss}")
     say(f"training: {trained.folder} (losses.csv, loss.png, checkpoints); where its time went: harness report {out}")
     say_cost(trained.folder)
@@ -100,9 +101,9 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     return status if uploaded else status or EXITS["failed"]
 
 
-def _after(passed: int | None, steps: int) -> str:
-    """Of a pass that was not after the last step: after which one."""
-    return "" if passed is None or passed == steps else f" (after {passed:,} steps)"
+def _after(one: Validation, steps: int) -> str:
+    """Of a pass that was not after the last step: after how many."""
+    return "" if one.step + 1 == steps else f" (after {one.step + 1:,} steps)"
 
 
 def _way_on(trained: Trained) -> str:

@@ -97,12 +97,11 @@ class Trained:
     tokens: int
     loss: float | None
     error: str | None = None
-    validation_loss: float | None = None  # of the last pass of this part
-    choices: Validation | None = None  # the last pass of this part over multiple-choice questions
+    validation: Validation | None = None  # the last pass of this part over held-out documents
+    choices: Validation | None = None  # and over multiple-choice questions
     part: int | None = None  # which one it is, where its ledger was written
     stopped: bool = False  # as its budget was spent
     diverged: bool = False  # its gradient norm was not finite
-    validated: int | None = None  # steps before the pass that gave validation_loss
 
 
 TOKENS_OF_ALL = "tokens_of_all"  # in a checkpoint, where ranks receive differently many
@@ -131,8 +130,7 @@ class Training:
         self._stopping = Stopping()
         self._steps, self._tokens = config.first_step, 0
         self._loss: float | None = None
-        self._validation: float | None = None
-        self._validated: int | None = None
+        self._validation: Validation | None = None
         self._choices: Validation | None = None
         self._compute: Compute | None = None
         self._skipped = self._compiled = 0  # before this part, and before its measured steps
@@ -239,7 +237,7 @@ class Training:
             if self._allowance is not None:
                 self._allowance.end(done=status == "done")
         part, stopped = block if written else None, self._allowance is not None and self._allowance.stopped
-        known = self._loss, error, self._validation, self._choices, part, stopped, diverged, self._validated
+        known = self._loss, error, self._validation, self._choices, part, stopped, diverged
         return Trained(self.folder.path, status, self._steps, self._tokens, *known)
 
     def _opened(
@@ -389,7 +387,7 @@ class Training:
             evaluator.finish()  # before the last checkpoint: a training that has one is whole
         for one in recorder.validations:
             if one.questions is None:
-                self._validation, self._validated = one.loss, one.step + 1
+                self._validation = one
             else:
                 self._choices = one
         if self._steps != saver.last:

@@ -99,6 +99,12 @@ def flatten(nested: JsonObject, prefix: str = "") -> Nested:
     return flat
 
 
+def differing(first: JsonObject, second: JsonObject) -> list[str]:
+    """The dotted keys in which two configurations differ, in their order."""
+    ours, theirs = flatten(first), flatten(second)
+    return [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
+
+
 def lookup(nested: JsonObject, dotted: str, default: Json = None) -> Json:
     """Return the value at ``dotted``, or ``default`` where the path ends early."""
     *sections, last = dotted.split(".")

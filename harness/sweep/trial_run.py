@@ -144,7 +144,7 @@ def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
 
     status, error = trained.status, trained.error
     diverged = trained.diverged or watching.diverged is not None
-    validation = trained.validation_loss
+    validation = None if trained.validation is None else trained.validation.loss
     table = folder / EVALUATIONS
     passes = read_evaluations(table) if status == "done" and table.exists() else []  # of parts before this one, too
     last = [row for row in passes if row.step == trained.steps - 1]

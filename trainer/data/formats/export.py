@@ -155,10 +155,10 @@ def _is_cut(stream: Stream, eos_id: int | None) -> bool:
 
 def _lost(stream: Stream, eos_id: int | None) -> tuple[str, ...]:
     lost = ["the text itself", "whether a document was empty, unless its end-of-text id was written"]
-    if eos_id is not None:
-        lost.append("whether an end-of-text id stood within a text: each one ends a document")
     if eos_id is None:
         lost.append("where documents end: the tokenizer has no end-of-text id, so all tokens are one document")
-    elif not stream.eos_first:
+        return tuple(lost)
+    lost.append("whether an end-of-text id stood within a text: each one ends a document")
+    if not stream.eos_first:
         lost.append("the order of the documents across train.bin and val.bin")
     return tuple(lost)
