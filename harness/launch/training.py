@@ -12,6 +12,7 @@ Ctrl-C, SIGTERM and SIGHUP end it after the step that is going on, with a last c
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -25,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
+from harness.launch.block import modules_of
 from harness.launch.budget import Allowance
 from harness.launch.channel import Channel
 from harness.launch.child import RunEnding
@@ -32,7 +34,7 @@ from harness.launch.ending import TERMINATING, Stopping
 from harness.launch.facts import facts_of_run, model_fingerprint
 from harness.launch.out_of_memory import advice_for_this_run, is_out_of_memory
 from harness.launch.progress import announced
-from harness.launch.protocol import BareOrder, StartMessage
+from harness.launch.protocol import OWN, BareOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
 from harness.launch.study import now
 from harness.launch.tables import PENDING_EVENTS, RunTables
@@ -438,6 +440,9 @@ class Training:
     def _start_others(self) -> None:
         launch = self.config.launch
         if launch is not None and self.config.ranks > 1:
+            # Once, not by each rank: it takes six seconds of CPU.
+            for module in (*OWN.preloaded, *modules_of([self.config.model_dump(mode="json")])):
+                importlib.import_module(module)
             begin = cast("StartMessage", {})  # they are forked with all that it would say
             serve, nothing = self._serve_rank, os.open(os.devnull, os.O_RDONLY)
             self._others = OtherRanks(begin, self.config.ranks, launch.timeout_s, serve, nothing)

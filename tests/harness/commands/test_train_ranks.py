@@ -16,6 +16,7 @@ import torch
 from harness.launch.diagnosis import RANK_NAME
 from harness.launch.training_files import read_evaluations, read_losses
 from harness.study.store import StudyFolder
+from tests import warm
 from tests.harness.commands.test_train import SCENARIO
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.data.position import Position
@@ -35,6 +36,13 @@ def written(folder: Path, documents: int = 60) -> Path:
     return scenario
 
 
+def train_apart(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, as in one there is one group of ranks."""
+    with warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd) as process:
+        out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_ranks_are_killed_and_go_on_with_the_same_losses(tmp_path: Path, parallel: str) -> None:
@@ -43,7 +51,7 @@ def test_two_ranks_are_killed_and_go_on_with_the_same_losses(tmp_path: Path, par
     def start(out: str, *words: str) -> subprocess.Popen[str]:
         asked = ["--arm", "plain", "--steps", str(STEPS), "--set", f"launch.parallel={parallel}"]
         command = [sys.executable, "-m", "harness", "train", str(scenario), *asked, "--out", str(tmp_path / out)]
-        return subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return warm.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     undisturbed, killed = start("one"), start("two")
     until = time.monotonic() + 240
@@ -82,7 +90,7 @@ def test_two_ranks_make_the_pass_that_a_killed_part_did_not(tmp_path: Path) -> N
     def train(steps: int, *words: str) -> str:
         asked = ["--arm", "plain", "--steps", str(steps), "--set", evaluation, "--out", str(tmp_path / "out")]
         command = [sys.executable, "-m", "harness", "train", str(scenario), *asked, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = train_apart(command)
         assert done.returncode == 0, done.stdout + done.stderr
         return table.read_text()
 
@@ -107,7 +115,7 @@ def test_a_rank_killed_within_a_save_loses_nothing(
     def start(out: str, *more: str) -> subprocess.Popen[str]:
         asked = ["--arm", "plain", *words, "--set", f"launch.parallel={parallel}", "--out", str(tmp_path / out)]
         command = [sys.executable, "-m", "harness", "train", str(scenario), *asked]
-        return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return warm.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     undisturbed, killed = start("one"), start("two")
     saved = tmp_path / "two/checkpoints"
@@ -142,11 +150,16 @@ def stop_within_a_save(process: subprocess.Popen[str], saved: Path) -> None:
             os.sched_yield()
             continue
         process.send_signal(signal.SIGSTOP)
-        _, status = os.waitpid(process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
+        while state_of(process.pid) != "T":
+            assert process.poll() is None, process.communicate()
+            os.sched_yield()
         if half_written(saved):
             return
         process.send_signal(signal.SIGCONT)  # it was renamed before the signal came
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def half_written(saved: Path) -> bool:
@@ -168,8 +181,7 @@ def test_tokens_and_epochs_are_those_of_all_ranks(tmp_path: Path) -> None:
 
     def train(out: str, *end: str) -> str:
         asked = ["train", str(scenario), "--arm", "plain", "--out", str(tmp_path / out), *words, *end]
-        # Of its own, as in a process there is one group of ranks.
-        done = subprocess.run([sys.executable, "-m", "harness", *asked], capture_output=True, text=True, timeout=300)
+        done = train_apart([sys.executable, "-m", "harness", *asked])
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -220,15 +232,13 @@ def test_tokens_of_a_users_source_are_summed_over_the_ranks_and_go_on_so(tmp_pat
 
     def train(out: str, tokens: int, *more: str) -> str:
         asked = ["train", str(scenario), "--arm", "plain", "--tokens", str(tokens), "--out", str(tmp_path / out), *more]
-        done = subprocess.run(
-            [sys.executable, "-m", "harness", *asked], capture_output=True, text=True, timeout=300, cwd=tmp_path
-        )
+        done = train_apart([sys.executable, "-m", "harness", *asked], cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     (tmp_path / "unsaid.yaml").write_text(scenario.read_text().replace(", vocab_size: 64", ""))
     words = ["train", "unsaid.yaml", "--arm", "plain", "--steps", "4", "--out", "unsaid"]
-    done = subprocess.run([sys.executable, "-m", "harness", *words], capture_output=True, text=True, cwd=tmp_path)
+    done = train_apart([sys.executable, "-m", "harness", *words], cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[1:]) == (
         2,
         ["harness: model.vocab_size: give it, as own_rows:make does not say how many ids there are"],
