@@ -15,7 +15,9 @@ A pipeline may hold several variants of its durations; each replicate runs one o
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,9 @@ from harness.analysis.replay.recording import Resume
 from harness.study.contract import STAGES
 
 Array = NDArray[np.float64]
+# An operation of numpy on the few replicates of a step costs more than its arithmetic: what does not depend on what
+# came before is done for so many steps at once.
+AT_ONCE = 256
 READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK = range(len(Costs._fields))
 
 
@@ -62,7 +67,7 @@ class _Built:
     message arrives (``arrived``), and whether the main thread has unpacked that (``unpacked``; None: nowhere yet).
     """
 
-    __slots__ = ("arrived", "costs", "delivered", "end", "unpacked")
+    __slots__ = ("_arrived", "costs", "end", "unpacked")
 
     def __init__(self, costs: Array, end: Array) -> None:
         self.costs = costs
@@ -70,8 +75,30 @@ class _Built:
         self.built(end)
 
     def built(self, end: Array) -> None:
-        self.end, self.delivered = end, end + self.costs[HANDOVER]
-        self.arrived = self.delivered - self.costs[RECEIVE]
+        self.end = end
+        self._arrived: Array | None = None
+
+    @property
+    def delivered(self) -> Array:
+        moment: Array = self.end + self.costs[HANDOVER]
+        return moment
+
+    @property
+    def arrived(self) -> Array:
+        """Asked for by every fetch of a worker's batches that finds it in the pipe."""
+        if self._arrived is None:
+            self._arrived = self.delivered - self.costs[RECEIVE]
+        return self._arrived
+
+
+class _Fetched(NamedTuple):
+    """A fetch whose wait is to be split: when it began and ended, when its batch was built, and that one's costs."""
+
+    start: Array
+    now: Array
+    device_free: Array
+    end: Array
+    costs: Array
 
 
 class _Loop:
@@ -86,35 +113,42 @@ class _Loop:
         self.first_batch = np.floor(offsets * pipeline.costs.shape[2]).astype(np.int64)
         if pipeline.batches_per_step is not None:
             self.first_batch = self.first_step * pipeline.batches_per_step
-        self.taken = 0  # steps so far
         self.now = np.zeros(self.shape)
         self.device_free = np.zeros(self.shape)
         back = max((o.back for p in pipeline.programs for o in p.operations), default=0)
         self.completions: deque[Array] = deque(maxlen=max(1 + back, pipeline.queue_depth or 0))
         self.on_the_way: deque[_Built] = deque()
         self.requested = 0
+        self.coming: Array = np.empty((0, 0, 0, 0))  # costs of the batches from ``coming_from`` on
+        self.coming_from = 0
         self.worker_free = [np.zeros(self.shape)] * pipeline.workers
         self.one_pipe = pipeline.workers > 1 and bool(pipeline.costs[UNPACK].any())
         self.in_pipe: list[deque[_Built]] = [deque() for _ in range(pipeline.workers)]  # not unpacked by all replicates
         self.waits = np.zeros((len(STAGES), *self.shape))
         self.idle = np.zeros(self.shape)
         self.counts = False
+        self.fetched: list[_Fetched] = []  # not accounted for yet
+        self.queued: list[tuple[Array, Array]] = []  # when work was queued, and when the device was free
 
     def run(self) -> Simulated:
         """All steps, one after the other."""
         walls: list[Array] = []
         p = self.p
         steps_of = zip(p.step_program, p.measured, p.resumes, p.drained, strict=True)
-        for number, measured, resume, drained in steps_of:
+        for place, (number, measured, resume, drained) in enumerate(steps_of):
+            if place % AT_ONCE == 0:
+                self._add_up()
+                durations = self._durations(slice(place, place + AT_ONCE))
             if resume is not None:
                 self._resume(resume, first=not walls)
             self.counts = bool(measured) and self.account
             began, before = self.now, self.device_free
-            self._step(p.programs[number], self._members(int(number)))
+            self._step(p.programs[number], next(durations[int(number)]))
             if drained:
                 self.now = np.maximum(self.now, before)
             passed = self.now - began
             walls.append(passed[:, 0] if self.shape[1] == 1 else passed.mean(axis=1))
+        self._add_up()
         step_ns = np.stack(walls, axis=1)
         steps = int(p.measured.sum())
         waits = self.waits.mean(axis=2) / steps / 1e6
@@ -125,15 +159,22 @@ class _Loop:
             step_ns=step_ns,
         )
 
-    def _members(self, number: int) -> NDArray[np.int64]:
-        """Which recorded step of its class lends its durations to this one: the next one on the tape."""
-        places = self.p.programs[number].places
-        members: NDArray[np.int64] = np.searchsorted(places, (self.first_step + self.taken) % self.p.tape_steps)
-        self.taken += 1
-        return members % len(places)
+    def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
+        """By program, the durations of one of its steps after the other: (durations, replicates, ranks) each.
 
-    def _step(self, program: Program, members: NDArray[np.int64]) -> None:
-        durations = program.durations[:, self.variant, members]
+        The next recorded step of its class on the tape lends them to it.
+        """
+        found = {}
+        numbers = self.p.step_program[steps]
+        for number in np.unique(numbers).tolist():
+            program = self.p.programs[number]
+            taken = steps.start + np.flatnonzero(numbers == number)
+            wanted = (self.first_step + taken[:, None, None]) % self.p.tape_steps
+            members = np.searchsorted(program.places, wanted) % len(program.places)
+            found[number] = iter(program.durations[:, self.variant, members].swapaxes(0, 1))
+        return found
+
+    def _step(self, program: Program, durations: Array) -> None:
         for kind, back, first, second, _ in program.operations:
             if kind == "host":
                 self.now = self.now + durations[first]
@@ -153,7 +194,7 @@ class _Loop:
         if depth is not None and len(self.completions) >= depth:
             self.now = np.maximum(self.now, self.completions[-depth])
         if self.counts:
-            self.idle += np.maximum(0.0, self.now - self.device_free)
+            self.queued.append((self.now, self.device_free))
         self.device_free = np.maximum(np.maximum(self.now, self.device_free) + duration, self.now + queueing)
         self.completions.append(self.device_free)
 
@@ -180,7 +221,7 @@ class _Loop:
             batch = _Built(costs, start + costs[WORK])
             self.now = batch.end + costs[RECEIVE]
         if self.counts:
-            self._account(start, batch)
+            self.fetched.append(_Fetched(start, self.now, self.device_free, batch.end, batch.costs))
 
     def _unpack_up_to(self, batch: _Built) -> None:
         """Unpack the messages in the pipe up to that of ``batch``, in the order in which they arrive."""
@@ -215,24 +256,40 @@ class _Loop:
         self.now = now if wanted is None else np.where(wanted, now, self.now)
         batch.unpacked = np.ones(self.shape, dtype=np.bool_)
 
-    def _account(self, start: Array, batch: _Built) -> None:
-        """Split the wait by the stages of the very batch; beside a device, only what left it idle counts."""
+    def _add_up(self) -> None:
+        """Add up what the steps since the last time waited, and for how long they left the device idle."""
+        if self.queued:
+            now, device_free = map(np.array, zip(*self.queued, strict=True))
+            self.idle += np.maximum(0.0, now - device_free).sum(axis=0)
+            self.queued.clear()
+        if self.fetched:
+            self._account(_Fetched(*map(np.array, zip(*self.fetched, strict=True))))
+            self.fetched.clear()
+
+    def _account(self, all_of: _Fetched) -> None:
+        """Split the waits by the stages of the very batches; beside a device, only what left it idle counts."""
+        start, now, device_free, end, costs = all_of
         if self.p.asynchronous:
-            start = np.minimum(np.maximum(start, self.device_free), self.now)
-        edge, left = np.maximum(np.minimum(batch.end, self.now), start), batch.end
-        other = self.now - edge
+            start = np.minimum(np.maximum(start, device_free), now)
+        edge, left = np.maximum(np.minimum(end, now), start), end
+        other = now - edge
         for place, row in ((2, PACK), (1, TOKENIZE), (0, READ)):
-            left = left - batch.costs[row]
-            before = np.maximum(np.minimum(left, self.now), start)
-            self.waits[place] += edge - before
+            left = left - costs[:, row]
+            before = np.maximum(np.minimum(left, now), start)
+            self.waits[place] += (edge - before).sum(axis=0)
             edge = before
-        self.waits[3] += other + (edge - start)
+        self.waits[3] += (other + (edge - start)).sum(axis=0)
 
     def _next_costs(self) -> Array:
         """Of the next batch of the recorded sequence: (costs, replicates, ranks)."""
-        place = (self.first_batch + self.requested) % self.p.costs.shape[2]
+        place = self.requested - self.coming_from
+        if place >= len(self.coming):
+            self.coming_from, place = self.requested, 0
+            batches = self.requested + np.arange(AT_ONCE)[:, None, None]
+            wanted = (self.first_batch + batches) % self.p.costs.shape[2]
+            self.coming = self.p.costs[:, self.variant, wanted].swapaxes(0, 1)
         self.requested += 1
-        costs: Array = self.p.costs[:, self.variant, place]
+        costs: Array = self.coming[place]
         return costs
 
     def _request(self) -> None:
