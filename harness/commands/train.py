@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="set a dotted key of base (checkpoint.every_steps=100); may be repeated",
     )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="begin also where it cannot fit into the free memory")
     parser.add_argument(
         "--rate-of", metavar="DIR",
         help="train at the learning rate that this sweep chose (its folder, or one with several: the newest)",
@@ -71,7 +72,9 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     allowance = training_allowance(plan, out, command, arguments.scenario, begun_s)
     url = arguments.upload or scenario.upload
     uploader = None if url is None else uploader_of(out, url, checks=True)
-    trained = train_arm(plan, goal, out, arguments.resume, command, arguments.scenario, allowance, uploader)
+    trained = train_arm(
+        plan, goal, out, arguments.resume, command, arguments.scenario, allowance, uploader, force=arguments.force
+    )
     loss = "" if trained.loss is None else f", loss {trained.loss:.4f}"
     if (validation := trained.validation) is not None:
         loss += f", validation loss {validation.loss:.4f}{_after(validation, trained.steps)}"

@@ -126,8 +126,8 @@ class RunNeed:
         return f"{each_rank}{', '.join(parts)} GiB"
 
 
-def need_of(arm: str, config: TrainerConfig, vocab_size: int) -> RunNeed:
-    """Estimate what a run of ``config`` takes; imports no torch."""
+def need_of(arm: str, config: TrainerConfig, vocab_size: int, *, saved_at_end: bool = False) -> RunNeed:
+    """Estimate what a run of ``config`` takes; imports no torch. ``saved_at_end``: as ``harness train`` does."""
     data, device = config.data, config.compute.device
     training, computes = None, config.compute.work == "model" and config.compute.emulated is None
     shape = shape_of(config.model, vocab_size, data.sequence_length) if computes else None
@@ -141,18 +141,21 @@ def need_of(arm: str, config: TrainerConfig, vocab_size: int) -> RunNeed:
     ahead = data.workers * (1 if data.replay else data.prefetch)  # a replayed batch is sent again and again
     own_model = config.model.factory is not None or (computes and shape is None)
     ranks = config.ranks_of_a_node
-    copied = NO_BYTES if training is None else checkpoint_copy(config, training, computes_on)
+    copied = NO_BYTES if training is None else checkpoint_copy(config, training, computes_on, saved_at_end)
     return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1), ranks, own_model, copied)
 
 
 def checkpoint_copy(
-    config: TrainerConfig, training: Footprint, computes_on: Literal["host", "cuda", "auto"] = "host"
+    config: TrainerConfig,
+    training: Footprint,
+    computes_on: Literal["host", "cuda", "auto"] = "host",
+    saved_at_end: bool = False,
 ) -> ByteRange:
     """What the ranks of one machine copy into the host's memory to write it: rank 0 all that ranks hold alike, and of
     shares (fsdp) each rank its own.
 
     On the host without ``asynchronous`` it is written as it lies, and so are shares that are on a card. At the low end
-    there is none where the steps of a study end before one is due.
+    there is none where the steps of a study end before one is due; a training is ``saved_at_end``.
     """
     if config.checkpoint is None:
         return NO_BYTES
@@ -163,7 +166,7 @@ def checkpoint_copy(
     places = ("host", "cuda") if computes_on == "auto" else (computes_on,)
     known = [copied if by_place[place] else 0 for place in places]
     every_steps = config.checkpoint.every_steps
-    surely = every_steps is not None and every_steps <= config.warmup_steps + config.steps
+    surely = saved_at_end or (every_steps is not None and every_steps <= config.warmup_steps + config.steps)
     return ByteRange(min(known) if surely else 0, max(known))
 
 

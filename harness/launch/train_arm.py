@@ -33,12 +33,13 @@ def train_arm(
     allowed: Callable[[TrainerConfig, Goal], Allowance | None] = lambda _config, _goal: None,
     uploader: Uploader | None = None,
     watch: Watch | None = None,
+    force: bool = False,
 ) -> Trained:
     """Train the one arm of ``plan`` in the folder ``out``. Raises InputError before anything ran where it cannot work.
 
     ``goal``: None for the steps that the scenario says. ``allowed``: what it may take, asked before it begins; it stops
     when that is spent. ``uploader``: begun with the training, and asked with each checkpoint. ``watch``: sees every
-    step, and may end the training.
+    step, and may end the training. ``force``: also begin what cannot fit into memory.
     """
     arm = only_arm(plan)
     config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
@@ -75,7 +76,7 @@ def train_arm(
         with brought_here(config.resume.llmc, "resume.llmc") as path:
             read_header(path)  # before the data of the steps before it is made
     with only_one(folder):
-        training = Training(arm, config, goal, folder, command, source, allowance, uploader, watch)
+        training = Training(arm, config, goal, folder, command, source, allowance, uploader, watch, force)
         return training.run(resume, plan.scenario.name)
 
 

@@ -32,6 +32,7 @@ from harness.launch.channel import Channel
 from harness.launch.child import RunEnding
 from harness.launch.ending import TERMINATING, Stopping
 from harness.launch.facts import facts_of_run, model_fingerprint
+from harness.launch.memory import check_memory, need_of
 from harness.launch.out_of_memory import advice_for_this_run, is_out_of_memory
 from harness.launch.progress import announced
 from harness.launch.protocol import OWN, BareOrder, StartMessage
@@ -123,9 +124,10 @@ class Training:
         allowance: Allowance | None = None,
         uploader: Uploader | None = None,
         watch: Watch | None = None,
+        force: bool = False,
     ) -> None:
         self.arm, self.config, self.goal, self.folder = arm, config, goal, folder
-        self._watch = watch
+        self._watch, self._force = watch, force
         self._allowance, self._uploader = allowance, uploader
         self._checkpoints = folder.path / CHECKPOINTS
         self._records = TrainingRecords(arm, config, folder, command, source)
@@ -152,6 +154,8 @@ class Training:
         data = self.config.data
         with announced(f"preparing data: {data.source or data.path}, sequence length {data.sequence_length}"):
             prepared = self._prepared()
+        need = need_of(self.arm.name, self.config, prepared.vocab_size, saved_at_end=True)
+        check_memory([need], (), "runs", self._force)
         model = model_fingerprint(self.config)
         found = checkpoint_folder.newest(self._checkpoints) if resume else None
         if resume and found is None and self.folder.study_json.exists():

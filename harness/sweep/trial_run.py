@@ -132,7 +132,7 @@ def _train(start: TrialStart, watching: Watching) -> Trained:
     scenario = Scenario(name=start["scenario"], question="", arms={start["arm"]: None})
     plan = Plan(scenario, (Arm(start["arm"], None, None, {}, config),), (), ())
     folder, goal = Path(start["folder"]), Goal(steps=start["steps"])
-    return train_arm(plan, goal, folder, True, start["command"], "", watch=watching)
+    return train_arm(plan, goal, folder, True, start["command"], "", watch=watching, force=True)
 
 
 def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:

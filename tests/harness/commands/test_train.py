@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -475,6 +477,22 @@ def test_what_cannot_go_on_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert train("--resume") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "no training" in line
+
+
+@pytest.mark.usefixtures("no_git")
+def test_what_cannot_fit_is_refused_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The kernel would end it without a word, once its weights fill the memory."""
+    out, train = of_one_arm(tmp_path)
+    free = "harness.launch.memory.free_host_bytes"
+    with mock.patch(free, return_value=2**20):
+        assert train() == 2
+        (line,) = (one for one in capsys.readouterr().err.splitlines() if not one.startswith("preparing data"))
+        assert re.fullmatch(
+            r"harness: arm plain: needs at least 0\.\d GiB of memory, 0\.0 GiB is free: .+ --force", line
+        )
+        assert not (Path(out) / "study.json").exists()
+        assert train("--force") == 0
+    assert "warning: arm plain may not fit: needs " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_git")

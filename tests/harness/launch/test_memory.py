@@ -147,6 +147,9 @@ def test_the_copy_of_a_checkpoint_is_counted() -> None:
     assert more(asynchronous=False, compute=cuda, nproc=2, parallel="fsdp") == 0
     late = need(asynchronous=True, every_steps=300)  # after the last step of a study
     assert late.in_memory.peak.low_bytes == alone.in_memory.peak.low_bytes
+    seldom = config(checkpoint={"every_steps": 300, "asynchronous": True}, steps=5, compute=CPU)
+    (kept, saved) = (need_of("arm", seldom, 50257, saved_at_end=end) for end in (False, True))
+    assert kept.checkpoint.low_bytes == 0 < saved.checkpoint.low_bytes == saved.checkpoint.high_bytes
 
 
 def test_force_starts_it_with_a_warning(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
