@@ -148,7 +148,7 @@ def cost_lines(
     header = ["size", "trials", "steps", "ms a step", "hours", *(["USD"] if price is not None else [])]
     seconds = [one.seconds or 0.0 for one in needs]
     rows = [
-        [one.group or "all", f"{one.trials:,}", f"{one.steps:,}", number((one.step_s or 0.0) * 1e3), hours(took)]
+        [one.group or "all", f"{one.trials:,}", f"{one.steps:,}", _step_ms(one.step_s or 0.0), hours(took)]
         for one, took in zip(needs, seconds, strict=True)
     ]
     if len(rows) > 1:
@@ -173,6 +173,11 @@ def cost_lines(
             "it cannot be compared, and passes over held-out data are not counted, as it has no loss"
         )
     return lines
+
+
+def _step_ms(step_s: float) -> str:
+    """With three digits however short it is: hours are said beside it, and whoever multiplies must find them."""
+    return number(step_s * 1e3) if step_s >= 1e-3 else f"{step_s * 1e3:.3g}"
 
 
 def trial_line(trial: Trial) -> str:

@@ -229,14 +229,14 @@ def test_what_a_sweep_will_cost_is_measured_of_every_size_and_no_trial_runs(file
 
 @pytest.mark.slow
 def test_what_a_sweep_will_cost_on_an_emulated_device_is_told_though_it_has_no_loss(file: Path) -> None:
-    words = ["--set", "compute.device={emulated: h100-sxm, matmul_efficiency: 0.04}", "--set", "evaluation=null"]
+    words = ["--set", "compute.device={emulated: h100-sxm, matmul_efficiency: 1}", "--set", "evaluation=null"]
     asked = ["sweep", str(file), *words, "--set", "strategy={name: grid, trials: 3}", "--set", "steps=1000000"]
     done = harness(*asked, "--cost", "--set", "model={preset: gpt2-small, vocab_size: 50304}")
     assert done.returncode == 0, done.stderr
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("all ")]
     assert row[1:3] == ["3", "3,000,000"]
-    # Both are printed with two decimals. The device is slow enough for that: of 0.05 ms a step they are 10 % off.
-    assert float(row[4]) * 3600 == pytest.approx(3e6 * float(row[3]) / 1e3, rel=0.08)
+    assert len(row[3]) >= len("0.238")  # ms, with three digits: of 0.05 for 0.0545 the hours would be 10 % off
+    assert float(row[4]) * 3600 == pytest.approx(3e6 * float(row[3]) / 1e3, rel=0.04)
     assert "passes over held-out data are not counted, as it has no loss" in done.stdout
     refused = harness(*asked)
     assert refused.returncode == 2
