@@ -18,8 +18,9 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def content(name: str, column: str) -> Content:
-    """What the column holds, by the first row whose value is not null."""
+    """What the column holds, by the first row whose value is neither null nor an empty list."""
     keys: list[str] = []
+    lists = False
     for block in lines.blocks(name):
         for row, found in _objects(name, block, 0):
             keys = keys or list(found)[:_SHOWN_KEYS]
@@ -27,14 +28,16 @@ def content(name: str, column: str) -> Content:
             if isinstance(value, str):
                 return "text"
             if isinstance(value, list):
-                return "chat" if value and isinstance(value[0], dict) else "tokens"
-            if value is not None:
+                if value:
+                    return "chat" if isinstance(value[0], dict) else "tokens"
+                lists = True
+            elif value is not None:
                 raise _wrong(name, row, column, value, "a string, a list of token ids or a list of messages")
             if column not in found:
                 raise InputError(
                     f"{name}, row {row} (from 0): no column {column!r}; it has {', '.join(map(repr, keys)) or 'none'}"
                 )
-    return "text"  # empty, or nulls alone, which are refused where rows are counted
+    return "tokens" if lists else "text"  # nothing but empty lists and nulls, which are refused where rows are counted
 
 
 def read(name: str, column: str, content: Content) -> Iterator[Any]:
@@ -144,7 +147,7 @@ def _objects(name: str, block: bytes, first: int) -> Iterator[tuple[int, dict[st
 def _check(name: str, row: int, column: str, value: object, content: Content) -> None:
     if content == "text":
         if not isinstance(value, str):
-            raise _wrong(name, row, column, value, "a string, as in the first row")
+            raise _wrong(name, row, column, value, "a string, as in other rows")
         try:
             value.encode()
         except UnicodeEncodeError as error:
@@ -154,7 +157,7 @@ def _check(name: str, row: int, column: str, value: object, content: Content) ->
             ) from error
     elif not isinstance(value, list):
         what = "token ids" if content == "tokens" else "messages"
-        raise _wrong(name, row, column, value, f"a list of {what}, as in the first row")
+        raise _wrong(name, row, column, value, f"a list of {what}, as in other rows")
     elif content == "tokens" and not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
         odd = next(one for one in value if not isinstance(one, int) or isinstance(one, bool))
         raise _wrong(name, row, column, odd, "whole numbers, the token ids")

@@ -106,7 +106,8 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[_Identity]]:
     known = _identities(chosen.files)
     content: Content = cache.remember(
         "column",
-        [known[0], chosen.format, config.column],
+        # An earlier version took lists that begin with an empty one for token ids.
+        [known[0], chosen.format, config.column, *(["empty lists say nothing"] if chosen.format == "jsonl" else [])],
         lambda: columns.content_of(chosen.files[0], chosen.format, config.column),
     )
     template = None

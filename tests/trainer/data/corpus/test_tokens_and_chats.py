@@ -193,6 +193,18 @@ def test_chats_are_rendered_as_transformers_does(
     assert "<|endoftext|>" in expected[0]
 
 
+def test_a_conversation_without_messages_is_an_empty_document(tmp_path: Path) -> None:
+    """Also where it is the first one of a JSONL file, which does not say then what the column holds."""
+    (tmp_path / "t.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    path = jsonl(tmp_path, [[], *CHATS], "messages")
+    settings = {"column": "messages", "chat_template": str(tmp_path / "t.jinja")}
+    corpus = prepare_corpus(CorpusConfig(path=str(path), **settings))
+    assert (corpus.content, corpus.documents, corpus.empty) == ("chat", 4, 2)
+    assert "row 0 (from 0): column 'input_ids' holds a list; allowed: a string, as in other rows" in refused(
+        jsonl(tmp_path, [[], "text"], IDS), column=IDS
+    )
+
+
 def test_the_template_is_part_of_the_fingerprint_and_never_todays_date(tmp_path: Path) -> None:
     path = jsonl(tmp_path, CHATS, "messages")
 
