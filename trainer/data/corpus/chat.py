@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from trainer.errors import InputError, one_line
 from trainer.files import expanded
 
 KEY = "data.corpus.chat_template"
-_FILE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
+_FILE, _CONFIG, _TOKENIZER = "chat_template.jinja", "tokenizer_config.json", "tokenizer.json"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LONGEST_BYTES = 2**20  # of a template; the longest in use have some ten thousand
 # Some templates write today's date. A corpus must not change from day to day: it is always the one that the templates
@@ -24,8 +25,8 @@ _NO_CLOCK = "{% macro strftime_now(format) %}" + _DATE + "{% endmacro %}\n"
 def load_template(location: str) -> ChatTemplate:
     """The template in ``location``: a Jinja file, or a tokenizer's folder.
 
-    Special tokens are those of the ``tokenizer_config.json`` in that folder, or beside that file. Raises InputError
-    where there is no template.
+    Special tokens are those of the tokenizer in that folder, or beside that file. Raises InputError where there is no
+    template, or where it names a special token and nothing says which one that is.
     """
     path = expanded(location).absolute()
     if not path.exists():
@@ -35,13 +36,35 @@ def load_template(location: str) -> ChatTemplate:
     source = _text(path) if path.is_file() and path.suffix != ".json" else _of_folder(folder, config)
     if source is None:
         raise InputError(f"{KEY}: {location} has no {_FILE}, and {_CONFIG} there names no chat_template")
+    return ChatTemplate(source, _special_tokens(location, folder, config, source), str(path))
+
+
+def _special_tokens(location: str, folder: Path, config: dict[str, Any], source: str) -> tuple[tuple[str, str], ...]:
+    """The special tokens that a template may name. What its tokenizer_config.json leaves out, its class may say."""
+    named = set(re.findall(r"\w+", source))
+    missing = [name for name in _TOKENS if name in named and name not in config]
+    if missing:
+        config = {**_of_tokenizer(location, folder, missing), **config}
     tokens = []
     for name in _TOKENS:
         value = config.get(name)
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
             tokens.append((name, value))
-    return ChatTemplate(source, tuple(tokens), str(path))
+    return tuple(tokens)
+
+
+def _of_tokenizer(location: str, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    from trainer.data.pretrained import load_auto
+
+    remedy = f"give the tokenizer's folder, or put a {_CONFIG} that says it (null: none) beside the template"
+    what = f"{KEY}: {location} names {', '.join(names)}, and"
+    if not any((folder / name).is_file() for name in (_CONFIG, _TOKENIZER)):
+        raise InputError(f"{what} no tokenizer lies beside it; {remedy}")
+    try:
+        return dict(load_auto(str(folder)).special_tokens_map)
+    except InputError as error:
+        raise InputError(f"{what} the tokenizer beside it cannot be loaded; {remedy}") from error
 
 
 def _of_folder(folder: Path, config: dict[str, Any]) -> str | None:

@@ -193,6 +193,50 @@ def test_chats_are_rendered_as_transformers_does(
     assert "<|endoftext|>" in expected[0]
 
 
+GREETING = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
+
+
+@pytest.mark.parametrize("where", ["special_tokens_map.json", "the class"])
+def test_special_tokens_that_only_the_tokenizer_knows(tmp_path: Path, chatty: Path, where: str) -> None:
+    """As older versions save them, and as GPT-2's tokenizer is published: its class says what ends a text."""
+    from transformers import AutoTokenizer
+
+    config = json.loads((chatty / "tokenizer_config.json").read_text())
+    (tmp_path / "chat_template.jinja").write_text(GREETING)
+    if where == "the class":
+        model = json.loads((chatty / "tokenizer.json").read_text())["model"]
+        (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+        (tmp_path / "merges.txt").write_text(
+            "#version: 0.2\n" + "".join(f"{' '.join(one)}\n" for one in model["merges"])
+        )
+        config = {"tokenizer_class": "GPT2Tokenizer"}
+    else:
+        (tmp_path / "tokenizer.json").write_bytes((chatty / "tokenizer.json").read_bytes())
+        (tmp_path / where).write_text(json.dumps({"eos_token": config.pop("eos_token")}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    path = jsonl(tmp_path, CHATS, "messages")
+    corpus = prepare_corpus(CorpusConfig(path=str(path), column="messages", chat_template=str(tmp_path)))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    expected = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in CHATS]
+    assert [text for part in iter_texts(corpus) for text in part] == expected
+    assert expected[2] == "<|endoftext|>"
+
+
+def test_a_template_of_ones_own_must_know_its_special_tokens(tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_text(GREETING)
+    path = jsonl(tmp_path, CHATS, "messages")
+    settings = {"column": "messages", "chat_template": str(tmp_path / "mine.jinja")}
+    assert "mine.jinja names eos_token, and no tokenizer lies beside it; give the tokenizer's folder" in refused(
+        path, **settings
+    )
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert "names eos_token, and the tokenizer beside it cannot be loaded" in refused(path, **settings)
+    for token, text in (("</s>", "</s>"), (None, "")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+        corpus = prepare_corpus(CorpusConfig(path=str(path), **settings))
+        assert next(iter_texts(corpus))[2] == text
+
+
 def test_a_conversation_without_messages_is_an_empty_document(tmp_path: Path) -> None:
     """Also where it is the first one of a JSONL file, which does not say then what the column holds."""
     (tmp_path / "t.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
