@@ -18,7 +18,7 @@ from trainer.config import TokenizerConfig
 from trainer.data import cache, pretrained, train_sentencepiece, train_tokenizer
 from trainer.data.corpus import Corpus, check_vocabulary
 from trainer.data.engines.base import Engine
-from trainer.data.engines.choose import AS_TEXT, EngineProof, check_no_special_tokens, choose
+from trainer.data.engines.choose import AS_TEXT, EngineProof, check_no_special_tokens, check_template, choose
 from trainer.data.engines.others import OTHERS
 from trainer.data.engines.own import Fast, SentencePiece, Slow, TextCodec
 from trainer.errors import InputError
@@ -118,7 +118,11 @@ def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -
     as_text = policy == "as-text" and own == "tokenizers"
     if policy == "refuse":
         tokens = _engine(info, own, special_as_text=False).special_tokens()
-        check_no_special_tokens(corpus, tokens, info.fingerprint)
+        policies = [_NATURALLY[own]] if own in _NATURALLY else ["as-special", "as-text"]
+        check_no_special_tokens(corpus, tokens, info.fingerprint, policies)
+    if policy is None and own == "sentencepiece" and corpus.template is not None:
+        tokens = _engine(info, own, special_as_text=False).special_tokens()
+        check_template(corpus, tokens, info.fingerprint)
     # sentencepiece never finds special tokens in text: no engine in its place may.
     build = partial(_engine, info, special_as_text=as_text or own == "sentencepiece")
     library, proof = choose(config, corpus, own, _OTHERS_OF[own], build, [info.fingerprint, as_text])

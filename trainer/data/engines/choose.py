@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -108,8 +108,38 @@ def installed(library: str) -> bool:
     return True
 
 
-def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object) -> None:
-    """Raise InputError where a document's text holds one of ``tokens`` (``special_tokens_in_text: refuse``)."""
+def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object, policies: Sequence[str]) -> None:
+    """Raise InputError where a document's text holds one of ``tokens`` (``special_tokens_in_text: refuse``).
+
+    ``policies``: those that the tokenizer can follow instead.
+    """
+
+    if (found := _holding(corpus, tokens, key)) is not None:
+        count, document, token = found
+        raise InputError(
+            f"data.tokenizer.special_tokens_in_text: refuse: {count} document{'s' * (count != 1)} of {corpus.name} hold"
+            f"{'s' * (count == 1)} a special token as text, the first is document {document}: {literal(token)}; "
+            f"allowed with them: {', '.join(policies)}"
+        )
+
+
+def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
+    """Raise InputError where a chat template writes one of ``tokens``, which the tokenizer takes for text."""
+    template = corpus.template
+    if template is None:
+        return
+    named = {value for name, value in template.tokens if name in template.source}
+    written = [token for token in tokens if token in named or token in template.source]
+    if written and (found := _holding(corpus, written, key)) is not None:
+        raise InputError(
+            f"data.corpus.chat_template: {template.name} writes {literal(found[2])}, of which sentencepiece makes ids "
+            "of its characters; give the tokenizer's folder or its tokenizer.json (data.tokenizer.pretrained), or "
+            "data.tokenizer.special_tokens_in_text: as-text"
+        )
+
+
+def _holding(corpus: Corpus, tokens: list[str], key: object) -> tuple[int, int, str] | None:
+    """How many documents hold one of ``tokens`` as text, the first of them, and its token; None where none does."""
 
     def search() -> list[Any]:
         count, first, document = 0, None, 0
@@ -122,12 +152,7 @@ def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object) -> N
         return [count, first]
 
     count, first = cache.remember("special-tokens", [tokens, corpus.fingerprint, key], search)
-    if count:
-        raise InputError(
-            f"data.tokenizer.special_tokens_in_text: refuse: {count} document{'s' * (count != 1)} of {corpus.name} hold"
-            f"{'s' * (count == 1)} a special token as text, the first is document {first[0]}: {literal(first[1])}; "
-            "allowed with them: as-special, as-text"
-        )
+    return (count, *first) if count else None
 
 
 def _proof(own: str, candidates: list[str], build: Build, corpus: Corpus, *, whole: bool) -> Proof:

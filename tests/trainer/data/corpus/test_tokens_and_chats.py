@@ -249,6 +249,35 @@ def test_a_conversation_without_messages_is_an_empty_document(tmp_path: Path) ->
     )
 
 
+def test_sentencepiece_makes_no_special_token_of_what_a_template_writes(
+    tmp_path: Path, bare_sentencepiece: str, corpus_glob: str
+) -> None:
+    """It encodes them as text: a chat would be trained on without them."""
+    corpus = prepare_corpus(CorpusConfig(parquet=corpus_glob))
+    model = prepare_tokenizer(
+        TokenizerConfig.model_validate({"train": {"kind": "sentencepiece", "vocab_size": 300}}), corpus
+    ).location
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    path = jsonl(tmp_path, CHATS, "messages")
+
+    def chats(template: str) -> Any:
+        (tmp_path / "t.jinja").write_text(template)
+        return prepare_corpus(CorpusConfig(path=str(path), column="messages", chat_template=str(tmp_path / "t.jinja")))
+
+    for template in ("{{ bos_token }}{{ messages[0].content }}", "<s>{{ messages[0].content }}"):
+        with pytest.raises(
+            InputError, match=r"t\.jinja writes '<s>', of which sentencepiece makes ids of its characters"
+        ):
+            prepare_tokenizer(TokenizerConfig(sentencepiece=model), chats(template))
+    asked = TokenizerConfig(sentencepiece=model, special_tokens_in_text="as-text")
+    assert prepare_tokenizer(asked, chats("<s>{{ messages[0].content }}")).location == model
+    plain = chats("{{ messages[0].role }}: {{ messages[0].content }}")
+    assert prepare_tokenizer(TokenizerConfig(sentencepiece=model), plain).location == model
+    assert prepare_tokenizer(
+        TokenizerConfig(sentencepiece=bare_sentencepiece), chats("<s>{{ messages[0].content }}")
+    )  # it has no such token
+
+
 def test_the_template_is_part_of_the_fingerprint_and_never_todays_date(tmp_path: Path) -> None:
     path = jsonl(tmp_path, CHATS, "messages")
 

@@ -327,3 +327,11 @@ def test_what_sentencepiece_cannot_do_with_special_tokens(corpus: Corpus) -> Non
     with pytest.raises(InputError, match=f"^data.tokenizer.special_tokens_in_text: {expected}"):
         prepared(corpus, PIECES, special_tokens_in_text="as-special")
     assert prepared(corpus, PIECES, special_tokens_in_text="as-text") == prepared(corpus, PIECES)
+
+
+def test_what_a_refusal_allows_instead_is_allowed(tmp_path: Path) -> None:
+    corpus = prepare_corpus(CorpusConfig(parquet=str(write_parquet(tmp_path / "a.parquet", ["a word</s> and more"]))))
+    model = {"sentencepiece": prepared(corpus, {"train": {"kind": "sentencepiece", "vocab_size": 300}}).location}
+    with pytest.raises(InputError, match=r"'</s>'; allowed with them: as-text$"):
+        prepared(corpus, model, special_tokens_in_text="refuse")
+    assert prepared(corpus, model, special_tokens_in_text="as-text")
