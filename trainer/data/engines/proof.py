@@ -34,7 +34,7 @@ class Proof:
 
     documents: int = 0
     bytes: int = 0  # of their text that was compared
-    hard_cases: int = 0  # texts beside the corpus, tokens of the vocabulary among them
+    hard_cases: int = 0  # texts beside the corpus that the reference encodes, tokens of the vocabulary among them
     mb_per_cpu_s: Mapping[str, float] = field(default_factory=dict)  # median over the parts
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -52,6 +52,7 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
         if (ids := trial.compare_one(f"hard case {case!r}", text)) is not None:
             texts.append(text)
             expected.append(ids)
+    proved = len(texts)
     tokens = reference.token_texts() if trial.engines else []
     trial.compare([f"token {number} of the vocabulary" for number in range(len(tokens))], tokens)
     speeds: dict[str, list[float]] = {one: [] for one in (name, *candidates)}
@@ -76,7 +77,7 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
     trial.repeat_one_by_one(texts, concatenated(expected))
     left = {one: found for one, found in speeds.items() if found and one not in trial.refused}
     mb_per_cpu_s = {one: round(median(found), 2) for one, found in left.items()}
-    return Proof(documents, compared, len(hard) + len(tokens), mb_per_cpu_s, trial.refused)
+    return Proof(documents, compared, proved + len(tokens), mb_per_cpu_s, trial.refused)
 
 
 class _Trial:

@@ -207,3 +207,21 @@ def test_a_text_that_the_reference_refuses_proves_nothing(reference: Fast) -> No
     picky = Picky(reference._location)
     engine = Wrong(reference, changed(lambda text: text == HARD["NUL"]))
     assert proof_of(picky, engine).refused == {}
+
+
+def test_a_hard_case_that_the_reference_refuses_is_not_counted(
+    reference: Fast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = reference.encode
+
+    def without_emoji(text: str) -> list[int]:
+        if text == HARD["emoji"]:
+            raise InputError("data.tokenizer: no unknown token")
+        return encode(text)
+
+    engine = Wrong(reference, lambda _, ids: ids)
+    counted = proof_of(reference, engine).hard_cases
+    monkeypatch.setattr(reference, "encode", without_emoji)
+    proof = proof_of(reference, engine)
+    assert proof.refused == {}
+    assert proof.hard_cases == counted - 1
