@@ -48,8 +48,10 @@ def formats(arguments: argparse.Namespace, _command: list[str]) -> int:
         tokenized_s = time.perf_counter() - begun_s
     facts = made.manifest
     say(f"{corpus.name}: {facts.documents:,} documents, {facts.tokens:,} tokens, vocabulary {info.vocab_size:,}")
-    if progress.documents:
-        say(f"tokenized with {info.engine} and written as flat tokens in {tokenized_s:.2f} s")
+    if new := progress.documents - progress.kept:
+        read = "read" if corpus.content == "tokens" else f"tokenized with {info.engine}"
+        kept = f"{new:,} documents, behind {progress.kept:,} that an earlier process had written: "
+        say(f"{kept if progress.kept else ''}{read} and written as flat tokens in {tokenized_s:.2f} s")
     found = costs(
         made.flat(), Vocabulary(info.vocab_size, info.eos_id), need.sequence_length, padding_id(info), folder,
         arguments.repeats,

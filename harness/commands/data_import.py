@@ -30,7 +30,8 @@ def read(arguments: argparse.Namespace, _command: list[str]) -> int:
         raise InputError(f"--out {out}: there is something already; choose a new file")
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)
     found = import_tokens(arguments.format, [Path(file) for file in arguments.files], vocabulary, out)
-    say(f"{out}: {found.documents} documents, {found.tokens} tokens with the end-of-text id that each ends in")
+    ends = "" if tokenizer.eos_id is None else " with the end-of-text id that each ends in"
+    say(f"{out}: {found.documents} documents, {found.tokens} tokens{ends}")
     if found.cut:
         say("the first or the last document is cut: it begins before these files, or goes on behind them")
     say(f"lost: {'; '.join(found.lost)}")

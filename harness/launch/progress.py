@@ -190,6 +190,11 @@ class TextProgress:
     def __exit__(self, *_: object) -> None:
         (self._signs.__exit__ if self._live is None else self._live.stop)()
 
+    @property
+    def kept(self) -> int:
+        """Documents that an earlier process has done."""
+        return self._kept or 0
+
     def __call__(self, documents: int, text_bytes: int) -> None:
         """The first call says what an earlier process has done."""
         if self._kept is None:
@@ -201,10 +206,10 @@ class TextProgress:
 
     def _line(self) -> str:
         elapsed_s = max(time.monotonic() - self._begun_s, 1e-9)
-        done = self.documents - (self._kept or 0)
+        done = self.documents - self.kept
         left = f"about {_clock(elapsed_s * (self._all - self.documents) / done)} left" if done else "time left unknown"
         rate = f"{self._bytes / 1e6 / elapsed_s:.1f} MB/s | " if self._bytes else ""
-        kept = f", {self._kept:,} of them before" if self._kept else ""
+        kept = f", {self.kept:,} of them before" if self.kept else ""
         return (
             f"{visible(self._what)}: {self.documents:,} of {self._all:,} documents{kept} | {rate}"
             f"{_clock(elapsed_s)} gone, {left}"

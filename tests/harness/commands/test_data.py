@@ -6,6 +6,7 @@ import re
 import struct
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -122,7 +123,7 @@ def test_import_says_what_is_lost(bare_model: str, tmp_path: Path) -> None:
     back = tmp_path / "back.parquet"
     words = ("data", "import", str(tmp_path / "train.bin"), "--format", "nanogpt", "--tokenizer", bare_model)
     lines = out_of(*words, "--out", str(back))
-    assert lines[0] == f"{back}: 1 documents, 5 tokens with the end-of-text id that each ends in"
+    assert lines[0] == f"{back}: 1 documents, 5 tokens"
     assert "no end-of-text id, so all tokens are one document" in lines[-1]
     assert pq.read_table(back)["tokens"].to_pylist() == [[3, 4, 5, 6, 7]]
     assert refused(*words, "--out", str(back)) == f"--out {back}: there is something already; choose a new file"
@@ -158,6 +159,40 @@ def test_the_table_of_formats(inputs: tuple[str, ...], tmp_path: Path) -> None:
     assert rows["nanogpt"][2] == "2.00"
     assert 2.0 <= float(rows["flat"][2]) < 2.5
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_time_of_flat_tokens_is_of_what_this_process_made(
+    inputs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind what a killed process has left; and a column of token ids is not tokenized."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(token_groups, "GROUP_BYTES", 1500)
+    words = ("data", "formats", "--sequence-length", "16", "--repeats", "1")
+    encode, calls = token_groups._encode, []
+
+    def interrupted(*given: object) -> token_groups.TokenGroup:
+        calls.append(given)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return encode(*given)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as signal:
+        signal.setattr(token_groups, "_encode", interrupted)
+        assert harness(*words, *inputs).returncode == 130
+    found = re.fullmatch(
+        r"(\d+) documents, behind (\d+) that an earlier process had written: tokenized with tokenizers \S+ and written "
+        r"as flat tokens in [\d.]+ s",
+        out_of(*words, *inputs)[1],
+    )
+    assert found
+    assert int(found[1]) + int(found[2]) == 60
+    assert int(found[2])
+
+    tokenizer = next((tmp_path / "cache" / "tokenizer").glob("*/tokenizer.json"))
+    pq.write_table(pa.table({"input_ids": [[1, 2], [3]]}), tmp_path / "ids.parquet")
+    stored = ("--corpus", str(tmp_path / "ids.parquet"), "--column", "input_ids", "--tokenizer", str(tokenizer))
+    assert re.fullmatch(r"read and written as flat tokens in [\d.]+ s", out_of(*words, *stored)[1])
+    assert out_of(*words, *stored)[1] == ""
 
 
 @pytest.mark.parametrize(
