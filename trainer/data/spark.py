@@ -62,11 +62,12 @@ class SparkTokens:
             yield from read_share(self.job, number, max(start - number * self.job.documents, 0))
 
     def close(self, *, keep: bool = False) -> None:
-        """End Spark, and remove the shares unless another process is to go on with them."""
+        """End Spark, and remove the shares unless there are some and another process is to go on with them."""
         if self._driver is not None:
             self._driver.close()
             self._driver = None
-        if not keep and self._lock is not None:
+        made = any(self.job.place(number).is_dir() for number in range(self.job.count))
+        if self._lock is not None and not (keep and made):
             remove(self.folder)
         if self._lock is not None:
             os.close(self._lock)

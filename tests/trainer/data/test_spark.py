@@ -159,6 +159,21 @@ def test_two_processes_do_not_share_the_folder(corpus: Corpus, info: TokenizerIn
     assert not Path(first.job.folder).exists()
 
 
+def test_a_spark_that_does_not_start_leaves_no_folder(
+    corpus: Corpus, info: TokenizerInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unreachable:
+        def __init__(self, *_: object) -> None:
+            raise InputError("--engine spark: Spark was not ready")
+
+    monkeypatch.setattr("trainer.data.spark.SparkDriver", Unreachable)
+    tokens = SparkTokens(corpus, info, tmp_path)
+    with pytest.raises(InputError, match="was not ready"):
+        list(tokens(0))
+    tokens.close(keep=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_reason_is_what_an_executor_raised() -> None:
     text = (
         "An error occurred while calling o55.collectToPython.\n: org.apache.spark.SparkException: Job aborted\n"
