@@ -148,6 +148,8 @@ def _saved_to_disk(folder: str, files: Sequence[str]) -> tuple[str, ...] | None:
     content = _json(state)
     data = content.get("_data_files") if isinstance(content, dict) else None
     named = [one.get("filename") for one in data if isinstance(one, dict)] if isinstance(data, list) else []
+    if data == []:
+        raise InputError(f"{places.KEY}: {folder} was written by save_to_disk of a dataset without rows")
     if not named or not all(isinstance(one, str) and PurePosixPath(one).name == one for one in named):
         if data is None:  # a state.json of something else
             return None

@@ -188,6 +188,10 @@ def test_what_save_to_disk_wrote_is_recognised(tmp_path: Path) -> None:
     assert re.search(
         r"state.json: names .*data-00001-of-00002.arrow, which is not there", refused(path=str(splits / "train"))
     )
+    (splits / "train" / "state.json").write_text('{"_data_files": []}')  # as save_to_disk writes it of no rows
+    assert refused(path=str(splits / "train")) == (
+        f"data.corpus.path: {splits / 'train'} was written by save_to_disk of a dataset without rows"
+    )
     (splits / "train" / "state.json").write_text('{"_data_files": [{"filename": "../x.arrow"}]}')
     assert "names no data files" in refused(path=str(splits / "train"))
 
