@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from trainer.data import cache
-from trainer.data.corpus import Corpus
+from trainer.data.corpus import Corpus, check_unchanged
 from trainer.data.formats.exchange import document_chunks
 from trainer.data.formats.flat import TOKENS, FlatTokens, open_flat, token_type
 from trainer.data.formats.journal import TokenJournal
@@ -250,6 +250,7 @@ def _write(
             f"data.corpus: {tally.documents} documents in {corpus.name}, {corpus.documents} when it was prepared; run "
             "it again"
         )
+    check_unchanged(corpus)
     if not tally.tokens:
         raise InputError(
             f"data.corpus: none of {corpus.name}'s {tally.documents} documents has a token under this tokenizer"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Format = Literal["parquet", "jsonl", "text", "arrow"]
+Identity = str | list[str | int]  # of a file: its content's fingerprint or, where it is remote, what changes with it
 Content = Literal["text", "tokens", "chat"]  # strings; lists of token ids; lists of messages, which a template renders
 Split = Literal["file", "line", "blank-line"]
 
@@ -41,6 +42,7 @@ class Corpus:
     template: ChatTemplate | None = None  # of a column of chats
     largest_id: int | None = None  # of a column of token ids
     largest_at: str = ""  # where that id is, for messages
+    known: tuple[Identity, ...] = ()  # each of the files when it was checked; () of a copy in the cache
 
 
 def bounded(values: Any, rows: int) -> Iterator[Any]:

@@ -10,13 +10,12 @@ from typing import Any
 from trainer.config import CorpusConfig
 from trainer.data import cache, python_docs
 from trainer.data.corpus import chat, columns, formats, places
-from trainer.data.corpus.base import ROW_GROUP, Content, Corpus
+from trainer.data.corpus.base import ROW_GROUP, Content, Corpus, Identity
 from trainer.data.corpus.reading import pieces
 from trainer.errors import InputError
 from trainer.files import expanded
 
 _PARQUET = "data.corpus.parquet"
-_Identity = str | list[str | int]  # of a file: its content's fingerprint or, where it is remote, what changes with it
 _LARGEST_ID = 2**31 - 1  # a model's embedding has a row for each id
 _DOCUMENTS: dict[Content, str] = {
     "text": "every document must be a string (an empty one is allowed)",
@@ -43,6 +42,7 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
 
     def check() -> list[Any]:
         found = _check(corpus, key, config.documents, remote)
+        check_unchanged(replace(corpus, known=tuple(known)))
         return [found.documents, found.empty] if not (reading or remote) else list(asdict(found).values())
 
     remembered = cache.remember("corpus", [known, corpus.column, config.documents, *reading], check)
@@ -56,7 +56,18 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
         fingerprint=fingerprint,
         largest_id=found.largest_id,
         largest_at=found.largest_at,
+        known=tuple(known),
     )
+
+
+def check_unchanged(corpus: Corpus) -> None:
+    """InputError where a file is no longer what it was when the corpus was checked.
+
+    Whoever keeps what was made of the documents calls it when they are read: it would be kept as that of others.
+    """
+    for name, before in zip(corpus.files, corpus.known, strict=bool(corpus.known)):
+        if _identities((name,)) != [before]:
+            raise InputError(f"{name}: was changed while it was read; run it again when nobody writes it")
 
 
 def matching_files(pattern: str) -> list[Path]:
@@ -91,7 +102,7 @@ def check_there(config: CorpusConfig) -> None:
         chat.load_template(config.chat_template)
 
 
-def _named(config: CorpusConfig) -> tuple[Corpus, str, list[_Identity]]:
+def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
     """The corpus before anything of it is counted, the key that names it, and what its files are known by."""
     if config.builtin is not None:
         files: tuple[str, ...] = (str(_builtin_file()),)
@@ -150,7 +161,7 @@ def _builtin_file() -> Path:
     return cache.folder("corpus", key, build) / "data.parquet"
 
 
-def _identities(files: tuple[str, ...]) -> list[_Identity]:
+def _identities(files: tuple[str, ...]) -> list[Identity]:
     return [places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name)) for name in files]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from trainer.data import cache
 from trainer.data.corpus import columns, places
 from trainer.data.corpus.base import ROW_GROUP, Corpus
+from trainer.data.corpus.prepare import check_unchanged
 from trainer.data.corpus.reading import iter_texts
 from trainer.errors import InputError
 
@@ -32,8 +33,9 @@ def by_row(corpus: Corpus, who: str) -> Corpus:
         return corpus
     folder = cache.folder("corpus", ["by row", _RECIPE, corpus.fingerprint], lambda to: _write(corpus, to))
     return replace(
-        corpus, files=(str(folder / "data.parquet"),), column="text", format="parquet", content="text", template=None
-    )
+        corpus, files=(str(folder / "data.parquet"),), column="text", format="parquet", content="text", template=None,
+        known=(),
+    )  # fmt: skip
 
 
 def _strings(name: str, column: str) -> bool:
@@ -57,3 +59,4 @@ def _write(corpus: Corpus, folder: Path) -> None:
             documents += len(texts)
     if documents != corpus.documents:
         raise InputError(f"{corpus.name}: {documents} documents, {corpus.documents} when it was checked; run it again")
+    check_unchanged(corpus)

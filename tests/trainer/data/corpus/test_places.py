@@ -12,8 +12,10 @@ import fsspec
 import pytest
 
 from tests.trainer.data.corpus.corpora import WRITERS, jsonl, parquet
-from trainer.config import CorpusConfig
+from trainer.config import CorpusConfig, TokenizerConfig
 from trainer.data.corpus import by_row, check_there, iter_texts, places, prepare_corpus
+from trainer.data.pretokenize import pretokenize
+from trainer.data.tokenizers import load_tokenizer, prepare_tokenizer
 from trainer.errors import InputError
 
 
@@ -91,6 +93,32 @@ def test_a_remote_corpus_is_known_by_its_documents(tmp_path: Path, texts: list[s
     (tmp_path / "data.jsonl").write_text('{"text": "changed"}\n')
     upload(tmp_path, memory)
     assert texts_of(f"{memory}/data.jsonl") == ["changed"]
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_file_that_changes_behind_the_check_is_refused_and_nothing_is_kept(
+    tmp_path: Path, texts: list[str], memory: str
+) -> None:
+    """The cache would give its tokens to whoever comes with the documents that were checked."""
+    upload(jsonl(tmp_path, texts).parent, memory)
+    for url in (f"{memory}/data.jsonl", str(tmp_path / "data.jsonl")):
+        corpus = prepare_corpus(CorpusConfig(path=url))
+        info = prepare_tokenizer(TokenizerConfig.model_validate({"train": {"kind": "bpe", "vocab_size": 300}}), corpus)
+        before = (tmp_path / "data.jsonl").read_text()
+        (tmp_path / "data.jsonl").write_text(before.replace("quick", "slow"))
+        upload(tmp_path, memory)
+        for make in (lambda: pretokenize(corpus, info, "flat", 16), lambda: by_row(corpus, "data.path")):  # noqa: B023
+            with pytest.raises(InputError, match=r"data\.jsonl: was changed while it was read; run it again"):
+                make()
+        (tmp_path / "data.jsonl").write_text(before)
+        upload(tmp_path, memory)
+        corpus = prepare_corpus(CorpusConfig(path=url))
+        made = pretokenize(corpus, info, "flat", 16)
+        engine = load_tokenizer(info)
+        assert made.flat().tokens.tolist() == [
+            one for text in texts if text for one in (*engine.encode(text), info.eos_id)
+        ]
+        assert list(iter_texts(by_row(corpus, "data.path"))) == list(iter_texts(corpus))
 
 
 def test_what_is_wrong_with_a_url_is_one_line(memory: str) -> None:
