@@ -25,6 +25,8 @@ KEY = "data.corpus.path"
 # What pyarrow opens by itself, without a package of the service.
 _NATIVE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _CONNECT_S, _ATTEMPTS = 10, 3
+_SILENT_S = 60  # of a server behind http(s)://, whose package would wait for 5 minutes, at each question anew
+_WEB = ("http", "https")
 _WILD = "*?["
 
 
@@ -100,7 +102,7 @@ def _remote(url: str) -> Matched:
     import pyarrow.fs as fs
 
     _check_url(url)
-    scheme = url.split("://", 1)[0]
+    scheme = url.split("://", 1)[0].lower()
     with _one_line(url):
         filesystem, path = _resolved(url)
         info = filesystem.get_file_info(path)
@@ -118,7 +120,8 @@ def _remote(url: str) -> Matched:
                 raise InputError(f"{KEY}: the folder {url} holds no file")
             return Matched(tuple(_url(scheme, name) for name in sorted(names)), url.rstrip("/"))
         if not set(_WILD) & set(path):
-            raise InputError(f"{KEY}: no {url}")
+            # Of a web server that does not answer, fsspec says what it says of a file that is not there.
+            raise InputError(f"{KEY}: no {url}{', or no answer in time' * (scheme in _WEB)}")
         from fsspec.implementations.arrow import ArrowFSWrapper
 
         matching = ArrowFSWrapper(filesystem).glob(path)
@@ -179,8 +182,13 @@ def unreadable(name: str, error: BaseException) -> Exception:
     """What to raise where ``name`` cannot be read: the machine's own fault as it is, else an InputError."""
     if isinstance(error, OSError) and error.errno in MACHINE_FAULTS and error.errno != errno.EIO:
         return error
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else _reason(error)
     return InputError(f"{name}: cannot be read ({reason})")
+
+
+def _reason(error: BaseException) -> str:
+    silent = isinstance(error, TimeoutError) and not str(error)  # fsspec's say nothing
+    return "no answer in time" if silent else first_line(error)
 
 
 def identity(url: str) -> list[str | int]:
@@ -252,12 +260,21 @@ def _of_fsspec(scheme: str) -> Any:
     try:
         import fsspec
 
-        return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme)))
+        return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme, **_limits(scheme))))
     except (ImportError, ValueError) as error:
         known = ", ".join(("file", *_NATIVE))
         raise InputError(
             f"{KEY}: {scheme}://: {first_line(error)}; allowed: {known}, and what fsspec has a package for"
         ) from error
+
+
+def _limits(scheme: str) -> dict[str, Any]:
+    """Settings of fsspec's file system with which a server that never answers is given up soon."""
+    if scheme not in _WEB:
+        return {}
+    from aiohttp import ClientTimeout
+
+    return {"client_kwargs": {"timeout": ClientTimeout(sock_connect=_CONNECT_S, sock_read=_SILENT_S)}}
 
 
 @contextmanager
@@ -268,4 +285,4 @@ def _one_line(url: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # each filesystem has errors of its own
-        raise InputError(f"{url}: cannot be read ({first_line(error)})") from error
+        raise InputError(f"{url}: cannot be read ({_reason(error)})") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,36 @@ def test_a_server_that_is_not_there_is_one_line_soon(monkeypatch: pytest.MonkeyP
         message = refused("s3://bucket/x.jsonl")
     assert message.startswith("s3://bucket/x.jsonl: cannot be read (")
     assert "bucket" in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"], ids=["nothing", "a part"])
+def test_an_http_server_that_falls_silent_is_one_line(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(places, "_SILENT_S", 0.2)
+    places._of_fsspec.cache_clear()
+    held = []
+
+    def serve() -> None:
+        while True:
+            try:
+                held.append(server.accept()[0])
+                held[-1].recv(1 << 16)
+                held[-1].sendall(answer)
+            except OSError:  # closed
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/x.jsonl"
+        line = f"{url}: cannot be read (no answer in time)"
+        assert refused(url) == (line if answer else f"data.corpus.path: no {url}, or no answer in time")
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for connection in held:
+        connection.close()
+    places._of_fsspec.cache_clear()
 
 
 def _s3_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
