@@ -2,24 +2,23 @@
 
 Importing transformers takes seconds and loads torch. A tokenizer with a fast backend is therefore saved into the cache
 as a plain ``tokenizer.json``. From then on neither this process nor any loader worker needs transformers.
-
-Code that a folder carries is never run, and nobody is asked whether to: transformers would ask on a terminal.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
 from urllib.parse import urlsplit
 
 from trainer.data import cache, train_tokenizer
-from trainer.errors import InputError, one_line
+from trainer.data.auto_tokenizer import carried_code, load_auto
+from trainer.errors import InputError
 from trainer.files import expanded
+
+__all__ = ["carried_code", "check_there", "import_tokenizer", "load_auto"]
 
 _KEY = "data.tokenizer.pretrained"
 
@@ -88,53 +87,6 @@ def check_there(name: str) -> None:
     """InputError where the tokenizer ``name`` is not on this machine and cannot be looked for elsewhere."""
     if not expanded(name).is_file() and _local_folder(name) is None:
         _check_hub_resolves(name)
-
-
-def load_auto(location: str, name: str | None = None) -> Any:
-    """Load an AutoTokenizer from ``location``; ``name`` is the user's name for it, for error messages.
-
-    Raises InputError where it cannot be loaded, or not without running code that comes with it.
-    """
-    if code := carried_code(Path(location), of_tokenizer=True):  # transformers may take a class of its own instead
-        raise _never_run(name or location, code)
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(location, trust_remote_code=False)
-    except Exception as error:  # transformers and the hub raise a dozen kinds; the user needs one line
-        code = carried_code(Path(location))
-        if code or "trust_remote_code" in str(error):  # that advice would not help: there is no such option here
-            raise _never_run(name or location, code) from error
-        reason = shorten(str(error), 200, placeholder=" ...") or type(error).__name__
-        raise InputError(f"{_KEY}: cannot load {name or location}: {reason}") from error
-
-
-def carried_code(folder: Path, of_tokenizer: bool = False) -> list[str]:
-    """List the code that a model's folder names as its own (``auto_map``), as "file: class"; [] for none.
-
-    ``of_tokenizer``: only the tokenizer's. A folder may carry a model's code beside an ordinary tokenizer.
-    """
-    found = []
-    for file in ("tokenizer_config.json", "config.json"):
-        try:
-            content = json.loads((folder / file).read_bytes())
-        except (OSError, ValueError, RecursionError):  # of what cannot be read, transformers says what is wrong
-            continue
-        names = content.get("auto_map") if isinstance(content, dict) else None
-        if of_tokenizer and file == "config.json":
-            names = names.get("AutoTokenizer") if isinstance(names, dict) else None
-        classes = names.values() if isinstance(names, dict) else [names]
-        flat = [name for one in classes for name in (one if isinstance(one, list) else [one])]
-        found += [f"{file}: {one_line(name)}" for name in flat if name]
-    return found
-
-
-def _never_run(name: str, code: list[str]) -> InputError:
-    what = f" ({', '.join(code)})" if code else ""
-    return InputError(
-        f"{_KEY}: {name} carries code of its own{what}, and code of a tokenizer's folder is never run; "
-        "give a folder with a tokenizer.json and without auto_map"
-    )
 
 
 def _local_folder(name: str) -> Path | None:

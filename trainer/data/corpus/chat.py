@@ -55,7 +55,7 @@ def _special_tokens(location: str, folder: Path, config: dict[str, Any], source:
 
 
 def _of_tokenizer(location: str, folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    from trainer.data.pretrained import load_auto
+    from trainer.data.auto_tokenizer import load_auto
 
     remedy = f"give the tokenizer's folder, or put a {_CONFIG} that says it (null: none) beside the template"
     what = f"{KEY}: {location} names {', '.join(names)}, and"

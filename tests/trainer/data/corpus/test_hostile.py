@@ -84,7 +84,7 @@ def test_a_flipped_bit_is_one_line_or_another_corpus(
         (b'{"text": "a"}\nnot json\n', "row 1 (from 0): not JSON (Expecting value"),
         (
             b'{"text": "a"}\n\n{"text": 5}\n',
-            "row 1 (from 0): column 'text' holds a number; allowed: a string, as in the",
+            "row 1 (from 0): column 'text' holds a number; allowed: a string, as in other rows",
         ),
         (b'{"text": "a"}\n{"body": "b"}\n', "1 null (first: "),
         (b'{"body": "b", "id": 1}\n', "row 0 (from 0): no column 'text'; it has 'body', 'id'"),
