@@ -2,7 +2,8 @@
 A training (``harness train``) is handed on part by part, as each of them ends.
 
 Nothing is measured any more when the first tracker starts, so none can slow a run. Trackers work side by side, and all
-of them together have the scenario's time limit (``limits.tracking_s``).
+of them together have the scenario's time limit (``limits.tracking_s``), in which the building of the report does not
+count.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from harness.study.contract import CHOICE_COLUMNS
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
+from trainer.errors import in_words
 from trainer.json_types import Json, JsonObject, section
 
 ROWS = 500  # steps in a message
 MOST_STEPS = 20_000  # of a run that a tracker gets: of more, so many evenly spread
+RUNS_SHARE = 0.5  # of the time limit, for the runs: one that hangs in them must not cost others the report
 NOTE = "tracking: "  # what a note of the study begins with where a tracker lost something
 
 
@@ -38,25 +41,37 @@ class StudyTrackers:
     def __init__(self, name: str, asked: Sequence[str], limit_s: float, to: Path) -> None:
         """``name``: of the study's own run. ``asked``: the trackers. Each gets a folder in ``to``."""
         self._name = name
-        self._until_s = monotonic() + limit_s
-        self._absent = [f"{one}: {why}" for one in asked if (why := missing(one)) is not None]
-        self._feeds = [TrackerFeed(one, to / one.replace(":", ".")) for one in asked if missing(one) is None]
+        self._left_s = limit_s
+        self._absent: list[str] = []
+        self._feeds: list[TrackerFeed] = []
+        for one in asked:
+            if (why := missing(one)) is not None:
+                self._absent.append(f"{one}: {why}")
+                continue
+            try:
+                self._feeds.append(TrackerFeed(one, to / one.replace(":", ".")))
+            except OSError as error:  # its folder cannot be written: that is no reason to fail, or for others to
+                self._absent.append(f"{one}: not started ({in_words(error)})")
 
     def send_runs(self, record: StudyRecord, runs: Sequence[RunData]) -> list[str]:
         """Hand on what ``runs`` recorded, and wait until it arrived. Says what was lost, a line a tracker."""
+        begun_s = monotonic()
+        until_s = begun_s + RUNS_SHARE * self._left_s
         for message in study_messages(self._name, record, runs):
             for feed in self._feeds:
-                feed.send(message, self._until_s)
-        found = [feed.lost(self._until_s) for feed in self._feeds]
+                feed.send(message, until_s)
+        found = [feed.lost(until_s) for feed in self._feeds]
+        self._left_s -= monotonic() - begun_s
         return [*self._absent, *(line for line in found if line is not None)]
 
     def end(self, status: str, files: Sequence[Path]) -> list[str]:
         """Attach ``files`` (the study's summary and pictures), and end every tracker; says what was lost in all."""
+        until_s = monotonic() + self._left_s
         attached: list[Json] = [str(path) for path in files]
         for feed in self._feeds:
-            feed.send({"do": "attach", "run": self._name, "files": attached}, self._until_s)
-            feed.send({"do": "end", "run": self._name, "status": status}, self._until_s)
-        found = [feed.end(self._until_s) for feed in self._feeds]
+            feed.send({"do": "attach", "run": self._name, "files": attached}, until_s)
+            feed.send({"do": "end", "run": self._name, "status": status}, until_s)
+        found = [feed.end(until_s) for feed in self._feeds]
         return [*self._absent, *(line for line in found if line is not None)]
 
 

@@ -14,10 +14,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from harness.launch.tracking import tracked_study
 from harness.launch.tracking.feed import MOST_WAITING, TrackerFeed
-from harness.launch.tracking.tracked_study import NOTE, tracked
+from harness.launch.tracking.tracked_study import NOTE, StudyTrackers, tracked
 from harness.launch.tracking.trackers import KINDS, TrackerKind
 from harness.scenario.model import TRACKERS, Scenario
+from harness.study.records import StudyRecord
 from harness.study.store import StudyFolder
 from tests.commands import harness
 from trainer.json_types import JsonObject
@@ -159,6 +161,50 @@ def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path, monkeypa
     install = "pip install 'llm-training-harness[mlflow]'"
     assert note == f"{NOTE}mlflow: no_such_module_here not installed ({install})"
     assert rebuilt == [1]
+
+
+class Hanging:
+    """A feed that answers nothing: it makes whoever waits for it wait to the end. Its clock is nobody's."""
+
+    now_s = 100.0
+    given_s: list[float]  # to each that is closed
+
+    def __init__(self, name: str, folder: Path) -> None:
+        pass
+
+    def send(self, message: JsonObject, until_s: float) -> None:
+        pass
+
+    def lost(self, until_s: float) -> str:
+        Hanging.now_s = max(Hanging.now_s, until_s)
+        return "no answer in time"
+
+    def end(self, until_s: float) -> None:
+        Hanging.given_s.append(until_s - Hanging.now_s)
+
+
+def test_one_that_hangs_in_the_runs_leaves_the_others_time_for_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does a report that takes longer to build than trackers may take."""
+    Hanging.given_s = []
+    monkeypatch.setattr(tracked_study, "TrackerFeed", Hanging)
+    monkeypatch.setattr(tracked_study, "monotonic", lambda: Hanging.now_s)
+    trackers = StudyTrackers("s/1", ["jsonl", "own_trackers:hangs"], 120, tmp_path)
+    record = StudyRecord("s", "?", "done")
+    assert trackers.send_runs(record, []) == ["no answer in time"] * 2
+    Hanging.now_s += 1000  # the report
+    assert trackers.end("done", []) == []
+    assert Hanging.given_s == [60, 60]
+
+
+def test_a_folder_that_cannot_be_written_costs_its_tracker_alone(own: Path) -> None:
+    (own / "to").mkdir()
+    (own / "to" / "jsonl").write_text("a file")
+    trackers = StudyTrackers("s/1", ["jsonl", "own_trackers:raises"], 60, own / "to")
+    jsonl, other = trackers.end("done", [])
+    assert jsonl.startswith("jsonl: not started (FileExistsError: ")
+    assert other.endswith("OSError: no disk")
 
 
 def begin(run: str = "s/1", parent: str | None = None) -> JsonObject:
