@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import re
 import sys
 import time
@@ -250,7 +251,7 @@ def stopped_line(folder: Path, cut: str | None) -> str:
         )
     return (
         f"harness: stopped at the budget; finished runs are kept.{text} Complete it with: "
-        f"harness run --resume {folder} --budget LIMIT"
+        f"harness run --resume {shlex.quote(str(folder))} --budget LIMIT"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -82,7 +83,8 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
         norm = "" if choices.acc_norm is None else f", acc_norm {choices.acc_norm:.4f}"
         loss += f", multiple choice acc {choices.acc:.4f}{norm}{_after(choices, trained.steps)}"
     say(f"{trained.status}: {trained.steps:,} steps, {trained.tokens:,} tokens{loss}")
-    say(f"training: {trained.folder} (losses.csv, loss.png, checkpoints); where its time went: harness report {out}")
+    report = f"harness report {shlex.quote(str(out))}"
+    say(f"training: {trained.folder} (losses.csv, loss.png, checkpoints); where its time went: {report}")
     say_cost(trained.folder)
     if trained.stopped and trained.error is None:
         print(stopped_line(trained.folder, None), file=sys.stderr)

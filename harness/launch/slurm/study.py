@@ -8,6 +8,7 @@ written down as failed, with the job's id, its state and the end of its log. ``h
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import time
@@ -235,8 +236,8 @@ class Jobs:
         """Say what goes on without this process."""
         path = self._folder.path
         print(
-            f"jobs {', '.join(self.ids)} stay in the queue; wait for them and gather: harness run --resume {path}; "
-            f"end them: scancel {' '.join(self.ids)}",
+            f"jobs {', '.join(self.ids)} stay in the queue; wait for them and gather: harness run --resume "
+            f"{shlex.quote(str(path))}; end them: scancel {' '.join(self.ids)}",
             file=sys.stderr,
         )
         return Outcome(path, status, in_queue=True)
@@ -388,15 +389,17 @@ def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, lo
     elif ending.error is not None:
         line += f": {ending.error}"
     last = _end_of(log)
-    line += f"; {log} ends: {last}" if last else "; it left no log"
-    return line
+    if last is None:
+        return f"{line}; it left no log"
+    return f"{line}; {log} ends: {last}" if last else f"{line}; {log} is empty"
 
 
-def _end_of(log: Path) -> str:
+def _end_of(log: Path) -> str | None:
+    """The last lines, as one; "" where there is nothing to read in it, None where there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_BYTES))
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     except OSError:
-        return ""
+        return None
     return visible(" | ".join(one_line(line)[:200] for line in lines[-LOG_LINES:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -12,6 +13,8 @@ from harness.study.records import StudyRecord
 from harness.study.store import StudyFolder
 from tests.commands import harness
 from trainer.errors import InputError
+
+Status = Literal["interrupted", "failed"]
 
 
 @pytest.mark.parametrize("status", ["interrupted", "done"])
@@ -34,6 +37,18 @@ def test_an_interrupted_study_without_a_table_ends_as_interrupted(
         "harness: no table of its runs is left",
         f"interrupted; complete it with: harness run --resume {tmp_path}",
     ]
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed"])
+def test_the_command_that_goes_on_can_be_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: Status
+) -> None:
+    monkeypatch.setattr(run, "print_first_screen", lambda *_, **__: None)
+    folder = tmp_path / "two words"
+    StudyFolder(folder).write_study(StudyRecord("made-up", "Where does it lie?", status))
+    assert run._finish(Outcome(folder, status), as_json=False) in (1, 130)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f" with: harness run --resume '{folder}'")
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ import pytest
 
 from harness.launch.slurm.job import JobEnding, read_ending
 from harness.launch.slurm.queue import JobState
-from harness.launch.slurm.study import why_lost
+from harness.launch.slurm.study import Jobs, why_lost
 from harness.launch.study import Sequential, run_study
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import make_plan
-from harness.study.store import write_json
+from harness.study.records import StudyRecord
+from harness.study.store import StudyFolder, write_json
 from tests.commands import harness
 from tests.harness.launch.running import SCENARIO
+from trainer.config import SlurmConfig
 from trainer.errors import InputError
 
 SLURM = SCENARIO.replace(
@@ -167,6 +169,12 @@ def test_more_machines_need_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "launch.torchrun.nnodes: 2 machines, but this job has 1; leave out --here" in done.stderr
 
 
+def test_the_command_that_gathers_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = StudyFolder(tmp_path / "two words")
+    Jobs(folder, StudyRecord("s", "?", "running"), SlurmConfig(), 1).leave("submitted")
+    assert f"gather: harness run --resume '{folder.path}'; end them: " in capsys.readouterr().err
+
+
 def test_why_a_block_is_missing_names_the_job_its_end_and_its_log(tmp_path: Path) -> None:
     log, record = tmp_path / "job-12_3.log", tmp_path / "block-3.json"
     log.write_text("one\ntwo\nslurmstepd: error: *** JOB 15 ON n1 CANCELLED DUE TO TIME LIMIT ***\nfour\x1b[2J\n\n")
@@ -187,6 +195,8 @@ def test_why_a_block_is_missing_names_the_job_its_end_and_its_log(tmp_path: Path
     refused = JobEnding("12_3", "host-a", "refused", "arm x: compute.device: cuda, but there is no NVIDIA device here")
     found = line("GONE", refused, nodes="")
     assert found.startswith("block 3: job 12_3 on host-a has ended, and Slurm no longer knows how: arm x: compute.dev")
+    log.write_text("")
+    assert line("FAILED", refused).endswith(f"; {log} is empty")
     log.unlink()
     assert line("FAILED", refused).endswith("; it left no log")
     record.write_text("{")
