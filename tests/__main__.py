@@ -22,11 +22,11 @@ from xml.etree import ElementTree
 from tests.examples import QUICK
 
 # `--dist loadfile` keeps a file's tests together, with the fixtures that they share; in their own order, or the files
-# with few and long tests would come last, one after the other on one core. Three at a time: on two cores they wait for
+# with few and long tests would come last, one after the other on one core. Four at a time: on two cores they wait for
 # other processes a quarter of their time.
 PARTS = {
     "quick": ("-m", "not slow and not alone and not gpu", "-n", "2", "--dist", "worksteal"),
-    "processes": ("-m", "slow and not alone and not gpu", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
+    "processes": ("-m", "slow and not alone and not gpu", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
     "alone": ("-m", "alone or gpu"),
 }
 # Other files need not be imported: 7 s of CPU for all of them, in each process. tests/conftest.py fails where a file

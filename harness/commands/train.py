@@ -58,6 +58,11 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
 
     sets = list(arguments.set)
     rate = None if arguments.rate_of is None else _rate_of(arguments.rate_of, sets)
+    if seeds := [one for one in sets if one.partition("=")[0].strip() == "seed"]:
+        raise InputError(
+            f"--set {seeds[0]}: has no effect: it is the seed of the order of a study's arms; give base.{seeds[0]}, of "
+            "weights and documents"
+        )
     scenario = load_scenario(arguments.scenario, sets)
     plan = make_plan(scenario, arguments.scenario, [arguments.arm] if arguments.arm else [])
     if rate is not None and (others := [one.name for one in plan.arms if one.config.optimizer.learning_rate != rate]):

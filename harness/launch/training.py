@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -159,7 +159,7 @@ class Training:
         model = model_fingerprint(self.config)
         found = checkpoint_folder.newest(self._checkpoints) if resume else None
         if resume and found is None and self.folder.study_json.exists():
-            print(f"{self.folder.path}: it ended before its first checkpoint, so it begins again", file=sys.stderr)
+            print(f"{self.folder.path}: no checkpoint lies there, so it begins again", file=sys.stderr)
         study = self._records.study(scenario, resume)
         begun_at = self.config.first_step
         first = begun_at if found is None else found.steps
@@ -483,7 +483,8 @@ class Training:
             if not isinstance(error, InputError):  # rank 0 found the same
                 traceback.print_exc()
             of_another = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
-            channel.send({"event": "failed", "error": f"{of_another}{in_words(error)}"})
+            with suppress(OSError):  # rank 0 is gone: it refused the same before this rank did
+                channel.send({"event": "failed", "error": f"{of_another}{in_words(error)}"})
             return 1
         return 0
 

@@ -158,6 +158,7 @@ def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--arm", "plain", *out, "--steps", "0"], "--steps: 0; allowed: more than 0"),
         (["--arm", "plain", *out, "--set", "compute.device={emulated: gh200}"], "computes no model"),
         (["--arm", "plain", "--out", str(tmp_path / "there")], "a training lies there; go on with it (--resume)"),
+        (["--arm", "plain", *out, "--set", "seed=3"], "--set seed=3: has no effect: "),
         (["--arm", "plain", *out, "--set", "checkpoint={every_steps: 1, every_minutes: 1}"], "at most one of"),
     ):
         assert main(["train", str(scenario), *words]) == 2

@@ -5,21 +5,34 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 
+from harness.launch import training
+from harness.launch.channel import Channel
 from harness.launch.diagnosis import RANK_NAME
+from harness.launch.training import Training
 from harness.launch.training_files import read_evaluations, read_losses
+from harness.launch.training_progress import Goal
+from harness.scenario.load import load_scenario
+from harness.scenario.plan import make_plan
 from harness.study.store import StudyFolder
 from tests import warm
 from tests.harness.commands.test_train import SCENARIO
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.data.position import Position
+from trainer.errors import InputError
+from trainer.ranks import Rank
+
+if TYPE_CHECKING:
+    from harness.launch.protocol import StartMessage
 
 TWO = SCENARIO.replace(
     "  warmup_steps: 2\n", "  warmup_steps: 2\n  launch: {{torchrun: {{nproc: 2}}, timeout_s: 60}}\n"
@@ -41,6 +54,30 @@ def train_apart(command: list[str], cwd: Path | None = None) -> subprocess.Compl
     with warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd) as process:
         out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def test_a_rank_finds_what_rank_0_refused_and_says_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 is gone by then: there was a traceback below the one line."""
+
+    def refused(_self: Training) -> None:
+        raise InputError("launch.torchrun.nproc: 2, but the checkpoint was made with 1")
+
+    monkeypatch.setattr(training.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(Training, "_prepared", refused)
+    corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
+    (tmp_path / "small.yaml").write_text(SCENARIO.format(corpus=corpus))
+    plan = make_plan(load_scenario(tmp_path / "small.yaml"), "small.yaml", ["plain"])
+    folder = StudyFolder(tmp_path / "out")
+    other = Training(plan.arms[0], plan.arms[0].config, Goal(steps=1), folder, [], "small.yaml")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        Channel(ours).send({"do": "train", "checkpoint": None, "block": 0})
+        ours.close()
+        rank = Rank(1, 2, 0, None, 60.0)
+        assert other._serve_rank(cast("StartMessage", {}), Channel(theirs), rank) == 1
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow
