@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
