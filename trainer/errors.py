@@ -84,4 +84,7 @@ def _escaped(letter: str) -> str:
 
 def in_words(error: Exception) -> str:
     """Format any error as one line. A timeout's message stands alone; other errors are preceded by their class."""
-    return one_line(error) if isinstance(error, TimeoutError) else f"{type(error).__name__}: {one_line(error)}"
+    text = one_line(error)
+    if not text:  # such as a MemoryError of Python's own
+        return type(error).__name__
+    return text if isinstance(error, TimeoutError) else f"{type(error).__name__}: {text}"
