@@ -88,8 +88,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
         norm = "" if choices.acc_norm is None else f", acc_norm {choices.acc_norm:.4f}"
         loss += f", multiple choice acc {choices.acc:.4f}{norm}{_after(choices, trained.steps)}"
     say(f"{trained.status}: {trained.steps:,} steps, {trained.tokens:,} tokens{loss}")
-    report = f"harness report {shlex.quote(str(out))}"
-    say(f"training: {trained.folder} (losses.csv, loss.png, checkpoints); where its time went: {report}")
+    say(_what_lies_there(trained.folder))
     say_cost(trained.folder)
     if trained.stopped and trained.error is None:
         print(stopped_line(trained.folder, None), file=sys.stderr)
@@ -114,6 +113,20 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
 def _after(one: Validation, steps: int) -> str:
     """Of a pass that was not after the last step: after how many."""
     return "" if one.step + 1 == steps else f" (after {one.step + 1:,} steps)"
+
+
+def _what_lies_there(folder: Path) -> str:
+    """What a training left: one that ended within its first step has neither a picture nor a ledger."""
+    from harness.launch.training_files import CHECKPOINTS, LOSSES, read_losses
+    from trainer.checkpoint_folder import written
+
+    losses = folder / LOSSES
+    found = [LOSSES, "loss.png"] if losses.exists() and read_losses(losses) else []
+    found += ["checkpoints"] * bool(written(folder / CHECKPOINTS))
+    kept = f" ({', '.join(found)})" if found else ""
+    line = f"training: {folder}{kept}"
+    measured = any(folder.glob("runs/*/*/run.json"))
+    return f"{line}; where its time went: harness report {shlex.quote(str(folder))}" if measured else line
 
 
 def _way_on(trained: Trained) -> str:

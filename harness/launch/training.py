@@ -183,7 +183,7 @@ class Training:
         error: str | None = None
         diverged = False
         ending = RunEnding("failed", "it was interrupted")
-        written = False
+        written = begins = False
         tables: RunTables | None = None
         try:
             with open(run / LOG, "a") as log, redirect_stdout(log), self._stopping.noting():
@@ -196,6 +196,7 @@ class Training:
                 tables = RunTables(recorder, run, pid, tid, self.rank.number, self.rank.of)
                 if not self.folder.study_json.exists():  # else as the part before left it, until this one ends
                     self.folder.write_study(study)
+                    begins = True
                 try:
                     status = self._train(batches, compute, saver, evaluator, recorder, tables)
                     record = replace(record, facts=self._counted(record.facts, compute))
@@ -240,6 +241,9 @@ class Training:
                     written = True
                 except OSError as raised:
                     status, error = "failed", error or f"what was measured was not written: {in_words(raised)}"
+            elif begins:  # within its first step: what it wrote says that it runs
+                with suppress(OSError):
+                    self.folder.write_study(replace(study, status=status, ended_utc=now()))
             if self._allowance is not None:
                 self._allowance.end(done=status == "done")
         part, stopped = block if written else None, self._allowance is not None and self._allowance.stopped

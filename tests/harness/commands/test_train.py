@@ -201,6 +201,29 @@ def ending_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingProgress, "step", stopping)
 
 
+@pytest.mark.usefixtures("no_git")
+def test_one_that_ends_before_its_first_step_names_what_it_left_and_does_not_run_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.study.store import StudyFolder
+
+    begin = TrainingProgress.__init__
+
+    def stopping(self: TrainingProgress, *rest: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        begin(self, *rest)
+
+    out, train = of_one_arm(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "__init__", stopping)
+        assert train(steps=4) == 130
+    assert capsys.readouterr().out.splitlines()[-1] == f"training: {out} (checkpoints)"
+    assert StudyFolder(Path(out)).read_study().status == "interrupted"
+    assert train("--resume", steps=4) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"training: {out} (losses.csv, loss.png, checkpoints); where its time went: harness report {out}"
+
+
 EVALUATED = ("--set", "evaluation={every_steps: 4, fraction: 0.2, batches: 1}")
 ASKED = (
     *(
