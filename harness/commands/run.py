@@ -84,6 +84,7 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
     """Run the study here, or in jobs where its scenario says so; None where only their script was printed."""
     from harness.launch.slurm.study import print_script, slurm_of, submit_study
     from harness.launch.study import run_study
+    from harness.launch.tracking.trackers import warn_of_missing
 
     out = Path(arguments.out)
     if arguments.dry_run:
@@ -100,6 +101,7 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
             "run: budget: goes with a study that runs where it is started; jobs of launch.slurm end after "
             "launch.slurm.time"
         )
+    warn_of_missing(plan.scenario.track)
     if in_jobs:
         return submit_study(plan, out, command, arguments.scenario, force=arguments.force, wait=not arguments.no_wait)
     until = None if limit is None else study_allowance(plan, limit, out, command, arguments.scenario, arguments.force)

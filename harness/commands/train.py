@@ -67,6 +67,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     plan = make_plan(scenario, arguments.scenario, [arguments.arm] if arguments.arm else [])
     if rate is not None and (others := [one.name for one in plan.arms if one.config.optimizer.learning_rate != rate]):
         raise InputError(f"--rate-of: arm {others[0]} has an optimizer.learning_rate of its own; leave one of them out")
+    from harness.launch.tracking.trackers import warn_of_missing
     from harness.launch.train_arm import train_arm
     from harness.report.curve import draw_losses
 
@@ -76,6 +77,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.commands.upload import finish_upload, uploader_of
 
     allowance = training_allowance(plan, out, command, arguments.scenario, begun_s)
+    warn_of_missing(scenario.track)
     url = arguments.upload or scenario.upload
     uploader = None if url is None else uploader_of(out, url, checks=True)
     trained = train_arm(

@@ -377,7 +377,7 @@ class Training:
                 share, self._loss = self._share(self._steps, recorder.tokens, batches), recorder.last_loss
                 self._tokens = self._agreed[2]
                 if self.rank.is_first:
-                    progress.step(self._steps, self._tokens, share, self._loss)
+                    progress.step(self._steps, self._tokens, share, self._loss, recorder.validations)
                     if self._watch is not None and self._watch.step(self._steps, self._tokens):
                         self._stopping.asked = True
                 if self._steps == first + max(1, self.config.warmup_steps):

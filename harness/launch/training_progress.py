@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.launch.progress import PLAIN_INTERVAL_S, is_terminal
 from trainer.errors import InputError
+from trainer.telemetry import Validation
 
 TERMINAL_INTERVAL_S = 0.5
 
@@ -51,19 +53,25 @@ class TrainingProgress:
         self._begun_s = self._shown_s = time.monotonic()
         self._share, self._tokens = share, tokens
 
-    def step(self, steps: int, tokens: int, share: float, loss: float | None) -> None:
-        """A step was done; shows the line where it is due."""
+    def step(
+        self, steps: int, tokens: int, share: float, loss: float | None, passes: Sequence[Validation] = ()
+    ) -> None:
+        """A step was done; shows the line where it is due. ``passes``: over held-out data, in this part so far."""
         now_s = time.monotonic()
         if now_s - self._shown_s >= self._interval_s:
             self._shown_s = now_s
-            self._print(self.line(steps, tokens, share, loss, now_s - self._begun_s))
+            evaluating_s = sum(one.end_ns - one.start_ns for one in passes) / 1e9
+            self._print(self.line(steps, tokens, share, loss, now_s - self._begun_s, evaluating_s))
 
-    def line(self, steps: int, tokens: int, share: float, loss: float | None, seconds: float) -> str:
-        """What is known after ``seconds`` of this part of the training."""
+    def line(
+        self, steps: int, tokens: int, share: float, loss: float | None, seconds: float, evaluating_s: float = 0.0
+    ) -> str:
+        """What is known after ``seconds`` of this part of the training, of which ``evaluating_s`` are no training."""
         done = share - self._share
         left = f", {_clock((1 - share) * seconds / done)} left" if done > 0 and share < 1 else ""
         value = "" if loss is None else f"loss {loss:.4f}, "
-        speed = (tokens - self._tokens) / seconds if seconds else 0.0
+        training_s = seconds - evaluating_s
+        speed = (tokens - self._tokens) / training_s if training_s > 0 else 0.0
         return f"step {steps:,} ({min(share, 1):.1%} of {self._goal}): {value}{speed:,.0f} tokens/s{left}"
 
     def end(self) -> None:

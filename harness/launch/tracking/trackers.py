@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from trainer.errors import InputError
 from trainer.json_types import Json
-from trainer.user_code import call
+from trainer.user_code import call, files
 
 
 class MetricRow(NamedTuple):
@@ -63,6 +65,19 @@ def missing(name: str) -> str | None:
     if not lacking:
         return None
     return f"{', '.join(lacking)} not installed (pip install 'llm-training-harness[{name}]')"
+
+
+def warn_of_missing(asked: Sequence[str]) -> None:
+    """Say before anything runs which trackers will get nothing: they are started when all of it is over."""
+    for name in asked:
+        why = missing(name)
+        if why is None and name not in KINDS:
+            try:
+                files("track", name)
+            except InputError as error:
+                why = str(error).removeprefix(f"track: {name}: ")
+        if why is not None:
+            print(f"warning: track: {name} will get nothing: {why}", file=sys.stderr)
 
 
 def open_tracker(name: str, folder: Path) -> Tracker:

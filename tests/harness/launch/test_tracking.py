@@ -17,7 +17,7 @@ import pytest
 from harness.launch.tracking import tracked_study
 from harness.launch.tracking.feed import MOST_WAITING, TrackerFeed
 from harness.launch.tracking.tracked_study import NOTE, StudyTrackers, tracked
-from harness.launch.tracking.trackers import KINDS, TrackerKind
+from harness.launch.tracking.trackers import KINDS, TrackerKind, warn_of_missing
 from harness.scenario.model import TRACKERS, Scenario
 from harness.study.records import StudyRecord
 from harness.study.store import StudyFolder
@@ -161,6 +161,17 @@ def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path, monkeypa
     install = "pip install 'llm-training-harness[mlflow]'"
     assert note == f"{NOTE}mlflow: no_such_module_here not installed ({install})"
     assert rebuilt == [1]
+
+
+def test_a_tracker_that_cannot_start_is_named_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(KINDS, "mlflow", TrackerKind("nowhere", ("json", "no_such_module_here")))
+    warn_of_missing(["jsonl", "mlflow", "no_such_trackers:make", "json:loads"])
+    install = "no_such_module_here not installed (pip install 'llm-training-harness[mlflow]')"
+    mlflow, own = capsys.readouterr().err.splitlines()
+    assert mlflow == f"warning: track: mlflow will get nothing: {install}"
+    assert own.startswith("warning: track: no_such_trackers:make will get nothing: no module no_such_trackers in ")
 
 
 class Hanging:
