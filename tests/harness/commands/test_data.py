@@ -56,11 +56,8 @@ def test_pretokenize_a_corpus_into_every_format(inputs: tuple[str, ...], tmp_pat
             assert (tmp_path / format / name).read_bytes() == (tmp_path / "again" / format / name).read_bytes()
 
 
-def test_interrupted_it_says_what_is_kept_and_goes_on(
-    inputs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("data", "pretokenize", *inputs, "--format", "flat", "--out", str(tmp_path / "out"))
-    monkeypatch.setattr(token_groups, "GROUP_BYTES", 1500)
+def interrupt_fifth_group(patch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C would while the fifth group of documents is encoded."""
     encode, calls = token_groups._encode, []
 
     def interrupted(*given: object) -> token_groups.TokenGroup:
@@ -69,8 +66,16 @@ def test_interrupted_it_says_what_is_kept_and_goes_on(
             raise KeyboardInterrupt
         return encode(*given)  # type: ignore[arg-type]
 
-    with monkeypatch.context() as signal:
-        signal.setattr(token_groups, "_encode", interrupted)
+    patch.setattr(token_groups, "_encode", interrupted)
+
+
+def test_interrupted_it_says_what_is_kept_and_goes_on(
+    inputs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("data", "pretokenize", *inputs, "--format", "flat", "--out", str(tmp_path / "out"))
+    monkeypatch.setattr(token_groups, "GROUP_BYTES", 1500)
+    with monkeypatch.context() as patch:
+        interrupt_fifth_group(patch)
         done = harness(*words, "--workers", "1")
     assert done.returncode == 130
     kept = re.fullmatch(
@@ -168,16 +173,8 @@ def test_the_time_of_flat_tokens_is_of_what_this_process_made(
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(token_groups, "GROUP_BYTES", 1500)
     words = ("data", "formats", "--sequence-length", "16", "--repeats", "1")
-    encode, calls = token_groups._encode, []
-
-    def interrupted(*given: object) -> token_groups.TokenGroup:
-        calls.append(given)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return encode(*given)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as signal:
-        signal.setattr(token_groups, "_encode", interrupted)
+    with monkeypatch.context() as patch:
+        interrupt_fifth_group(patch)
         assert harness(*words, *inputs).returncode == 130
     found = re.fullmatch(
         r"(\d+) documents, behind (\d+) that an earlier process had written: tokenized with tokenizers \S+ and written "
