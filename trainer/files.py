@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,11 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(), parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+def shell_word(text: str | Path) -> str:
+    """``text`` as one word of a command that is to be pasted into a shell."""
+    return shlex.quote(str(text))
 
 
 def _finite(text: str) -> float:

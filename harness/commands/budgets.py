@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from harness.commands.output import say
 from trainer.errors import InputError
+from trainer.files import shell_word
 
 if TYPE_CHECKING:
     from harness.analysis.cost import PredictedCost, SpendingLimit, Undertaking
@@ -70,7 +70,7 @@ def resumed_allowance(folder: Path, text: str | None) -> Allowance | None:
     if before is None:
         if text is not None and read_limit(text) is not None:
             raise InputError(
-                f"run --resume {folder} --budget: it was begun without one, so nothing was predicted for it"
+                f"run --resume {shell_word(folder)} --budget: it was begun without one, so nothing was predicted for it"
             )
         return None
     limit = before.limit if text is None else read_limit(text)
@@ -251,7 +251,7 @@ def stopped_line(folder: Path, cut: str | None) -> str:
         )
     return (
         f"harness: stopped at the budget; finished runs are kept.{text} Complete it with: "
-        f"harness run --resume {shlex.quote(str(folder))} --budget LIMIT"
+        f"harness run --resume {shell_word(folder)} --budget LIMIT"
     )
 
 

@@ -14,6 +14,7 @@ from harness.commands import exit_codes
 from harness.commands.arguments import PATHS_NOTE, add_overrides, load_plan, refuse_ranks
 from harness.commands.output import say
 from trainer.errors import InputError
+from trainer.files import shell_word
 
 if TYPE_CHECKING:
     from harness.analysis.cost import Undertaking
@@ -83,7 +84,7 @@ def cost(arguments: argparse.Namespace, command: list[str]) -> int:
         return 0
     for line in lines(found):
         say(line)
-    say(f"measured: {measured.folder} (where those steps went: harness report {measured.folder})")
+    say(f"measured: {measured.folder} (where those steps went: harness report {shell_word(measured.folder)})")
     return 0
 
 

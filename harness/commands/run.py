@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, r
 from harness.commands.output import say
 from harness.commands.report import print_first_screen
 from trainer.errors import InputError
+from trainer.files import shell_word
 
 if TYPE_CHECKING:
     from harness.launch.study import Outcome
@@ -181,17 +181,16 @@ def _finish(outcome: Outcome, as_json: bool) -> int:
             raise
         print(f"harness: {error}", file=sys.stderr)
     except (OSError, KeyboardInterrupt):
-        print(f"the runs are kept; rebuild the report with: harness report {shlex.quote(str(folder))}", file=sys.stderr)
+        print(f"the runs are kept; rebuild the report with: harness report {shell_word(folder)}", file=sys.stderr)
         raise
     if status == "interrupted" and outcome.cut is not None:
         print(stopped_line(folder, outcome.cut), file=sys.stderr)
         return exit_codes.OF_STUDY["failed"]
     if status == "interrupted":
-        print(f"interrupted; complete it with: harness run --resume {shlex.quote(str(folder))}", file=sys.stderr)
+        print(f"interrupted; complete it with: harness run --resume {shell_word(folder)}", file=sys.stderr)
     elif status != "done":
         print(
-            f"harness: some runs failed, see {folder}; repeat them with: harness run --resume "
-            f"{shlex.quote(str(folder))}",
+            f"harness: some runs failed, see {folder}; repeat them with: harness run --resume {shell_word(folder)}",
             file=sys.stderr,
         )
     return exit_codes.OF_STUDY[status]

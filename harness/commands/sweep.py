@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from harness.commands.arguments import PATHS_NOTE, add_upload, refuse_ranks
 from harness.commands.output import say
 from trainer.errors import InputError
+from trainer.files import shell_word
 
 if TYPE_CHECKING:
     from harness.launch.uploads import Uploader
@@ -145,9 +146,9 @@ def _finish(ended: SweepEnded, copy: _SweepCopy) -> int:
         say(line)
     say(f"summary: {folder.summary_md}")
     if ended.status == "interrupted":
-        print(f"interrupted; go on with: harness sweep --resume {folder.path}", file=sys.stderr)
+        print(f"interrupted; go on with: harness sweep --resume {shell_word(folder.path)}", file=sys.stderr)
     elif ended.error is not None:
-        print(f"harness: {ended.error}; go on with: harness sweep --resume {folder.path}", file=sys.stderr)
+        print(f"harness: {ended.error}; go on with: harness sweep --resume {shell_word(folder.path)}", file=sys.stderr)
     if copy.uploader is not None and not finish_upload(folder.path, copy.uploader):
         return EXITS[ended.status] or EXITS["failed"]
     return EXITS[ended.status]

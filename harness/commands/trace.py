@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from harness.commands.arguments import add_study
 from harness.commands.output import say
 from trainer.errors import InputError, one_line
+from trainer.files import shell_word
 
 if TYPE_CHECKING:
     from harness.study.run_data import RunData
@@ -116,9 +117,9 @@ def _study_timeline(study: StudyFolder) -> Path:
     for path in (study.path / CHROME_NAME, study.path / PROTOBUF_NAME):
         if path.is_file():
             if (wrong := damage(path)) is not None:
-                raise InputError(f"{path}: damaged ({wrong}); rebuild it with: harness report {study.path}")
+                raise InputError(f"{path}: damaged ({wrong}); rebuild it with: harness report {shell_word(study.path)}")
             return path
-    raise InputError(f"{study.path}: no timeline yet; build it with: harness report {study.path}")
+    raise InputError(f"{study.path}: no timeline yet; build it with: harness report {shell_word(study.path)}")
 
 
 def _run_timeline(study: StudyFolder, wanted: str) -> Path:

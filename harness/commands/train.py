@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from harness.commands.arguments import PATHS_NOTE, refuse_ranks
 from harness.commands.output import say
 from trainer.errors import InputError
+from trainer.files import shell_word
 
 if TYPE_CHECKING:
     from harness.launch.training import Trained
@@ -119,16 +119,15 @@ def _after(one: Validation, steps: int) -> str:
 
 def _what_lies_there(folder: Path) -> str:
     """What a training left: one that ended within its first step has neither a picture nor a ledger."""
-    from harness.launch.training_files import CHECKPOINTS, LOSSES, read_losses
+    from harness.launch.training_files import CHECKPOINTS, LOSSES, has_rows
     from trainer.checkpoint_folder import written
 
-    losses = folder / LOSSES
-    found = [LOSSES, "loss.png"] if losses.exists() and read_losses(losses) else []
+    found = [LOSSES, "loss.png"] if has_rows(folder / LOSSES) else []
     found += ["checkpoints"] * bool(written(folder / CHECKPOINTS))
     kept = f" ({', '.join(found)})" if found else ""
     line = f"training: {folder}{kept}"
     measured = any(folder.glob("runs/*/*/run.json"))
-    return f"{line}; where its time went: harness report {shlex.quote(str(folder))}" if measured else line
+    return f"{line}; where its time went: harness report {shell_word(folder)}" if measured else line
 
 
 def _way_on(trained: Trained) -> str:

@@ -6,6 +6,7 @@ import csv
 import os
 import sys
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeVar
 
@@ -126,6 +127,15 @@ def read_evaluations(path: Path) -> list[EvaluationRow]:
         return EvaluationRow(int(step), values[0], values[1], labels, asked, *values[2:])
 
     return _rows(path, EvaluationRow._fields, made, OLD_COLUMNS)
+
+
+def has_rows(path: Path) -> bool:
+    """Whether a table of a training is there and has more than its first line; of a long one no more is read."""
+    try:
+        with open(path, "rb") as file:
+            return len(list(islice(file, 2))) == 2
+    except OSError:
+        return False
 
 
 def read_losses(path: Path) -> list[LossRow]:

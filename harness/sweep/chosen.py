@@ -7,7 +7,7 @@ from typing import cast
 
 from harness.sweep.store import SweepFolder
 from trainer.errors import InputError
-from trainer.files import expanded, read_json
+from trainer.files import expanded, read_json, shell_word
 from trainer.json_types import JsonObject
 
 
@@ -31,7 +31,8 @@ def chosen_rate(place: str, option: str) -> tuple[float, Path]:
         raise InputError(f"{_summary(folder)}: no report of a sweep ({error})") from error
     if status != "done":
         raise InputError(
-            f"{option} {folder}: the sweep is not done ({status}); complete it: harness sweep --resume {folder}"
+            f"{option} {folder}: the sweep is not done ({status}); complete it: harness sweep --resume "
+            f"{shell_word(folder)}"
         )
     if rate is None:
         raise InputError(

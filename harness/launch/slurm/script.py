@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import SlurmConfig
+from trainer.files import shell_word
 
 # What a run reads of the environment; some clusters hand none of it to jobs (SBATCH_EXPORT=NONE).
 KEPT_VARIABLES = ("PYTHONPATH", "HARNESS_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
@@ -52,10 +52,10 @@ def batch_script(submission: Submission) -> str:
         f"# The study {submission.study}: {what}.",
         "# Written by harness run from the scenario's launch.slurm; harness run --resume STUDY waits for its jobs,",
         "# gathers what they measured, and submits again what is missing.",
-        *(f"#SBATCH {_quoted(option) if ' ' in option else option}" for option in _options(submission)),
+        *(f"#SBATCH {shell_word(option) if ' ' in option else option}" for option in _options(submission)),
         "",
-        f"cd {_quoted(Path.cwd())} || exit 1",
-        *(f"export {name}={_quoted(os.environ[name])}" for name in KEPT_VARIABLES if name in os.environ),
+        f"cd {shell_word(Path.cwd())} || exit 1",
+        *(f"export {name}={shell_word(os.environ[name])}" for name in KEPT_VARIABLES if name in os.environ),
         *submission.slurm.setup,
         "# In the shell's place, so that Slurm's SIGTERM (time limit, scancel) reaches it: it keeps what is finished.",
         f"exec {_command(submission)}",
@@ -96,8 +96,8 @@ def _command(submission: Submission) -> str:
     record = f"block-{'$SLURM_ARRAY_TASK_ID'}.json" if submission.is_array else "study.json"
     force = " --force" * submission.force
     return (
-        f"{_quoted(sys.executable)} -m harness.launch.slurm.job {_quoted(submission.study)}{block}"
-        f' --record {_quoted(submission.folder)}/"{record}"{force}'
+        f"{shell_word(sys.executable)} -m harness.launch.slurm.job {shell_word(submission.study)}{block}"
+        f' --record {shell_word(submission.folder)}/"{record}"{force}'
     )
 
 
@@ -110,7 +110,3 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
-def _quoted(text: str | Path) -> str:
-    return shlex.quote(str(text))

@@ -8,7 +8,6 @@ written down as failed, with the job's id, its state and the end of its log. ``h
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 import time
@@ -29,7 +28,7 @@ from harness.study.records import RunRecord, StudyRecord, session_of
 from harness.study.store import StudyFolder, write_json
 from trainer.config import SlurmConfig, TrainerConfig
 from trainer.errors import InputError, one_line, visible
-from trainer.files import read_json, write_text
+from trainer.files import read_json, shell_word, write_text
 from trainer.json_types import integer
 
 if TYPE_CHECKING:
@@ -237,7 +236,7 @@ class Jobs:
         path = self._folder.path
         print(
             f"jobs {', '.join(self.ids)} stay in the queue; wait for them and gather: harness run --resume "
-            f"{shlex.quote(str(path))}; end them: scancel {' '.join(self.ids)}",
+            f"{shell_word(path)}; end them: scancel {' '.join(self.ids)}",
             file=sys.stderr,
         )
         return Outcome(path, status, in_queue=True)

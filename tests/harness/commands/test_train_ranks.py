@@ -18,6 +18,7 @@ import torch
 from harness.launch import training
 from harness.launch.channel import Channel
 from harness.launch.diagnosis import RANK_NAME
+from harness.launch.ranks import RankFailedError
 from harness.launch.training import Training
 from harness.launch.training_files import read_evaluations, read_losses
 from harness.launch.training_progress import Goal
@@ -78,6 +79,26 @@ def test_a_rank_finds_what_rank_0_refused_and_says_nothing_of_it(
         rank = Rank(1, 2, 0, None, 60.0)
         assert other._serve_rank(cast("StartMessage", {}), Channel(theirs), rank) == 1
     assert capsys.readouterr().err == ""
+
+
+def test_ranks_are_forked_with_everything_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each imported torch, transformers and the model for itself."""
+    imported: list[str] = []
+    at_fork: list[list[str]] = []
+
+    def forked(*_: object) -> None:
+        at_fork.append([*imported])
+        raise RankFailedError("nothing is forked here")
+
+    monkeypatch.setattr(training, "OtherRanks", forked)
+    plan = make_plan(load_scenario(written(tmp_path), []), "small.yaml", ["plain"])
+    folder = StudyFolder(tmp_path / "out")
+    one = Training(plan.arms[0], plan.arms[0].config, Goal(steps=1), folder, [], "small.yaml")
+    monkeypatch.setattr(training.importlib, "import_module", imported.append)
+    with pytest.raises(RankFailedError):
+        one.run(resume=False, scenario="small")
+    (found,) = at_fork
+    assert {"trainer.loop", "trainer.data.loader", "transformers.models.gpt2.modeling_gpt2"} <= {*found}
 
 
 @pytest.mark.slow

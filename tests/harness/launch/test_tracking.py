@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -172,6 +173,16 @@ def test_a_tracker_that_cannot_start_is_named_before_anything_runs(
     mlflow, own = capsys.readouterr().err.splitlines()
     assert mlflow == f"warning: track: mlflow will get nothing: {install}"
     assert own.startswith("warning: track: no_such_trackers:make will get nothing: no module no_such_trackers in ")
+
+
+def test_a_study_says_so_before_it_begins(own: Path) -> None:
+    """It is refused here for want of memory: nothing runs."""
+    (own / "tracked.yaml").write_text(SCENARIO.replace("own_trackers:fails", "nowhere:tracker"))
+    with mock.patch("harness.launch.memory.free_host_bytes", return_value=1):
+        done = harness("run", str(own / "tracked.yaml"), "--out", str(own / "out"), cwd=own)
+    assert done.returncode == 2
+    warning = "warning: track: nowhere:tracker will get nothing: no module nowhere in "
+    assert done.stderr.index(warning) < done.stderr.index("harness: ")
 
 
 class Hanging:
