@@ -30,6 +30,7 @@ from harness.launch.block import modules_of
 from harness.launch.budget import Allowance
 from harness.launch.channel import Channel
 from harness.launch.child import RunEnding
+from harness.launch.diagnosis import with_fix
 from harness.launch.ending import TERMINATING, Stopping
 from harness.launch.facts import facts_of_run, model_fingerprint
 from harness.launch.memory import check_memory, need_of
@@ -225,7 +226,7 @@ class Training:
         except (RankFailedError, RanksDifferError) as raised:
             error = str(raised)
         except (LostBatchError, EndedWorkerError, FloatingPointError, OSError) as raised:
-            error, diverged = in_words(raised), isinstance(raised, FloatingPointError)
+            error, diverged = with_fix(raised), isinstance(raised, FloatingPointError)
         except Exception as raised:
             if not is_out_of_memory(raised):
                 raise

@@ -6,9 +6,12 @@ import math
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import copy
 from multiprocessing import connection
+from multiprocessing.queues import Queue
 from typing import Any
 
 import torch
@@ -26,7 +29,7 @@ from trainer.data.prepare import Prepared, check_workers
 from trainer.data.repeated import BatchPipeline
 from trainer.data.ring import NotYetError, RingBatches
 from trainer.data.tokenizers import keep_single_threaded
-from trainer.errors import EndedWorkerError, InputError, LostBatchError
+from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
 from trainer.ranks import ALONE, Rank
 
 # A batch leaves its worker through a helper thread, which needs the GIL several times while the worker already builds
@@ -62,7 +65,7 @@ class LateBatch:
         self._armed = False
         self._before: Any = None
 
-    def wait(self, iterator: Iterator[Batch | InputError]) -> Batch | InputError:
+    def wait(self, iterator: Iterator[Batch | InputError | LostBatchError]) -> Batch | InputError | LostBatchError:
         """Return the next batch; LostBatchError where it does not come. DataLoader's timeout must be ``look_s``."""
         waited_s, self._limit_s = 0.0, self._timeout_s
         if self._first:
@@ -149,7 +152,7 @@ class Batches:
 
     def __init__(
         self,
-        iterator: Iterator[Batch | InputError],
+        iterator: Iterator[Batch | InputError | LostBatchError],
         pin: bool,
         late: LateBatch | None = None,
         position: DataPosition | None = None,
@@ -159,7 +162,7 @@ class Batches:
         batch that came last from them.
         """
         self.position = position or DataPosition(1)
-        self._iterator: Iterator[Batch | InputError] | None = iterator
+        self._iterator: Iterator[Batch | InputError | LostBatchError] | None = iterator
         self._pin = pin  # only inline: DataLoader pins what its workers send
         self._late = late
         self._arrival = arrival
@@ -173,7 +176,7 @@ class Batches:
         if self._iterator is None:
             raise StopIteration
         batch = next(self._iterator) if self._late is None else self._late.wait(self._iterator)
-        if isinstance(batch, InputError):
+        if isinstance(batch, InputError | LostBatchError):
             self.close()
             raise batch
         if self._arrival is not None and (arrival := self._arrival()) is not None:
@@ -316,10 +319,26 @@ class _WorkerStart:
 
     def __call__(self, worker: int) -> None:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        Queue._on_queue_feeder_error = _send_error  # type: ignore[assignment, method-assign]
         torch.set_num_threads(1)  # packing is too small to share, and the cores belong to the model
         keep_single_threaded()
         if self._hook is not None:
             self._hook(worker)
+
+
+def _send_error(queue: Queue[Any], error: Exception, item: Any) -> None:
+    """Send a LostBatchError in place of a batch that a DataLoader worker cannot hand over.
+
+    multiprocessing calls this hook in the worker's feeder thread, for example without space in /dev/shm. Its default
+    only prints the error, and the main process waits for the batch until ``data.timeout_s``.
+    """
+    number, content = item
+    if not isinstance(content, LostBatchError):
+        info = get_worker_info()
+        worker = "a loader worker" if info is None else f"loader-{info.id}"
+        queue.put((number, LostBatchError(f"{worker} could not hand over a batch: {in_words(error)}")))
+    with suppress(OSError):  # The same limit may close the log, and an error here would end the feeder thread.
+        traceback.print_exception(error)
 
 
 def _endless(pipeline: BatchPipeline) -> Iterator[Batch | InputError]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -249,3 +250,16 @@ def test_a_worker_that_stops_after_it_has_announced_a_batch_is_noticed(
             os.kill(worker.pid, signal.SIGCONT)
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def without_shared_memory(_worker: int) -> None:
+    """A new file of this process, in shared memory too, has at most 64 bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def test_a_batch_that_a_worker_cannot_hand_over_is_lost_at_once(make_config: Make) -> None:
+    """It was lost after data.timeout_s, 300 s, although the worker had printed the error long before."""
+    config = make_config(workers=2)
+    with open_batches(config, prepare(config), 0, worker_init=without_shared_memory) as batches:
+        with pytest.raises(LostBatchError, match=r"^loader-0 could not hand over a batch: RuntimeError: .*File too large"):
+            next(batches)
