@@ -39,7 +39,7 @@ TRIED = 32  # contexts of a .bin whose tokens must be those that the arm's token
 class ChoiceScores(NamedTuple):
     """Shares of ``questions`` that were answered right; NaN where a likelihood is none, as of a diverged model.
 
-    None: the length in characters or bytes is not known, as the tokenizer is not.
+    None: the length in characters or bytes is unknown without the tokenizer.
     """
 
     questions: int
@@ -83,13 +83,13 @@ class Choices:
 
 
 def load_choices(
-    config: MultipleChoiceConfig, tokenizer: TokenizerInfo, longest_row: int | None, key: str = f"{KEY}.path"
+    config: MultipleChoiceConfig, tokenizer: TokenizerInfo | None, longest_row: int | None, key: str = f"{KEY}.path"
 ) -> Choices:
     """Read and tokenize the questions that ``config`` names. ``longest_row``: ids that a row may have (None: any).
 
     A row that is longer loses the beginning of its context, as in lm-evaluation-harness. Raises InputError, one line,
     for a file that cannot be used, and for an ending that leaves no room for a token of its context. ``key``: what
-    errors call the file.
+    errors call the file. ``tokenizer`` None: not known, which a .bin file does not need for acc and acc_tokens.
     """
     if is_bin(config.path):
         places, choices = _of_tokens(read_bin(config.path, key, config.most), tokenizer, key)
@@ -104,13 +104,12 @@ def check_causal(objective: Objective) -> None:
         raise InputError(f"{KEY}: the likelihood of an ending is asked of a causal model; model.objective is masked")
 
 
-def _of_text(config: MultipleChoiceConfig, info: TokenizerInfo, key: str) -> tuple[list[str], Choices]:
+def _of_text(config: MultipleChoiceConfig, info: TokenizerInfo | None, key: str) -> tuple[list[str], Choices]:
     from trainer.data.tokenizers import load_tokenizer
 
-    if info.kind == "source":
+    if info is None or info.kind == "source":
         raise InputError(
-            f"{key}: {config.path} holds text, and the tokenizer of data.source is not known here; allowed: a .bin "
-            "with its token ids"
+            f"{key}: {config.path} holds text, and the tokenizer is not known here; allowed: a .bin with token ids"
         )
     prompt = None if config.prompt == "auto" else config.prompt
     asked = list(read_jsonl(config.path, key, config.most, prompt))
@@ -136,12 +135,14 @@ def _encoded(questions: Sequence[TextQuestion], engine: Engine) -> list[EndingRo
     return found
 
 
-def _of_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo, key: str) -> tuple[list[str], Choices]:
+def _of_tokens(
+    questions: Sequence[TokenQuestion], info: TokenizerInfo | None, key: str
+) -> tuple[list[str], Choices]:
     rows = [
         EndingRow(np.concatenate([one.context, ending]), len(ending)) for one in questions for ending in one.endings
     ]
     texts = None
-    if info.kind != "source":  # else nobody knows what its tokens stand for
+    if info is not None and info.kind != "source":
         from trainer.data.tokenizers import load_codec
 
         codec = load_codec(info)

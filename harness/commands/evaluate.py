@@ -52,6 +52,7 @@ def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
     from trainer.compute.likelihood import log_likelihoods
     from trainer.compute.scores import evaluating
     from trainer.config import MultipleChoiceConfig
+    from trainer.data.questions import is_bin
     from trainer.multiple_choice import load_choices
     from trainer.trained_model import load_trained
 
@@ -61,16 +62,17 @@ def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
         raise InputError(f"--tokenizer {arguments.tokenizer}: none can be trained here; give the one of the model")
     trained = load_trained(arguments.model, "--model")
     tokenizer = trained.tokenizer if given is None else given
-    if tokenizer is None:
+    if tokenizer is None and not is_bin(arguments.multiple_choice):
         raise InputError(
-            f"{trained.name}: no tokenizer lies beside it; give the one that it was trained with (--tokenizer)"
+            f"{trained.name}: no tokenizer lies beside it; give the one that it was trained with (--tokenizer), or "
+            f"questions as token ids ({OPTION} FILE.bin)"
         )
     asked = MultipleChoiceConfig(path=arguments.multiple_choice, most=arguments.most, prompt=arguments.prompt)
     choices = load_choices(asked, tokenizer, trained.positions + 1, OPTION)
     largest = max(int(row.ids.max()) for row in choices.rows)
     if largest >= trained.vocab_size:
         raise InputError(
-            f"{OPTION}: the tokenizer gives the id {largest:,}, and {trained.name} has {trained.vocab_size:,} ids; "
+            f"{OPTION}: the largest token id is {largest:,}, and {trained.name} has {trained.vocab_size:,} ids; "
             "give the tokenizer that it was trained with (--tokenizer)"
         )
     if choices.shortened:
@@ -107,6 +109,6 @@ def lines(scores: ChoiceScores) -> list[str]:
         if share is not None:
             text = f"{share['share']:.2%} [{share['ci_low']:.2%}–{share['ci_high']:.2%}]".replace("%", " %")
         else:
-            text = "not known" if getattr(scores, name) is None else "NaN: a likelihood is NaN"
+            text = "unknown without the tokenizer" if getattr(scores, name) is None else "NaN: a likelihood is NaN"
         found.append(f"{name:<10} {text:<28} {how}")
     return found

@@ -10,7 +10,7 @@ import pytest
 from harness.cli import main
 from harness.launch.training_files import read_evaluations
 from tests.harness.commands.test_train import of_one_arm
-from tests.trainer.questions import FILE
+from tests.trainer.questions import FILE, write_bin
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,20 @@ def test_a_checkpoint_answers_as_the_training_did_at_its_end(trained: Path, caps
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "5 questions, [95 % intervals over questions]; a guess is right in 25.0 %"
     assert [line.split()[0] for line in lines[1:]] == ["acc", "acc_norm", "acc_bytes", "acc_tokens"]
+
+
+def test_token_ids_are_asked_of_a_model_without_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path)
+    ids = write_bin(tmp_path / "questions.bin", [([5, 6], [[7], [8], [9, 10], [11]], 2)] * 3)
+    assert main(["evaluate", "--model", str(tmp_path), "--multiple-choice", str(ids), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["acc"]["share"] in (0, 1)
+    assert found["acc_tokens"]["share"] in (0, 1)
+    assert found["acc_norm"] is found["acc_bytes"] is None
+    assert main(["evaluate", "--model", str(tmp_path), "--multiple-choice", str(FILE)]) == 2
+    assert "no tokenizer lies beside it" in capsys.readouterr().err
 
 
 def test_what_cannot_be_asked_is_refused_in_one_line(
