@@ -18,11 +18,8 @@ from harness.study.records import COMMAND
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject, section
 
-SETTABLE = (
-    "name", "question", "controls", "dose", "noise_floor", "repeats", "interleave", "slice_steps", "seed", "limits",
-    "probes", "budget", "price_usd_per_hour", "upload",
-)  # fmt: skip
-FILE_ONLY = ("extends", "arms", "matrix", "compare", "whatif", "requires", "isolated_baseline")
+FILE_ONLY = ("extends", "arms", "matrix", "compare", "claims", "whatif", "requires", "isolated_baseline")
+SETTABLE = tuple(name for name in Scenario.model_fields if name not in (*FILE_ONLY, "base"))
 LOOP = "loop"  # like COMMAND, the key of a scenario whose arms are programs as they are
 _COMMAND_LINE = 1_000_000  # Mark.order of options: after every file
 

@@ -83,14 +83,18 @@ def submit_study(
     check_slurm_here()
     free_bytes = node_memory_bytes(slurm.partition) if slurm.mem is None else _bytes_of(slurm.mem)
     where = Elsewhere("of Slurm's nodes", free_bytes)
+    made = [place for place in (out / plan.scenario.name, out) if not place.exists()]
     folder, record, _ = begin_study(plan, out, command, source, force=force, elsewhere=where)
     jobs = Jobs(folder, record, slurm, most_nodes(configs))
     with only_one(folder):
         try:
             folder.write_study(record)
             jobs.submit(range(len(record.order)), force)
-        except BaseException:  # sbatch refused it: nothing of it is left
+        except BaseException:  # sbatch refused it: no folder that was made for it is left
             shutil.rmtree(folder.path, ignore_errors=True)
+            with suppress(OSError):
+                for place in made:
+                    place.rmdir()
             raise
         print(f"study {folder.path}: {jobs.described}", file=sys.stderr)
         return jobs.finish() if wait else jobs.leave("submitted")

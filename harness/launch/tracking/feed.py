@@ -42,7 +42,7 @@ class TrackerFeed:
 
     def __init__(self, name: str, folder: Path) -> None:
         """``name``: as the scenario has it. ``folder``: where the tracker keeps what it is given."""
-        self.name = name
+        self.name, self.folder = name, folder
         self._messages: queue.Queue[JsonObject | None] = queue.Queue(MOST_WAITING)
         self._given = 0  # messages that were to be recorded
         self._done = self._failed = 0

@@ -72,6 +72,8 @@ class StudyTrackers:
             feed.send({"do": "attach", "run": self._name, "files": attached}, until_s)
             feed.send({"do": "end", "run": self._name, "status": status}, until_s)
         found = [feed.end(until_s) for feed in self._feeds]
+        for feed in self._feeds:
+            print(f"tracking: {feed.name}: {feed.folder}", file=sys.stderr)
         return [*self._absent, *(line for line in found if line is not None)]
 
 

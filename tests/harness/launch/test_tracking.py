@@ -126,6 +126,7 @@ def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path, monkeypa
     assert "own_trackers:fails: 7 of 10 messages recorded" in page
     assert f"warning: {notes[0]}" in done.stderr
     (kept,) = (own / "out" / "tracking" / "jsonl").glob("*.jsonl")
+    assert f"tracking: jsonl: {kept.parent}" in done.stderr.splitlines()
     lines = lines_of(kept)
     name = f"tracked/{path.name}"
     begun = {one["run"]: one for one in lines if one["event"] == "begin"}
@@ -192,7 +193,7 @@ class Hanging:
     given_s: list[float]  # to each that is closed
 
     def __init__(self, name: str, folder: Path) -> None:
-        pass
+        self.name, self.folder = name, folder
 
     def send(self, message: JsonObject, until_s: float) -> None:
         pass

@@ -363,6 +363,11 @@ class TestSet:
         assert (config.data.corpus.parquet, config.data.corpus.builtin) == ("mine-*.parquet", None)
         assert config.compute.threads is None
 
+    def test_keys_of_the_scenario_itself(self, tmp_path: Path) -> None:
+        scenario = load_scenario(write(tmp_path, self.TEXT), ["track=[jsonl]", "target_loss=3.5"])
+        assert scenario.track == ["jsonl"]
+        assert scenario.target_loss == 3.5
+
     @pytest.mark.parametrize(
         ("text", "message"),
         [
