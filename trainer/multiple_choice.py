@@ -135,9 +135,7 @@ def _encoded(questions: Sequence[TextQuestion], engine: Engine) -> list[EndingRo
     return found
 
 
-def _of_tokens(
-    questions: Sequence[TokenQuestion], info: TokenizerInfo | None, key: str
-) -> tuple[list[str], Choices]:
+def _of_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo | None, key: str) -> tuple[list[str], Choices]:
     rows = [
         EndingRow(np.concatenate([one.context, ending]), len(ending)) for one in questions for ending in one.endings
     ]

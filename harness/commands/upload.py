@@ -15,11 +15,15 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from harness.launch.uploads import Uploaded, Uploader
 
+SHOWN = 5  # names of files that cannot be copied
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to copy, and where."""
     parser.add_argument(
-        "folder", metavar="DIR", help="the folder of a training (harness train), a study or a sweep, or any other"
+        "folder",
+        metavar="DIR",
+        help="the folder of a training (harness train), a study or a sweep, or any other; links are followed",
     )
     parser.add_argument("url", metavar="URL", help="s3://BUCKET/FOLDER, gs://, file://, or what fsspec knows")
 
@@ -34,14 +38,11 @@ def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
     return 0 if finish_upload(folder, uploader) else exit_codes.OF_STUDY["failed"]
 
 
-def uploader_of(folder: Path, url: str, checks: bool = False, *, fresh: bool = False) -> Uploader:
-    """What copies ``folder``; InputError where nothing here can open ``url``, or, with ``checks``, write there.
-
-    ``fresh``: or where anything lies there already.
-    """
+def uploader_of(folder: Path, url: str, checks: bool = False) -> Uploader:
+    """What copies ``folder``; InputError where nothing here can open ``url``, or, with ``checks``, write there."""
     from harness.launch.uploads import Destination, Uploader, checked_destination
 
-    return Uploader(checked_destination(folder, url, fresh=fresh) if checks else Destination(folder, url, fresh=fresh))
+    return Uploader(checked_destination(folder, url) if checks else Destination(folder, url))
 
 
 def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False) -> bool:
@@ -51,6 +52,9 @@ def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False) -> bo
     """
     print("copying what is left to upload", file=sys.stderr)
     found = uploader.end()
+    if found.left_out:
+        names = ", ".join(found.left_out[:SHOWN]) + (", ..." if len(found.left_out) > SHOWN else "")
+        print(f"harness: {len(found.left_out):,} of {folder} cannot be uploaded: {names}", file=sys.stderr)
     if found.missing:
         print(f"harness: {_missing_line(folder, found)}", file=sys.stderr)
     else:
@@ -59,7 +63,7 @@ def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False) -> bo
             print(line, file=sys.stderr)
         else:
             say(line)
-    return not found.missing
+    return not found.missing and not found.left_out
 
 
 def _missing_line(folder: Path, found: Uploaded) -> str:

@@ -4,15 +4,17 @@ It does so in a thread that no step waits for.
 
 Nothing is moved: the local files stay as they are. A copy that fails is tried again, a few times with growing pauses,
 then with the next checkpoint, and once more at the end. Before anything is trained a small file is written there and
-removed: a place that takes nothing is better known then. What was copied is kept in ``uploads.json``, so that whoever
-goes on, ``harness train --resume`` or ``harness upload``, copies only what is new. A checkpoint that was removed here,
-as newer ones are kept, is removed there once these are whole.
+removed: a place that takes nothing is better known then. What was copied is kept in ``uploads.json``, so that
+``harness train --resume`` and ``harness upload`` copy only what is new. The first and the last pass compare it with
+what lies at the URL (name, size, time of change), and copy again what is gone or was replaced. A checkpoint that was
+removed here, as newer ones are kept, is removed there once these are whole.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import threading
 import time
@@ -20,14 +22,14 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from harness.launch.training_files import CHECKPOINTS
 from harness.probes.nvml.worker import Worker
 from harness.study.store import write_json
 from trainer.data.corpus.places import filesystem_of
-from trainer.errors import InputError, one_line
+from trainer.errors import InputError, one_line, visible
 from trainer.files import read_json
 
 KEPT = "uploads.json"
@@ -43,39 +45,67 @@ IDENTITIES = {STUDY: "id", SWEEP: "created_utc"}  # what tells two folders apart
 # Said to be there last: they say that the files around them are whole.
 LAST = ("checkpoint.json", "run.json", STUDY, SWEEP)
 _OBJECTS = ("s3", "gs", "gcs", "abfs", "abfss")  # where a file is there as a whole or not at all, and folders are names
-_State = tuple[int, int]  # size and time of change
+_State = tuple[int, int]  # size in bytes and time of change in ns
+
+
+class _Copy(NamedTuple):
+    """``state``: the file here when it was copied. ``there_ns``: its time of change there; None: not kept there."""
+
+    state: _State
+    there_ns: int | None
 
 
 @dataclass(frozen=True)
 class Uploaded:
-    """How copying ended: files that are there, and those that are not, with the reason of the last attempt."""
+    """How copying ended: files that are there, and those that are not, with the reason of the last attempt.
+
+    ``left_out``: names that are never copied, each with its reason.
+    """
 
     url: str
     files: int
     missing: tuple[str, ...] = ()
     reason: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 class Destination:
     """A folder behind a URL, and what of a local folder is there."""
 
-    def __init__(self, folder: Path, url: str, *, fresh: bool = False) -> None:
-        """``fresh``: nothing else may lie there, as ``folder`` has no name of its own to know it by.
-
-        Raises InputError for a URL that nothing here can open, or one within ``folder``.
-        """
+    def __init__(self, folder: Path, url: str) -> None:
+        """Raises InputError for a URL that nothing here can open, or one within ``folder``."""
         self.folder, self.url = folder, url.rstrip("/")
         self._filesystem, self._root = filesystem_of(self.url, KEY)
         self._scheme = self.url.partition("://")[0].lower()
         if self._scheme == "file" and Path(self._root).absolute().is_relative_to(folder.absolute()):
             raise InputError(f"{KEY}: {url} lies within {folder}, which would be copied into itself")
-        self._there = self._read_kept()
-        self._fresh = fresh
+        kept = self._read_kept()
+        self._begun = kept is not None
+        self._there = kept or {}
         self.reason = ""
 
     def missing(self) -> list[str]:
         """The files that are new or have changed since they were copied, those of :data:`LAST` last."""
-        return [name for name, state in self._local() if self._there.get(name) != state]
+        return [name for name, state in self._local() if name not in self._there or self._there[name].state != state]
+
+    def left_out(self) -> list[str]:
+        """Names in the folder that cannot be copied, each with its reason: ``pipe (not a plain file)``."""
+        return [f"{visible(name)} ({why})" for name, why in _walk(self.folder) if why]
+
+    def compare(self) -> None:
+        """Forget copies that are gone at the URL or were changed there, so that they are missing again.
+
+        A place that cannot be listed is believed.
+        """
+        if not self._there:
+            return
+        try:
+            found = self._listed()
+        except Exception:  # each filesystem has errors of its own
+            return
+        for name, copy in list(self._there.items()):
+            if found.get(name) not in ((copy.state[0], copy.there_ns), (copy.state[0], None)):
+                del self._there[name]
 
     @property
     def files(self) -> int:
@@ -97,7 +127,7 @@ class Destination:
     def check(self) -> None:
         """Write a small file there and remove it. Raises InputError where that cannot be, tried a few times, or where
         another training or study lies there."""
-        if not self._there:
+        if not self._begun:
             try:
                 self._refuse_another()
             except InputError as error:
@@ -169,8 +199,10 @@ class Destination:
     def _copy(self, name: str) -> None:
         import pyarrow.fs as fs
 
-        if not self._there:
+        if not self._begun:
             self._refuse_another()
+            self._begun = True
+            self._keep()  # After a kill the files that lie there are known to be of this folder.
         path = self.folder / name
         state = _state(path)
         target = f"{self._root}/{name}"
@@ -182,12 +214,11 @@ class Destination:
             self._filesystem.create_dir(parent, recursive=True)
             fs.copy_files(str(path), temporary, fs.LocalFileSystem(), self._filesystem, use_threads=False)
             self._filesystem.move(temporary, target)
-        self._there[name] = state  # as it was before: a log that grew meanwhile is copied again
+        there_ns = self._filesystem.get_file_info(target).mtime_ns
+        self._there[name] = _Copy(state, there_ns)  # as it was before: a log that grew meanwhile is copied again
 
     def _refuse_another(self) -> None:
-        """InputError where another training, study or sweep lies there: of two, mixed, the newest file is of either."""
-        if self._fresh:
-            self._refuse_any()
+        """Raise InputError where files lie there that are not of this training, study or sweep."""
         for name, key in IDENTITIES.items():
             try:
                 with self._filesystem.open_input_stream(f"{self._root}/{name}") as file:
@@ -198,19 +229,23 @@ class Destination:
                 ours = read_json(self.folder / name).get(key, "")
             except (OSError, ValueError, AttributeError):
                 ours = None  # one that has just begun
-            if theirs != ours:
-                what = "sweep" if name == SWEEP else "training or study"
-                raise InputError(f"another {what} lies there ({name}); give another URL, or remove that one")
+            if theirs == ours:
+                return
+            what = "sweep" if name == SWEEP else "training or study"
+            raise InputError(f"another {what} lies there ({name}); give another URL, or remove that one")
+        with suppress(OSError):  # a place that may not be listed
+            if found := self._listed():
+                files = "1 file lies" if len(found) == 1 else f"{len(found):,} files lie"
+                raise InputError(f"{files} there already; give another URL, or remove what is there")
 
-    def _refuse_any(self) -> None:
+    def _listed(self) -> dict[str, tuple[int, int | None]]:
+        """Size in bytes and time of change in ns of every file there, hidden ones left out."""
         import pyarrow.fs as fs
 
-        try:
-            found = self._filesystem.get_file_info(fs.FileSelector(self._root, recursive=True, allow_not_found=True))
-        except Exception:  # nothing that may be listed
-            return
-        if files := [one.path for one in found if one.type == fs.FileType.File]:
-            raise InputError(f"{len(files):,} files lie there already; give another URL, or remove them")
+        selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
+        files = [one for one in self._filesystem.get_file_info(selector) if one.type == fs.FileType.File]
+        start = len(self._root.rstrip("/")) + 1
+        return {one.path[start:]: (one.size, one.mtime_ns) for one in files if not one.base_name.startswith(".")}
 
     def _remove_gone(self) -> None:
         here = {name for name, _ in self._local()}
@@ -226,37 +261,38 @@ class Destination:
                         self._filesystem.delete_dir(f"{self._root}/{parent}")
 
     def _local(self) -> Iterator[tuple[str, _State]]:
-        found = []
-        for folder, folders, names in os.walk(self.folder):
-            folders[:] = [one for one in folders if not one.startswith(".")]
-            for name in names:
-                path = Path(folder) / name
-                if not name.startswith(".") and name != KEPT and not path.is_symlink():
-                    found.append(path.relative_to(self.folder).as_posix())
+        found = [name for name, why in _walk(self.folder) if not why and name != KEPT]
         for name in sorted(found, key=lambda one: (one.rpartition("/")[2] in LAST, one)):
             with suppress(FileNotFoundError):
                 yield name, _state(self.folder / name)
 
-    def _read_kept(self) -> dict[str, _State]:
+    def _read_kept(self) -> dict[str, _Copy] | None:
+        """Return what was copied to this URL; None where nothing is known to be, and everything is copied."""
         try:
             kept = read_json(self.folder / KEPT)
             if kept["url"] != self.url:
-                return {}
-            return {str(name): (int(size), int(changed)) for name, (size, changed) in kept["files"].items()}
+                return None
+            return {
+                str(name): _Copy((int(size), int(changed)), None if there is None else int(there))
+                for name, (size, changed, there) in kept["files"].items()
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}  # everything is copied again
+            return None
 
     def _keep(self) -> None:
-        content: Any = {"url": self.url, "files": {name: list(state) for name, state in sorted(self._there.items())}}
+        if not self._begun:
+            return
+        files = {name: [*copy.state, copy.there_ns] for name, copy in sorted(self._there.items())}
+        content: Any = {"url": self.url, "files": files}
         with suppress(OSError):
             write_json(self.folder / KEPT, content)
 
 
-def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S, *, fresh: bool = False) -> Destination:
+def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Destination:
     """Where ``folder`` is to be copied, once that has taken a small file. InputError where it takes none in time."""
 
     def reached() -> Destination:
-        found = Destination(folder, url, fresh=fresh)
+        found = Destination(folder, url)
         found.check()
         return found
 
@@ -279,6 +315,41 @@ def _may_go(name: str, here: Collection[str]) -> bool:
     return any(parts[1] > step and parts[-1] == LAST[0] for parts in newer)
 
 
+def _walk(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name of every file in ``folder``, links followed, and why it cannot be copied ("": it can).
+
+    Names are relative, with slashes. Hidden files and folders are temporary ones of this project.
+    """
+
+    def entries(inside: Path, name: str, above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        above = (*above, os.path.realpath(inside))
+        with os.scandir(inside) as found:
+            names = sorted(one.name for one in found if not one.name.startswith("."))
+        for one in names:
+            path, whole = inside / one, f"{name}{one}"
+            try:
+                whole.encode()
+                mode = path.stat().st_mode
+            except UnicodeEncodeError:
+                yield whole, "its name is no UTF-8"
+            except OSError as error:
+                if path.is_symlink():
+                    yield whole, f"a link that leads nowhere: {error.strerror}"
+                elif path.exists():  # else it was removed meanwhile
+                    yield whole, str(error.strerror)
+            else:
+                if stat.S_ISDIR(mode):
+                    if os.path.realpath(path) in above:
+                        yield whole, "a link to a folder that it lies in"
+                    else:
+                        yield from entries(path, f"{whole}/", above)
+                else:
+                    yield whole, "" if stat.S_ISREG(mode) else "not a plain file"
+
+    with suppress(FileNotFoundError):  # a checkpoint that is removed meanwhile
+        yield from entries(folder, "", ())
+
+
 def _state(path: Path) -> _State:
     found = path.stat()
     return found.st_size, found.st_mtime_ns
@@ -292,6 +363,7 @@ class Uploader:
         self._asked, self._ending = threading.Event(), threading.Event()
         self._end_s: float | None = None
         self._warned = ""
+        self._compared = False
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
 
     def begin(self) -> None:
@@ -316,7 +388,7 @@ class Uploader:
         destination = self._destination
         missing = tuple(destination.missing())
         reason = destination.reason or (f"it took longer than {limit_s:g} s" if missing else "")
-        return Uploaded(destination.url, destination.files, missing, reason)
+        return Uploaded(destination.url, destination.files, missing, reason, tuple(destination.left_out()))
 
     def _run(self) -> None:
         with suppress(OSError, AttributeError):
@@ -330,12 +402,16 @@ class Uploader:
                 return
 
     def _pass(self) -> None:
+        ending = self._ending.is_set()
         try:
+            if ending or not self._compared:
+                self._destination.compare()
+                self._compared = True
             whole = self._destination.copy_all(self._pause)
         except Exception as error:  # the training goes on whatever happens here
             whole, self._destination.reason = False, one_line(error)
         reason = "" if whole else self._destination.reason
-        if reason and reason != self._warned and not self._ending.is_set():
+        if reason and reason != self._warned and not ending:
             print(f"warning: upload to {self._destination.url}: {reason}; tried again later", file=sys.stderr)
         self._warned = reason
 

@@ -319,7 +319,7 @@ class _WorkerStart:
 
     def __call__(self, worker: int) -> None:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        Queue._on_queue_feeder_error = _send_error  # type: ignore[assignment, method-assign]
+        Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
         torch.set_num_threads(1)  # packing is too small to share, and the cores belong to the model
         keep_single_threaded()
         if self._hook is not None:

@@ -73,7 +73,7 @@ def test_a_corpus_without_near_duplicates_and_its_tokens_are_there(place: Place,
 
     refused = harness("data", "dedup", "--corpus", corpus, "--out", str(tmp_path / "again"), "--upload", url)
     assert refused.returncode == 2
-    assert "files lie there already; give another URL, or remove them" in refused.stderr
+    assert "files lie there already; give another URL, or remove what is there" in refused.stderr
     assert not (tmp_path / "again").exists()
 
     tokens, words = tmp_path / "tokens", ("data", "pretokenize", "--corpus", str(out / "kept"), "--format", "flat")

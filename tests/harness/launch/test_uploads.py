@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -157,6 +158,59 @@ def test_what_was_removed_here_to_make_room_stays_there(folder: Path) -> None:
     assert copied(url) == before | {"new.csv": b""}
 
 
+@pytest.mark.parametrize("scheme", ["file://", "memory://bucket"])
+def test_what_is_gone_or_was_replaced_there_is_copied_again(folder: Path, tmp_path: Path, scheme: str) -> None:
+    """It believed uploads.json, and said "uploaded" of a target that had been removed."""
+    url = f"{scheme}{tmp_path}/there"
+    assert ended(folder, url).missing == ()
+    before = copied(url)
+    filesystem, root = fsspec.url_to_fs(url)
+    filesystem.pipe_file(f"{root}/losses.csv", b"something else")
+    assert ended(folder, url).missing == ()
+    assert copied(url) == before
+    filesystem.rm(f"{root}/checkpoints", recursive=True)
+    assert ended(folder, url).missing == ()
+    assert copied(url) == before
+    filesystem.rm(root, recursive=True)
+    assert ended(folder, url).missing == ()
+    assert copied(url) == before
+
+
+def test_a_file_of_the_same_size_that_was_replaced_is_copied_again(folder: Path, tmp_path: Path) -> None:
+    assert ended(folder, f"file://{tmp_path}/there").missing == ()
+    there = tmp_path / "there/losses.csv"
+    there.write_bytes(bytes(len(there.read_bytes())))
+    assert ended(folder, f"file://{tmp_path}/there").missing == ()
+    assert there.read_bytes() == (folder / "losses.csv").read_bytes()
+
+
+def test_links_are_followed_and_what_cannot_be_copied_is_named(folder: Path, tmp_path: Path) -> None:
+    """A pipe hung it for minutes, a name that is no UTF-8 ended it, and a link was left out without a word."""
+    before = here(folder) | {"last.csv": (folder / "losses.csv").read_bytes()}
+    (folder / "checkpoints").rename(tmp_path / "larger-disk")
+    (folder / "checkpoints").symlink_to(tmp_path / "larger-disk")
+    (folder / "last.csv").symlink_to("losses.csv")
+    (folder / "gone.csv").symlink_to("nowhere")
+    (folder / "loop").symlink_to(".")
+    os.mkfifo(folder / "pipe")
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.csv")).touch()
+    done = harness("upload", str(folder), f"file://{tmp_path}/there")
+    assert done.returncode == 1
+    (line,) = [one for one in done.stderr.splitlines() if one.startswith("harness: ")]
+    assert line.startswith(f"harness: 4 of {folder} cannot be uploaded: ")
+    for name in ("gone.csv", "loop", "pipe", "\\udcff.csv"):
+        assert f" {name} (" in line
+    assert copied(f"file://{tmp_path}/there") == before
+
+
+def test_a_folder_of_somebody_else_is_not_written_over(folder: Path) -> None:
+    fsspec.filesystem("memory").pipe_file("/bucket/there/thesis.txt", b"of years")
+    found = ended(folder, "memory://bucket/there")
+    assert len(found.missing) == 5
+    assert found.reason == "1 file lies there already; give another URL, or remove what is there"
+    assert copied("memory://bucket/there") == {"thesis.txt": b"of years"}
+
+
 def test_of_two_trainings_the_second_is_not_mixed_into_the_first(folder: Path) -> None:
     url = "memory://bucket/there"
     (folder / "study.json").write_text('{"id": "a"}')
@@ -223,9 +277,8 @@ def test_a_place_is_tried_before_anything_is_trained_and_left_as_it_was(folder: 
         assert copied(url) == {}
         assert len(checked.missing()) == 5
     assert list(tmp_path.glob("there/*")) == []
-    (tmp_path / "there" / "kept").touch()
     uploads.checked_destination(folder, f"file://{tmp_path}/there")
-    assert [path.name for path in tmp_path.glob("there/*")] == ["kept"]
+    assert list(tmp_path.glob("there/*")) == []
 
 
 def test_where_nothing_can_be_written_no_training_begins(tmp_path: Path) -> None:

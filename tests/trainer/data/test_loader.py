@@ -260,6 +260,7 @@ def without_shared_memory(_worker: int) -> None:
 def test_a_batch_that_a_worker_cannot_hand_over_is_lost_at_once(make_config: Make) -> None:
     """It was lost after data.timeout_s, 300 s, although the worker had printed the error long before."""
     config = make_config(workers=2)
-    with open_batches(config, prepare(config), 0, worker_init=without_shared_memory) as batches:
-        with pytest.raises(LostBatchError, match=r"^loader-0 could not hand over a batch: RuntimeError: .*File too large"):
-            next(batches)
+    lost = r"^loader-0 could not hand over a batch: RuntimeError: .*File too large"
+    batches = open_batches(config, prepare(config), 0, worker_init=without_shared_memory)
+    with batches, pytest.raises(LostBatchError, match=lost):
+        next(batches)
