@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from harness.probes.ledger.rows import PAUSE, STEP
 
 SUFFIX = ".frames"
+ATTACHED = "attached"  # as in agent/record.py
 _LENGTH_BYTES = 4
 _SCHEDSTAT = re.compile(rb"(\d+ \d+ \d+\s*)?")  # a line of the kernel; none of a thread that has ended
 MOST_FRAME_BYTES = 1 << 28  # of one step: more is no frame of ours
@@ -34,7 +35,7 @@ class ProcessFacts:
     """Who a process is, as the agent in it says."""
 
     pid: int
-    tid: int  # of the main thread
+    tid: int  # of the thread that trains, as a rule the main one
     rank: int | None  # of a distributed program, as its launcher says (torchrun, Slurm)
     world: int | None
     python: str  # version
@@ -71,6 +72,11 @@ class AttachedProcess:
     def noted(self, what: str) -> list[Any]:
         """The contents of its notes of one kind."""
         return [content for kind, content in self.notes if kind == what]
+
+
+def was_attached(folder: Path) -> bool:
+    """Return True if a process of the command imported torch with the agent in it."""
+    return (folder / ATTACHED).exists()
 
 
 def frames(path: Path) -> Iterator[tuple[str, Any]]:

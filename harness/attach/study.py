@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.attach.frames import AttachedProcess, read
+from harness.attach.frames import AttachedProcess, read, was_attached
 from harness.attach.profiled import ProfiledWindows, profiled_arm, profiled_steps
 from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.launch.study import now
@@ -28,7 +28,7 @@ class ExecResult:
     """What a command left: the processes that trained, and what they say of themselves. Empty: none was attached."""
 
     trained: tuple[str, ...]  # names of their arms
-    started: int  # Python processes that imported torch and had something to say
+    started: bool  # a Python process imported torch with the agent in it
     faults: tuple[str, ...] = ()  # of ours, a line each
     profiled: tuple[str, ...] = ()  # arms that are the profiled window of one of these
     switched_off: bool = False  # in one of these processes, by the first fault of ours
@@ -88,7 +88,7 @@ def make_study(
     ]
     profiled = tuple(record.arm for record in records if record.control == PROFILED)
     switched_off = any(one.noted("fault") for one in processes)
-    return ExecResult(tuple(arms), len(processes), tuple(faults), profiled, switched_off)
+    return ExecResult(tuple(arms), bool(processes) or was_attached(raw), tuple(faults), profiled, switched_off)
 
 
 def _runs(

@@ -24,6 +24,7 @@ MOST_STEPS = 10_000_000
 BLOCKS, MOST_BLOCKS = 5, 1000
 STEPS = 60
 TORCH, PY_SPY, BOTH = "torch", "py-spy", "both"  # --profile
+SHOWN = 5  # processes that a line names
 PROFILE_STEPS, MOST_PROFILE_STEPS = 3, 100
 PROFILE_SECONDS, MOST_PROFILE_SECONDS = 5, 60
 FUNCTION = re.compile(r"([\w.]+:)?\w+(\.\w+)?")
@@ -256,8 +257,7 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
     for fault in found.faults:
         print(f"harness: {fault}", file=sys.stderr)
     if not found.trained:
-        what = "nothing was attached" if not found.started else "no training step was seen"
-        print(f"harness: {what}: {_why(found)}", file=sys.stderr)
+        print(f"harness: {_why(found, raw)}", file=sys.stderr)
         remove(folder.path)
         return code or 1
     print_first_screen(folder.path, measured=True)
@@ -268,9 +268,23 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
     return code
 
 
-def _why(found: ExecResult) -> str:
+def _why(found: ExecResult, raw: Path) -> str:
+    from harness.attach.command import MARK
+    from harness.machine.processes import with_variable
+
+    if not raw.is_dir():
+        return f"nothing was recorded: the folder of the recording was removed while the command ran ({raw})"
     if found.switched_off:
-        return "our recording was switched off before the first one"
+        return "no training step was seen: our recording was switched off before the first one"
+    if left := with_variable(MARK, str(raw)):
+        numbers = ", ".join(map(str, left[:SHOWN]))
+        return (
+            f"nothing was recorded: the command ended and left processes behind ({numbers}), whose training is not "
+            "measured; start it in the foreground (no nohup, &, or daemon)"
+        )
     if found.started:
-        return "torch was imported, but no backward pass or optimizer of it ran in the main thread of any process"
-    return "no Python process of the command imported torch, or its environment lost PYTHONPATH (env -i, python -I)"
+        return "no training step was seen: torch was imported, but no backward pass ran in a process of the command"
+    return (
+        "nothing was attached: no Python process of the command imported torch, or its environment lost PYTHONPATH "
+        "(env -i, python -I)"
+    )

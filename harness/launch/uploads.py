@@ -48,7 +48,7 @@ _OBJECTS = ("s3", "gs", "gcs", "abfs", "abfss")  # where a file is there as a wh
 _State = tuple[int, int]  # size in bytes and time of change in ns
 
 
-class _Copy(NamedTuple):
+class _CopiedFile(NamedTuple):
     """``state``: the file here when it was copied. ``there_ns``: its time of change there; None: not kept there."""
 
     state: _State
@@ -215,7 +215,7 @@ class Destination:
             fs.copy_files(str(path), temporary, fs.LocalFileSystem(), self._filesystem, use_threads=False)
             self._filesystem.move(temporary, target)
         there_ns = self._filesystem.get_file_info(target).mtime_ns
-        self._there[name] = _Copy(state, there_ns)  # as it was before: a log that grew meanwhile is copied again
+        self._there[name] = _CopiedFile(state, there_ns)  # as it was before: a log that grew meanwhile is copied again
 
     def _refuse_another(self) -> None:
         """Raise InputError where files lie there that are not of this training, study or sweep."""
@@ -266,14 +266,14 @@ class Destination:
             with suppress(FileNotFoundError):
                 yield name, _state(self.folder / name)
 
-    def _read_kept(self) -> dict[str, _Copy] | None:
+    def _read_kept(self) -> dict[str, _CopiedFile] | None:
         """Return what was copied to this URL; None where nothing is known to be, and everything is copied."""
         try:
             kept = read_json(self.folder / KEPT)
             if kept["url"] != self.url:
                 return None
             return {
-                str(name): _Copy((int(size), int(changed)), None if there is None else int(there))
+                str(name): _CopiedFile((int(size), int(changed)), None if there is None else int(there))
                 for name, (size, changed, there) in kept["files"].items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

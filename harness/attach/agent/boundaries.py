@@ -89,7 +89,8 @@ class _State:
 
 
 state = _State()
-main_thread = threading.main_thread().ident  # as threading.get_ident() names it
+# The thread whose steps are recorded, as threading.get_ident() names it: the main one, or the one that trains (adopt).
+main_thread = threading.main_thread().ident
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
 on_early_step: list[Callable[[int], None]] = []  # the same, for the first steps only
 EARLY = 64  # steps
@@ -102,6 +103,21 @@ def forget() -> None:
     state, main_thread = _State(), threading.main_thread().ident
     device.forget()
     gate.forget()
+
+
+def adopt() -> bool:
+    """Record this thread in place of the main one, if none has trained yet; True if it is recorded now.
+
+    Called where a backward pass begins in another thread than the one that is recorded.
+    """
+    global state, main_thread
+    if state.trained:
+        return False
+    switches.forget()
+    run_queue.forget()
+    state, main_thread = _State(), get_ident()
+    record.training_thread = threading.get_native_id()
+    return True
 
 
 def watched() -> bool:

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from marshal import dumps
 from typing import Any
 
@@ -19,10 +20,12 @@ from _harness_agent import forks
 from _harness_agent.mapped import LENGTH_BYTES, MappedFile
 
 MARSHAL_FORMAT = 2
+ATTACHED = "attached"  # file that is there once a process of the command has imported torch
 
 _folder = ""  # empty: nothing is recorded
 _registered = False
 _file: MappedFile | None = None
+training_thread: int | None = None  # kernel's number of the thread that trains; None: the main one
 _owner = 0  # the process whose file it is: one that was forked from it begins a file of its own
 settings: dict[str, int | str | None] = {}
 
@@ -34,6 +37,8 @@ def begin(folder: str) -> bool:
         return False
     _folder = folder
     settings.clear()
+    with suppress(OSError), open(os.path.join(folder, ATTACHED), "wb"):
+        pass
     try:
         with open(os.path.join(folder, "settings.json"), encoding="utf-8") as file:
             settings.update(json.load(file))
@@ -48,8 +53,8 @@ def begin(folder: str) -> bool:
 
 def _forked() -> None:
     """In a child: the file stays the parent's, and so does what it has seen."""
-    global _file, _owner
-    _file, _owner = None, 0
+    global _file, _owner, training_thread
+    _file, _owner, training_thread = None, 0, None
     from _harness_agent import boundaries, controls, guard, loading, profiling, run_queue, stages, switches
 
     switches.forget()
@@ -145,7 +150,7 @@ def _process() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     return {
         "pid": os.getpid(),
-        "tid": os.getpid(),  # on Linux the main thread's; Python's native_id is the parent's after a fork
+        "tid": training_thread or os.getpid(),  # on Linux the main thread has the process's number
         "rank": rank,
         "world": world,
         "python": sys.version.split()[0],

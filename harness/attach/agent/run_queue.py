@@ -78,7 +78,7 @@ def _read_lines() -> tuple[bytes, ...]:
     global _begun, _line, _others, _skipped
     if not _begun:
         _begun = True
-        _open(os.getpid())  # on Linux the main thread has the process's number
+        _open(threading.get_native_id())
     if not _descriptors:
         return ()
     # First: a switch during what follows is to be noticed.

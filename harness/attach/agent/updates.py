@@ -62,8 +62,10 @@ def _backward(before: Any) -> Any:
 
 def _backward_begins(given: tuple[Any, ...]) -> bool:
     """Whether this is a backward pass of training; one within another (checkpointing) is part of that."""
+    if is_compiling() or (get_ident() != boundaries.main_thread and not boundaries.adopt()):
+        return False
     this = boundaries.state
-    if get_ident() != boundaries.main_thread or "backward" in this.open or is_compiling():
+    if "backward" in this.open:
         return False
     if not this.settled and (this.sources or this.doubtful or this.ran_without_gradients):
         boundaries.trains()

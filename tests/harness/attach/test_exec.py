@@ -81,6 +81,20 @@ def test_slow_data_is_found_in_its_stage_and_the_first_screen_says_what_was_time
     assert "A step ends with the update of AdamW." in " ".join(done.stdout.split())
 
 
+def test_a_training_in_another_thread_is_recorded(tmp_path: Path) -> None:
+    """It was said that no Python process imported torch."""
+    command = program("in_a_thread", "--steps", 50, "--collate-ms", 12)
+    done = attached(tmp_path, command)
+    assert done.returncode == 0, done.stderr
+    assert losses(done.stdout) == losses(alone(program("plain", "--steps", 50)).stdout)
+    study = study_in(tmp_path)
+    assert len(rows(study)) >= 48  # the step of the first backward pass had begun before it was known
+    assert mean_ms(study, "work_pack_ns") >= 12
+    assert mean_ms(study, "exposed_pack_ns") >= 10
+    for phase in ("fetch_ns", "forward_ns", "backward_ns", "optimizer_ns"):
+        assert mean_ms(study, phase) > 0
+
+
 def test_every_rank_of_a_program_has_its_tables(tmp_path: Path) -> None:
     """Two processes that are told their ranks as torchrun does: each is an arm, and all of its blocks are read."""
     words = shlex.join(program("plain", "--steps", 40))
@@ -108,6 +122,25 @@ def test_nothing_attached_is_said_and_fails(tmp_path: Path) -> None:
     done = attached(tmp_path, ["env", "-i", sys.executable, "-c", "print('ran')"])
     assert (done.returncode, done.stdout) == (1, "ran\n")
     assert done.stderr.startswith("harness: nothing was attached: no Python process of the command imported torch")
+
+
+def test_why_nothing_was_recorded_is_true(tmp_path: Path) -> None:
+    """Each of them was said to be without a Python process that imported torch."""
+    daemon = attached(tmp_path / "daemon", program("left_behind"))
+    assert daemon.returncode == 1
+    (numbers,) = re.findall(r"left processes behind \(([\d, ]+)\)", daemon.stderr)
+    for number in numbers.split(", "):
+        os.kill(int(number), signal.SIGKILL)
+    assert daemon.stderr.startswith("harness: nothing was recorded: the command ended and left")
+
+    removes = "import shutil, sys, torch; shutil.rmtree(sys.argv[1])"
+    gone = attached(tmp_path / "gone", [sys.executable, "-c", removes, str(tmp_path / "gone")])
+    assert gone.returncode == 1
+    assert "nothing was recorded: the folder of the recording was removed while the command ran" in gone.stderr
+
+    idle = attached(tmp_path / "idle", [sys.executable, "-c", "import torch"])
+    assert idle.returncode == 1
+    assert "no training step was seen: torch was imported, but no backward pass" in idle.stderr
 
 
 def test_a_fault_of_ours_is_said_where_it_left_no_training_step(tmp_path: Path) -> None:

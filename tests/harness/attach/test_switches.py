@@ -128,9 +128,10 @@ class Threads:
         self.descriptors: list[int] = module._descriptors
         module.monotonic_ns = lambda: core.clock.now  # type: ignore[attr-defined]
         module.os = SimpleNamespace(  # type: ignore[attr-defined]
-            pread=self._line, getpid=lambda: 0, listdir=lambda _: map(str, range(len(self.lines))), open=os.open,
+            pread=self._line, listdir=lambda _: map(str, range(len(self.lines))), open=os.open,
             O_RDONLY=os.O_RDONLY, O_CLOEXEC=os.O_CLOEXEC,
         )  # fmt: skip
+        module.threading = SimpleNamespace(get_native_id=lambda: 0, enumerate=list)  # type: ignore[attr-defined]
         module._open = self._open  # type: ignore[attr-defined]
         module.follow(core.reading)
 
