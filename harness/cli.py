@@ -21,6 +21,8 @@ from trainer.errors import MACHINE_FAULTS, InputError, visible
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
 MOST_MISTAKES = 20  # of one file that are listed after the first
+NO_SURROGATES = "surrogates not allowed"  # Python's reason where a name from the system is no UTF-8
+NO_UTF_8 = "the name is no UTF-8; rename the file or folder"
 
 
 COMMANDS = {
@@ -156,12 +158,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(parts: list[str]) -> int:
     try:
+        _check_text(parts)
         arguments = _parse(parts)
         status = COMMANDS[arguments.command].function()(arguments, ["harness", *parts])
         sys.stdout.flush()
     except InputError as error:
         for line in (str(error), *error.others[:MOST_MISTAKES]):
             print(f"harness: {visible(line)}", file=sys.stderr)
+        return 2
+    except UnicodeEncodeError as error:
+        if error.reason != NO_SURROGATES:
+            raise
+        print(f"harness: {visible(error.object)}: {NO_UTF_8}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("harness: interrupted", file=sys.stderr)
@@ -178,6 +186,15 @@ def _run(parts: list[str]) -> int:
         print(f"harness: {reason}", file=sys.stderr)
         return 1
     return status
+
+
+def _check_text(parts: list[str]) -> None:
+    """Raise InputError for an argument that is no UTF-8; the words of a command after -- are passed on as they are."""
+    for part in parts[: parts.index("--")] if "--" in parts else parts:
+        try:
+            part.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{part}: {NO_UTF_8}") from error
 
 
 def _no_memory(error: ImportError | MemoryError) -> str | None:

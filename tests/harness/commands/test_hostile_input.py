@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,6 +80,16 @@ def test_the_home_folder_of_nobody_for_the_cache(tmp_path: Path) -> None:
     path.write_text(SCENARIO)
     line = refused("data", "pretokenize", str(path), HARNESS_CACHE="~nobody-at-all/x")
     assert line.endswith("no home folder is known for ~nobody-at-all")
+
+
+@pytest.mark.parametrize(
+    "words", [["report", "STUDY"], ["compare", "STUDY", "STUDY"], ["train", "quickstart", "--out", "STUDY"]]
+)
+def test_a_path_that_is_no_utf_8_is_one_line(tmp_path: Path, words: list[str]) -> None:
+    """pyarrow takes no such path: it was a traceback."""
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    line = refused(*(name if word == "STUDY" else word for word in words))
+    assert line == f"harness: {tmp_path}/\\udcff: the name is no UTF-8; rename the file or folder"
 
 
 def test_names_of_columns_that_steer_a_terminal(tmp_path: Path) -> None:
