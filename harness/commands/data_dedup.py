@@ -161,7 +161,7 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
 
     out = Path(arguments.out)
     check_new(out)
-    uploader = None if arguments.upload is None else uploader_of(out, arguments.upload, checks=True)
+    uploader = None if arguments.upload is None else uploader_of(out, arguments.upload)
     corpus = prepare_corpus(validated(CorpusConfig, corpus_setting(arguments), "data.corpus"))
     labels = None if arguments.labels is None else read_labels(Path(arguments.labels), corpus)
     pages: list[DedupPage] = []

@@ -63,7 +63,7 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
         raise InputError("--upload: copies what --out DIR holds; give that, too")
     uploader = None
     if arguments.upload is not None:
-        uploader = uploader_of(Path(arguments.out), arguments.upload, checks=True)
+        uploader = uploader_of(Path(arguments.out), arguments.upload)
     for need in needs:
         corpus, tokenizer = prepared(need)
         with _spark(arguments, corpus, tokenizer) as spark:

@@ -78,7 +78,7 @@ class _SweepCopy:
         if self._url is not None:
             from harness.commands.upload import uploader_of
 
-            self.uploader = uploader_of(folder, self._url, checks=True)
+            self.uploader = uploader_of(folder, self._url)
             if started:
                 self.uploader.begin()
 

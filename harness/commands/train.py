@@ -79,7 +79,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     allowance = training_allowance(plan, out, command, arguments.scenario, begun_s)
     warn_of_missing(scenario.track)
     url = arguments.upload or scenario.upload
-    uploader = None if url is None else uploader_of(out, url, checks=True)
+    uploader = None if url is None else uploader_of(out, url)
     trained = train_arm(
         plan, goal, out, arguments.resume, command, arguments.scenario, allowance, uploader, force=arguments.force
     )

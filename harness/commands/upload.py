@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the folder of a training (harness train), a study or a sweep, or any other; links are followed",
     )
     parser.add_argument("url", metavar="URL", help="s3://BUCKET/FOLDER, gs://, file://, or what fsspec knows")
+    parser.add_argument("--verify", action="store_true", help="also read every file back and compare its bytes")
 
 
 def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -33,16 +34,18 @@ def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
     folder = Path(arguments.folder)
     if not folder.is_dir():
         raise InputError(f"upload: {folder}: no such folder")
-    uploader = uploader_of(folder, arguments.url)
+    from harness.launch.uploads import Destination, Uploader
+
+    uploader = Uploader(Destination(folder, arguments.url, verify=arguments.verify))
     uploader.begin()
     return 0 if finish_upload(folder, uploader) else exit_codes.OF_STUDY["failed"]
 
 
-def uploader_of(folder: Path, url: str, checks: bool = False) -> Uploader:
-    """What copies ``folder``; InputError where nothing here can open ``url``, or, with ``checks``, write there."""
-    from harness.launch.uploads import Destination, Uploader, checked_destination
+def uploader_of(folder: Path, url: str) -> Uploader:
+    """Return what copies ``folder``; InputError where nothing here can open ``url`` or write there."""
+    from harness.launch.uploads import Uploader, checked_destination
 
-    return Uploader(checked_destination(folder, url) if checks else Destination(folder, url))
+    return Uploader(checked_destination(folder, url))
 
 
 def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False) -> bool:

@@ -12,6 +12,7 @@ removed here, as newer ones are kept, is removed there once these are whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -72,8 +73,11 @@ class Uploaded:
 class Destination:
     """A folder behind a URL, and what of a local folder is there."""
 
-    def __init__(self, folder: Path, url: str) -> None:
-        """Raises InputError for a URL that nothing here can open, or one within ``folder``."""
+    def __init__(self, folder: Path, url: str, *, verify: bool = False) -> None:
+        """``verify``: :meth:`compare` also reads back every file there.
+
+        Raises InputError for a URL that nothing here can open, or one within ``folder``.
+        """
         self.folder, self.url = folder, url.rstrip("/")
         self._filesystem, self._root = filesystem_of(self.url, KEY)
         self._scheme = self.url.partition("://")[0].lower()
@@ -82,6 +86,7 @@ class Destination:
         kept = self._read_kept()
         self._begun = kept is not None
         self._there = kept or {}
+        self._verify = verify
         self.reason = ""
 
     def missing(self) -> list[str]:
@@ -104,8 +109,20 @@ class Destination:
         except Exception:  # each filesystem has errors of its own
             return
         for name, copy in list(self._there.items()):
-            if found.get(name) not in ((copy.state[0], copy.there_ns), (copy.state[0], None)):
+            alike = found.get(name) in ((copy.state[0], copy.there_ns), (copy.state[0], None))
+            if not alike or (self._verify and not self._same_content(name)):
                 del self._there[name]
+
+    def _same_content(self, name: str) -> bool:
+        """Return True if the file here, where it still is, has the bytes of the one there."""
+        try:
+            with (
+                open(self.folder / name, "rb") as ours,
+                self._filesystem.open_input_stream(f"{self._root}/{name}") as one,
+            ):
+                return hashlib.file_digest(ours, "sha256").digest() == hashlib.file_digest(one, "sha256").digest()
+        except FileNotFoundError:
+            return not (self.folder / name).exists()
 
     @property
     def files(self) -> int:
@@ -404,10 +421,15 @@ class Uploader:
     def _pass(self) -> None:
         ending = self._ending.is_set()
         try:
-            if ending or not self._compared:
+            if not self._compared:
                 self._destination.compare()
                 self._compared = True
             whole = self._destination.copy_all(self._pause)
+            if ending:
+                self._destination.compare()
+                if self._destination.missing():
+                    whole = self._destination.copy_all(self._pause)
+                    self._destination.compare()
         except Exception as error:  # the training goes on whatever happens here
             whole, self._destination.reason = False, one_line(error)
         reason = "" if whole else self._destination.reason

@@ -184,6 +184,20 @@ def test_a_file_of_the_same_size_that_was_replaced_is_copied_again(folder: Path,
     assert there.read_bytes() == (folder / "losses.csv").read_bytes()
 
 
+def test_bytes_that_changed_there_are_found_where_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
+    """Neither size nor time shows it, as after a fault of a disk."""
+    words = ("upload", str(folder), f"file://{tmp_path}/there")
+    assert harness(*words).returncode == 0
+    there = tmp_path / "there/losses.csv"
+    times = there.stat()
+    there.write_bytes(bytes(len(there.read_bytes())))
+    os.utime(there, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert harness(*words).returncode == 0
+    assert there.read_bytes() != (folder / "losses.csv").read_bytes()
+    assert harness(*words, "--verify").returncode == 0
+    assert there.read_bytes() == (folder / "losses.csv").read_bytes()
+
+
 def test_links_are_followed_and_what_cannot_be_copied_is_named(folder: Path, tmp_path: Path) -> None:
     """A pipe hung it for minutes, a name that is no UTF-8 ended it, and a link was left out without a word."""
     before = here(folder) | {"last.csv": (folder / "losses.csv").read_bytes()}
