@@ -20,7 +20,7 @@ from harness.sweep.messages import rate
 from harness.sweep.model import SweepConfig
 from harness.sweep.picture import loss_over_rate
 from harness.sweep.projection import projection_of
-from harness.sweep.projection_picture import has_line, rate_over_size
+from harness.sweep.projection_picture import has_picture, rate_over_size
 from harness.sweep.store import SweepFolder, SweepRecord
 from harness.sweep.trials import SearchSpace, Trial
 from trainer.config import TrainerConfig
@@ -77,7 +77,7 @@ def _page(
         "\n".join(f"- {line}" for line in lines),
         f"![Loss by learning rate]({PICTURE})" if pictured else "",
         _curves(found),
-        f"![Best rate by size]({PROJECTED})" if has_line(found.projection) else "",
+        f"![Best rate by size]({PROJECTED})" if has_picture(found.projection) else "",
         f"## Transfer\n\n{sentences.transfer(record, settings, found)}",
         _spent(record, settings, spent),
         _trials(record, trials, _best_trial(found, trials, full_steps)),

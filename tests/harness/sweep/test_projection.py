@@ -22,7 +22,7 @@ from harness.sweep.projection import (
     MupStrategy,
     projection_of,
 )
-from harness.sweep.projection_picture import has_line, rate_over_size
+from harness.sweep.projection_picture import has_picture, rate_over_size, size_figure
 from harness.sweep.sizes import ModelSize, model_sizes
 from harness.sweep.strategies import StrategySettings
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStatus
@@ -91,9 +91,7 @@ def test_sizes_are_parameters_without_embeddings() -> None:
     assert plan.target == 85_056_000  # GPT-2 124M: 12 x (12 x 768^2 + 13 x 768) + 2 x 768
 
 
-@pytest.mark.parametrize(
-    "given", [{"name": "model-scaling"}, {"name": "hybrid"}, {"name": "model-scaling", "trials": 12}]
-)
+@pytest.mark.parametrize("given", [{"name": "model-scaling", "trials": 12}, {"name": "model-scaling", "trials": 16}])
 def test_model_scaling_predicts_the_large_model_s_rate(given: dict[str, Any]) -> None:
     one = found(strategy(given), answering(body, -0.2), space())
     assert one.projection is not None
@@ -113,7 +111,8 @@ def test_model_scaling_predicts_the_large_model_s_rate(given: dict[str, Any]) ->
 
 def test_data_scaling_predicts_the_long_training_s_rate() -> None:
     where = space(steps=200_000)  # 409.6M tokens
-    one = found(strategy("data-scaling"), answering(lambda plan: plan.steps, -0.3, 0.1), where)
+    of = strategy({"name": "data-scaling", "trials": 12})
+    one = found(of, answering(lambda plan: plan.steps, -0.3, 0.1), where)
     assert one.projection is not None
     assert [point.size for point in one.projection.points] == [25_999_360, 52_000_768, 105_000_960]
     assert one.projection.target == 200_000 * STEP_TOKENS
@@ -143,7 +142,22 @@ def test_an_optimum_at_the_bound_is_in_no_line() -> None:
     assert bound.startswith("**At 1/64/1 the optimum may not be inside the rates that were trained to the end")
     assert "the best rate may lie above the highest of them." in bound
     assert line.startswith("**Nothing is extrapolated to 85,056,000 parameters")
-    assert "2 sizes have an optimum inside the tried rates, and 1 has one at an end of them; a line needs 3" in line
+    assert one.projection.law == NoPowerLaw("too-few-sizes", 2, 1)
+
+
+def test_an_optimum_without_an_interval_is_in_no_line_and_drawn_as_such() -> None:
+    """Hyperband trains too few rates below the second size's optimum to bound it."""
+    one = found(strategy("hybrid"), answering(body, -0.2), space())
+    assert one.projection is not None
+    assert one.projection.law == NoPowerLaw("too-few-sizes", 2, 0, unbounded=1)
+    assert one.projection.prediction is None
+    assert one.chosen is None
+    figure = size_figure(one.projection, "hybrid")
+    (axes,) = figure.axes
+    hollow = [line for line in axes.lines if line.get_marker() == "o" and line.get_fillstyle() == "none"]
+    assert [line.get_xdata()[0] for line in hollow] == [one.projection.points[1].size]
+    assert sum(line.get_marker() == "o" for line in axes.lines) == 3
+    assert sum(text.arrow_patch is not None for text in axes.texts) == 1  # its open end
 
 
 @pytest.mark.parametrize(
@@ -210,8 +224,8 @@ def test_two_widths_test_nothing_and_say_so() -> None:
     one = found(strategy({"name": "mup", "widths": [64, 128]}), answering(lambda _: 1, 0, 3e-3), space())
     assert one.projection is not None
     assert projection_sentences.conclusion(one.projection)[-1] == (
-        "2 sizes have an optimum inside the tried rates (of 2), and a test needs 3: that the best rate does not depend "
-        "on the width was not tested."
+        "2 sizes have an optimum with an interval inside the tried rates (of 2), and a test needs 3: that the best "
+        "rate does not depend on the width was not tested."
     )
 
 
@@ -277,6 +291,6 @@ def test_the_line_is_drawn_where_there_is_one() -> None:
     drawing = rate_over_size(one, "projected")
     assert drawing is not None
     assert drawing.png.startswith(b"\x89PNG")
-    assert has_line(one)
+    assert has_picture(one)
     assert rate_over_size(none, "one width") is None
-    assert not has_line(none)
+    assert not has_picture(none)

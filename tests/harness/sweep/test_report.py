@@ -341,7 +341,7 @@ def test_a_size_whose_lowest_rate_diverged_is_named(tmp_path: Path) -> None:
         for one in (done(rate, 8e-3, steps=steps, group=f"{steps * 2048:,} tokens") for rate in grid(1e-4, 1e-1, 8))
     ]
     lines, page = written(tmp_path, trials, ["strategy={name: data-scaling, tokens: [217000, 435000, 870000]}"])
-    assert lines[0].startswith("Nothing is extrapolated to 1,738,752 tokens: 2 sizes have an optimum inside")
+    assert lines[0].startswith("Nothing is extrapolated to 1,738,752 tokens: 2 sizes have an optimum with an interval")
     assert lines[-1] == (
         "At 217,088 tokens a learning rate of 1.00e-04 diverged, and no lower one came to its end: it has no best rate "
         "(7 trials at or above it came to the end). Search below it (learning_rate.low), or look at data, precision "
