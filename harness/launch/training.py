@@ -89,6 +89,11 @@ class Watch(Protocol):
         """So many steps are done; True ends the training, as a signal does."""
         ...
 
+    @property
+    def evaluates(self) -> bool:
+        """True if a training that it ends has the passes of its end."""
+        ...
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -393,7 +398,7 @@ class Training:
             steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses
         self._pause(recorder, compute)
         self._loss = recorder.last_loss
-        if order == "finish" and evaluator is not None:
+        if order != "stop" and evaluator is not None:
             evaluator.finish()  # before the last checkpoint: a training that has one is whole
         for one in recorder.validations:
             if one.questions is None:
@@ -440,7 +445,8 @@ class Training:
             allowance.note()
             allowance.stopped = allowance.stopped or allowance.ends_before(allowance.ending_s)
         stops = self._stopping.asked or (allowance is not None and allowance.stopped)
-        order: BareOrder = {"do": "finish" if share >= 1 else "stop" if stops else "step"}
+        ending: Literal["evaluate", "stop"] = "evaluate" if self._watch and self._watch.evaluates else "stop"
+        order: BareOrder = {"do": "finish" if share >= 1 else ending if stops else "step"}
         if self._others is not None:
             self._others.send(order)
         return order["do"]
