@@ -6,10 +6,11 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from harness.sweep import projection_sentences
 from harness.sweep.findings import SweepFindings, findings
@@ -82,7 +83,22 @@ def test_the_issue_s_sizes_are_the_default() -> None:
     assert [(one.layers, one.width, one.heads) for one in strategy("model-scaling").sizes] == [
         (1, 64, 1), (2, 128, 2), (3, 192, 3),
     ]  # fmt: skip
-    assert strategy("data-scaling").tokens == [26_000_000, 52_000_000, 105_000_000]
+    plan = strategy("data-scaling").projects(space())
+    assert [one.steps for one in plan.sizes] == [
+        round(one / STEP_TOKENS) for one in (26_000_000, 52_000_000, 105_000_000)
+    ]
+
+
+def test_data_scaling_trains_the_steps_that_are_given() -> None:
+    """52M tokens of 524,288 a step are 99 steps: a list of one's own is taken as it is."""
+    where = replace(space(), step_tokens=524_288)
+    for given in ({"name": "data-scaling"}, {"name": "hybrid", "project": "data"}):
+        plan = strategy({**given, "steps": [50, 100, 200]}).projects(where)
+        assert [one.steps for one in plan.sizes] == [50, 100, 200]
+        assert [one.size for one in plan.sizes] == [50 * 524_288, 100 * 524_288, 200 * 524_288]
+        assert [one.steps for one in strategy(given).projects(where).sizes] == [50, 99, 200]
+    with pytest.raises(ValidationError, match="tokens and steps say the same thing"):
+        strategy({"name": "data-scaling", "steps": [1, 2, 3], "tokens": [1, 2, 3]})
 
 
 def test_sizes_are_parameters_without_embeddings() -> None:
@@ -174,7 +190,7 @@ def test_a_meaningless_line_is_refused(best: dict[int, float], reason: str, word
         off = math.log(plan.learning_rate / best[layers])
         return Trial(0, plan, "done", 3 + 0.1 * off**2 + 0.01 * math.sin(1e6 * plan.learning_rate))
 
-    one = found(strategy("model-scaling"), answer, space())
+    one = found(strategy({"name": "model-scaling", "trials": 8}), answer, space())
     assert one.projection is not None
     assert isinstance(one.projection.prediction, NoExtrapolation)
     assert one.projection.prediction.reason == reason
