@@ -58,7 +58,7 @@ class ModelScalingStrategy(Config):
         return _grids(self.projects(space), self.trials, self.draw, space)
 
 
-class _Lengths(Config):
+class _ShorterTrainings(Config):
     """The shorter trainings of a projection, by their tokens or their steps."""
 
     tokens: Tokens | None = None
@@ -81,7 +81,7 @@ class _Lengths(Config):
         return data_sizes(space, [max(1, round(one / space.step_tokens)) for one in tokens], "tokens")
 
 
-class DataScalingStrategy(_Lengths):
+class DataScalingStrategy(_ShorterTrainings):
     """A grid of rates for each of several shorter trainings, whose optima are extrapolated to the sweep's steps."""
 
     name: Literal["data-scaling"]
@@ -101,7 +101,7 @@ class DataScalingStrategy(_Lengths):
         return _grids(self.projects(space), self.trials, self.draw, space)
 
 
-class HybridStrategy(_Lengths):
+class HybridStrategy(_ShorterTrainings):
     """Hyperband for each of several smaller models or shorter trainings, whose optima are extrapolated."""
 
     name: Literal["hybrid"]

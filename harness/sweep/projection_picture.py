@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.report.drawing import Picture, drawn, title
 from harness.sweep.fit import LearningRateOptimum
-from harness.sweep.picture import dress
+from harness.sweep.picture import dress, logarithmic_figure
 from harness.sweep.power_law import Extrapolation, PowerLaw
 from harness.sweep.projected import Projection
 from harness.sweep.projection_sentences import size_of
@@ -35,13 +35,7 @@ def rate_over_size(found: Projection, name: str) -> Picture | None:
 
 def size_figure(found: Projection, name: str) -> Figure:
     """The figure of it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_xscale("log")
+    figure, axes = logarithmic_figure()
     axes.set_yscale("log")
     if isinstance(found.law, PowerLaw):
         _draw_line(axes, found.law, found.prediction if isinstance(found.prediction, Extrapolation) else None)
