@@ -1,7 +1,8 @@
 """Finds what trainings, studies, cost probes and sweeps below a folder have taken, in hours and money.
 
-A study or a training with a budget notes what it spent (cost.json). Of others the runs say when they began and ended:
-runs that took turns count once, and a part of a training that was killed, which wrote no record, does not count.
+A study or a training with a budget notes what it spent (cost.json). A cost probe is one study, from its start to its
+end. Of others the runs say when they began and ended: runs that took turns count once, and a part of a training that
+was killed, which wrote no record, does not count.
 """
 
 from __future__ import annotations
@@ -57,9 +58,14 @@ def expense_of(folder: Path, price_usd_per_hour: float | None = None) -> Expense
     store = StudyFolder(folder)
     study, cost = store.read_study(), read_cost(folder)
     records = [one for one in _records(store, study) if one is not None]
-    seconds = seconds_of(records) if cost is None else cost.spent_s
-    price = price_usd_per_hour or (None if cost is None else cost.per_hour_usd) or _price(study, records)
     is_probe = "cost" in study.command[:2]
+    if cost is not None:
+        seconds = cost.spent_s
+    elif is_probe and study.ended_utc:
+        seconds = _between(study.created_utc, study.ended_utc)
+    else:
+        seconds = seconds_of(records)
+    price = price_usd_per_hour or (None if cost is None else cost.per_hour_usd) or _price(study, records)
     kind: Kind = "cost probe" if is_probe else "training" if study.is_training else "study"
     return Expense(kind, folder, seconds, usd_of(seconds, price))
 
@@ -74,8 +80,13 @@ def seconds_of(records: Iterable[RunRecord]) -> float:
 
 
 def _span(record: RunRecord) -> tuple[float, float]:
+    """When a run's process began, with what was imported for it, and ended."""
     begin, end = (datetime.fromisoformat(one).timestamp() for one in (record.started_utc, record.ended_utc))
-    return begin, end
+    return begin - (record.import_ns or 0) / 1e9, end + (record.ending_ns or 0) / 1e9
+
+
+def _between(begin_utc: str, end_utc: str) -> float:
+    return (datetime.fromisoformat(end_utc) - datetime.fromisoformat(begin_utc)).total_seconds()
 
 
 def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | None]:

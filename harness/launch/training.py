@@ -151,7 +151,7 @@ class Training:
         self._begun_at = 0, 0  # tokens that a checkpoint holds: as rank 0 counts them, and of all
         self._agreed = (-1, 0.0, 0)  # after how many steps, the share, and the tokens of all
 
-    def run(self, resume: bool, scenario: str) -> Trained:
+    def run(self, resume: bool, scenario: str, price_usd_per_hour: float | None = None) -> Trained:
         """Train, and write what was measured, whatever happened."""
         from trainer import checkpoint_folder
 
@@ -165,7 +165,7 @@ class Training:
         found = checkpoint_folder.newest(self._checkpoints) if resume else None
         if resume and found is None and self.folder.study_json.exists():
             print(f"{self.folder.path}: no checkpoint lies there, so it begins again", file=sys.stderr)
-        study = self._records.study(scenario, resume)
+        study = self._records.study(scenario, resume, price_usd_per_hour)
         begun_at = self.config.first_step
         first = begun_at if found is None else found.steps
         block = len(study.order) - 1

@@ -54,7 +54,8 @@ def spent(*words: object) -> dict[str, list[tuple[str, float, float | None]]]:
 
 def test_cost_probes_sweeps_and_trainings_add_up(tmp_path: Path) -> None:
     priced = {"scenario_text": {"price_usd_per_hour": 6.0}}
-    study(tmp_path / "cost/small/probe", ("a", 0, 1), ("b", 1, 3), command="cost", **priced)
+    whole = {"created_utc": utc(0), "ended_utc": utc(3)}
+    study(tmp_path / "cost/small/probe", ("a", 1, 2), ("b", 2, 3), command="cost", **priced, **whole)
     study(tmp_path / "run", ("a", 0, 10), command="train", interleave_reason=ONE_TRAINING, **priced)
     study(tmp_path / "turns", ("a", 0, 10), ("b", 5, 12), ("c", 20, 21))  # the first two took turns
     sweep(tmp_path / "sweeps/s", 30.0, 60.0, 90.0, price=3.0)
