@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PLACES = 60  # of the line and its band
 OPEN_END = 26  # points: length of its arrow
+FARTHEST_END = 100.0  # times the optimum: an end further out gets an arrow, as the others would lie on one line
 
 
 def has_picture(found: Projection | None) -> bool:
@@ -28,7 +29,7 @@ def rate_over_size(found: Projection, name: str) -> Picture | None:
     """The optima with their intervals, and the line with its 95 % prediction band up to the sweep's own size.
 
     None where fewer than two sizes have an optimum. An optimum that is in no line is hollow, and an arrow marks each
-    end that its trials leave open. Where nothing may be extrapolated the line ends at the largest size.
+    end that its trials leave open, or nearly so. Where nothing may be extrapolated the line ends at the largest size.
     """
     return drawn(size_figure(found, name)) if has_picture(found) else None
 
@@ -43,7 +44,7 @@ def size_figure(found: Projection, name: str) -> Figure:
     for group, size, optimum in _drawn(found):
         centre = optimum.learning_rate
         for end, up in ((optimum.ci_low, -OPEN_END), (optimum.ci_high, OPEN_END)):
-            if end is None:
+            if end is None or not 1 / FARTHEST_END <= end / centre <= FARTHEST_END:
                 arrow = {"arrowstyle": "<-", "color": "#333333"}
                 axes.annotate("", (size, centre), (0, up), textcoords="offset points", arrowprops=arrow)
             else:
