@@ -29,6 +29,7 @@ COMMANDS = {
     "run": Command("harness.commands.run:run", "run a scenario into a new study, or complete a study"),
     "train": Command("harness.commands.train:train", "train one arm to its end, with checkpoints, and resume it"),
     "cost": Command("harness.commands.cost:cost", "predict hours and money of every arm's training from a few steps"),
+    "spent": Command("harness.commands.spent:spent", "add up what trainings, cost probes and sweeps have taken"),
     "upload": Command("harness.commands.upload:upload", "copy a training's folder to a URL, or the rest of it"),
     "sweep": Command("harness.commands.sweep:sweep", "search the learning rate of a training, and report its optimum"),
     "exec": Command("harness.commands.exec:execute", "run any training command as it is, and say where its time went"),

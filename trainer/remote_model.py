@@ -1,4 +1,4 @@
-"""Copies a model that lies behind a URL to this machine, for as long as this process runs."""
+"""Copies a model, or a run, that lies behind a URL to this machine, for as long as this process runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import atexit
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -19,17 +19,44 @@ from trainer.errors import InputError, one_line
 from trainer.files import expanded
 
 CHECKPOINTS = "checkpoints"  # of a training's folder
+NO_TABLES = (CHECKPOINTS, KEPT, "plots", "trials", "timeline.json.gz")  # in the folder of a run: a plot reads none
+Needed = Callable[[Any, PurePosixPath], tuple[PurePosixPath, dict[str, int]]]
+"""The folder that is copied, and which files of it, with their sizes in bytes."""
 
 
-def fetched(url: str, key: str) -> Path:
-    """The copy of the file or folder behind ``url``: of a training's folder its newest checkpoint and its tokenizer.
+def tables_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
+    """The records and tables of a training or a study, without what it trained."""
+    base, sizes = _whole(filesystem, root)
+    return base, {name: size for name, size in sizes.items() if name.split("/")[0] not in NO_TABLES}
+
+
+def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
+    """The file or folder; of a training's folder its newest checkpoint and its tokenizer."""
+    base, sizes = _whole(filesystem, root)
+    if base != root:
+        return base, sizes
+    if ABOUT in sizes and root.parent.name == CHECKPOINTS:  # one checkpoint; the tokenizer lies beside all of them
+        training = root.parent.parent
+        found = {f"{CHECKPOINTS}/{root.name}/{name}": size for name, size in sizes.items()}
+        return training, found | {f"{KEPT}/{name}": size for name, size in _below(filesystem, training / KEPT).items()}
+    # A checkpoint is whole once its last file is there.
+    whole = {name.split("/")[1] for name in sizes if name.startswith(f"{CHECKPOINTS}/") and name.endswith(f"/{ABOUT}")}
+    if whole:
+        newest = max(whole, key=lambda name: (len(name), name))
+        wanted = f"{CHECKPOINTS}/{newest}/", f"{KEPT}/"
+        sizes = {name: size for name, size in sizes.items() if name.startswith(wanted)}
+    return root, sizes
+
+
+def fetched(url: str, key: str, needed: Needed = model_of_run) -> Path:
+    """The copy of what is ``needed`` of the file or folder behind ``url``.
 
     It is removed when this process ends: what is loaded may be read until then. Raises InputError, naming ``key``,
     where nothing lies there or it cannot be read.
     """
     filesystem, root = filesystem_of(url.rstrip("/"), key)
     try:
-        base, names = _needed(filesystem, PurePosixPath(root))
+        base, names = needed(filesystem, PurePosixPath(root))
         if not names:
             raise InputError(f"{key}: {url}: there is no such file or folder")
         total_mb = sum(names.values()) / 1e6
@@ -45,45 +72,34 @@ def fetched(url: str, key: str) -> Path:
 
 
 @contextmanager
-def brought_here(place: str, key: str) -> Iterator[Path]:
+def brought_here(place: str, key: str, needed: Needed = model_of_run) -> Iterator[Path]:
     """Where ``place``, a path or a URL, lies on this machine; behind a URL it is copied once in each process.
 
     What is wrong with the copy is told of ``place``.
     """
-    path = _located_once(place, key)
+    path = _located_once(place, key, needed)
     try:
         yield path
     except InputError as error:
         raise InputError(str(error).replace(str(path), place)) from error
 
 
-def located(place: str, key: str) -> Path:
+def located(place: str, key: str, needed: Needed = model_of_run) -> Path:
     """Where ``place`` lies on this machine: a path is there, what lies behind a URL is copied by :func:`fetched`."""
-    return fetched(place, key) if is_remote(place) else expanded(local(place))
+    return fetched(place, key, needed) if is_remote(place) else expanded(local(place))
 
 
 _located_once = cache(located)
 
 
-def _needed(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """The folder that is copied, and which files of it, with their sizes in bytes."""
+def _whole(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
+    """A file and the folder that it lies in, or a folder and all files below it."""
     import pyarrow.fs as fs
 
     info = filesystem.get_file_info(str(root))
     if info.type == fs.FileType.File:
         return root.parent, {root.name: info.size or 0}
-    sizes = _below(filesystem, root)
-    if ABOUT in sizes and root.parent.name == CHECKPOINTS:  # one checkpoint; the tokenizer lies beside all of them
-        training = root.parent.parent
-        found = {f"{CHECKPOINTS}/{root.name}/{name}": size for name, size in sizes.items()}
-        return training, found | {f"{KEPT}/{name}": size for name, size in _below(filesystem, training / KEPT).items()}
-    # A checkpoint is whole once its last file is there.
-    whole = {name.split("/")[1] for name in sizes if name.startswith(f"{CHECKPOINTS}/") and name.endswith(f"/{ABOUT}")}
-    if whole:
-        newest = max(whole, key=lambda name: (len(name), name))
-        wanted = f"{CHECKPOINTS}/{newest}/", f"{KEPT}/"
-        sizes = {name: size for name, size in sizes.items() if name.startswith(wanted)}
-    return root, sizes
+    return root, _below(filesystem, root)
 
 
 def _below(filesystem: Any, folder: PurePosixPath) -> dict[str, int]:

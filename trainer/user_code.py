@@ -66,7 +66,7 @@ def own_files(folder: Path) -> list[str]:
     return sorted(map(str, found))
 
 
-def call(key: str, name: str, arguments: Mapping[str, Json], offered: Mapping[str, Json]) -> Any:
+def call(key: str, name: str, arguments: Mapping[str, Json], offered: Mapping[str, object]) -> Any:
     """Import ``name`` and call it with ``arguments``, and with those of ``offered`` that it has a parameter for.
 
     Raises InputError, one line that begins with ``key``; the traceback of the user's code goes to stderr.

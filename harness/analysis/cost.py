@@ -107,6 +107,12 @@ class ArmMeasurement:
         return Spread(found.median, low, high, max(slowest, found.median))
 
     @property
+    def slowest_step(self) -> int:
+        """The number of the slowest of the last :data:`WORST_OF` of these steps, from 0."""
+        end = max(1, self.unsettled) + len(self.plain_s)
+        return max(range(max(end - WORST_OF, end - len(self.plain_s)), end), key=self.steps_s.__getitem__)
+
+    @property
     def recurring_s(self) -> tuple[float, ...]:
         """The same steps without the long ones before the first usual one: starting made these long, and comes once."""
         usual_s = LONG * self.step.likely
@@ -237,6 +243,7 @@ class ArmCost:
     checkpoints: int
     saving: Spread  # of all of them
     ending: Spread
+    slowest_step: int  # whose time is the worst case of ``step``, unless the median is above it
 
     @property
     def total(self) -> Spread:
@@ -276,7 +283,7 @@ def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
     count = 0 if measured.checkpoint is None else count
     return ArmCost(
         measured.arm, work, measured.step, each, first_s, startup, steps, evaluation, answering, count, saving,
-        ending,
+        ending, measured.slowest_step,
     )  # fmt: skip
 
 

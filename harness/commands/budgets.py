@@ -125,20 +125,9 @@ def training_allowance(
 
 def _spent_s(out: Path) -> float:
     """What the parts of a training that was begun without a budget took, as far as they wrote a record."""
-    from datetime import datetime
+    from harness.launch.spending import expense_of
 
-    from harness.study.store import StudyFolder
-
-    folder = StudyFolder(out)
-    if not folder.study_json.exists():
-        return 0.0
-    study, found = folder.read_study(), 0.0
-    for block, names in enumerate(study.order):
-        record = folder.read_record(names[0], block) if names else None
-        if record is not None and record.started_utc and record.ended_utc:
-            took = datetime.fromisoformat(record.ended_utc) - datetime.fromisoformat(record.started_utc)
-            found += took.total_seconds()
-    return found
+    return expense_of(out).seconds if (out / "study.json").exists() else 0.0
 
 
 def _predicted(

@@ -1,8 +1,12 @@
-"""harness plot: draws the losses of several runs over one another, and what they answered of multiple choice."""
+"""harness plot: draws the losses of several runs over one another, and what they answered of multiple choice.
+
+A table beside the pictures has the lowest losses of every run, and what it took.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,17 +14,26 @@ from harness.commands.output import say
 from trainer.errors import InputError, visible
 
 if TYPE_CHECKING:
-    from harness.report.run_curves import PlottedRun
+    from pathlib import Path
 
-LOSS, CHOICES = "loss.png", "multiple-choice.png"
+    from harness.report.run_curves import LossKind, PlottedRun
+
+LOSS, CHOICES, TABLE = "loss.png", "multiple-choice.png", "runs.json"
+SCHEMA = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The runs, where the pictures go, and what the axes are."""
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a folder of harness train, a study, or a main.log of llm.c"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="a folder of harness train, a study, or a main.log of llm.c; also behind a URL (s3://BUCKET/FOLDER)",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help=f"the folder that gets {LOSS} and {CHOICES}")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help=f"the folder that gets {LOSS}, {CHOICES} and {TABLE}"
+    )
+    parser.add_argument("--only", choices=["training", "validation"], help="draw these losses, and nothing else")
     parser.add_argument("--x", choices=["steps", "tokens"], default="steps", help="the axis (default: %(default)s)")
     parser.add_argument(
         "--measure", choices=["acc", "acc_norm", "acc_tokens"],
@@ -39,23 +52,42 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.launch.preparation import check_writable
     from harness.report.curve_sources import find_curves
     from harness.report.drawing import drawn
-    from harness.report.run_curves import MEASURES, MOST_RUNS, best_measure, choices_figure, loss_figure
-    from trainer.files import expanded, write_bytes
+    from harness.report.run_curves import MOST_RUNS, loss_figure
+    from harness.report.run_table import run_records, run_rows
+    from harness.report.terminal import aligned
+    from trainer.files import expanded, write_bytes, write_text
 
     out = expanded(arguments.out)
     check_writable(out)
-    runs = find_curves(arguments.runs, per_step)
+    whole = find_curves(arguments.runs, per_step)
+    runs = [run.only(arguments.only) for run in whole]
     if arguments.x == "tokens":
         _check_tokens(runs)
     if len(runs) > MOST_RUNS:
         print(f"{len(runs)} runs: the first {MOST_RUNS} are drawn, as more cannot be told apart", file=sys.stderr)
     for run in runs[:MOST_RUNS]:
-        for line in notes(run):
+        for line in notes(run, arguments.only):
             print(visible(f"{run.name}: {line}"), file=sys.stderr)
     has_losses = any(run.training.shape[1] or run.validation.shape[1] for run in runs[:MOST_RUNS])
     if has_losses:
         write_bytes(out / LOSS, drawn(loss_figure(runs, arguments.x)).png)
         say(f"losses: {out / LOSS}")
+    elif arguments.only is not None:
+        raise InputError(f"--only {arguments.only}: none of the runs has a {arguments.only} loss")
+    _draw_choices(arguments, runs, out, has_losses)
+    write_text(out / TABLE, json.dumps({"schema": SCHEMA, "runs": run_records(whole)}, indent=1) + "\n")
+    for line in aligned(run_rows(whole, arguments.measure)):
+        say(visible(line))
+    say(f"table: {out / TABLE}")
+    return 0
+
+
+def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Path, has_losses: bool) -> None:
+    """The picture of multiple choice, where a run was asked any."""
+    from harness.report.drawing import drawn
+    from harness.report.run_curves import MEASURES, MOST_RUNS, best_measure, choices_figure
+    from trainer.files import write_bytes
+
     asked = [run for run in runs[:MOST_RUNS] if run.choices]
     if asked:
         measure = arguments.measure or best_measure(asked)
@@ -70,11 +102,10 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
         if known:
             write_bytes(out / CHOICES, drawn(choices_figure(known, measure, arguments.x)).png)
             say(f"multiple choice ({MEASURES[measure]}): {out / CHOICES}")
-    return 0
 
 
-def notes(run: PlottedRun) -> list[str]:
-    """What of it is not drawn, a line each."""
+def notes(run: PlottedRun, only: LossKind | None = None) -> list[str]:
+    """What of it is not drawn though it was asked for, a line each."""
     import numpy as np
 
     found = []
@@ -90,9 +121,9 @@ def notes(run: PlottedRun) -> list[str]:
             f"{len(broken):,} of {len(run.choices):,} multiple-choice shares are NaN, the first after {broken[0]:,} "
             "steps: not drawn"
         )
-    if not run.training.shape[1]:
+    if not run.training.shape[1] and only != "validation":
         found.append("it has no training losses")
-    if not run.validation.shape[1] and not run.choices:
+    if not run.validation.shape[1] and not run.choices and only != "training":
         found.append("it has no evaluations: its training loss alone is drawn")
     return found
 

@@ -137,10 +137,10 @@ class BareOrder(TypedDict):
     """Launcher to run: run the windows of the probes that disturb, or write the tables and end.
 
     Rank 0 to the other ranks alone: take one step (of a training, or an unmeasured one that it is profiled in), or
-    stop a training before its end.
+    stop a training before its end; evaluate: stop it after a last pass over held-out data.
     """
 
-    do: Literal["profile", "finish", "step", "stop"]
+    do: Literal["profile", "finish", "step", "stop", "evaluate"]
 
 
 class ClockAnswer(TypedDict):

@@ -77,7 +77,7 @@ def train_arm(
             read_header(path)  # before the data of the steps before it is made
     with only_one(folder):
         training = Training(arm, config, goal, folder, command, source, allowance, uploader, watch, force)
-        return training.run(resume, plan.scenario.name)
+        return training.run(resume, plan.scenario.name, plan.scenario.price_usd_per_hour)
 
 
 def only_arm(plan: Plan) -> Arm:

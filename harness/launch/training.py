@@ -90,6 +90,11 @@ class Watch(Protocol):
         """So many steps are done; True ends the training, as a signal does."""
         ...
 
+    @property
+    def evaluates(self) -> bool:
+        """True if a training that it ends has the passes of its end."""
+        ...
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -147,7 +152,7 @@ class Training:
         self._begun_at = 0, 0  # tokens that a checkpoint holds: as rank 0 counts them, and of all
         self._agreed = (-1, 0.0, 0)  # after how many steps, the share, and the tokens of all
 
-    def run(self, resume: bool, scenario: str) -> Trained:
+    def run(self, resume: bool, scenario: str, price_usd_per_hour: float | None = None) -> Trained:
         """Train, and write what was measured, whatever happened."""
         from trainer import checkpoint_folder
 
@@ -161,7 +166,7 @@ class Training:
         found = checkpoint_folder.newest(self._checkpoints) if resume else None
         if resume and found is None and self.folder.study_json.exists():
             print(f"{self.folder.path}: no checkpoint lies there, so it begins again", file=sys.stderr)
-        study = self._records.study(scenario, resume)
+        study = self._records.study(scenario, resume, price_usd_per_hour)
         begun_at = self.config.first_step
         first = begun_at if found is None else found.steps
         block = len(study.order) - 1
@@ -394,7 +399,7 @@ class Training:
             steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses
         self._pause(recorder, compute)
         self._loss = recorder.last_loss
-        if order == "finish" and evaluator is not None:
+        if order != "stop" and evaluator is not None:
             evaluator.finish()  # before the last checkpoint: a training that has one is whole
         for one in recorder.validations:
             if one.questions is None:
@@ -441,7 +446,8 @@ class Training:
             allowance.note()
             allowance.stopped = allowance.stopped or allowance.ends_before(allowance.ending_s)
         stops = self._stopping.asked or (allowance is not None and allowance.stopped)
-        order: BareOrder = {"do": "finish" if share >= 1 else "stop" if stops else "step"}
+        ending: Literal["evaluate", "stop"] = "evaluate" if self._watch and self._watch.evaluates else "stop"
+        order: BareOrder = {"do": "finish" if share >= 1 else ending if stops else "step"}
         if self._others is not None:
             self._others.send(order)
         return order["do"]

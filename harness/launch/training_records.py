@@ -36,7 +36,7 @@ class TrainingRecords:
         self._command, self._source = list(command), source
         self._begun_utc = now()
 
-    def study(self, scenario: str, resume: bool) -> StudyRecord:
+    def study(self, scenario: str, resume: bool, price_usd_per_hour: float | None) -> StudyRecord:
         """The record of the training as a study of one arm, with one more block for this part of it."""
         environment = self._environment()
         name = self._arm.name
@@ -65,6 +65,8 @@ class TrainingRecords:
                 id=new_study_id(),
                 notes=["its blocks are parts of one training: the intervals do not hold what differs from run to run"],
             )
+        if price_usd_per_hour is not None:
+            study = replace(study, scenario_text={**study.scenario_text, "price_usd_per_hour": price_usd_per_hour})
         return replace(study, blocks=blocks + 1, order=[[name] for _ in range(blocks + 1)])
 
     def run(self, study: StudyRecord, block: int) -> RunRecord:

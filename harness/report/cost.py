@@ -62,7 +62,7 @@ def lines(found: PredictedCost) -> list[str]:
 def _row(arm: ArmCost, price: HourlyPrice | None, has_price: bool) -> list[str]:
     total = arm.total
     cells = [arm.arm, f"{arm.work.steps:,}", f"{ms(arm.step.likely * 1e3)} [{_bounds(arm.step, 1e3)}]"]
-    cells += [ms(arm.step.worst * 1e3), _hours_cell(total), hours(total.worst)]
+    cells += [f"{ms(arm.step.worst * 1e3)} (step {arm.slowest_step})", _hours_cell(total), hours(total.worst)]
     if has_price and price is not None:
         cells += [money(price.of_seconds(total.likely)), money(price.of_seconds(total.worst))]
     return cells
@@ -303,6 +303,7 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
                 "seconds": record_json(one.total),
                 "step_s": record_json(one.step),
                 "each_of_many_s": record_json(one.each_of_many),
+                "slowest_step": one.slowest_step,
                 "parts": {
                     "steps": one.steps.likely,
                     "startup": one.startup.likely,

@@ -12,14 +12,16 @@ import numpy as np
 
 from harness.analysis.choices import ChoicePass, choice_passes
 from harness.analysis.step_losses import StepLosses
+from harness.launch.spending import expense_of, seconds_of
 from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, LossRow, read_evaluations, read_losses
 from harness.report.run_curves import PlottedRun, Values, curve
 from harness.scenario.overrides import flatten
 from harness.study.store import StudyFolder
+from trainer.data.corpus.places import is_remote
 from trainer.errors import InputError
-from trainer.files import expanded
 from trainer.json_types import Json, JsonObject
 from trainer.llmc_log import LlmcLog, read_log
+from trainer.remote_model import brought_here, tables_of_run
 
 if TYPE_CHECKING:
     from harness.study.run_data import RunData
@@ -54,7 +56,16 @@ def find_curves(paths: Sequence[str], tokens_per_step: float | None) -> list[Plo
 
     Raises InputError, one line, where a path holds no run, or a run no losses.
     """
-    return named([source for path in paths for source in _sources(expanded(path), tokens_per_step)])
+    return named([source for path in paths for source in _brought(path, tokens_per_step)])
+
+
+def _brought(place: str, tokens_per_step: float | None) -> list[CurveSource]:
+    """Those of a path, or of a URL, whose records and tables are copied here."""
+    with brought_here(place, "plot", tables_of_run) as path:
+        found = _sources(path, tokens_per_step)
+    if not is_remote(place):
+        return found
+    return [replace(source, place=Path("/" + place.replace("://", ":/", 1))) for source in found]
 
 
 def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
@@ -80,8 +91,15 @@ def _of_training(path: Path) -> CurveSource:
     if not losses and not passes:
         raise InputError(f"{path / LOSSES}: no loss in it: the training ended before its first step did")
     run = PlottedRun("", *_tables(losses, passes), curve([(row.step + 1, row.tokens) for row in losses]))
-    arms = StudyFolder(path).read_study().arms if (path / "study.json").is_file() else []
-    return CurveSource(run, path, config=arms[0].config if len(arms) == 1 else None)
+    if not (path / "study.json").is_file():
+        return CurveSource(run, path)
+    folder, expense = StudyFolder(path), expense_of(path)
+    study = folder.read_study()
+    records = [folder.read_record(name, block) for block, names in enumerate(study.order) for name in names]
+    parameters = next((one.facts.parameters for one in records if one is not None and one.facts.parameters), None)
+    known = expense.seconds or None  # none of a training whose only part was killed
+    run = replace(run, parameters=parameters, seconds=known, usd=expense.usd if known else None)
+    return CurveSource(run, path, config=study.arms[0].config if len(study.arms) == 1 else None)
 
 
 def _tables(
@@ -123,7 +141,10 @@ def _of_run(run: RunData) -> PlottedRun | None:
     tokens = None
     if None not in counts:
         tokens = np.stack([table.column("step").to_numpy() + 1.0, np.cumsum(np.array(counts, dtype=np.float64))])
-    return PlottedRun("", np.stack([steps + 1.0, losses]), held_out, choices, tokens)
+    seconds = seconds_of([run.record]) if run.record.interleave == "runs" else 0.0  # those that take turns share time
+    return PlottedRun(
+        "", np.stack([steps + 1.0, losses]), held_out, choices, tokens, run.record.facts.parameters, seconds or None
+    )
 
 
 def _of_log(path: Path, tokens_per_step: float | None) -> CurveSource:

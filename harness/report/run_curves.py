@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ MOST_RUNS = len(COLOURS)  # that a reader can tell apart in one picture
 GUESS = 0.25  # of four endings
 MOST_BANDS = 3  # intervals that are drawn at every pass
 Axis = Literal["steps", "tokens"]
+LossKind = Literal["training", "validation"]
 Measure = Literal["acc", "acc_norm", "acc_tokens"]
 MEASURES: dict[Measure, str] = {
     "acc": "acc: log-likelihood of the ending",
@@ -39,7 +40,7 @@ Values = NDArray[np.float64]
 class PlottedRun:
     """What is drawn of one run. Curves are (2, points): optimizer steps that were done by then, and the value.
 
-    ``tokens``: the same with positions computed by then (padding included); None where nobody knows.
+    ``tokens``: the same with positions computed by then (padding included); None where that is unknown.
     """
 
     name: str
@@ -47,6 +48,20 @@ class PlottedRun:
     validation: Values
     choices: tuple[ChoicePass, ...] = ()
     tokens: Values | None = None
+    parameters: int | None = None
+    seconds: float | None = None
+    usd: float | None = None
+
+    def only(self, kind: LossKind | None) -> PlottedRun:
+        """The same without the other losses and without multiple choice; as it is for None."""
+        if kind is None:
+            return self
+        nothing = curve([])
+        return (
+            replace(self, choices=(), validation=nothing)
+            if kind == "training"
+            else replace(self, choices=(), training=nothing)
+        )
 
     def at(self, steps: Values, axis: Axis) -> Values:
         """Where on the axis something after so many steps is."""
@@ -78,7 +93,8 @@ def best_measure(runs: Sequence[PlottedRun]) -> Measure:
 def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
     """Training loss as it is (pale) and as a mean around each step (line), validation loss dashed with points.
 
-    A cross marks the first loss of a curve that is NaN or infinite, at the height of the one before it.
+    A cross marks the first loss of a curve that is NaN or infinite, at the height of the one before it. A star marks
+    the lowest loss of each curve, of training that of a single step.
     """
     figure, axes = _axes(axis)
     smoothed = _smoothed_steps(runs)
@@ -100,6 +116,12 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
             places = run.at(held_out[0], axis)
             axes.plot(places, held_out[1], "o--", color=colour, linewidth=1.3, markersize=4.5, markerfacecolor="white")
         for values, of in ((finite, broken), (held_out, held_out_broken)):
+            if (lowest := minimum(values)) is not None:
+                where = run.at(np.array([lowest[0]]), axis)
+                axes.plot(where, lowest[1:], "*", color=colour, markersize=12, markeredgecolor="white", zorder=4)
+                if len(runs) <= MOST_BANDS:
+                    axes.annotate(f"{lowest[1]:.4g}", (where[0], lowest[1]), (0, -12), textcoords="offset points",
+                                  ha="center", fontsize=8, color=colour)  # fmt: skip
             if len(of):
                 _mark(axes, run, values, of[0], axis, colour)
         axes.plot([], [], color=colour, linewidth=2.5, label=_label(run.name))
@@ -112,6 +134,8 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
         )
     if any(len(_split(one)[1]) for run in runs for one in (run.training, run.validation)):
         axes.plot([], [], "X", color="#555555", markersize=8, label="first NaN or infinite loss")
+    if any(minimum(one) is not None for run in runs for one in (run.training, run.validation)):
+        axes.plot([], [], "*", color="#555555", markersize=10, linestyle="none", label="lowest loss")
     axes.set_ylabel("loss (nats per token)")
     kinds = [
         name
@@ -123,6 +147,15 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
     ]
     _finish(figure, axes, f"{listing(kinds)} loss".capitalize(), len(runs))
     return figure
+
+
+def minimum(values: Values) -> tuple[float, float] | None:
+    """The steps that were done by the lowest finite loss of a curve, and that loss; None where there is none."""
+    finite, _ = _split(values)
+    if not finite.shape[1]:
+        return None
+    step, loss = finite[:, int(finite[1].argmin())]
+    return float(step), float(loss)
 
 
 def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:

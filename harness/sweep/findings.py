@@ -44,6 +44,8 @@ class RateCurve:
     """The lowest rate of which a seed diverged: neither it nor a higher one is chosen."""
     above: tuple[tuple[float, float], ...] = ()
     """As ``points``, of those that came to their end at or above the ceiling: they are in no fit."""
+    training: tuple[tuple[float, float], ...] = ()
+    """Learning rate and training loss of the last step, of the trials of ``points``."""
 
     @property
     def edge(self) -> Edge | None:
@@ -146,6 +148,11 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
     ended = [(one.plan.learning_rate, one.score) for one in own if math.isfinite(one.score)]
     points = tuple(one for one in ended if one[0] < highest)
     above = tuple(one for one in ended if one[0] >= highest)
+    training = tuple(
+        (one.plan.learning_rate, one.training_loss)
+        for one in own
+        if math.isfinite(one.score) and one.training_loss is not None and one.plan.learning_rate < highest
+    )
     behind = tuple(one.plan.learning_rate for one in own if one.status == "behind")
     # Of a rate that ended early only that much is known: it is not the best. So it bounds the optimum from above.
     worse = [*diverged, *behind]
@@ -155,7 +162,7 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
         optimum = replace(optimum, at_edge=None)
     if len({rate for rate, _ in points}) < 2:  # one rate has no neighbour that it is better than
         optimum = replace(optimum, at_edge=None)
-    return RateCurve(group, steps, points, diverged, behind, optimum, ceiling, above)
+    return RateCurve(group, steps, points, diverged, behind, optimum, ceiling, above, training)
 
 
 def _says(one: Trial, group: str, steps: int) -> bool:

@@ -87,9 +87,13 @@ class LearningRateOptimum:
     points: int
     """Trials that the fit took, of all that have a loss."""
     vertex_low: float | None
-    """Of the vertex alone: how far chance moves the fit. Curves of one shape are off by the same factor, which a line
-    through several optima (``sweep.power_law``) need not know."""
+    """Of the vertex alone: how far chance moves the fit."""
     vertex_high: float | None
+
+    @property
+    def is_bounded(self) -> bool:
+        """True if the interval has two ends."""
+        return self.ci_low is not None and self.ci_high is not None
 
     def holds(self, learning_rate: float) -> bool:
         """Whether the interval holds ``learning_rate``; a missing bound excludes nothing."""

@@ -37,11 +37,14 @@ class GreedyStrategy(Config):
     """Share of the steps of a trial that looks for divergence."""
     fraction: float = Field(0.5, gt=0, le=0.99)
     """Of a rate that was trained, the next one."""
+    steps: int | None = Field(None, ge=1, le=10_000_000)
+    """Optimizer steps of a trial, whose schedule ends with it; null: those of the sweep. Tens of steps of a
+    long training cost little; whether the best rate is the same then, the sweep does not test."""
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
         return [
             TrialStage("doubling", len(doubled(space)) * len(space.seeds[:1]), self._probe(space), exact=False),
-            TrialStage("fractions", self._most(space) * len(space.seeds), space.steps, exact=False),
+            TrialStage("fractions", self._most(space) * len(space.seeds), self._longest(space), exact=False),
         ]
 
     def search(self, space: SearchSpace) -> Trials:
@@ -61,7 +64,7 @@ class GreedyStrategy(Config):
         while rate >= space.low and worse < WORSE:
             ended = []
             for seed in space.seeds:
-                ended.append((yield TrialPlan(rate, space.steps, seed)))
+                ended.append((yield TrialPlan(rate, self._longest(space), seed)))
             scores = [one.score for one in ended]
             mean = sum(scores) / len(scores)
             if mean < math.inf:
@@ -73,8 +76,11 @@ class GreedyStrategy(Config):
             best = min(best, mean)
             rate *= self.fraction
 
+    def _longest(self, space: SearchSpace) -> int:
+        return self.steps or space.steps
+
     def _probe(self, space: SearchSpace) -> int:
-        return shortened(space.steps, self.probe_fraction)
+        return shortened(self._longest(space), self.probe_fraction)
 
     def _most(self, space: SearchSpace) -> int:
         count, rate = 0, space.high

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
 from harness.sweep.trials import SearchSpace, TrialPlan, Trials, TrialStage
 from trainer.config import Config
 
+Draw: TypeAlias = Literal["grid", "random"]
+"""grid: evenly spaced in their logarithm, both bounds among them; random: uniform in their logarithm."""
+
 
 class GridStrategy(Config):
-    """Every rate of a grid, to its end."""
+    """Every rate of a grid, or drawn at random, to its end."""
 
     name: Literal["grid"]
     trials: int = Field(10, ge=1, le=10_000)
-    """Rates; evenly spaced in their logarithm, both bounds among them."""
+    """Rates."""
+    draw: Draw = "grid"
+    """grid: evenly spaced in their logarithm, both bounds among them; random: uniform in their logarithm."""
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        return [TrialStage("grid", self.trials * len(space.seeds), space.steps)]
+        return [TrialStage(self.draw, self.trials * len(space.seeds), space.steps)]
 
     def search(self, space: SearchSpace) -> Trials:
-        for rate in spread(grid(space.low, space.high, self.trials)):
+        for rate in rates_of(self.draw, self.trials, space, f"{self.name}/{space.seed}"):
             for seed in space.seeds:
                 yield TrialPlan(rate, space.steps, seed)
 
@@ -39,7 +44,7 @@ class EarlyStoppingStrategy(Config):
     name: Literal["early-stopping"]
     trials: int = Field(10, ge=1, le=10_000)
     """Rates."""
-    draw: Literal["grid", "random"] = "grid"
+    draw: Draw = "grid"
     """grid: evenly spaced in their logarithm, both bounds among them; random: uniform in their logarithm."""
     fraction: float = Field(0.25, gt=0, le=1)
     """Share of the steps that a trial has. Its schedule ends with it."""
@@ -50,14 +55,17 @@ class EarlyStoppingStrategy(Config):
 
     def search(self, space: SearchSpace) -> Trials:
         steps = shortened(space.steps, self.fraction)
-        if self.draw == "grid":
-            rates = spread(grid(space.low, space.high, self.trials))
-        else:
-            chance = random.Random(f"early-stopping/{space.seed}")
-            rates = [log_uniform(chance, space.low, space.high) for _ in range(self.trials)]
-        for rate in rates:
+        for rate in rates_of(self.draw, self.trials, space, f"{self.name}/{space.seed}"):
             for seed in space.seeds:
                 yield TrialPlan(rate, steps, seed, ends_behind=True)
+
+
+def rates_of(draw: Draw, count: int, space: SearchSpace, seed: str) -> list[float]:
+    """``count`` rates of the space. ``seed``: of random ones; a sweep that is resumed must find the same rates."""
+    if draw == "grid":
+        return spread(grid(space.low, space.high, count))
+    chance = random.Random(seed)
+    return [log_uniform(chance, space.low, space.high) for _ in range(count)]
 
 
 def grid(low: float, high: float, count: int) -> list[float]:

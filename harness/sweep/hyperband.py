@@ -9,7 +9,6 @@ nothing is kept between rungs, and each trial's schedule ends with it. Steps are
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
@@ -17,7 +16,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from harness.sweep.grid import log_uniform
+from harness.sweep.grid import Draw, rates_of
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, Trials, TrialStage
 from trainer.config import Config
 from trainer.errors import InputError
@@ -48,6 +47,9 @@ class HyperbandStrategy(Config):
     """Optimizer steps of the longest trial; null: those of the sweep."""
     eta: int = Field(3, ge=2, le=100)
     """Of a rung's rates one in eta goes on, with eta times as many steps."""
+    draw: Draw = "random"
+    """Of each bracket's first rung. random: uniform in their logarithm; grid: evenly spaced in it, both bounds among
+    them."""
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
         return [
@@ -57,7 +59,7 @@ class HyperbandStrategy(Config):
         ]
 
     def search(self, space: SearchSpace) -> Trials:
-        yield from hyperband(space, self._longest(space), self.eta)
+        yield from hyperband(space, self._longest(space), self.eta, draw=self.draw)
 
     def _longest(self, space: SearchSpace) -> int:
         if len(space.seeds) > 1:
@@ -66,12 +68,16 @@ class HyperbandStrategy(Config):
 
 
 def hyperband(
-    space: SearchSpace, most_steps: int, eta: int, group: str = "", overrides: JsonObject | None = None
+    space: SearchSpace,
+    most_steps: int,
+    eta: int,
+    group: str = "",
+    overrides: JsonObject | None = None,
+    draw: Draw = "random",
 ) -> Trials:
     """The trials of every bracket, for one size of model (``group`` and ``overrides``)."""
     for bracket in brackets(most_steps, eta):
-        chance = random.Random(f"hyperband/{space.seed}/{group}/{bracket.s}")
-        rates = [log_uniform(chance, space.low, space.high) for _ in range(bracket.rungs[0].trials)]
+        rates = rates_of(draw, bracket.rungs[0].trials, space, f"hyperband/{space.seed}/{group}/{bracket.s}")
         for rung in bracket.rungs:
             ended: list[Trial] = []
             for rate in rates[: rung.trials]:

@@ -87,7 +87,7 @@ class TrialJournal:
 
         outcome = {
             "status": trial.status, "training_loss": trial.training_loss, "steps": trial.steps, "tokens": trial.tokens,
-            "seconds": trial.seconds, "hellaswag": trial.hellaswag,
+            "seconds": trial.seconds, "hellaswag": trial.hellaswag, "loss": trial.loss,
         }  # fmt: skip
         storage, number = self._study._storage, self._id(trial)
         storage.set_trial_user_attr(number, OUTCOME, outcome)
@@ -139,7 +139,7 @@ def _trial(frozen: FrozenTrial) -> Trial:
         frozen.number,
         plan,
         cast("TrialStatus", found["status"]),
-        None if frozen.values is None else frozen.values[0],
+        cast("float | None", found.get("loss") if frozen.values is None else frozen.values[0]),
         cast("float | None", found["training_loss"]),
         int(cast("int", found["steps"])),
         int(cast("int", found["tokens"])),

@@ -19,7 +19,7 @@ from harness.scenario.yaml import Document, Mark, parse_document
 from harness.sweep.model import SweepBudget, SweepConfig
 from harness.sweep.projection import MupStrategy
 from harness.sweep.sizes import ModelSize
-from harness.sweep.strategies import NAMES, SETTINGS
+from harness.sweep.strategies import TAGGED
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject, section
@@ -114,6 +114,10 @@ def check_settings(document: Document) -> SweepConfig:
         if getattr(settings, key) is not None and has(base, f"optimizer.{key}"):
             where = document.nearest(("base", "optimizer", key))
             raise InputError(f"{where}: base.optimizer.{key}: the sweep's {key} says it too; give one of them")
+    warmup = next((key for key in ("warmup_steps", "warmup_fraction") if getattr(settings, key) is not None), None)
+    if warmup is not None and has(base, "optimizer.lr_warmup_steps"):
+        where = document.nearest(("base", "optimizer", "lr_warmup_steps"))
+        raise InputError(f"{where}: base.optimizer.lr_warmup_steps: the sweep's {warmup} says it too; give one of them")
     if settings.batch_tokens is not None and has(base, "optimizer.accumulation"):
         where = document.nearest(("base", "optimizer", "accumulation"))
         raise InputError(f"{where}: base.optimizer.accumulation: batch_tokens sets it; give one of them")
@@ -213,9 +217,9 @@ def _first(error: ValidationError, model: type[BaseModel], document: Document, a
 
 
 def _unknown_setting(strategy: str, below: str | None, key: str) -> str:
-    allowed = list((ModelSize if below == "sizes" else SETTINGS[strategy]).model_fields)
+    allowed = list((ModelSize if below == "sizes" else TAGGED[strategy]).model_fields)
     return f"unknown key of {below or strategy}{did_you_mean(key, allowed) or ';'} allowed: {', '.join(allowed)}"
 
 
 def _is_tag(path: tuple[str | int, ...]) -> bool:
-    return len(path) > 1 and path[0] == "strategy" and path[1] in NAMES
+    return len(path) > 1 and path[0] == "strategy" and path[1] in TAGGED

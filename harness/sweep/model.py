@@ -108,17 +108,27 @@ class SweepConfig(Config):
     warmup_fraction: float | None = Field(None, ge=0, lt=1)
     """Share of a trial's steps over which its learning rate rises. null: the base's optimizer.lr_warmup_steps, at most
     half of the trial's steps."""
+    warmup_steps: int | None = Field(None, ge=0, le=1_000_000_000)
+    """The same in optimizer steps; at most half of a trial's steps."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] | None = None
     """Of the learning rate; it ends with the trial. null, here and below: as the base has it."""
     final_fraction: float | None = Field(None, ge=0, le=1)
     weight_decay: float | None = Field(None, ge=0, le=1e6)
     divergence: DivergenceConfig = DivergenceConfig()
+    evaluate_behind: bool = False
+    """A trial that ends early as behind has a pass over held-out data at its end. Its loss is shown, and in no fit."""
     budget: SweepBudget = SweepBudget()
     price_usd_per_hour: float | None = Field(None, gt=0, le=1e6)
     """Of the machine, for all its devices; null: the price of the device's profile, where it has one."""
     limits: TrialLimits = TrialLimits()
     keep: Literal["best", "all", "none"] = "best"
     """Whose checkpoints stay: those of the trial with the lowest loss, of all that ended, or of none."""
+
+    @model_validator(mode="after")
+    def _has_one_warmup(self) -> SweepConfig:
+        if self.warmup_fraction is not None and self.warmup_steps is not None:
+            raise ValueError("warmup_fraction and warmup_steps say the same thing; give one of them (null removes one)")
+        return self
 
     @field_validator("seeds")
     @classmethod

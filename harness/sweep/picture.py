@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.report.drawing import Picture, drawn, title
 from harness.sweep.findings import RateCurve
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.messages import rate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, safe for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#666666")
@@ -16,18 +19,12 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 
 def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
     """The points of each curve, a line through the mean loss of each rate, and the optimum's interval as a band."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_xscale("log")
+    figure, axes = logarithmic_figure()
     above = "in no fit: at or above a rate that diverged"
     for curve, colour in zip(curves, COLOURS, strict=False):
         label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
         axes.plot(*zip(*curve.points, strict=True), "o", color=colour, markersize=6, label=label)
-        means = _means(curve)
+        means = _means(curve.points)
         axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.7)
         if curve.above:  # in no line either
             axes.plot(*zip(*curve.above, strict=True), "o", color=colour, markersize=6, fillstyle="none", label=above)
@@ -53,6 +50,49 @@ def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
     return drawn(figure)
 
 
+def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
+    """The training loss of the last step, a line through the mean of each rate, and a star at the lowest of these.
+
+    No optimum is fitted: the loss of one step scatters by what its batch is.
+    """
+    return drawn(training_figure(curves, name))
+
+
+def training_figure(curves: Sequence[RateCurve], name: str) -> Figure:
+    """The figure of it."""
+    figure, axes = logarithmic_figure()
+    lowest_of, star = [], "lowest"
+    for curve, colour in zip(curves, COLOURS, strict=False):
+        if not curve.training:
+            continue
+        label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
+        axes.plot(*zip(*curve.training, strict=True), "o", color=colour, markersize=6, label=label)
+        means = _means(curve.training)
+        axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.7)
+        lowest = min(means, key=lambda point: point[1])
+        lowest_of.append(lowest[0])
+        axes.plot(*lowest, "*", color=colour, markersize=14, markeredgecolor="white", label=star)
+        star = ""  # the legend names it once
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("training loss of the last step (nats per label)")
+    dress(axes, axes.xaxis)
+    found = f": lowest at {rate(lowest_of[0])}" if len(lowest_of) == 1 else ""
+    title(figure, f"{name}: training loss by learning rate{found}")
+    return figure
+
+
+def logarithmic_figure() -> tuple[Figure, Any]:
+    """A figure, and its axes over a logarithm."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.5, 5.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_xscale("log")
+    return figure, axes
+
+
 def dress(axes: Any, *logarithmic: Any) -> None:
     """Grid and legend; the ticks of the logarithmic axes as numbers, as matplotlib's own would be formulas."""
     axes.grid(color="#EEEEEE")
@@ -65,8 +105,8 @@ def dress(axes: Any, *logarithmic: Any) -> None:
     axes.legend(frameon=False, fontsize=9)
 
 
-def _means(curve: RateCurve) -> list[tuple[float, float]]:
+def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     by_rate: dict[float, list[float]] = {}
-    for one, loss in curve.points:
+    for one, loss in points:
         by_rate.setdefault(one, []).append(loss)
     return [(one, sum(losses) / len(losses)) for one, losses in sorted(by_rate.items())]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from harness.sweep.grid import grid, shortened, spread
+from harness.sweep.grid import Draw, rates_of, shortened
 from harness.sweep.hyperband import brackets, hyperband
 from harness.sweep.sizes import (
     LEAST,
@@ -32,14 +32,18 @@ from trainer.errors import InputError
 Sizes = Annotated[list[ModelSize], Field(min_length=LEAST, max_length=100)]
 WIDTHS = [64]
 Tokens = Annotated[list[Annotated[int, Field(ge=1, le=10**16)]], Field(min_length=LEAST, max_length=100)]
+Lengths = Annotated[list[Annotated[int, Field(ge=1, le=10_000_000)]], Field(min_length=LEAST, max_length=100)]
 
 
 class ModelScalingStrategy(Config):
     """A grid of rates for each of several smaller models, whose optima are extrapolated to the sweep's model."""
 
     name: Literal["model-scaling"]
-    trials: int = Field(8, ge=4, le=10_000)
+    trials: int = Field(10, ge=4, le=10_000)
     """Rates of each size."""
+    draw: Draw = "grid"
+    """grid: evenly spaced in their logarithm, both bounds among them; random: uniform in it, other rates for each
+    size."""
     sizes: Sizes = SIZES
     """Layers, width and heads of each."""
 
@@ -48,50 +52,74 @@ class ModelScalingStrategy(Config):
         return model_sizes(space, self.sizes)
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        return _stages(self.projects(space), self.trials, space)
+        return _stages(self.projects(space), self.trials, self.draw, space)
 
     def search(self, space: SearchSpace) -> Trials:
-        return _grids(self.projects(space), self.trials, space)
+        return _grids(self.projects(space), self.trials, self.draw, space)
 
 
-class DataScalingStrategy(Config):
+class _ShorterTrainings(Config):
+    """The shorter trainings of a projection, by their tokens or their steps."""
+
+    tokens: Tokens | None = None
+    """Of each training, padding included; rounded to whole steps. Its schedule ends with it. null: 26M, 52M and 105M,
+    unless ``steps`` are given."""
+    steps: Lengths | None = None
+    """Optimizer steps of each training, in place of ``tokens``."""
+
+    @model_validator(mode="after")
+    def _are_of_one_kind(self) -> Self:
+        if self.tokens is not None and self.steps is not None:
+            raise ValueError("tokens and steps say the same thing; give one of them")
+        return self
+
+    def lengths(self, space: SearchSpace) -> ProjectionPlan:
+        """The trainings, and the sweep's own."""
+        if self.steps is not None:
+            return data_sizes(space, self.steps, "steps")
+        tokens = TOKENS if self.tokens is None else self.tokens
+        return data_sizes(space, [max(1, round(one / space.step_tokens)) for one in tokens], "tokens")
+
+
+class DataScalingStrategy(_ShorterTrainings):
     """A grid of rates for each of several shorter trainings, whose optima are extrapolated to the sweep's steps."""
 
     name: Literal["data-scaling"]
-    trials: int = Field(8, ge=4, le=10_000)
+    trials: int = Field(10, ge=4, le=10_000)
     """Rates of each size."""
-    tokens: Tokens = TOKENS
-    """Of each training, padding included; rounded to whole steps. Its schedule ends with it."""
+    draw: Draw = "grid"
+    """As model-scaling has it."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
         """The sizes, and the sweep's own."""
-        return data_sizes(space, self.tokens)
+        return self.lengths(space)
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        return _stages(self.projects(space), self.trials, space)
+        return _stages(self.projects(space), self.trials, self.draw, space)
 
     def search(self, space: SearchSpace) -> Trials:
-        return _grids(self.projects(space), self.trials, space)
+        return _grids(self.projects(space), self.trials, self.draw, space)
 
 
-class HybridStrategy(Config):
+class HybridStrategy(_ShorterTrainings):
     """Hyperband for each of several smaller models or shorter trainings, whose optima are extrapolated."""
 
     name: Literal["hybrid"]
     project: Literal["model", "data"] = "model"
-    """model: sizes; data: tokens."""
+    """model: sizes; data: tokens, or steps."""
     sizes: Sizes = SIZES
-    tokens: Tokens = TOKENS
     eta: int = Field(3, ge=2, le=100)
     """Of a rung's rates one in eta goes on, with eta times as many steps."""
     R: int = Field(27, ge=1, le=10_000_000)
     """Units of the longest trials, which have the steps of their size: a rung of k units has k / R of these."""
+    draw: Draw = "random"
+    """As hyperband has it."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
         """The sizes, and the sweep's own."""
         if len(space.seeds) > 1:
             raise InputError("seeds: hybrid trains each rate with one seed; give one")
-        return model_sizes(space, self.sizes) if self.project == "model" else data_sizes(space, self.tokens)
+        return model_sizes(space, self.sizes) if self.project == "model" else self.lengths(space)
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
         return [
@@ -110,7 +138,7 @@ class HybridStrategy(Config):
 
     def search(self, space: SearchSpace) -> Trials:
         for one in self.projects(space).sizes:
-            asking = hyperband(space, self.R, self.eta, one.group, one.overrides)
+            asking = hyperband(space, self.R, self.eta, one.group, one.overrides, self.draw)
             plan = next(asking)
             with suppress(StopIteration):
                 while True:
@@ -128,8 +156,10 @@ class MupStrategy(Config):
     """
 
     name: Literal["mup"]
-    trials: int = Field(8, ge=4, le=10_000)
+    trials: int = Field(10, ge=4, le=10_000)
     """Rates of each width."""
+    draw: Draw = "grid"
+    """As model-scaling has it."""
     widths: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=100)] = WIDTHS
     """The first is the base. Further ones test that the optimum is the same at every width."""
     fraction: float = Field(1, gt=0, le=1)
@@ -140,10 +170,10 @@ class MupStrategy(Config):
         return widths_under_mup(space, self.widths, shortened(space.steps, self.fraction))
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        return _stages(self.projects(space), self.trials, space)
+        return _stages(self.projects(space), self.trials, self.draw, space)
 
     def search(self, space: SearchSpace) -> Trials:
-        return _grids(self.projects(space), self.trials, space)
+        return _grids(self.projects(space), self.trials, self.draw, space)
 
 
 PROJECTING = (ModelScalingStrategy, DataScalingStrategy, HybridStrategy, MupStrategy)
@@ -154,19 +184,15 @@ def projection_of(strategy: Config, space: SearchSpace) -> ProjectionPlan | None
     return strategy.projects(space) if isinstance(strategy, PROJECTING) else None
 
 
-def _stages(plan: ProjectionPlan, trials: int, space: SearchSpace) -> list[TrialStage]:
+def _stages(plan: ProjectionPlan, trials: int, draw: Draw, space: SearchSpace) -> list[TrialStage]:
     return [
-        TrialStage("grid", trials * len(space.seeds), one.steps, of=one.group, group=one.group, overrides=one.overrides)
+        TrialStage(draw, trials * len(space.seeds), one.steps, of=one.group, group=one.group, overrides=one.overrides)
         for one in plan.sizes
     ]
 
 
-def _grids(plan: ProjectionPlan, trials: int, space: SearchSpace) -> Trials:
+def _grids(plan: ProjectionPlan, trials: int, draw: Draw, space: SearchSpace) -> Trials:
     for one in plan.sizes:
-        yield from _grid(one, trials, space)
-
-
-def _grid(one: SizeOfTrials, trials: int, space: SearchSpace) -> Trials:
-    for rate in spread(grid(space.low, space.high, trials)):
-        for seed in space.seeds:
-            yield TrialPlan(rate, one.steps, seed, one.group, overrides=one.overrides)
+        for rate in rates_of(draw, trials, space, f"{one.group}/{space.seed}"):
+            for seed in space.seeds:
+                yield TrialPlan(rate, one.steps, seed, one.group, overrides=one.overrides)

@@ -3,62 +3,76 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 from harness.report.drawing import Picture, drawn, title
 from harness.sweep.fit import LearningRateOptimum
-from harness.sweep.picture import dress
+from harness.sweep.picture import dress, logarithmic_figure
 from harness.sweep.power_law import Extrapolation, PowerLaw
 from harness.sweep.projected import Projection
 from harness.sweep.projection_sentences import size_of
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PLACES = 60  # of the line and its band
+OPEN_END = 26  # points: length of its arrow
+FARTHEST_END = 100.0  # times the optimum: an end further out gets an arrow, as the others would lie on one line
 
 
-def has_line(found: Projection | None) -> bool:
-    """Whether there is something to draw."""
-    return found is not None and isinstance(found.law, PowerLaw)
+def has_picture(found: Projection | None) -> bool:
+    """Whether there is something to draw: optima of two sizes at least."""
+    return found is not None and len(_drawn(found)) > 1
 
 
 def rate_over_size(found: Projection, name: str) -> Picture | None:
     """The optima with their intervals, and the line with its 95 % prediction band up to the sweep's own size.
 
-    None where there is no line. Where nothing may be extrapolated the line ends at the largest size.
+    None where fewer than two sizes have an optimum. An optimum that is in no line is hollow, and an arrow marks each
+    end that its trials leave open, or nearly so. Where nothing may be extrapolated the line ends at the largest size.
     """
-    if not isinstance(law := found.law, PowerLaw):
-        return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    return drawn(size_figure(found, name)) if has_picture(found) else None
 
-    figure = Figure(figsize=(10.5, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_xscale("log")
+
+def size_figure(found: Projection, name: str) -> Figure:
+    """The figure of it."""
+    figure, axes = logarithmic_figure()
     axes.set_yscale("log")
-    one = found.prediction if isinstance(found.prediction, Extrapolation) else None
-    ends = sorted([law.smallest, law.largest, *([] if one is None else [one.size])])
-    ratio = math.log(ends[-1] / ends[0])
-    places = [ends[0] * math.exp(ratio * place / (PLACES - 1)) for place in range(PLACES)]
-    line = [law.intercept + law.slope * math.log(size) for size in places]
-    halves = [law.half_width(size) for size in places]
-    axes.plot(places, [math.exp(log) for log in line], color="#0072B2", linewidth=1.4, label="power law")
-    if one is not None:
-        lows, highs = (
-            [math.exp(log + sign * half) for log, half in zip(line, halves, strict=True)] for sign in (-1, 1)
-        )
-        axes.fill_between(places, lows, highs, color="#0072B2", alpha=0.12, linewidth=0, label="95 % prediction band")
-        axes.plot([one.size], [one.learning_rate], "D", color="#D55E00", markersize=8, label="projected")
-    for point in found.points:
-        optimum = point.optimum
-        if isinstance(optimum, LearningRateOptimum):
-            inside = optimum.at_edge is None
-            centre = optimum.learning_rate
-            bars = [[centre - (optimum.ci_low or centre)], [(optimum.ci_high or centre) - centre]]
-            axes.errorbar(
-                [point.size], [centre], yerr=bars, fmt="o" if inside else "x", color="#333333", capsize=4, markersize=6
-            )
-            axes.annotate(point.group, (point.size, centre), xytext=(6, 6), textcoords="offset points", fontsize=9)
+    if isinstance(found.law, PowerLaw):
+        _draw_line(axes, found.law, found.prediction if isinstance(found.prediction, Extrapolation) else None)
+    labels = {True: "optimum and 95 % interval", False: "open interval: in no line"}
+    for group, size, optimum in _drawn(found):
+        centre = optimum.learning_rate
+        for end, up in ((optimum.ci_low, -OPEN_END), (optimum.ci_high, OPEN_END)):
+            if end is None or not 1 / FARTHEST_END <= end / centre <= FARTHEST_END:
+                arrow = {"arrowstyle": "<-", "color": "#333333"}
+                axes.annotate("", (size, centre), (0, up), textcoords="offset points", arrowprops=arrow)
+            else:
+                axes.plot([size, size], [centre, end], "-", color="#333333", linewidth=1.2)
+                axes.plot([size], [end], "_", color="#333333", markersize=9)
+        fill, label = ("full" if optimum.is_bounded else "none"), labels.pop(optimum.is_bounded, None)  # named once
+        axes.plot([size], [centre], "o", color="#333333", markersize=6, fillstyle=fill, label=label)
+        axes.annotate(group, (size, centre), xytext=(6, 6), textcoords="offset points", fontsize=9)
     axes.set_xlabel(size_of(0, found.unit).removeprefix("0 "))
     axes.set_ylabel("best learning rate")
     dress(axes, axes.xaxis, axes.yaxis)
     title(figure, f"{name}: best learning rate by size")
-    return drawn(figure)
+    return figure
+
+
+def _drawn(found: Projection) -> list[tuple[str, float, LearningRateOptimum]]:
+    return [(one.group, one.size, one.optimum) for one in found.points if isinstance(one.optimum, LearningRateOptimum)]
+
+
+def _draw_line(axes: Any, law: PowerLaw, one: Extrapolation | None) -> None:
+    ends = sorted([law.smallest, law.largest, *([] if one is None else [one.size])])
+    ratio = math.log(ends[-1] / ends[0])
+    places = [ends[0] * math.exp(ratio * place / (PLACES - 1)) for place in range(PLACES)]
+    line = [law.intercept + law.slope * math.log(size) for size in places]
+    axes.plot(places, [math.exp(log) for log in line], color="#0072B2", linewidth=1.4, label="power law")
+    if one is not None:
+        reaches = [law.reach(size) for size in places]
+        lows = [math.exp(log - below) for log, (below, _) in zip(line, reaches, strict=True)]
+        highs = [math.exp(log + above) for log, (_, above) in zip(line, reaches, strict=True)]
+        axes.fill_between(places, lows, highs, color="#0072B2", alpha=0.12, linewidth=0, label="95 % prediction band")
+        axes.plot([one.size], [one.learning_rate], "D", color="#D55E00", markersize=8, label="projected")

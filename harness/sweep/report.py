@@ -18,16 +18,16 @@ from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.journal import TrialJournal
 from harness.sweep.messages import rate
 from harness.sweep.model import SweepConfig
-from harness.sweep.picture import loss_over_rate
+from harness.sweep.picture import loss_over_rate, training_loss_over_rate
 from harness.sweep.projection import projection_of
-from harness.sweep.projection_picture import has_line, rate_over_size
+from harness.sweep.projection_picture import has_picture, rate_over_size
 from harness.sweep.store import SweepFolder, SweepRecord
 from harness.sweep.trials import SearchSpace, Trial
 from trainer.config import TrainerConfig
 from trainer.files import write_bytes, write_text
 from trainer.json_types import Json
 
-PICTURE, PROJECTED = "plots/learning-rate.png", "plots/projection.png"
+PICTURE, TRAINING, PROJECTED = "plots/learning-rate.png", "plots/training-loss.png", "plots/projection.png"
 OUTCOMES = {"running": "in flight", "done": "done", "diverged": "diverged", "behind": "behind", "late": "too late"}
 
 
@@ -43,6 +43,9 @@ def write_report(folder: SweepFolder) -> list[str]:
     shown = [curve for curve in found.curves if curve.points]
     if shown:
         write_bytes(folder.path / PICTURE, loss_over_rate(shown, record.name).png)
+    trained = [curve for curve in found.curves if curve.training]
+    if trained:
+        write_bytes(folder.path / TRAINING, training_loss_over_rate(trained, record.name).png)
     projected = None if found.projection is None else rate_over_size(found.projection, record.name)
     if projected is not None:
         write_bytes(folder.path / PROJECTED, projected.png)
@@ -76,8 +79,9 @@ def _page(
         f"*{safe(settings.question)}*" if settings.question else "",
         "\n".join(f"- {line}" for line in lines),
         f"![Loss by learning rate]({PICTURE})" if pictured else "",
+        f"![Training loss by learning rate]({TRAINING})" if any(one.training for one in found.curves) else "",
         _curves(found),
-        f"![Best rate by size]({PROJECTED})" if has_line(found.projection) else "",
+        f"![Best rate by size]({PROJECTED})" if has_picture(found.projection) else "",
         f"## Transfer\n\n{sentences.transfer(record, settings, found)}",
         _spent(record, settings, spent),
         _trials(record, trials, _best_trial(found, trials, full_steps)),

@@ -176,7 +176,9 @@ class SweepRun:
                 self._trials[number], milestones={**self._trials[number].milestones, steps: loss}
             )
             self._behind = is_behind(plan, steps, loss, [one for one in self._trials if one.number != number])
-            return "stop" if self._behind else "step"
+            if not self._behind:
+                return "step"
+            return "evaluate" if self._settings.evaluate_behind else "stop"
 
         def going_on(event: TrialEvent) -> bool:
             nonlocal noted_s, over, steps, tokens
@@ -231,7 +233,7 @@ class SweepRun:
         if status == "interrupted":
             if not self._behind:
                 raise TrialFailed(f"trial {trial.number}: its process was asked to end by a signal")
-            return replace(found, status="behind")
+            return replace(found, status="behind", loss=_number(loss) if self._settings.evaluate_behind else None)
         if status == "diverged" or _number(loss) is None:
             return replace(found, status="diverged")
         return replace(found, status="done", loss=_number(loss))

@@ -77,13 +77,13 @@ def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPla
     return ProjectionPlan("parameters", _distinct(found, "sizes"), parameters_of_body(whole))
 
 
-def data_sizes(space: SearchSpace, tokens: Sequence[int]) -> ProjectionPlan:
-    """Trainings of the sweep's model on so many tokens, up to its own. Raises InputError where two are of one size."""
-    found = []
-    for one in tokens:
-        steps = max(1, round(one / space.step_tokens))
-        found.append(SizeOfTrials(f"{steps * space.step_tokens:,} tokens", steps * space.step_tokens, steps))
-    return ProjectionPlan("tokens", _distinct(found, "tokens"), float(space.steps * space.step_tokens))
+def data_sizes(space: SearchSpace, lengths: Sequence[int], key: str) -> ProjectionPlan:
+    """Trainings of the sweep's model of ``lengths`` steps, up to its own. Raises InputError where two are of one size.
+
+    ``key``: of the strategy, which an error names.
+    """
+    found = [SizeOfTrials(f"{one * space.step_tokens:,} tokens", one * space.step_tokens, one) for one in lengths]
+    return ProjectionPlan("tokens", _distinct(found, key), float(space.steps * space.step_tokens))
 
 
 def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> ProjectionPlan:

@@ -49,7 +49,7 @@ class TrialConfigs:
         optimizer: dict[str, Json] = {"learning_rate": plan.learning_rate}
         constant = config.optimizer.schedule == "constant"
         optimizer["schedule_steps"] = None if constant else steps
-        warmup = config.optimizer.lr_warmup_steps
+        warmup = config.optimizer.lr_warmup_steps if settings.warmup_steps is None else settings.warmup_steps
         optimizer["lr_warmup_steps"] = (
             min(warmup, steps // 2) if settings.warmup_fraction is None else int(settings.warmup_fraction * steps)
         )

@@ -11,6 +11,7 @@ from harness.scenario.errors import did_you_mean, shown
 from harness.sweep.greedy import GreedyStrategy
 from harness.sweep.grid import EarlyStoppingStrategy, GridStrategy
 from harness.sweep.hyperband import HyperbandStrategy
+from harness.sweep.own_strategy import OwnStrategy
 from harness.sweep.projection import DataScalingStrategy, HybridStrategy, ModelScalingStrategy, MupStrategy
 from trainer.config import Config
 
@@ -25,24 +26,31 @@ SETTINGS: Mapping[str, type[Config]] = {
     "mup": MupStrategy,
 }
 NAMES = tuple(SETTINGS)
+OWN = "own"  # the tag of a strategy whose name is MODULE:FUNCTION
+TAGGED: Mapping[str, type[Config]] = {**SETTINGS, OWN: OwnStrategy}
 
 
 def _named(value: Any) -> Any:
     """A name alone is the strategy with its defaults. Raises ValueError for a name that no strategy has."""
     found = {"name": value} if isinstance(value, str) else value
-    allowed = f"allowed: {', '.join(NAMES)}"
+    allowed = f"allowed: {', '.join(NAMES)}, or MODULE:FUNCTION of your own"
     if not isinstance(found, dict):
         raise ValueError(f"must be a name, or a mapping with one; got {shown(value)}; {allowed}")
     name = found.get("name")
     if name is None:
         raise ValueError(f"name: this key is required; {allowed}")
-    if name not in NAMES:
+    if name not in NAMES and not _is_own(name):
         raise ValueError(f"no such strategy: {shown(name)}{did_you_mean(str(name), NAMES) or ';'} {allowed}")
     return found
 
 
 def _name_of(value: Any) -> Any:
-    return value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return OWN if _is_own(name) else name
+
+
+def _is_own(name: Any) -> bool:
+    return isinstance(name, str) and ":" in name
 
 
 StrategySettings = Annotated[
@@ -54,7 +62,8 @@ StrategySettings = Annotated[
         | Annotated[ModelScalingStrategy, Tag("model-scaling")]
         | Annotated[DataScalingStrategy, Tag("data-scaling")]
         | Annotated[HybridStrategy, Tag("hybrid")]
-        | Annotated[MupStrategy, Tag("mup")],
+        | Annotated[MupStrategy, Tag("mup")]
+        | Annotated[OwnStrategy, Tag(OWN)],
         Discriminator(_name_of),
     ],
     BeforeValidator(_named),

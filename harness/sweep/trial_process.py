@@ -24,7 +24,7 @@ ENTRY = "harness.sweep.trial_run"
 PRELOADED = (ENTRY, "harness.launch.training", "trainer.evaluate", "trainer.checkpoint")
 STOPPING_S = 120.0  # for a trial that was asked to end: its step, and its last checkpoint
 
-Order = Literal["step", "stop"]
+Order = Literal["step", "stop", "evaluate"]
 
 
 class TrialFailed(Exception):  # noqa: N818 - an outcome, reported; the trial is tried again when the sweep is resumed

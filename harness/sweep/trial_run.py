@@ -41,6 +41,7 @@ class Watching:
         self._part_begin = 0  # index of the first loss that the next milestone's mean holds
         self._last_message_s = time.monotonic()
         self.diverged: str | None = None  # why
+        self.evaluates = False
 
     def loss(self, step: int, value: float) -> None:
         """The loss of a step is known."""
@@ -57,7 +58,8 @@ class Watching:
             return True
         # Those of earlier parts too: what a kill kept from being decided, or from being obeyed, is decided now.
         while self._milestones and steps >= self._milestones[0]:
-            if self._report(self._milestones.pop(0), tokens) == "stop":
+            if (order := self._report(self._milestones.pop(0), tokens)) != "step":
+                self.evaluates = order == "evaluate"
                 return True
         if time.monotonic() - self._last_message_s >= self._beat_s:
             self._last_message_s = time.monotonic()
@@ -146,9 +148,9 @@ def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
     diverged = trained.diverged or watching.diverged is not None
     validation = None if trained.validation is None else trained.validation.loss
     table = folder / EVALUATIONS
-    passes = read_evaluations(table) if status == "done" and table.exists() else []  # of parts before this one, too
+    passes = read_evaluations(table) if not diverged and table.exists() else []  # of parts before this one, too
     last = [row for row in passes if row.step == trained.steps - 1]
-    if validation is None:
+    if validation is None or status != "done":  # of one that ended early, a pass before its end is none of its end
         validation = next((row.loss for row in last if row.kind == "loss"), None)
     right = next((row.acc_tokens if row.acc_norm is None else row.acc_norm for row in last if row.questions), None)
     event: TrialEvent = {

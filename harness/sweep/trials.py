@@ -53,7 +53,8 @@ class Trial:
     """diverged: a loss or gradient norm that is not finite, or a loss above its start; behind: its loss was above the
     others' median; late: it took longer than a trial may."""
     loss: float | None = None
-    """On held-out data, after the last step; None where it did not come so far."""
+    """On held-out data, after the last step; None where it did not come so far. Of one that is behind, after the step
+    that it ended with, where that was asked for."""
     training_loss: float | None = None
     """Of the last step that is known."""
     steps: int = 0

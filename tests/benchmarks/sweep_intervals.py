@@ -1,7 +1,7 @@
 """How often the 95 % interval of a fitted learning rate holds the true one, and what that costs in width.
 
 ``python -m tests.benchmarks.sweep_intervals --out results/reference/sweep-intervals`` simulates sweeps of curves whose
-best rate is known (tests/harness/sweep/curves.py), some 11 minutes on one core. Beside the interval stands one
+best rate is known (tests/harness/sweep/curves.py), some 15 minutes on one core. Beside the interval stands one
 that takes no account of noise: between the neighbours of the lowest rate, and as far as the vertex's.
 """
 
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from harness.report.tables import table
-from harness.sweep.fit import LearningRateOptimum, NoOptimum, fit_optimum
-from harness.sweep.power_law import Extrapolation, PowerLaw, extrapolate, fit_power_law
+from harness.report.tables import NOT_MEASURED, table
+from harness.sweep.fit import LearningRateOptimum, fit_optimum
+from harness.sweep.power_law import WIDEST, Extrapolation, PowerLaw, extrapolate, fit_power_law
 from tests.harness.sweep.curves import (
     CURVES,
     SPAN,
@@ -39,7 +39,8 @@ SEARCHES: dict[str, Callable[[str, float, int], Iterator[DrawnSweep]]] = {
     "hyperband, R = 27": lambda curve, noise, draws: drawn_hyperbands(curve, 27, noise, draws),
     "hyperband, R = 81": lambda curve, noise, draws: drawn_hyperbands(curve, 81, noise, draws),
 }
-RATES = (8, 16)  # of each size of a projection
+RATES = (10, 16, 24)  # of each size of a projection
+MIN_NAMED = 100  # projections that name a rate: the share that holds of fewer says little
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,18 @@ class Coverage:
 
 @dataclass(frozen=True)
 class ProjectionCoverage:
-    """Of the projections of one kind that predict something."""
+    """Of the projections of one kind."""
 
-    made: float
-    """Share of all."""
-    held_search: float
-    """Of the optimum that the same search finds at the target's size, without noise."""
-    held_best: float
-    """Of the target's best rate."""
-    width: float
-    """Median, in logarithms."""
+    lines: float
+    """Share of all that have a line through three optima."""
+    held: float
+    """Share of the lines whose interval includes the target's best rate, also where it is too wide to be named."""
+    named: int
+    """Lines that name a rate."""
+    held_named: float | None
+    """Share of these whose interval includes the best rate; None below MIN_NAMED."""
+    width: float | None
+    """Median of these, in logarithms."""
 
 
 def main() -> int:
@@ -123,7 +126,7 @@ def coverage(sweeps: Iterable[DrawnSweep]) -> Coverage:
 
 
 def projection_coverage(drawn: Iterable[DrawnProjection]) -> ProjectionCoverage:
-    """Of projections of one kind; those that are refused claim nothing."""
+    """Of projections of one kind; those without a line claim nothing."""
     number, found = 0, []
     for one in drawn:
         number += 1
@@ -134,20 +137,31 @@ def projection_coverage(drawn: Iterable[DrawnProjection]) -> ProjectionCoverage:
             if isinstance(optimum, LearningRateOptimum)
         ]
         law = fit_power_law([size for size, _ in fitted], [optimum for _, optimum in fitted])
-        if not isinstance(law, PowerLaw) or not isinstance(ahead := extrapolate(law, one.target), Extrapolation):
+        if not isinstance(law, PowerLaw):
             continue
-        search = fit_optimum(one.searched.rates, one.searched.losses)
-        holds = [
-            rate is not None and ahead.ci_low * (1 - 1e-9) <= rate <= ahead.ci_high * (1 + 1e-9)
-            for rate in (None if isinstance(search, NoOptimum) else search.learning_rate, one.searched.best)
-        ]
-        found.append((*holds, math.log(ahead.ci_high / ahead.ci_low)))
+        below, above = law.reach(one.target)
+        off = math.log(one.best) - law.intercept - law.slope * math.log(one.target)
+        is_named = isinstance(extrapolate(law, one.target), Extrapolation)
+        found.append((-below - 1e-9 <= off <= above + 1e-9, is_named, below + above))
+    named = [(held, width) for held, is_named, width in found if is_named]
+    is_enough = len(named) >= MIN_NAMED
     return ProjectionCoverage(
         len(found) / number,
-        fmean(search for search, _, _ in found),
-        fmean(best for _, best, _ in found),
-        median(width for _, _, width in found),
+        fmean(held for held, _, _ in found) if found else math.nan,
+        len(named),
+        fmean(held for held, _ in named) if is_enough else None,
+        median(width for _, width in named) if is_enough else None,
     )
+
+
+def least_held(kinds: Iterable[ProjectionCoverage]) -> float:
+    """The smallest share of lines that held, of all kinds."""
+    return min(one.held for one in kinds if not math.isnan(one.held))
+
+
+def least_held_named(kinds: Iterable[ProjectionCoverage]) -> float:
+    """The same of the lines that name a rate."""
+    return min(one.held_named for one in kinds if one.held_named is not None)
 
 
 def _interval(sweep: DrawnSweep, low: float | None, high: float | None) -> Interval:
@@ -189,7 +203,7 @@ def page(draws: int) -> str:
     projections = {
         (rates, noise, curve): projection_coverage(drawn_projections(curve, rates, noise, draws // 2))
         for rates in RATES
-        for noise in (0.0, *OCTAVES[:2])
+        for noise in (0.0, *OCTAVES[:3])
         for curve in CURVES
     }
     parts = [
@@ -212,16 +226,18 @@ def page(draws: int) -> str:
         table(["search", "noise (octaves)", *_HEADS, "median width", "mean width", *_RATIOS], _close_rows(close)),
         "## Projections",
         "Of optima of three sizes (1, 2 and 4) to a size of 16, by a power law, which the true optima follow exactly; "
-        f"{draws // 2:,} of each kind. The rates span a factor of {SPAN:,.0f}, the noise is in octaves. The interval "
-        "is one of the minimum that the quadratic of the same search would have at the target's size without noise. "
-        "Where a curve is lopsided, its best rate lies beside that, and the interval does not count it: it is no "
-        "interval of the best rate. Refused projections claim nothing and are left out.",
+        f"{draws // 2:,} of each kind. The rates span a factor of {SPAN:,.0f}, the noise is in octaves. Curves of all "
+        "sizes have one shape. An optimum without an interval is in no line. A line names a rate where its interval "
+        f"spans a factor of {WIDEST:g} at most. Shares of fewer than {MIN_NAMED} such lines are left out.",
+        f"The interval includes the target's best rate in at least {least_held(projections.values()):.1%} of the lines "
+        f"of every kind, and in at least {least_held_named(projections.values()):.1%} of those that name a rate.",
         table(
-            ["rates", "noise (octaves)", "curve", "predicted", "held the search's", "held the best", "median width"],
+            ["rates", "noise (octaves)", "curve", "lines", "held", "name a rate", "held", "median width"],
             [
                 [
-                    *(f"{rates}", f"{noise:g}", curve, _share(one.made)),
-                    *(_share(one.held_search), _share(one.held_best), _factor(one.width)),
+                    *(f"{rates}", f"{noise:g}", curve, _share(one.lines), _share(one.held), f"{one.named:,}"),
+                    NOT_MEASURED if one.held_named is None else _share(one.held_named),
+                    NOT_MEASURED if one.width is None else _factor(one.width),
                 ]
                 for (rates, noise, curve), one in projections.items()
             ],

@@ -32,10 +32,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "early-stopping": {"trials": 10},
     "hyperband": {"eta": 10},  # with 3 the same steps begin some 1,800 trials
-    "model-scaling": {"sizes": SMALLER},
-    "data-scaling": {"tokens": SHORTER},
+    "model-scaling": {"trials": 8, "sizes": SMALLER},
+    "data-scaling": {"trials": 8, "tokens": SHORTER},
     "hybrid": {"project": "data", "tokens": SHORTER, "R": 9},
-    "mup": {},  # its width is that of the model, so it is a grid of eight under another parametrization
+    "mup": {"trials": 8},  # its width is that of the model, so it is a grid of eight under another parametrization
 }
 TRUTH = "grid"
 

@@ -194,3 +194,14 @@ def test_only_the_worst_case_of_an_arm_that_waits_has_extra_warm_up_steps() -> N
     assert plain == arm_cost(EVEN, ArmWork(100)).total
     assert waiting == replace(plain, worst=waiting.worst)
     assert waiting.worst == pytest.approx(plain.worst + 60 * 0.1)
+
+
+@given(st.integers(10, 19), st.booleans())
+def test_the_slowest_of_the_last_ten_steps_is_named(slow: int, saves: bool) -> None:
+    walls = [9.0, *[0.1] * 19]
+    walls[slow] = 0.3
+    measured = replace(EVEN, steps_s=tuple(walls))
+    if saves:
+        measured = replace(EVEN, steps_s=(*walls, 5.0, 0.5), checkpoint=20)
+    assert arm_cost(measured, ArmWork(100)).slowest_step == slow
+    assert measured.step.worst == 0.3

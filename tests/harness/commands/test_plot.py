@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from harness.analysis.choices import ChoicePass
 from harness.commands.plot import notes
@@ -23,7 +24,11 @@ from harness.report.run_curves import (
     choices_figure,
     curve,
     loss_figure,
+    minimum,
 )
+from harness.study.records import RunRecord, StudyRecord
+from harness.study.run_facts import RunFacts
+from harness.study.store import StudyFolder
 from tests.commands import Done, harness
 
 
@@ -88,9 +93,10 @@ def test_runs_that_are_alike_look_alike_though_one_began_later() -> None:
 def test_a_training_and_an_llm_c_log_are_drawn_over_one_another(runs: tuple[Path, Path], tmp_path: Path) -> None:
     done = plot(*runs, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert [line for line in done.stdout.splitlines() if ": /" in line] == [
         f"losses: {tmp_path / 'out' / 'loss.png'}",
         f"multiple choice (log-likelihood by token, llm.c's acc_norm): {tmp_path / 'out' / 'multiple-choice.png'}",
+        f"table: {tmp_path / 'out' / 'runs.json'}",
     ]
     for name in ("loss.png", "multiple-choice.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
@@ -101,6 +107,64 @@ def test_a_training_and_an_llm_c_log_are_drawn_over_one_another(runs: tuple[Path
         "llm.c (524288 in its GPT-2 124M), or --x steps"
     ]
     assert plot(*runs, "--out", tmp_path / "out", "--x", "tokens", "--tokens-per-step", "64").returncode == 0
+
+
+def stars(figure: Figure) -> list[tuple[float, float]]:
+    lines = [line for line in figure.axes[0].get_lines() if line.get_marker() == "*" and len(line.get_xdata())]
+    return [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in lines]
+
+
+def test_one_kind_of_loss_alone_with_its_minima(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    found = find_curves([str(run) for run in runs], None)
+    assert stars(loss_figure(found, "steps")) == [(4.0, 2.9), (2.0, 3.6), (2.0, 3.5), (2.0, 3.4)]
+    assert stars(loss_figure([run.only("validation") for run in found], "steps")) == [(2.0, 3.6), (2.0, 3.4)]
+    assert stars(loss_figure([run.only("training") for run in found], "steps")) == [(4.0, 2.9), (2.0, 3.5)]
+    for kind in ("training", "validation"):
+        out = tmp_path / kind
+        done = plot(*runs, "--out", out, "--only", kind)
+        assert done.returncode == 0, done.stderr
+        assert sorted(one.name for one in out.iterdir()) == ["loss.png", "runs.json"]
+        assert "has no" not in done.stderr
+    alone = training(tmp_path / "alone", [3.0])
+    refused = plot(alone, "--out", tmp_path / "none", "--only", "validation")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1] == "harness: --only validation: none of the runs has a validation loss"
+
+
+@given(st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf)), max_size=30))
+def test_the_minimum_is_the_first_lowest_finite_loss(losses: list[float]) -> None:
+    found = minimum(curve([(step + 1.0, loss) for step, loss in enumerate(losses)]))
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    assert found == ((losses.index(min(finite)) + 1, min(finite)) if finite else None)
+
+
+def test_the_table_has_every_run_with_its_lowest_losses_its_answers_and_what_it_took(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, _ = runs
+    part = RunRecord(
+        "plain", 0, "done", started_utc="2026-01-01T00:00:00+00:00", ended_utc="2026-01-01T00:30:00+00:00",
+        facts=RunFacts(parameters=86_976),
+    )  # fmt: skip
+    folder = StudyFolder(one)
+    folder.write_study(
+        StudyRecord("small", "", "done", order=[["plain"]], scenario_text={"price_usd_per_hour": 3.0}, blocks=1)
+    )
+    folder.write_run(part)
+    out = tmp_path / "out"
+    done = plot(*runs, "--out", out)
+    assert done.returncode == 0, done.stderr
+    trained, llmc = json.loads((out / "runs.json").read_text())["runs"]
+    assert trained == {
+        "run": "one", "parameters": 86_976, "lowest_training": {"steps": 4, "loss": 2.9},
+        "lowest_validation": {"steps": 2, "loss": 3.6},
+        "multiple_choice": {"acc": 0.4, "acc_norm": 0.4, "acc_tokens": 0.4}, "seconds": 1800.0, "usd": 1.5,
+    }  # fmt: skip
+    assert llmc["lowest_validation"] == {"steps": 2, "loss": 3.4}
+    assert llmc["multiple_choice"] == {"acc": None, "acc_norm": None, "acc_tokens": 0.3}
+    assert (llmc["parameters"], llmc["seconds"], llmc["usd"]) == (None, None, None)
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("one ")]
+    assert row == ["one", "86,976", "2.9000", "4", "3.6000", "2", "0.4000", "0.5", "1.50"]
 
 
 def test_what_is_at_which_place(runs: tuple[Path, Path]) -> None:

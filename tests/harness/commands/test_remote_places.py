@@ -11,8 +11,10 @@ from typing import Any
 import fsspec
 import pytest
 
+from harness.launch.training_files import EvaluationRow
 from tests import s3
 from tests.commands import Done, harness
+from tests.harness.commands.test_plot import training
 from tests.harness.commands.test_train import SCENARIO
 from tests.harness.sweep.test_run import SWEEP
 from tests.trainer.data.conftest import make_texts, write_parquet
@@ -80,6 +82,31 @@ def test_a_corpus_without_near_duplicates_and_its_tokens_are_there(place: Place,
     done = harness(*words, "--tokenizer", "bpe:300", "--out", str(tokens), "--upload", f"{place.url}/tokens")
     assert done.returncode == 0, done.stderr
     assert place.files("tokens") == here(tokens) != {}
+
+
+def test_a_run_that_lies_there_is_plotted_beside_one_that_lies_here(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.fs as fs
+
+    there = training(tmp_path / "there", [4.0, 3.0, 3.5], EvaluationRow(2, 3.25, None, 64))
+    (there / "checkpoints/step-00000002").mkdir(parents=True)
+    (there / "checkpoints/step-00000002/weights").write_bytes(bytes(100))
+    fs.copy_files(str(there), "bucket/runs/one", fs.LocalFileSystem(), place.filesystem)
+    monkeypatch.setattr(remote_model, "_temporary_folder", lambda: tmp_path / "fetched")
+    here_too, out = training(tmp_path / "here", [4.0, 2.0]), tmp_path / "out"
+    done = harness("plot", f"{place.url}/runs/one", str(here_too), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    remote, local = json.loads((out / "runs.json").read_text())["runs"]
+    assert remote["lowest_training"] == {"steps": 2, "loss": 3.0}
+    assert remote["lowest_validation"] == {"steps": 3, "loss": 3.25}
+    assert local["lowest_training"] == {"steps": 2, "loss": 2.0}
+    assert remote["run"].endswith("bucket/runs/one")
+    assert here(tmp_path / "fetched/one").keys() == {"losses.csv", "evaluations.csv"}
+    missing = harness("plot", f"{place.url}/runs/two", "--out", str(out))
+    assert missing.returncode == 2
+    assert missing.stderr == f"harness: plot: {place.url}/runs/two: there is no such file or folder\n"
 
 
 @pytest.mark.slow

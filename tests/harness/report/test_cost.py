@@ -40,7 +40,7 @@ def test_long_steps_are_in_the_sum_and_both_worst_cases_are_named() -> None:
     assert "1,000,000 steps x 107 ms (mean) + " in said.arithmetic(found.arms[0])
     assert "(mean)" not in said.arithmetic(TWO.arms[1])
     (row,) = [line for line in said.lines(found) if line.startswith("even  ")]
-    assert re.split(r"\s{2,}", row)[3] == "30.0 ms"
+    assert re.split(r"\s{2,}", row)[3] == "30.0 ms (step 10)"
     (note,) = [line for line in said.notes(found) if "some of its steps are long" in line]
     assert "1,000,001 steps are taken to last the mean each" in note
     assert "in the worst case 1,500 ms, the slowest of all after the start, each" in note

@@ -139,13 +139,13 @@ def drawn_hyperbands(curve: str, most_steps: int, noise: float, draws: int) -> I
 
 @dataclass(frozen=True)
 class DrawnProjection:
-    """Sweeps of several sizes, whose best rates follow a power law exactly, and one of a larger size."""
+    """Sweeps of several sizes, whose best rates follow a power law exactly, and the best rate of a larger size."""
 
     sizes: tuple[float, ...]
     sweeps: tuple[DrawnSweep, ...]
     target: float
-    searched: DrawnSweep
-    """At the target, without noise."""
+    best: float
+    """At the target."""
 
 
 def drawn_projections(curve: str, count: int, noise: float, draws: int) -> Iterator[DrawnProjection]:
@@ -155,7 +155,7 @@ def drawn_projections(curve: str, count: int, noise: float, draws: int) -> Itera
         power = generator.uniform(-0.5, 0)
         bests = [middle * (size / MIDDLE_SIZE) ** power for size in (*SIZES, TARGET)]
         sweeps = tuple(_trained(rates, best, rise, scatter, generator) for best in bests[:-1])
-        yield DrawnProjection(SIZES, sweeps, TARGET, _trained(rates, bests[-1], rise, 0, generator))
+        yield DrawnProjection(SIZES, sweeps, TARGET, bests[-1])
 
 
 def _evenly_spaced(count: int) -> list[float]:

@@ -223,3 +223,26 @@ def test_a_training_that_is_too_long_is_one_line_before_anything_is_written(file
     assert done.returncode == 2
     assert "steps: 156,250,000,000,000 steps of 64 tokens; allowed: at most 10,000,000 steps" in done.stderr
     assert not (file.parent / "out").exists()
+
+
+def test_warm_up_in_steps(file: Path) -> None:
+    """At most half of a trial's steps, as a probe may be shorter than it."""
+    of = configs(file, "warmup_steps=20")
+    assert of.of(TrialPlan(1e-3, 100)).optimizer.lr_warmup_steps == 20
+    assert of.of(TrialPlan(1e-3, 10)).optimizer.lr_warmup_steps == 5
+    assert configs(file, "warmup_steps=0").of(TrialPlan(1e-3, 100)).optimizer.lr_warmup_steps == 0
+    for sets in (["warmup_fraction=0.1"], ["optimizer.lr_warmup_steps=3"]):
+        with pytest.raises(InputError, match=r"says? .*give one of them"):
+            configs(file, "warmup_steps=20", *sets)
+    assert configs(file, "warmup_fraction=0.1", "warmup_fraction=null", "warmup_steps=20")
+
+
+def test_the_full_exercise_has_a_budget_that_its_trials_fit_into() -> None:
+    """At 1.30 s a step, as measured on the device that the file is for."""
+    loaded = load_sweep("gpt2-124m")
+    settings = loaded.settings
+    space = TrialConfigs(settings, loaded.config, lambda: 0).space()
+    steps = sum(stage.trials * stage.steps for stage in settings.strategy.stages(space))
+    assert settings.budget.usd is not None
+    assert settings.price_usd_per_hour is not None
+    assert 0.3 < steps * 1.30 / 3600 * settings.price_usd_per_hour / settings.budget.usd < 0.9

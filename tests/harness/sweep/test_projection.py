@@ -6,10 +6,11 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from harness.sweep import projection_sentences
 from harness.sweep.findings import SweepFindings, findings
@@ -22,7 +23,7 @@ from harness.sweep.projection import (
     MupStrategy,
     projection_of,
 )
-from harness.sweep.projection_picture import has_line, rate_over_size
+from harness.sweep.projection_picture import has_picture, rate_over_size, size_figure
 from harness.sweep.sizes import ModelSize, model_sizes
 from harness.sweep.strategies import StrategySettings
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStatus
@@ -82,7 +83,22 @@ def test_the_issue_s_sizes_are_the_default() -> None:
     assert [(one.layers, one.width, one.heads) for one in strategy("model-scaling").sizes] == [
         (1, 64, 1), (2, 128, 2), (3, 192, 3),
     ]  # fmt: skip
-    assert strategy("data-scaling").tokens == [26_000_000, 52_000_000, 105_000_000]
+    plan = strategy("data-scaling").projects(space())
+    assert [one.steps for one in plan.sizes] == [
+        round(one / STEP_TOKENS) for one in (26_000_000, 52_000_000, 105_000_000)
+    ]
+
+
+def test_data_scaling_trains_the_steps_that_are_given() -> None:
+    """52M tokens of 524,288 a step are 99 steps: a list of one's own is taken as it is."""
+    where = replace(space(), step_tokens=524_288)
+    for given in ({"name": "data-scaling"}, {"name": "hybrid", "project": "data"}):
+        plan = strategy({**given, "steps": [50, 100, 200]}).projects(where)
+        assert [one.steps for one in plan.sizes] == [50, 100, 200]
+        assert [one.size for one in plan.sizes] == [50 * 524_288, 100 * 524_288, 200 * 524_288]
+        assert [one.steps for one in strategy(given).projects(where).sizes] == [50, 99, 200]
+    with pytest.raises(ValidationError, match="tokens and steps say the same thing"):
+        strategy({"name": "data-scaling", "steps": [1, 2, 3], "tokens": [1, 2, 3]})
 
 
 def test_sizes_are_parameters_without_embeddings() -> None:
@@ -91,9 +107,7 @@ def test_sizes_are_parameters_without_embeddings() -> None:
     assert plan.target == 85_056_000  # GPT-2 124M: 12 x (12 x 768^2 + 13 x 768) + 2 x 768
 
 
-@pytest.mark.parametrize(
-    "given", [{"name": "model-scaling"}, {"name": "hybrid"}, {"name": "model-scaling", "trials": 12}]
-)
+@pytest.mark.parametrize("given", [{"name": "model-scaling", "trials": 12}, {"name": "model-scaling", "trials": 16}])
 def test_model_scaling_predicts_the_large_model_s_rate(given: dict[str, Any]) -> None:
     one = found(strategy(given), answering(body, -0.2), space())
     assert one.projection is not None
@@ -113,7 +127,8 @@ def test_model_scaling_predicts_the_large_model_s_rate(given: dict[str, Any]) ->
 
 def test_data_scaling_predicts_the_long_training_s_rate() -> None:
     where = space(steps=200_000)  # 409.6M tokens
-    one = found(strategy("data-scaling"), answering(lambda plan: plan.steps, -0.3, 0.1), where)
+    of = strategy({"name": "data-scaling", "trials": 12})
+    one = found(of, answering(lambda plan: plan.steps, -0.3, 0.1), where)
     assert one.projection is not None
     assert [point.size for point in one.projection.points] == [25_999_360, 52_000_768, 105_000_960]
     assert one.projection.target == 200_000 * STEP_TOKENS
@@ -143,7 +158,22 @@ def test_an_optimum_at_the_bound_is_in_no_line() -> None:
     assert bound.startswith("**At 1/64/1 the optimum may not be inside the rates that were trained to the end")
     assert "the best rate may lie above the highest of them." in bound
     assert line.startswith("**Nothing is extrapolated to 85,056,000 parameters")
-    assert "2 sizes have an optimum inside the tried rates, and 1 has one at an end of them; a line needs 3" in line
+    assert one.projection.law == NoPowerLaw("too-few-sizes", 2, 1)
+
+
+def test_an_optimum_without_an_interval_is_in_no_line_and_drawn_as_such() -> None:
+    """Hyperband trains too few rates below the second size's optimum to bound it."""
+    one = found(strategy("hybrid"), answering(body, -0.2), space())
+    assert one.projection is not None
+    assert one.projection.law == NoPowerLaw("too-few-sizes", 2, 0, unbounded=1)
+    assert one.projection.prediction is None
+    assert one.chosen is None
+    figure = size_figure(one.projection, "hybrid")
+    (axes,) = figure.axes
+    hollow = [line for line in axes.lines if line.get_marker() == "o" and line.get_fillstyle() == "none"]
+    assert [line.get_xdata()[0] for line in hollow] == [one.projection.points[1].size]
+    assert sum(line.get_marker() == "o" for line in axes.lines) == 3
+    assert sum(text.arrow_patch is not None for text in axes.texts) == 1  # its open end
 
 
 @pytest.mark.parametrize(
@@ -160,7 +190,7 @@ def test_a_meaningless_line_is_refused(best: dict[int, float], reason: str, word
         off = math.log(plan.learning_rate / best[layers])
         return Trial(0, plan, "done", 3 + 0.1 * off**2 + 0.01 * math.sin(1e6 * plan.learning_rate))
 
-    one = found(strategy("model-scaling"), answer, space())
+    one = found(strategy({"name": "model-scaling", "trials": 8}), answer, space())
     assert one.projection is not None
     assert isinstance(one.projection.prediction, NoExtrapolation)
     assert one.projection.prediction.reason == reason
@@ -210,8 +240,8 @@ def test_two_widths_test_nothing_and_say_so() -> None:
     one = found(strategy({"name": "mup", "widths": [64, 128]}), answering(lambda _: 1, 0, 3e-3), space())
     assert one.projection is not None
     assert projection_sentences.conclusion(one.projection)[-1] == (
-        "2 sizes have an optimum inside the tried rates (of 2), and a test needs 3: that the best rate does not depend "
-        "on the width was not tested."
+        "2 sizes have an optimum with an interval inside the tried rates (of 2), and a test needs 3: that the best "
+        "rate does not depend on the width was not tested."
     )
 
 
@@ -277,6 +307,6 @@ def test_the_line_is_drawn_where_there_is_one() -> None:
     drawing = rate_over_size(one, "projected")
     assert drawing is not None
     assert drawing.png.startswith(b"\x89PNG")
-    assert has_line(one)
+    assert has_picture(one)
     assert rate_over_size(none, "one width") is None
-    assert not has_line(none)
+    assert not has_picture(none)

@@ -18,7 +18,7 @@ from harness.sweep.findings import findings
 from harness.sweep.grid import grid
 from harness.sweep.journal import TrialJournal
 from harness.sweep.load import load_sweep
-from harness.sweep.picture import loss_over_rate
+from harness.sweep.picture import loss_over_rate, training_figure
 from harness.sweep.store import SweepFolder, SweepRecord, Taken
 from harness.sweep.trials import Trial, TrialPlan
 from tests.conftest import PICTURE
@@ -28,6 +28,7 @@ from trainer.errors import InputError
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "loss_over_rate", lambda *_: PICTURE)
+    monkeypatch.setattr(report, "training_loss_over_rate", lambda *_: PICTURE)
 
 
 def plan(rate: float, **more: object) -> TrialPlan:
@@ -341,7 +342,7 @@ def test_a_size_whose_lowest_rate_diverged_is_named(tmp_path: Path) -> None:
         for one in (done(rate, 8e-3, steps=steps, group=f"{steps * 2048:,} tokens") for rate in grid(1e-4, 1e-1, 8))
     ]
     lines, page = written(tmp_path, trials, ["strategy={name: data-scaling, tokens: [217000, 435000, 870000]}"])
-    assert lines[0].startswith("Nothing is extrapolated to 1,738,752 tokens: 2 sizes have an optimum inside")
+    assert lines[0].startswith("Nothing is extrapolated to 1,738,752 tokens: 2 sizes have an optimum with an interval")
     assert lines[-1] == (
         "At 217,088 tokens a learning rate of 1.00e-04 diverged, and no lower one came to its end: it has no best rate "
         "(7 trials at or above it came to the end). Search below it (learning_rate.low), or look at data, precision "
@@ -392,3 +393,20 @@ def test_a_record_of_wrong_kinds_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps({**content, "lost_s": "much"}))
     with pytest.raises(InputError, match=r"sweep\.json: not one of harness sweep \(lost_s: "):
         SweepFolder(tmp_path).read()
+
+
+def test_the_training_loss_has_a_curve_of_its_own(tmp_path: Path) -> None:
+    """Its lowest mean is at another rate than that of the loss on held-out data."""
+    trials = [
+        replace(one, training_loss=3 + abs(math.log(one.plan.learning_rate / 2.15e-2)))
+        for one in (done(rate, 1e-3) for rate in grid(1e-4, 1e-1, 10))
+    ]
+    trials[-1] = replace(trials[-1], status="diverged", loss=None)
+    _, page = written(tmp_path, trials)
+    (curve,) = findings(trials).curves
+    assert [rate for rate, _ in curve.training] == [one.plan.learning_rate for one in trials[:-1]]
+    assert curve.lowest_mean == pytest.approx(1e-3)
+    (star,) = [line for line in training_figure([curve], "x").axes[0].lines if line.get_marker() == "*"]
+    assert star.get_xdata()[0] == pytest.approx(2.15e-2, rel=0.01)
+    assert "(plots/training-loss.png)" in page
+    assert (tmp_path / "plots/training-loss.png").exists()

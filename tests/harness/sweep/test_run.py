@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
+from harness.launch.training_files import read_evaluations
 from harness.sweep.grid import grid
 from harness.sweep.journal import FILE, TrialJournal
 from harness.sweep.trials import Trial
@@ -264,3 +265,28 @@ def test_a_budget_is_held_against_every_size_before_the_first_trial(file: Path) 
     assert len(record["pilots"]) == 3
     assert all(one["pass_s"] > 0 for one in record["pilots"].values())
     assert sum(one["start_s"] for one in record["pilots"].values()) < record["lost_s"]
+
+
+@pytest.mark.slow
+def test_trials_that_fall_behind_are_evaluated_at_their_end_where_that_is_asked_for(file: Path) -> None:
+    sets = ["strategy={name: early-stopping, trials: 6, fraction: 1}", "steps=20", "learning_rate.high=1"]
+    words = [word for one in sets for word in ("--set", one)]
+    losses = {}
+    for asked in ("false", "true"):
+        out = file.parent / asked
+        done = harness("sweep", str(file), "--out", str(out), *words, "--set", f"evaluate_behind={asked}")
+        assert done.returncode == 0, done.stderr
+        behind = [one for one in TrialJournal(only(out)).trials() if one.status == "behind"]
+        assert behind
+        losses[asked] = {one.number: one.loss for one in behind}
+        passes = [
+            [(row.step, row.loss) for row in read_evaluations(only(out) / f"trials/{one.number:04d}/evaluations.csv")]
+            for one in behind
+        ]
+        assert passes == [[(one.steps - 1, one.loss)] if asked == "true" else [] for one in behind]
+        summary = json.loads((only(out) / "summary.json").read_text())
+        in_fit = {rate for rate, _ in summary["curves"][0]["points"]}
+        assert not in_fit & {one.plan.learning_rate for one in behind}
+    assert list(losses["false"]) == list(losses["true"])  # what falls behind does not depend on it
+    assert set(losses["false"].values()) == {None}
+    assert None not in losses["true"].values()

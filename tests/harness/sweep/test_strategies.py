@@ -11,11 +11,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from harness.sweep.greedy import GreedyStrategy, doubled
 from harness.sweep.grid import EarlyStoppingStrategy, GridStrategy, grid, log_uniform, spread
 from harness.sweep.hyperband import HyperbandStrategy, brackets
 from harness.sweep.milestones import is_behind, milestones
+from harness.sweep.strategies import StrategySettings
 from harness.sweep.trials import SearchSpace, Strategy, Trial, TrialPlan, TrialStatus
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
@@ -259,3 +261,39 @@ def test_a_trial_is_behind_where_it_is_above_the_median_of_its_group() -> None:
 
 def test_a_log_uniform_draw_never_leaves_its_bounds() -> None:
     assert all(1e-3 <= log_uniform(random.Random(seed), 1e-3, 1.0000001e-3) <= 1.0000001e-3 for seed in range(100))
+
+
+@pytest.mark.parametrize(
+    "name", ["grid", "early-stopping", "hyperband", "model-scaling", "data-scaling", "hybrid", "mup"]
+)
+def test_every_strategy_but_greedy_draws_its_rates_at_random_or_from_a_grid(name: str) -> None:
+    where = replace(space(), config=TrainerConfig.model_validate({"model": {"preset": "gpt2-small"}}))
+    extra = {"tokens": [10, 20, 40]} if name == "data-scaling" else {"R": 9} if name in ("hyperband", "hybrid") else {}
+    of = {
+        draw: TypeAdapter(StrategySettings).validate_python({"name": name, "draw": draw, **extra})
+        for draw in ("grid", "random")
+    }
+    rates = {draw: [one.plan.learning_rate for one in run(one, where, curve(1e-3))] for draw, one in of.items()}
+    assert {1e-4, 1e-1} <= set(rates["grid"])
+    assert not {1e-4, 1e-1} & set(rates["random"])
+    assert all(1e-4 < rate < 1e-1 for rate in rates["random"])
+    again = run(of["random"], where, curve(1e-3))
+    assert [one.plan.learning_rate for one in again] == rates["random"]  # a sweep is resumed by asking again
+
+
+@pytest.mark.parametrize("name", ["grid", "early-stopping", "model-scaling", "data-scaling", "mup"])
+def test_ten_rates_are_the_default_of_every_strategy_that_has_a_number_of_them(name: str) -> None:
+    assert TypeAdapter(StrategySettings).validate_python(name).model_dump()["trials"] == 10
+
+
+def test_greedy_at_tens_of_steps_of_a_long_training_is_a_small_share_of_it() -> None:
+    """With trials of the whole length it takes several full trainings."""
+    where = space(steps=4725)
+    spent = {
+        steps: sum(one.plan.steps for one in run(GreedyStrategy(name="greedy", steps=steps), where, curve(1e-3, 3e-2)))
+        for steps in (None, 50)
+    }
+    assert spent[None] > 4 * 4725
+    assert spent[50] < 0.15 * 4725
+    trials = run(GreedyStrategy(name="greedy", steps=50), where, curve(1e-3, 3e-2))
+    assert {one.plan.steps for one in trials if one.plan.role == "curve"} == {50}

@@ -1,0 +1,58 @@
+"""harness spent: adds up what trainings, studies, cost probes and sweeps have taken, in hours and money."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+
+from harness.commands.output import say
+from trainer.errors import InputError, visible
+
+MOST_USD = 1e6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The folders, and a price for all of them."""
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", help="folders of harness train, run, cost and sweep, or folders above them"
+    )
+    parser.add_argument("--price", type=float, metavar="USD", help="of an hour of all, in place of recorded prices")
+    parser.add_argument("--json", action="store_true", help="print the expenses as JSON")
+
+
+def spent(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Print every expense and the sum of each kind; a folder that cannot be read is named, and not counted."""
+    from harness.launch.spending import Expense, expenses
+    from harness.report.spending import spending_json, spending_lines
+    from trainer.files import expanded
+
+    price = arguments.price
+    if price is not None and not (math.isfinite(price) and 0 < price <= MOST_USD):
+        raise InputError(f"--price: {price:g}; allowed: more than 0, at most {MOST_USD:,.0f}")
+    found: dict[str, Expense] = {}  # by folder: one may be given twice, or lie below another one
+    for given in arguments.folders:
+        place = expanded(given)
+        if not place.is_dir():
+            raise InputError(f"{place}: no such folder")
+        lying = list(expenses(place, price))
+        if not lying:
+            raise InputError(
+                f"{place}: no training, study, cost probe or sweep lies in or below it; give a folder of harness "
+                "train, run, cost or sweep"
+            )
+        for one in lying:
+            if isinstance(one, InputError):
+                print(visible(f"not counted: {one}"), file=sys.stderr)
+            else:
+                found.setdefault(str(one.folder.resolve()), one)
+    if not found:
+        raise InputError("spent: no folder could be read; see the lines above")
+    listed = list(found.values())
+    if arguments.json:
+        say(json.dumps(spending_json(listed), indent=1))
+        return 0
+    for line in spending_lines(listed):
+        say(visible(line))
+    return 0

@@ -1,0 +1,47 @@
+"""Words what folders have taken: a line for each, and the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.launch.spending import Expense
+from harness.report.cost import hours, money
+from harness.report.tables import NOT_MEASURED
+from harness.report.terminal import aligned
+from harness.report.words import count
+from trainer.json_types import Json
+
+
+def spending_lines(found: Sequence[Expense]) -> list[str]:
+    """A table: every folder, the sum of each kind where there are several, and of all."""
+    rows = [["folder", "kind", "hours", "USD"]]
+    rows += [[str(one.folder), one.kind, hours(one.seconds), _usd([one])] for one in found]
+    kinds = list(dict.fromkeys(one.kind for one in found))
+    for kind in kinds if len(kinds) > 1 else ():
+        own = [one for one in found if one.kind == kind]
+        rows.append(["sum", count(len(own), kind), hours(sum(one.seconds for one in own)), _usd(own)])
+    rows.append(["sum", "all", hours(sum(one.seconds for one in found)), _usd(found)])
+    lines = aligned(rows)
+    unpriced = [one for one in found if one.usd is None]
+    if unpriced:
+        without = f"{count(len(unpriced), 'folder')} of {len(found)} without a price"
+        lines.append(f"{without}: the sums of money leave them out; --price USD gives one to all")
+    return lines
+
+
+def spending_json(found: Sequence[Expense]) -> dict[str, Json]:
+    """What ``harness spent --json`` prints."""
+    priced = [one.usd for one in found if one.usd is not None]
+    return {
+        "expenses": [
+            {"folder": str(one.folder), "kind": one.kind, "seconds": one.seconds, "usd": one.usd} for one in found
+        ],
+        "seconds": sum(one.seconds for one in found),
+        "usd": sum(priced) if priced else None,
+        "without_price": len(found) - len(priced),
+    }
+
+
+def _usd(found: Sequence[Expense]) -> str:
+    priced = [one.usd for one in found if one.usd is not None]
+    return money(sum(priced)).removesuffix(" USD") if priced else NOT_MEASURED

@@ -1,0 +1,125 @@
+"""A strategy of the user's own: asked like any other, and refused in one line where it is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from harness.sweep.load import load_sweep
+from harness.sweep.own_strategy import OwnStrategy
+from harness.sweep.strategies import StrategySettings
+from harness.sweep.trials import TrialPlan
+from tests.commands import harness
+from tests.harness.sweep.test_load import SWEEP
+from tests.harness.sweep.test_strategies import curve, run, space
+from trainer.errors import InputError
+
+CODE = """\
+from harness.sweep.trials import TrialPlan
+
+def upward(space, factor=2.0):
+    best = yield space.low
+    while (trial := (yield best.plan.learning_rate * factor)).score < best.score:
+        best = trial
+
+def planned(space):
+    yield TrialPlan(1e-3, 7, 3, overrides={"model.width": 64})
+
+def endless():
+    while True:
+        yield 1e-3
+
+def no_generator(space):
+    return [1e-3]
+
+def no_rate(space):
+    yield "1e-3"
+
+def negative(space):
+    yield -1e-3
+
+def no_steps(space):
+    yield TrialPlan(1e-3, 0)
+
+def unkept(space):
+    yield TrialPlan(1e-3, 1, overrides={"model.width": object()})
+
+def fails(space):
+    trial = yield 1e-3
+    raise KeyError("lost")
+
+no_function = 3
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The module's name, in the working directory; another one for each test, as modules stay imported."""
+    name = f"own_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def own(name: str, **settings: object) -> OwnStrategy:
+    found = TypeAdapter(StrategySettings).validate_python({"name": name, **settings} if settings else name)
+    assert isinstance(found, OwnStrategy)
+    return found
+
+
+def test_it_is_asked_as_any_other_and_sent_what_has_ended(code: str) -> None:
+    trials = run(own(f"{code}:upward", arguments={"factor": 4.0}), space(), curve(1e-3))
+    assert [one.plan for one in trials] == [TrialPlan(1e-4 * 4**power, 100) for power in range(4)]
+
+
+def test_it_may_say_all_of_a_trial(code: str) -> None:
+    (trial,) = run(own(f"{code}:planned"), space(), curve(1e-3))
+    assert trial.plan == TrialPlan(1e-3, 7, 3, overrides={"model.width": 64})
+
+
+def test_it_has_an_end(code: str) -> None:
+    strategy = own(f"{code}:endless", trials=5)
+    assert len(run(strategy, space(), curve(1e-3))) == 5
+    assert [(one.trials, one.steps, one.exact) for one in strategy.stages(space())] == [(5, 100, False)]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("no_generator", r"returned \[0.001\], no generator"),
+        ("no_function", "has no function no_function"),
+        ("missing", "has no function missing"),
+        ("no_rate", "yielded '1e-3'; allowed: a learning rate above 0"),
+        ("negative", "yielded -0.001; allowed"),
+        ("no_steps", "yielded TrialPlan.*; allowed"),
+        ("unkept", "yielded TrialPlan.*; allowed"),
+        ("fails", "failed: KeyError"),
+    ],
+)
+def test_what_is_no_strategy_is_refused_in_one_line(code: str, function: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as refused:
+        run(own(f"{code}:{function}"), space(), curve(1e-3))
+    assert str(refused.value).startswith(f"strategy: {code}:{function}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a b:c", "module:", ":function", "a:b:c"])
+def test_a_name_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="give MODULE:FUNCTION"):
+        own(name)
+
+
+def test_of_the_command(code: str) -> None:
+    Path("small.yaml").write_text(SWEEP)
+    done = harness("sweep", "small.yaml", "--plan", "--set", f"strategy={code}:upward", cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    assert "at most 10 trials" in done.stdout
+    for strategy in (f"{code}:missing", "no_such_module:make", f"{code}:no_generator"):
+        done = harness("sweep", "small.yaml", "--plan", "--set", f"strategy={strategy}", cwd=Path.cwd())
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"harness: strategy: {strategy}")
+        assert done.stderr.count("\n") == 1
+    with pytest.raises(InputError, match=r"unknown key of own; allowed: name, trials, arguments"):
+        load_sweep("small.yaml", [f"strategy={{name: '{code}:upward', rates: 3}}"])
