@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the hashes, or of --make-labelled")
     parser.add_argument("--engine", choices=("local", "spark"), default="local", help="(default: %(default)s)")
     parser.add_argument("--workers", type=int, metavar="N", help="threads that sketch (default: one a core)")
-    parser.add_argument("--master", metavar="URL", help="Spark's master (default: local[*], all cores of this machine)")
+    parser.add_argument(
+        "--master", metavar="URL", help="Spark's master (default: that of spark-submit or SPARK_CONF_DIR)"
+    )
     parser.add_argument(
         "--timeout", type=float, metavar="S", help="how long Spark may take to start, or to end a task (default: 600)"
     )
@@ -141,13 +143,13 @@ def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
         raise InputError(f"--workers {arguments.workers}: allowed: 1 to 256")
     if arguments.engine == "local":
         return None
-    from trainer.data.spark import DEFAULT_MASTER, DEFAULT_TIMEOUT_S
+    from trainer.data.spark import DEFAULT_TIMEOUT_S
     from trainer.data.spark_process import check_installed
 
     if arguments.timeout is not None and not 0 < arguments.timeout <= 86_400:
         raise InputError(f"--timeout {arguments.timeout:g}: allowed: more than 0, at most 86400 s")
     check_installed()
-    return SparkOptions(arguments.master or DEFAULT_MASTER, arguments.timeout or DEFAULT_TIMEOUT_S)
+    return SparkOptions(arguments.master, arguments.timeout or DEFAULT_TIMEOUT_S)
 
 
 def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkOptions | None) -> int:

@@ -123,6 +123,7 @@ def _facts(result: DedupResult) -> list[tuple[str, str]]:
     rounds = [] if result.rounds is None else [("rounds of joining groups", f"{result.rounds:,}")]
     return [
         ("engine", result.engine),
+        *([] if result.master is None else [("Spark's master", code(result.master))]),
         ("documents", f"{result.documents:,}"),
         ("without shingles (empty or blank; they are kept)", f"{result.without_shingles:,}"),
         ("with the same shingles as an earlier one", f"{result.identical:,}"),

@@ -95,10 +95,10 @@ def test_spark_keeps_what_the_local_engine_keeps(
     stages: list[SparkStage] = []
     real = spark.run
 
-    def run(*arguments: object) -> tuple[dict[str, int], tuple[SparkStage, ...]]:
-        counts, found = real(*arguments)  # type: ignore[arg-type]
+    def run(*arguments: object) -> tuple[dict[str, int], tuple[SparkStage, ...], str]:
+        counts, found, master = real(*arguments)  # type: ignore[arg-type]
         stages.extend(found)
-        return counts, found
+        return counts, found, master
 
     monkeypatch.setattr(spark, "run", run)
     local = deduplicate(corpus, SETTINGS, tmp_path / "local").result
@@ -107,6 +107,7 @@ def test_spark_keeps_what_the_local_engine_keeps(
     found = deduplicate(corpus, SETTINGS, tmp_path / "a [b]" / "spark", spark=OPTIONS, stage=begun.append).result
     assert content(tmp_path / "a [b]" / "spark") == content(tmp_path / "local")
     assert facts(found) == facts(local)
+    assert (found.master, local.master) == ("local[2]", None)
     assert local.removed > 150
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a [b]", "local"]
     assert [path.name for path in (tmp_path / "a [b]").iterdir()] == ["spark"]
@@ -132,7 +133,7 @@ def test_spark_keeps_what_the_local_engine_keeps(
 
 
 def facts(result: DedupResult) -> list[object]:
-    return [value for name, value in vars(result).items() if name not in ("engine", "rounds")]
+    return [value for name, value in vars(result).items() if name not in ("engine", "rounds", "master")]
 
 
 def test_nothing_is_collected() -> None:

@@ -25,9 +25,9 @@ _WORK = ".work"
 
 @dataclass(frozen=True)
 class SparkOptions:
-    """Where Spark runs, and how long it may take to start or to end a task."""
+    """Where Spark runs (None: where its own configuration says), and how long it may take to start or to end a task."""
 
-    master: str
+    master: str | None
     timeout_s: float
 
 
@@ -47,6 +47,7 @@ class DedupResult:
     removed: int
     groups: int  # of near-duplicates, of each of which one is kept
     rounds: int | None  # of Spark, to join groups
+    master: str | None = None  # of Spark
 
 
 @dataclass(frozen=True)
@@ -87,28 +88,28 @@ def deduplicate(
         try:
             for made in (work, folder / KEPT, folder / REMOVED):
                 made.mkdir()
-            job = DedupJob.of(corpus, settings, schema, work, folder)
+            job, master = DedupJob.of(corpus, settings, schema, work, folder), None
             if spark is None:
                 count = workers or len(os.sched_getaffinity(0))
                 counts = local.run(job, count, stage, progress)
             else:
                 from trainer.data.corpus.dedup import spark as engine
 
-                counts, _ = engine.run(job, spark.master, spark.timeout_s, stage)
+                counts, _, master = engine.run(job, spark.master, spark.timeout_s, stage)
             check_parts(job)
         finally:
             remove(work)
-        outcome = _outcome(job, counts, "local" if spark is None else "spark")
+        outcome = _outcome(job, counts, master)
         finish(folder, outcome)
     return outcome
 
 
-def _outcome(job: DedupJob, counts: dict[str, int], engine: Engine) -> DedupOutcome:
+def _outcome(job: DedupJob, counts: dict[str, int], master: str | None) -> DedupOutcome:
     removed, kept = removals_in(Path(job.out))
     result = DedupResult(
         corpus=job.corpus.name,
         fingerprint=job.corpus.fingerprint,
-        engine=engine,
+        engine="local" if master is None else "spark",
         documents=job.corpus.documents,
         without_shingles=counts["without_shingles"],
         identical=counts["identical"],
@@ -118,6 +119,7 @@ def _outcome(job: DedupJob, counts: dict[str, int], engine: Engine) -> DedupOutc
         removed=len(removed),
         groups=len(np.unique(kept)),
         rounds=counts.get("rounds"),
+        master=master,
     )
     return DedupOutcome(result, removed, kept)
 

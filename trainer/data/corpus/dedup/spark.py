@@ -40,11 +40,11 @@ class SparkStage:
 
 
 def run(
-    job: DedupJob, master: str, timeout_s: float, stage: Callable[[str], None]
-) -> tuple[Counts, tuple[SparkStage, ...]]:
-    """Write all parts of the result; what was counted, and the stages. ``stage`` is called as each begins.
+    job: DedupJob, master: str | None, timeout_s: float, stage: Callable[[str], None]
+) -> tuple[Counts, tuple[SparkStage, ...], str]:
+    """Write all parts of the result; what was counted, the stages, and Spark's master.
 
-    Raises InputError where Spark fails, or ends no task for ``timeout_s``.
+    ``stage`` is called as each begins. Raises InputError where Spark fails, or ends no task for ``timeout_s``.
     """
     (Path(job.work) / _LOCAL).mkdir()
     process = SparkProcess(DedupWork(job), master, timeout_s)
@@ -69,7 +69,7 @@ def run(
         stages = tuple(SparkStage(**one["stage"]) for one in events if "stage" in one)
     finally:
         process.close()
-    return counts, stages
+    return counts, stages, str(process.master)
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,18 @@ class DedupWork:
     @property
     def settings(self) -> Mapping[str, str]:
         """What Spark itself leaves behind is removed with the work folder."""
+        local = self._local
+        return {"spark.local.dir": local, "spark.sql.warehouse.dir": f"{local}/warehouse"} if local else {}
+
+    @property
+    def java_options(self) -> str:
+        return f'"-Djava.io.tmpdir={self._local}"' if self._local else ""
+
+    @property
+    def _local(self) -> str:
+        """The folder; "" where its name is a list of folders to Spark, or ends an option."""
         local = f"{self.job.work}/{_LOCAL}"
-        if set(',"') & set(local):  # a list of folders to Spark, or the end of an option
-            return {}
-        return {
-            "spark.local.dir": local,
-            "spark.sql.warehouse.dir": f"{local}/warehouse",
-            "spark.driver.extraJavaOptions": f'"-Djava.io.tmpdir={local}"',
-        }
+        return "" if set(',"') & set(local) else local
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
         """Table by table."""
