@@ -112,6 +112,8 @@ def _values(name: str, block: bytes, first: int, column: str, content: Content) 
 
     found: list[Any] = []
     for row, one in _objects(name, block, first):
+        if (key := _repeated_key(one, column)) is not None:
+            raise InputError(f"{name}, row {row} (from 0): key {key!r} stands twice in one object; give it once")
         value = one.get(column)
         if value is None and column not in one:
             raise InputError(f"{name}, row {row} (from 0): no column {column!r}")
@@ -126,22 +128,50 @@ def _values(name: str, block: bytes, first: int, column: str, content: Content) 
         raise InputError(f"{name}: column {column!r}: {one_line(error)}") from error
 
 
-def _objects(name: str, block: bytes, first: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _objects(name: str, block: bytes, first: int) -> Iterator[tuple[int, _Object]]:
     """Each line's object with its row. Blank lines are no rows."""
     row = first
     for line in block.split(b"\n"):
         if not line.strip():
             continue
         try:
-            found = json.loads(line.removeprefix(_BOM) if row == 0 else line)
+            found = json.loads(line.removeprefix(_BOM) if row == 0 else line, object_pairs_hook=_Object)
         except (ValueError, RecursionError) as error:
             reason = "nested too deep" if isinstance(error, RecursionError) else one_line(error)
             hint = "; a .json file must have an object a line, too" if row == 0 else ""
             raise InputError(f"{name}, row {row} (from 0): not JSON ({reason}){hint}") from error
-        if not isinstance(found, dict):
+        if not isinstance(found, _Object):
             raise InputError(f"{name}, row {row} (from 0): {_kind(found)}, not an object; give an object a line")
         yield row, found
         row += 1
+
+
+class _Object(dict[str, Any]):
+    """A JSON object. ``repeated``: its keys that stand in it more than once, of which it has the last value."""
+
+    repeated: frozenset[str] = frozenset()
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        if len(self) < len(pairs):
+            keys = [key for key, _ in pairs]
+            self.repeated = frozenset(key for key in self if keys.count(key) > 1)
+
+
+def _repeated_key(found: _Object, column: str) -> str | None:
+    """Return a key that stands twice: the column, or one within its value, such as a message's role."""
+    if column in found.repeated:
+        return column
+    left = [found.get(column)]
+    while left:
+        value = left.pop()
+        if isinstance(value, _Object):
+            if value.repeated:
+                return min(value.repeated)
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return None
 
 
 def _check(name: str, row: int, column: str, value: object, content: Content) -> None:
