@@ -14,7 +14,7 @@ from trainer.data.corpus.finding import Matched
 from trainer.errors import InputError, literal
 
 _KEY = "data.corpus.format"
-_COMPRESSED = (".gz", ".zst", ".bz2")
+COMPRESSED = (".gz", ".zst", ".bz2")
 # Suffixes of archives and of compressions that are not read.
 _PACKED = (".xz", ".lzma", ".lz4", ".br", ".snappy", ".sz", ".z", ".zip", ".7z", ".rar", ".tar", ".tgz")
 SUFFIXES: dict[str, Format] = {
@@ -80,7 +80,7 @@ def choose(pattern: str, asked: Literal["auto"] | Format, column: str) -> Chosen
 def by_name(name: str) -> Format | None:
     """What the file's name says, without the suffix of a compression."""
     path = PurePosixPath(name.lower())
-    if path.suffix in _COMPRESSED:
+    if path.suffix in COMPRESSED:
         inner = SUFFIXES.get(path.with_suffix("").suffix)
         return inner if inner in ("jsonl", "text") else None
     return SUFFIXES.get(path.suffix)
@@ -150,7 +150,7 @@ def _format_of_folder(pattern: str, named: dict[Format, list[str]], asked: Liter
     if not named:
         raise InputError(
             f"{places.KEY}: the folder {pattern} holds no file with a suffix of a corpus ({', '.join(SUFFIXES)}, also "
-            f"{' and '.join(_COMPRESSED)}); {_KEY}: text takes each of its files as a document"
+            f"{' and '.join(COMPRESSED)}); {_KEY}: text takes each of its files as a document"
         )
     return tables[0] if tables else "text"
 
@@ -159,10 +159,10 @@ def _check_packed(name: str) -> None:
     """Raise InputError for documents in a compression that is not read, such as ``a.jsonl.xz``."""
     path = PurePosixPath(name.lower())
     inner = path.with_suffix("")
-    if path.suffix in (*_PACKED, *_COMPRESSED) and inner.suffix in SUFFIXES:
+    if path.suffix in (*_PACKED, *COMPRESSED) and inner.suffix in SUFFIXES:
         raise InputError(
             f"{places.KEY}: {name}: {inner.suffix} in {path.suffix} is not read; unpack it, or move it out of the "
-            f"folder; allowed: .jsonl and .txt and their like in {', '.join(_COMPRESSED)}"
+            f"folder; allowed: .jsonl and .txt and their like in {', '.join(COMPRESSED)}"
         )
 
 

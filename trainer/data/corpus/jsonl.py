@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.data.corpus import lines
-from trainer.data.corpus.base import Content, first_line
+from trainer.data.corpus.base import Content
 from trainer.errors import InputError, one_line
 
 _SHOWN_KEYS = 12
@@ -51,40 +51,12 @@ def read(name: str, column: str, content: Content) -> Iterator[Any]:
         row += len(values)
 
 
-def table(name: str, block: bytes) -> Any:
-    """A block's objects as an Arrow table of all their keys. Raises InputError where Arrow cannot make one.
-
-    A string stays one, also where it reads like a date.
-    """
-    import pyarrow as pa
-    import pyarrow.json as pj
-
-    block = block.removeprefix(_BOM)
-    rows = sum(1 for line in block.split(b"\n") if line.strip())
-    options = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    try:
-        found = pj.read_json(pa.BufferReader(block), options)
-        strings = pa.schema([field.with_type(_without_dates(field.type)) for field in found.schema])
-        if strings != found.schema:
-            found = pj.read_json(pa.BufferReader(block), options, pj.ParseOptions(explicit_schema=strings))
-        found.validate(full=True)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name}: its rows cannot be put into a table ({first_line(error)})") from error
-    if found.num_rows != rows:
-        raise InputError(f"{name}: its rows cannot be put into a table: {found.num_rows} of {rows} objects were read")
-    return found
-
-
-def _without_dates(kind: Any) -> Any:
-    import pyarrow as pa
-
-    if pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_without_dates(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _without_dates(field.type)) for field in kind])
-    return kind
+def rows(name: str) -> Iterator[list[bytes]]:
+    """Yield the lines with an object, as they stand in the file, without their line ends."""
+    first = True
+    for block in lines.blocks(name):
+        yield [line for line in (block.removeprefix(_BOM) if first else block).split(b"\n") if line.strip()]
+        first = False
 
 
 def _parsed(block: bytes, column: str, content: Content) -> Any:
