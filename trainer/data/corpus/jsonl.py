@@ -12,6 +12,7 @@ from typing import Any
 from trainer.data.corpus import lines
 from trainer.data.corpus.base import Content
 from trainer.errors import InputError, one_line
+from trainer.json_types import JsonObject
 
 _SHOWN_KEYS = 12
 _BOM = b"\xef\xbb\xbf"
@@ -49,6 +50,15 @@ def read(name: str, column: str, content: Content) -> Iterator[Any]:
             values = _values(name, block, row, column, content)
         yield values
         row += len(values)
+
+
+def objects(name: str) -> Iterator[tuple[int, JsonObject]]:
+    """Yield each row with its object. Raises InputError for a line that is none."""
+    first = 0
+    for block in lines.blocks(name):
+        for row, found in _objects(name, block, first):
+            yield row, found
+            first = row + 1
 
 
 def rows(name: str) -> Iterator[list[bytes]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from trainer.data.corpus.base import Corpus
 from trainer.data.corpus.dedup import local
+from trainer.data.corpus.dedup.local import Edges
 from trainer.data.corpus.dedup.new_folder import check_new, new_folder
 from trainer.data.corpus.dedup.parts import COLUMNS, KEPT, REMOVED, check_parts
 from trainer.data.corpus.dedup.sketches import DedupJob, DedupSettings, Integers
@@ -52,11 +53,15 @@ class DedupResult:
 
 @dataclass(frozen=True)
 class DedupOutcome:
-    """The result, the numbers of the removed documents and of those that are kept of their groups, in order."""
+    """The result, the numbers of the removed documents and of those that are kept of their groups, in order.
+
+    ``edges``: pairs that are similar enough, where they were asked for.
+    """
 
     result: DedupResult
     removed: Integers
     kept: Integers
+    edges: Edges | None = None
 
 
 def deduplicate(
@@ -66,6 +71,7 @@ def deduplicate(
     *,
     workers: int | None = None,
     spark: SparkOptions | None = None,
+    with_edges: bool = False,
     finish: Callable[[Path, DedupOutcome], None] = lambda _folder, _outcome: None,
     stage: Callable[[str], None] = lambda _: None,
     progress: Callable[[int], None] = lambda _: None,
@@ -74,7 +80,8 @@ def deduplicate(
 
     Until then it lies beside ``out`` under a temporary name, with what is only needed meanwhile (8 bytes of each
     shingle): a killed process leaves nothing else, and the next one removes it. ``spark`` chooses that engine.
-    ``workers``: threads of the local one (default: as many as this process may use cores).
+    ``workers``: threads of the local one (default: as many as this process may use cores). ``with_edges``: keep the
+    pairs that are similar enough, in memory (24 bytes each).
     """
     if corpus.content != "text":
         raise InputError(
@@ -88,18 +95,19 @@ def deduplicate(
         try:
             for made in (work, folder / KEPT, folder / REMOVED):
                 made.mkdir()
-            job, master = DedupJob.of(corpus, settings, schema, work, folder), None
+            job, master, edges = DedupJob.of(corpus, settings, schema, work, folder), None, None
             if spark is None:
                 count = workers or len(os.sched_getaffinity(0))
-                counts = local.run(job, count, stage, progress)
+                counts, edges = local.run(job, count, stage, progress)
             else:
                 from trainer.data.corpus.dedup import spark as engine
 
                 counts, _, master = engine.run(job, spark.master, spark.timeout_s, stage)
+                edges = engine.edges(job) if with_edges else None
             check_parts(job)
         finally:
             remove(work)
-        outcome = _outcome(job, counts, master)
+        outcome = replace(_outcome(job, counts, master), edges=edges if with_edges else None)
         finish(folder, outcome)
     return outcome
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.corpus.dedup import spark_tasks as tasks
+from trainer.data.corpus.dedup.local import Edges
 from trainer.data.corpus.dedup.sketches import DedupJob
 from trainer.data.spark_process import SparkProcess
 from trainer.errors import InputError
@@ -26,6 +27,7 @@ _MOST_PARTITIONS = 4000
 _WAVES = 4  # runs of shares for each core, where a corpus cannot be read from its middle
 _LOOK_S = 2.0
 _LOCAL = "local"  # folder of Spark's own files, on this machine
+_TABLES = "tables"  # folder of what executors write
 _EDGES = "left long, right long, jaccard double"
 Counts = dict[str, int]
 
@@ -70,6 +72,17 @@ def run(
     finally:
         process.close()
     return counts, stages, str(process.master)
+
+
+def edges(job: DedupJob) -> Edges:
+    """Return the pairs that are similar enough, from the tables that executors wrote. They fit in memory."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = [pq.read_table(Path(job.work) / _TABLES / name) for name in ("identical", "verify")]
+    table = pa.concat_tables(tables).sort_by([("left", "ascending"), ("right", "ascending")])
+    left, right, similarities = (table.column(name).to_numpy() for name in ("left", "right", "jaccard"))
+    return left, right, similarities
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,7 @@ class _SparkTables:
         context = self._session.sparkContext
         context.setJobGroup(name, f"harness data dedup: {name}")
         self._report(begins=name)
-        path = f"file://{self._job.work}/tables/{name}"
+        path = f"file://{self._job.work}/{_TABLES}/{name}"
         observation = Observation(name)
         frame = frame.observe(observation, *(value.alias(key) for key, value in observed.items()))
         plan = frame._jdf.queryExecution().executedPlan().toString()
