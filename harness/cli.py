@@ -18,8 +18,10 @@ from harness import __version__
 from harness.commands.actions import Command
 from harness.launch import ending
 from trainer.errors import MACHINE_FAULTS, InputError, visible
+from trainer.files import check_utf8
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
+MOST_SHOWN = 500  # characters of a text that cannot be written
 MOST_MISTAKES = 20  # of one file that are listed after the first
 
 
@@ -157,6 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(parts: list[str]) -> int:
     try:
         arguments = _parse(parts)
+        if isinstance(out := getattr(arguments, "out", None), str):
+            check_utf8(out, "--out")
         status = COMMANDS[arguments.command].function()(arguments, ["harness", *parts])
         sys.stdout.flush()
     except InputError as error:
@@ -168,6 +172,12 @@ def _run(parts: list[str]) -> int:
         return 130
     except BrokenPipeError:
         raise
+    except UnicodeEncodeError as error:
+        if not "\ud800" <= error.object[error.start] <= "\udfff":
+            raise
+        # A lone surrogate stands for a byte of a name that is not UTF-8.
+        print(f"harness: {visible(error.object)[:MOST_SHOWN]}: is not UTF-8; rename it, or its folder", file=sys.stderr)
+        return 2
     except OSError as error:  # a full disk, a folder that may not be read: what was written stays as it is
         where = visible(str(error.filename or "input or output"))
         print(f"harness: {where}: {error.strerror or visible(str(error))}", file=sys.stderr)

@@ -235,7 +235,8 @@ def test_spark_writes_what_one_machine_writes(scenario: str, local: dict[Format,
     assert done.returncode == 0, done.stderr
     for format, made in local.items():
         assert content(tmp_path / "o" / format) == content(made.folder)
-    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == sorted([*local, "spark.json"])  # no share is left
+    names = sorted(path.name for path in (tmp_path / "o").iterdir())
+    assert names == sorted([*local, "spark.json"])  # no share is left
     assert json.loads((tmp_path / "o" / "spark.json").read_text()) == {"master": "local[2]"}
 
 

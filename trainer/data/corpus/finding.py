@@ -17,7 +17,7 @@ from typing import Literal
 from trainer.data.corpus import places
 from trainer.data.corpus.base import PassedOver, Reason
 from trainer.errors import InputError, visible
-from trainer.files import expanded
+from trainer.files import check_utf8, expanded
 
 REASONS: dict[Reason, str] = {
     "hidden": "hidden",
@@ -82,7 +82,7 @@ def find(pattern: str) -> Matched:
 
     Hidden files of a folder, and folders below it that this package wrote, are passed over.
     """
-    check_name(pattern, places.KEY)
+    check_utf8(pattern, places.KEY)
     pattern = places.local(pattern)
     if places.is_remote(pattern):
         return _remote(pattern)
@@ -90,18 +90,10 @@ def find(pattern: str) -> Matched:
     return _of_folder(pattern, path.absolute()) if path.is_dir() else matching(pattern, places.KEY)
 
 
-def check_name(name: str, key: str) -> None:
-    """Raise InputError for a name that is not UTF-8: no page, table or message can hold it."""
-    try:
-        os.fsencode(name).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{key}: {visible(name)}: its name is not UTF-8; rename it") from error
-
-
 def matching(pattern: str, key: str) -> Matched:
     """Find the file ``pattern``, or the files that it matches as a glob. Raises InputError where there is none."""
-    check_name(pattern, key)
     path = expanded(pattern)
+    check_utf8(str(path.absolute()), key)
     if path.is_file():
         return Matched((str(path.absolute()),))
     tally, whole = Tally(), path.absolute()
@@ -176,7 +168,7 @@ def _is_output(names: Collection[str]) -> bool:
 
 def _kind(name: str, key: str) -> Literal["file", "folder", "special"]:
     """Return what lies behind a name, links followed. Raises InputError for a link to nothing."""
-    check_name(name, key)
+    check_utf8(name, key)
     try:
         mode = os.stat(name).st_mode  # noqa: PTH116
     except OSError as error:

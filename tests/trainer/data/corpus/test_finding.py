@@ -20,7 +20,7 @@ from tests.trainer.data.conftest import write_parquet
 from tests.trainer.data.corpus.corpora import arrow, compressed, jsonl, saved_to_disk
 from trainer.config import CorpusConfig
 from trainer.data.corpus import Corpus, iter_texts, prepare_corpus
-from trainer.errors import InputError
+from trainer.errors import InputError, visible
 
 Passed = dict[str, tuple[int, tuple[str, ...]]]
 
@@ -290,7 +290,7 @@ def test_a_stream_of_save_to_disk_is_compared_with_its_info(tmp_path: Path, caps
 NO_UTF8 = os.fsdecode(b"caf\xe9")
 
 
-@pytest.mark.parametrize("pattern", ["", "*.jsonl", "**/*.jsonl", f"{NO_UTF8}.jsonl"])
+@pytest.mark.parametrize("pattern", ["", "*.jsonl", "**/*.jsonl", f"{NO_UTF8}.jsonl"], ids=ascii)
 def test_a_name_that_is_not_utf8_is_one_line(tmp_path: Path, pattern: str) -> None:
     lines(tmp_path / "a.jsonl", "a")
     lines(tmp_path / f"{NO_UTF8}.jsonl", "b")
@@ -305,6 +305,39 @@ def test_a_name_that_is_not_utf8_is_one_line(tmp_path: Path, pattern: str) -> No
         assert done.stderr.count("\n") == 1
         assert r"caf\udce9.jsonl" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("data", "pretokenize", "--corpus", "ok", "--tokenizer", "bpe:300", "--out", NO_UTF8),
+        ("data", "stats", "--corpus", "ok", "--tokenizer", f"{NO_UTF8}.json"),
+        ("data", "dedup", "--corpus", "ok", "--out", "out", "--labels", NO_UTF8),
+        ("data", "dedup", "--make-labelled", "10", "--out", NO_UTF8),
+        ("train", "quickstart", "--arm", "text-padded", "--out", NO_UTF8),
+        ("train", "quickstart", "--arm", "text-padded", "--out", "out", "--set", f"data.corpus.path={NO_UTF8}"),
+        ("train", "SCENARIO", "--out", "out"),
+        ("run", "SCENARIO", "--out", "out"),
+    ],
+    ids=lambda words: visible(" ".join(words)),
+)
+def test_a_name_that_is_not_utf8_is_one_line_before_any_work(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "ok" / "a.jsonl", "some words are here")
+    lines(tmp_path / "wrong" / f"{NO_UTF8}.jsonl", "b")
+    (tmp_path / "s.yaml").write_text(
+        f"name: s\nquestion: q\nbase: {{data.corpus.path: {tmp_path}/wrong, steps: 2}}\narms: {{a: null}}\n"
+    )
+    done = harness(*(str(tmp_path / "s.yaml") if word == "SCENARIO" else word for word in words))
+    assert (done.returncode, done.stdout) == (2, "")
+    wrong = [line for line in done.stderr.splitlines() if r"\udce9" in line]
+    assert len(wrong) == 1, done.stderr
+    assert "UTF-8" in wrong[0]
+    assert "Traceback" not in done.stderr
+    assert ".tmp" not in done.stderr
+    assert sorted(os.listdir()) == ["ok", "s.yaml", "wrong"]  # noqa: PTH208
 
 
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainer.data.corpus.dedup import spark_tasks as tasks
 from trainer.data.corpus.dedup.local import Edges
 from trainer.data.corpus.dedup.sketches import DedupJob
@@ -76,12 +78,12 @@ def run(
 
 def edges(job: DedupJob) -> Edges:
     """Return the pairs that are similar enough, from the tables that executors wrote. They fit in memory."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     tables = [pq.read_table(Path(job.work) / _TABLES / name) for name in ("identical", "verify")]
-    table = pa.concat_tables(tables).sort_by([("left", "ascending"), ("right", "ascending")])
-    left, right, similarities = (table.column(name).to_numpy() for name in ("left", "right", "jaccard"))
+    left, right, similarities = (
+        np.concatenate([table.column(name).to_numpy() for table in tables]) for name in ("left", "right", "jaccard")
+    )
     return left, right, similarities
 
 
