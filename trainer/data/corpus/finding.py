@@ -186,8 +186,13 @@ def _once(names: Iterable[str], root: Path, tally: Tally) -> tuple[str, ...]:
     """Return each file once, under its own name where it has one below ``root``, in the order of paths."""
     real_root = os.path.realpath(root)
     files: dict[str, str] = {}
+    folders: dict[str, str] = {}  # their own names: asking for that of each file would take ten times as long
     for name in names:
-        real = os.path.realpath(name)
+        folder, last = os.path.split(name)
+        if os.path.islink(name):  # noqa: PTH114
+            real = os.path.realpath(name)
+        else:
+            real = f"{folders.get(folder) or folders.setdefault(folder, os.path.realpath(folder))}/{last}"
         if (before := files.get(real)) is None:
             files[real] = name
             continue
