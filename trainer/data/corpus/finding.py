@@ -38,6 +38,8 @@ _OUTPUTS = (
     {"stats.json", "stats.md"},
     {"study.json"},
     {"run.json"},
+    {"sweep.json"},
+    {"export.json"},
 )
 
 
