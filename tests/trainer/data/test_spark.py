@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import runpy
 import shutil
+import sys
 import time
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,6 +19,7 @@ from typing import get_args
 
 import pytest
 
+import harness.__main__ as entry
 from tests.commands import harness
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.config import CorpusConfig, TokenizerConfig
@@ -189,6 +192,15 @@ def test_the_reason_is_what_an_executor_raised() -> None:
     assert reason_of(ValueError("plain\nmore")) == "ValueError: plain"
     assert is_local("local[4]")
     assert not is_local("spark://host:7077")
+
+
+def test_the_file_that_spark_submit_runs_does_not_shadow_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python puts the folder of a file that is run by its path first, where harness/testing would be ``testing``."""
+    file = Path(entry.__file__)
+    monkeypatch.setattr("sys.path", [str(file.parent), *sys.path])
+    runpy.run_path(str(file))
+    assert str(file.parent) not in sys.path
+    assert str(file.parent.parent) in sys.path
 
 
 SCENARIO = """name: x
