@@ -1,13 +1,15 @@
 """``python -m harness``: unlike the command ``harness``, Python then looks in the present folder first.
 
 A user's folder may hold a trainer.py or a profiles/ of his own: what this package imports must be what lies beside it.
+``spark-submit`` runs this file by its path: Python then looks in this folder first.
 """
 
 import os
 import sys
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-if sys.path and os.path.abspath(sys.path[0] or ".") == os.getcwd() != _HERE:
+_FIRST = os.path.abspath(sys.path[0] or ".") if sys.path else ""
+if os.path.dirname(os.path.abspath(__file__)) == _FIRST or _FIRST == os.getcwd() != _HERE:
     sys.path[0:1] = []
     sys.path.append(_HERE)
 

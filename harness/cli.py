@@ -18,8 +18,10 @@ from harness import __version__
 from harness.commands.actions import Command
 from harness.launch import ending
 from trainer.errors import MACHINE_FAULTS, InputError, visible
+from trainer.files import check_utf8
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
+MOST_SHOWN = 500  # characters of a text that cannot be written
 MOST_MISTAKES = 20  # of one file that are listed after the first
 NO_SURROGATES = "surrogates not allowed"  # Python's reason where a name from the system is no UTF-8
 NO_UTF_8 = "the name is no UTF-8; rename the file or folder"
@@ -161,6 +163,8 @@ def _run(parts: list[str]) -> int:
     try:
         _check_text(parts)
         arguments = _parse(parts)
+        if isinstance(out := getattr(arguments, "out", None), str):
+            check_utf8(out, "--out")
         status = COMMANDS[arguments.command].function()(arguments, ["harness", *parts])
         sys.stdout.flush()
     except InputError as error:
@@ -177,6 +181,12 @@ def _run(parts: list[str]) -> int:
         return 130
     except BrokenPipeError:
         raise
+    except UnicodeEncodeError as error:
+        if not "\ud800" <= error.object[error.start] <= "\udfff":
+            raise
+        # A lone surrogate stands for a byte of a name that is not UTF-8.
+        print(f"harness: {visible(error.object)[:MOST_SHOWN]}: is not UTF-8; rename it, or its folder", file=sys.stderr)
+        return 2
     except OSError as error:  # a full disk, a folder that may not be read: what was written stays as it is
         where = visible(str(error.filename or "input or output"))
         print(f"harness: {where}: {error.strerror or visible(str(error))}", file=sys.stderr)

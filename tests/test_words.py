@@ -55,6 +55,7 @@ ALLOWED = {
     "turn": "a column of the steps table (schema 1), and a key of a message between launcher and run",
     "settle": "a key of a message between launcher and run",
     "words": AUDIT,
+    "tell": "a method of files",
     "break_long_words": "an argument of textwrap.wrap",
     "evidence": AUDIT,
     "in_words": "trainer.errors: formats an error as one line, called by every state of the code",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainer.errors import InputError
+from trainer.errors import InputError, visible
 from trainer.leftovers import temporary_path
 
 MOST_DIGITS = 25  # more than any 64-bit integer has
@@ -44,6 +44,14 @@ def _whole(text: str) -> int:
 
 def _refuse(text: str) -> NoReturn:
     raise ValueError(f"{text:.40} is no number that a program can count with")
+
+
+def check_utf8(name: str, where: str) -> None:
+    """Raise InputError for a name that is not UTF-8: no table, page or message can hold it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{where}: {visible(name)}: its name is not UTF-8; rename it") from error
 
 
 def expanded(path: str | Path) -> Path:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _SIZES = {"word": 5, "char": 9}
 # What does not go with --make-labelled, which takes the seed.
 _OTHERS = (
-    "corpus", "column", "shingles", "shingle_size", "threshold", "permutations", "bands", "rows", "engine", "workers",
-    "master", "timeout", "labels", "json", "upload",
+    "corpus", "column", "shingles", "shingle_size", "unicode", "case", "threshold", "permutations",
+    "bands", "rows", "engine", "workers", "master", "timeout", "labels", "json", "upload",
 )  # fmt: skip
 _STAGES = {
     "sketch": "sketching documents",
@@ -48,6 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--shingle-size", type=int, metavar="N", help="of a run (default: 5 words, 9 characters)")
     parser.add_argument(
+        "--unicode", choices=("nfc", "nfkc", "none"), default="nfc",
+        help="form in which texts are compared: composed letters, also ligatures and wide letters as plain ones, or as "
+        "they are (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--case", choices=("lower", "fold", "keep"), default="lower",
+        help="compare lower case, case-folded texts, or texts as they are (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--threshold", type=float, default=0.8, metavar="S",
         help="Jaccard similarity of shingles from which on documents are near-duplicates (default: %(default)s)",
     )  # fmt: skip
@@ -57,11 +66,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the hashes, or of --make-labelled")
     parser.add_argument("--engine", choices=("local", "spark"), default="local", help="(default: %(default)s)")
     parser.add_argument("--workers", type=int, metavar="N", help="threads that sketch (default: one a core)")
-    parser.add_argument("--master", metavar="URL", help="Spark's master (default: local[*], all cores of this machine)")
+    parser.add_argument(
+        "--master", metavar="URL", help="Spark's master (default: that of spark-submit or SPARK_CONF_DIR)"
+    )
     parser.add_argument(
         "--timeout", type=float, metavar="S", help="how long Spark may take to start, or to end a task (default: 600)"
     )
-    parser.add_argument("--labels", metavar="FILE", help="of a labelled corpus: report precision and recall")
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="report precision and recall: of --make-labelled, or a table with cluster and id or row",
+    )
     parser.add_argument(
         "--make-labelled", type=int, metavar="N", help="only make a labelled corpus of N documents in --out"
     )
@@ -116,7 +131,7 @@ def _settings(arguments: argparse.Namespace) -> DedupSettings:
     from trainer.data.corpus.dedup.sketches import DedupSettings
 
     size = _SIZES[arguments.shingles] if arguments.shingle_size is None else arguments.shingle_size
-    shingling = Shingling(arguments.shingles, size)
+    shingling = Shingling(arguments.shingles, size, arguments.unicode, arguments.case)
     check_threshold(arguments.threshold)
     if (arguments.bands is None) != (arguments.rows is None):
         raise InputError("--bands and --rows: give both, or --permutations")
@@ -141,13 +156,13 @@ def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
         raise InputError(f"--workers {arguments.workers}: allowed: 1 to 256")
     if arguments.engine == "local":
         return None
-    from trainer.data.spark import DEFAULT_MASTER, DEFAULT_TIMEOUT_S
+    from trainer.data.spark import DEFAULT_TIMEOUT_S
     from trainer.data.spark_process import check_installed
 
     if arguments.timeout is not None and not 0 < arguments.timeout <= 86_400:
         raise InputError(f"--timeout {arguments.timeout:g}: allowed: more than 0, at most 86400 s")
     check_installed()
-    return SparkOptions(arguments.master or DEFAULT_MASTER, arguments.timeout or DEFAULT_TIMEOUT_S)
+    return SparkOptions(arguments.master, arguments.timeout or DEFAULT_TIMEOUT_S)
 
 
 def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkOptions | None) -> int:
@@ -155,8 +170,9 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
     from harness.report import dedup as report
     from trainer.config import CorpusConfig
     from trainer.data.corpus import prepare_corpus
+    from trainer.data.corpus.dedup.clusters import cluster_quality
     from trainer.data.corpus.dedup.new_folder import check_new
-    from trainer.data.corpus.dedup.quality import quality_of, read_labels
+    from trainer.data.corpus.dedup.quality import Labels, quality_of, read_labels
     from trainer.data.corpus.dedup.run import deduplicate
 
     out = Path(arguments.out)
@@ -167,8 +183,12 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
     pages: list[DedupPage] = []
 
     def finish(folder: Path, outcome: DedupOutcome) -> None:
-        quality = None if labels is None else quality_of(labels, outcome.removed, outcome.kept)
-        found = report.DedupPage(settings, outcome.result, quality)
+        quality = quality_of(labels, outcome.removed, outcome.kept) if isinstance(labels, Labels) else None
+        clusters = None
+        if labels is not None and outcome.edges is not None:
+            known = labels.clusters if isinstance(labels, Labels) else labels
+            clusters = cluster_quality(known, outcome.edges, settings.threshold)
+        found = report.DedupPage(settings, outcome.result, quality, clusters)
         pages.append(found)
         write_bytes(folder / report.PICTURE, report.picture(settings).png)
         write_text(folder / "dedup.json", json.dumps(report.as_json(found)) + "\n")
@@ -176,7 +196,15 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
 
     with _shown(corpus) as (stage, progress):
         deduplicate(
-            corpus, settings, out, workers=arguments.workers, spark=spark, finish=finish, stage=stage, progress=progress
+            corpus,
+            settings,
+            out,
+            workers=arguments.workers,
+            spark=spark,
+            with_edges=labels is not None,
+            finish=finish,
+            stage=stage,
+            progress=progress,
         )
     if arguments.json:
         print(json.dumps(report.as_json(pages[0])))

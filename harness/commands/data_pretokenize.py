@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from harness.commands.arguments import add_upload
 from harness.commands.data_needs import add_inputs, needs_of, only, prepared
 from harness.commands.output import say
 from trainer.errors import InputError
+from trainer.files import write_text
 
 if TYPE_CHECKING:
     from trainer.data.corpus import Corpus
@@ -29,6 +31,7 @@ FORMATS: dict[str, tuple[Format, ...]] = {
     "all": ("flat", "padded", "token-list"),
 }
 ENGINES = ("local", "spark")
+SPARK_FILE = "spark.json"  # in --out: which Spark tokenized; the formats' folders are the same by any engine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequence-length", type=int, metavar="N", help="of padded rows, without a scenario")
     parser.add_argument("--workers", type=int, metavar="N", help="threads that tokenize (default: one a core)")
     parser.add_argument("--engine", choices=ENGINES, default="local", help="what tokenizes (default: %(default)s)")
-    parser.add_argument("--master", metavar="URL", help="Spark's master (default: local[*], all cores of this machine)")
+    parser.add_argument(
+        "--master", metavar="URL", help="Spark's master (default: that of spark-submit or SPARK_CONF_DIR)"
+    )
     parser.add_argument(
         "--timeout", type=float, metavar="S", help="how long Spark may take to start, or to end a share (default: 600)"
     )
@@ -78,6 +83,8 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
                     from trainer.data.pretokenize import groups_of
 
                     tokens = groups_of(made.flat())
+            if spark is not None and spark.master is not None and arguments.out is not None:
+                write_text(Path(arguments.out) / SPARK_FILE, json.dumps({"master": spark.master}) + "\n")
     return 0 if uploader is None or finish_upload(Path(arguments.out), uploader) else 1
 
 
@@ -102,11 +109,10 @@ def _spark(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerIn
         yield None
         return
     from trainer.data import cache
-    from trainer.data.spark import DEFAULT_MASTER, DEFAULT_TIMEOUT_S, SparkTokens
+    from trainer.data.spark import DEFAULT_TIMEOUT_S, SparkTokens
 
     shared = Path(arguments.out) if arguments.out is not None else cache.cache_root() / "spark"
-    master, timeout_s = arguments.master or DEFAULT_MASTER, arguments.timeout or DEFAULT_TIMEOUT_S
-    tokens = SparkTokens(corpus, tokenizer, shared, master, timeout_s)
+    tokens = SparkTokens(corpus, tokenizer, shared, arguments.master, arguments.timeout or DEFAULT_TIMEOUT_S)
     done = False
     try:
         yield tokens

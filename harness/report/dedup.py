@@ -9,11 +9,13 @@ from harness.report.as_json import record_json
 from harness.report.drawing import Picture, drawn, title
 from harness.report.tables import NOT_MEASURED, code, table
 from harness.report.words import count, percent
+from trainer.data.corpus.dedup.clusters import ClusterQuality
 from trainer.data.corpus.dedup.components import KEPT_RULE
 from trainer.data.corpus.dedup.labelled import DUPLICATES
 from trainer.data.corpus.dedup.pairs import BEFORE
 from trainer.data.corpus.dedup.quality import KindCount, Quality
 from trainer.data.corpus.dedup.run import DedupResult
+from trainer.data.corpus.dedup.shingles import Shingling
 from trainer.data.corpus.dedup.sketches import DedupSettings
 from trainer.json_types import Json
 
@@ -33,6 +35,7 @@ class DedupPage:
     settings: DedupSettings
     result: DedupResult
     quality: Quality | None
+    clusters: ClusterQuality | None = None
 
 
 def as_json(found: DedupPage) -> dict[str, Json]:
@@ -45,8 +48,11 @@ def as_json(found: DedupPage) -> dict[str, Json]:
         "result": record_json(found.result),
         "quality": None if found.quality is None else record_json(found.quality),
     }
+    plain["clusters"] = None if found.clusters is None else record_json(found.clusters)
     if found.quality is not None:
         plain["precision"], plain["recall"] = found.quality.precision, found.quality.recall
+    elif found.clusters is not None:
+        plain["precision"], plain["recall"] = found.clusters.at[0].precision, found.clusters.at[0].recall
     return plain
 
 
@@ -71,8 +77,10 @@ def page(found: DedupPage, picture: str | None = None) -> str:
         table(["of the corpus", "value"], _facts(result)),
         _rules(found),
     ]
-    if found.quality is not None:
-        parts += ["## Against the labels", *_against(found.quality)]
+    if found.quality is not None or found.clusters is not None:
+        parts += ["## Against the labels", *([] if found.quality is None else _against(found.quality))]
+    if found.clusters is not None:
+        parts += _by_threshold(found.clusters)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -94,7 +102,7 @@ def _criteria(settings: DedupSettings) -> str:
     unit = _UNITS[shingling.kind]
     shingle = f"each {unit}" if shingling.size == 1 else f"each run of {shingling.size} {unit}s"
     return (
-        f"A shingle is {shingle}, whatever its case and white space; a shorter document is one shingle. Documents are "
+        f"A shingle is {shingle}, whatever its {_ignored(shingling)}; a shorter document is one shingle. Documents are "
         f"near-duplicates from a Jaccard similarity of their shingles of {settings.threshold} on. Candidates share "
         f"one of {count(banding.bands, 'band')} of {count(banding.rows, 'row')} ({banding.permutations} permutations, "
         f"seed {settings.seed}): the S-curve 1 - (1 - s^{banding.rows})^{banding.bands}, which rises around "
@@ -102,6 +110,14 @@ def _criteria(settings: DedupSettings) -> str:
         "candidate with a probability of "
         f"{_probability(banding.missed(settings.threshold))}."
     )
+
+
+def _ignored(shingling: Shingling) -> str:
+    """Name what makes no difference between two texts."""
+    case = {"lower": "case, ", "fold": "case (folded), ", "keep": ""}[shingling.case]
+    form = {"nfc": " and Unicode form (NFC)", "nfkc": " and Unicode form (NFKC)", "none": ""}[shingling.unicode]
+    parts = f"{case}white space{form}"
+    return parts if form else parts.replace(", white", " and white")
 
 
 def _point(settings: DedupSettings, similarity: float) -> tuple[str, str]:
@@ -123,6 +139,7 @@ def _facts(result: DedupResult) -> list[tuple[str, str]]:
     rounds = [] if result.rounds is None else [("rounds of joining groups", f"{result.rounds:,}")]
     return [
         ("engine", result.engine),
+        *([] if result.master is None else [("Spark's master", code(result.master))]),
         ("documents", f"{result.documents:,}"),
         ("without shingles (empty or blank; they are kept)", f"{result.without_shingles:,}"),
         ("with the same shingles as an earlier one", f"{result.identical:,}"),
@@ -168,6 +185,24 @@ def _against(quality: Quality) -> list[str]:
         ),
         f"Near-duplicates are {', '.join(DUPLICATES)}; no others should be grouped. They are labelled in runs of 5 "
         "words and for a threshold of 0.8: for others, some labels are wrong.",
+    ]  # fmt: skip
+
+
+def _by_threshold(quality: ClusterQuality) -> list[str]:
+    outside = [f"{quality.unlabelled:,} documents have no label and are not counted"] if quality.unlabelled else []
+    outside += [f"{quality.unknown:,} labels are of no document of the corpus"] if quality.unknown else []
+    return [
+        f"{quality.labelled:,} documents are labelled, in {count(quality.clusters, 'cluster')} of several documents "
+        f"with {count(quality.pairs, 'pair')}{''.join(f'; {one}' for one in outside)}.",
+        table(
+            ["threshold", "removed", "pairs within a group", "of these within a cluster", "precision", "recall"],
+            [
+                (f"{one.threshold:g}", f"{one.removed:,}", f"{one.found:,}", f"{one.right:,}", _share(one.precision),
+                 _share(one.recall))
+                for one in quality.at
+            ],
+        ),
+        "Precision and recall are of pairs of labelled documents. A lower `--threshold` adds lines for it.",
     ]  # fmt: skip
 
 

@@ -80,7 +80,8 @@ def _library(location: str) -> tuple[Callable[[str], list[int]], Callable[[list[
 
 def _documents(corpus: dict[str, Any]) -> Iterator[str]:
     pattern = Path(corpus["parquet"])
-    files = [pattern] if pattern.is_file() else sorted(pattern.parent.glob(pattern.name))
+    matched = [pattern] if pattern.is_file() else sorted(pattern.parent.glob(pattern.name))
+    files = sorted({file.resolve() for file in matched if file.is_file()})
     column, left = corpus.get("column", "text"), corpus.get("documents")
     found = itertools.chain.from_iterable(pq.read_table(file, columns=[column])[column].to_pylist() for file in files)
     yield from itertools.islice(found, left)

@@ -95,6 +95,17 @@ def two_files(first: pa.Table, second: pa.Table | bytes) -> Callable[[Path], dic
     return make
 
 
+def beside(prepare: Callable[[Path], object]) -> Callable[[Path], dict[str, Any]]:
+    """A corpus of a file and a glob, which also matches what ``prepare`` puts beside the file."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        pq.write_table(ORDINARY, folder / "a.parquet")
+        prepare(folder)
+        return {"parquet": str(folder / "*.parquet")}
+
+    return make
+
+
 def no_file(at: str, prepare: Callable[[Path], object] = Path.exists) -> Callable[[Path], dict[str, Any]]:
     """A path that is no parquet file."""
 
@@ -166,6 +177,11 @@ CORPORA = (
     Hostile("a glob with another schema", two_files(ORDINARY, pa.table({"body": ["a"]}))),
     Hostile("a name with glob characters", of_table(lambda: ORDINARY, name="[a]*?{b}.parquet")),
     Hostile("a name with a line break", of_table(lambda: ORDINARY, name="a\nb \x1b[31m.parquet")),
+    Hostile("a link to nothing", beside(lambda folder: (folder / "b.parquet").symlink_to("/no/such.parquet"))),
+    Hostile("a glob with a link to itself", beside(lambda folder: (folder / "b.parquet").symlink_to("b.parquet"))),
+    Hostile("a second name by a link", beside(lambda folder: (folder / "0.parquet").symlink_to("a.parquet"))),
+    Hostile("a folder by a link", beside(lambda folder: (folder / "b.parquet").symlink_to("."))),
+    Hostile("a name that is not UTF-8", beside(lambda folder: (folder / os.fsdecode(b"\xe9.parquet")).touch())),
     Hostile("no file", no_file("nothing.parquet")),
     Hostile("a folder", no_file("corpus.parquet", Path.mkdir)),
     Hostile("a pipe", no_file("corpus.parquet", os.mkfifo)),

@@ -20,7 +20,6 @@ from trainer.data.tokenizers import TokenizerInfo
 from trainer.errors import InputError
 from trainer.leftovers import partial_path, remove
 
-DEFAULT_MASTER = "local[*]"
 DEFAULT_TIMEOUT_S = 600.0
 
 
@@ -35,11 +34,12 @@ class SparkTokens:
         corpus: Corpus,
         tokenizer: TokenizerInfo,
         folder: Path,
-        master: str = DEFAULT_MASTER,
+        master: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         """``folder``: where shares lie until :meth:`close` removes them, one that all machines see.
 
+        ``master``: None for the one that Spark's own configuration names.
         ``timeout_s``: how long Spark may take to start, and to end a share.
         """
         if corpus.content == "tokens":
@@ -60,6 +60,11 @@ class SparkTokens:
                 assert self._driver is not None, "whatever is missing was asked for"
                 self._driver.wait_for(self.job.place(number))
             yield from read_share(self.job, number, max(start - number * self.job.documents, 0))
+
+    @property
+    def master(self) -> str | None:
+        """Spark's master, where Spark was needed and has been ready."""
+        return None if self._driver is None else self._driver.process.master
 
     def close(self, *, keep: bool = False) -> None:
         """End Spark, and remove the shares unless there are some and another process is to go on with them."""

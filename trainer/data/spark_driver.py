@@ -19,7 +19,7 @@ _WAVES = 4  # runs of shares for each core, where a corpus cannot be read from i
 class SparkDriver:
     """A Spark driver that makes shares; they appear in the job's folder as they are finished."""
 
-    def __init__(self, job: ShareJob, missing: list[int], master: str, timeout_s: float) -> None:
+    def __init__(self, job: ShareJob, missing: list[int], master: str | None, timeout_s: float) -> None:
         """Raises InputError where PySpark or Java are not there."""
         self._job, self._missing = job, missing
         self.process = SparkProcess(ShareWork(job, tuple(missing)), master, timeout_s)
@@ -43,6 +43,7 @@ class ShareWork:
     job: ShareJob
     missing: tuple[int, ...]
     name: str = "harness data pretokenize"
+    java_options: str = ""
 
     @property
     def settings(self) -> Mapping[str, str]:

@@ -33,13 +33,19 @@ _END_S = 5.0
 _MOST_CHARACTERS = 400
 _HOW = "--engine spark"
 _ROOT = str(Path(__file__).parents[2])
+# Defaults. A setting that spark-submit, SPARK_CONF_DIR or PYSPARK_SUBMIT_ARGS gives stays as it is.
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.speculation": "false",
 }
-# The driver's machine has a name that other machines look up; alone it need not have one.
-LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+# Defaults for executors that are threads of this machine, whose name need not be known to a name server.
+LOCAL_SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executorEnv.PYTHONPATH": _ROOT,
+}
+_GATEWAY = "PYSPARK_GATEWAY_PORT"  # spark-submit sets it where it has started the Java machine
 
 
 class SparkWork(Protocol):
@@ -51,7 +57,11 @@ class SparkWork(Protocol):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Of Spark, beside :data:`SETTINGS`, where its executors are threads of this machine."""
+        """Defaults beside :data:`SETTINGS` where executors are threads of this machine."""
+
+    @property
+    def java_options(self) -> str:
+        """Options of the driver's Java machine, where the driver starts it."""
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
         """Do it. Each call of ``report`` with values that JSON has is an event, and a sign of life."""
@@ -60,8 +70,11 @@ class SparkWork(Protocol):
 class SparkProcess:
     """A process with a Spark driver in it. ``events``: what it has reported."""
 
-    def __init__(self, work: SparkWork, master: str, timeout_s: float) -> None:
-        """Raises InputError where PySpark or Java are not there."""
+    def __init__(self, work: SparkWork, master: str | None, timeout_s: float) -> None:
+        """``master``: None for the one that Spark's own configuration names.
+
+        Raises InputError where PySpark or Java are not there.
+        """
         check_installed()
         self._timeout_s = timeout_s
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() closes it
@@ -75,13 +88,18 @@ class SparkProcess:
             stderr=self._log,
             pass_fds=[write],
             start_new_session=True,  # Ctrl-C reaches this process alone, which ends the group
-            env=_environment(master),
+            env=_environment(work),
         )
         os.close(write)
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has died: whoever waits says why
             self._process.stdin.write(pickle.dumps((work, master)))
             self._process.stdin.close()
+
+    @property
+    def master(self) -> str | None:
+        """Spark's master, such as ``spark://host:7077``; None before the driver is ready."""
+        return str(self.events[0]["master"]) if self.events else None
 
     def wait_until(self, done: Callable[[], bool], progress: Callable[[], object], unfinished: str) -> None:
         """Return when ``done`` is true. Raises InputError where Spark fails, dies or takes too long.
@@ -135,6 +153,8 @@ class SparkProcess:
             if "error" in event:
                 raise InputError(f"{_HOW}: {event['error']}")
             self.events.append(event)
+            if len(self.events) == 1:
+                print(f"Spark's master: {self.master}", file=sys.stderr)
 
     def _last_line(self) -> str:
         """What it wrote last that says anything, for a message."""
@@ -150,6 +170,8 @@ def check_installed() -> None:
     for module in ("pyspark", "pandas"):  # mapInArrow asks for pandas
         if find_spec(module) is None:
             raise InputError(f"{_HOW}: {module} is not installed; pip install 'llm-training-harness[spark]'")
+    if _GATEWAY in os.environ:
+        return
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java") if not home else shutil.which("java", path=str(Path(home) / "bin"))
     if java is None:
@@ -162,11 +184,10 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def _environment(master: str) -> dict[str, str]:
+def _environment(work: SparkWork) -> dict[str, str]:
     found = dict(os.environ)
     found["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, found.get("PYTHONPATH")]))
-    if is_local(master):
-        found["PYSPARK_PYTHON"] = found["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    found["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, [found.get("SPARK_SUBMIT_OPTS"), work.java_options]))
     return found
 
 
@@ -183,7 +204,7 @@ def drive(events: int, parent: int) -> None:
         try:
             work, master = pickle.load(sys.stdin.buffer)
             session = _session(work, master)
-            report(ready=True)
+            report(ready=True, master=session.sparkContext.master)
             work.run(session, report)
         except Exception as error:
             report(error=reason_of(error))
@@ -192,15 +213,31 @@ def drive(events: int, parent: int) -> None:
     os._exit(0)
 
 
-def _session(work: SparkWork, master: str) -> Any:
+def _session(work: SparkWork, master: str | None) -> Any:
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(master).appName(work.name)
-    for key, value in (SETTINGS | (LOCAL_SETTINGS | dict(work.settings) if is_local(master) else {})).items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    # spark-submit prepares a Java machine for its master (YARN's files, for example): it must be named at the start.
+    SparkContext._ensure_initialized(conf=SparkConf().setMaster(master) if master is not None else None)
+    _stop_earlier(SparkContext._jvm)
+    conf = SparkConf().setAppName(work.name)  # with the configuration that the Java machine has read
+    if master is not None:
+        conf.setMaster(master)
+    local = is_local(conf.get("spark.master", ""))
+    if local:
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    for key, value in (SETTINGS | (LOCAL_SETTINGS | dict(work.settings) if local else {})).items():
+        conf.setIfMissing(key, value)
+    session = SparkSession.builder.config(conf=conf).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _stop_earlier(java: Any) -> None:
+    """Stop the session that an earlier driver left in the Java machine of spark-submit, which has room for one."""
+    before = java.org.apache.spark.sql.SparkSession.getDefaultSession()
+    if before.isDefined():
+        before.get().stop()
 
 
 _RAISED = re.compile(r"^(?:[\w.]+\.)?InputError: (.+)$", re.MULTILINE)

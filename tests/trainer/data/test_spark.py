@@ -5,8 +5,11 @@ The tests with `slow` start Spark itself. They skip where PySpark or Java are mi
 
 from __future__ import annotations
 
+import json
 import pickle
+import runpy
 import shutil
+import sys
 import time
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,6 +19,7 @@ from typing import get_args
 
 import pytest
 
+import harness.__main__ as entry
 from tests.commands import harness
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.config import CorpusConfig, TokenizerConfig
@@ -190,6 +194,15 @@ def test_the_reason_is_what_an_executor_raised() -> None:
     assert not is_local("spark://host:7077")
 
 
+def test_the_file_that_spark_submit_runs_does_not_shadow_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python puts the folder of a file that is run by its path first, where harness/testing would be ``testing``."""
+    file = Path(entry.__file__)
+    monkeypatch.setattr("sys.path", [str(file.parent), *sys.path])
+    runpy.run_path(str(file))
+    assert str(file.parent) not in sys.path
+    assert str(file.parent.parent) in sys.path
+
+
 SCENARIO = """name: x
 question: q
 base: {{data.corpus.parquet: '{files}', data.tokenizer.train.vocab_size: 300}}
@@ -234,7 +247,9 @@ def test_spark_writes_what_one_machine_writes(scenario: str, local: dict[Format,
     assert done.returncode == 0, done.stderr
     for format, made in local.items():
         assert content(tmp_path / "o" / format) == content(made.folder)
-    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == sorted(local)  # no share is left
+    names = sorted(path.name for path in (tmp_path / "o").iterdir())
+    assert names == sorted([*local, "spark.json"])  # no share is left
+    assert json.loads((tmp_path / "o" / "spark.json").read_text()) == {"master": "local[2]"}
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ Format = Literal["parquet", "jsonl", "text", "arrow"]
 Identity = str | list[str | int]  # of a file: its content's fingerprint or, where it is remote, what changes with it
 Content = Literal["text", "tokens", "chat"]  # strings; lists of token ids; lists of messages, which a template renders
 Split = Literal["file", "line", "blank-line"]
+# Why a file or a folder is not read (finding.REASONS has each in plain text).
+Reason = Literal["hidden", "output", "repeated", "folder", "special", "format", "suffix", "unnamed"]
 
 ROW_GROUP = 1000  # rows per row group of every parquet file this package writes
 MOST_BYTES = 16 * 2**20  # of documents that are handed on together, unless a single one is larger
@@ -24,6 +26,15 @@ class ChatTemplate:
     source: str
     tokens: tuple[tuple[str, str], ...]  # bos_token and its like
     name: str
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """Files, or folders, that are not read for one reason. ``names``: the first of them."""
+
+    reason: Reason
+    count: int
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,8 @@ class Corpus:
     largest_id: int | None = None  # of a column of token ids
     largest_at: str = ""  # where that id is, for messages
     known: tuple[Identity, ...] = ()  # each of the files when it was checked; () of a copy in the cache
+    passed_over: tuple[PassedOver, ...] = ()  # what a folder or a glob has beside the files
+    rows_expected: int | None = None  # rows of a whole split of save_to_disk, by its dataset_info.json
 
 
 def bounded(values: Any, rows: int) -> Iterator[Any]:

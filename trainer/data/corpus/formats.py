@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal, cast, get_args
 
-from trainer.data.corpus import lines, places
-from trainer.data.corpus.base import Format
+from trainer.data.corpus import finding, lines, places
+from trainer.data.corpus.base import Format, PassedOver
+from trainer.data.corpus.finding import Matched
 from trainer.errors import InputError, literal
 
 _KEY = "data.corpus.format"
-_COMPRESSED = (".gz", ".zst")
+COMPRESSED = (".gz", ".zst", ".bz2")
+# Suffixes of archives and of compressions that are not read.
+_PACKED = (".xz", ".lzma", ".lz4", ".br", ".snappy", ".sz", ".z", ".zip", ".7z", ".rar", ".tar", ".tgz")
 SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -31,43 +34,53 @@ SUFFIXES: dict[str, Format] = {
 }
 _TABLES: tuple[Format, ...] = ("parquet", "arrow", "jsonl")
 _PEEKED = 4096  # bytes of a file whose name does not say what it is
-_STATE, _SPLITS = "state.json", "dataset_dict.json"  # of what Hugging Face's save_to_disk writes
+_FIRST_ROW = 2**20  # bytes of a .json file among which its first line must end
+_STATE, _SPLITS, _INFO = "state.json", "dataset_dict.json", "dataset_info.json"  # files of Hugging Face's save_to_disk
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The files of a corpus, in order, and the one format that all of them have."""
+    """The files of a corpus, in order, and the one format that all of them have.
+
+    ``rows``: number of rows that the whole split has by ``dataset_info.json``; None where that is not known.
+    """
 
     files: tuple[str, ...]
     format: Format
+    passed_over: tuple[PassedOver, ...] = ()
+    pattern: bool = False  # True if a folder or a glob chose the files
+    rows: int | None = None
 
 
-def choose(pattern: str, asked: Literal["auto"] | Format) -> Chosen:
-    """The files that ``pattern`` names, and their format. Raises InputError where they have none or several.
+def choose(pattern: str, asked: Literal["auto"] | Format, column: str) -> Chosen:
+    """Return the files that ``pattern`` names, and their format. Raises InputError where they have none or several.
 
     A folder gives its files of one kind: where there are tables (Parquet, Arrow, JSONL), text files beside them are
-    left out. Asked for text, it gives every file that is not hidden. A folder of ``save_to_disk`` gives its data files.
+    passed over. Asked for text, it gives every file that is not hidden. A folder of ``save_to_disk`` gives its data
+    files. A file that may hold documents in a form that is not read is an error.
     """
-    found = places.find(pattern)
+    found = finding.find(pattern)
     if found.folder is not None:
-        saved = _saved_to_disk(found.folder, found.files)
+        saved = _saved_to_disk(found.folder, found)
         if saved is not None:
             if asked not in ("auto", "arrow"):
                 raise InputError(f"{_KEY}: {asked}, but {pattern} was written by save_to_disk; allowed: auto, arrow")
-            return Chosen(saved, "arrow")
-        return _of_folder(pattern, found.files, asked)
-    if asked != "auto":
-        return Chosen(found.files, asked)
-    formats = {name: format_of(name) for name in found.files}
-    if len(set(formats.values())) > 1:
-        raise _mixed(pattern, list(formats.values()))
-    return Chosen(found.files, next(iter(formats.values())))
+            return saved
+        files, format = _of_folder(pattern, found, asked, column)
+    elif asked != "auto":
+        files, format = found.files, asked
+    else:
+        formats = {name: format_of(name) for name in found.files}
+        if len(set(formats.values())) > 1:
+            raise _mixed(pattern, list(formats.values()))
+        files, format = found.files, next(iter(formats.values()))
+    return Chosen(files, format, found.tally.result(), found.pattern)
 
 
 def by_name(name: str) -> Format | None:
     """What the file's name says, without the suffix of a compression."""
     path = PurePosixPath(name.lower())
-    if path.suffix in _COMPRESSED:
+    if path.suffix in COMPRESSED:
         inner = SUFFIXES.get(path.with_suffix("").suffix)
         return inner if inner in ("jsonl", "text") else None
     return SUFFIXES.get(path.suffix)
@@ -97,32 +110,76 @@ def _by_content(name: str) -> Format:
     return "jsonl" if text.lstrip().startswith("{") else "text"
 
 
-def _of_folder(pattern: str, files: Sequence[str], asked: Literal["auto"] | Format) -> Chosen:
+def _of_folder(
+    pattern: str, found: Matched, asked: Literal["auto"] | Format, column: str
+) -> tuple[tuple[str, ...], Format]:
     if asked == "text":
-        return Chosen(tuple(files), "text")
+        return found.files, "text"
     named: dict[Format, list[str]] = {}
     plain_json = []
-    for name in files:
+    for name in found.files:
         if name.lower().endswith(".json"):  # may as well say what the folder's other files are
             plain_json.append(name)
         elif (format := by_name(name)) is not None:
             named.setdefault(format, []).append(name)
+        else:
+            _check_packed(name)
+            found.tally.add("suffix", _relative(name, found))
     if plain_json and "jsonl" not in named and (asked == "jsonl" or not named):
-        named["jsonl"] = plain_json
+        named["jsonl"], plain_json = plain_json, []
+    chosen = _format_of_folder(pattern, named, asked)
+    for name in plain_json:
+        if asked in ("auto", "jsonl") and _holds_rows(name, column):
+            raise InputError(
+                f"{places.KEY}: {name}: holds rows with the column {column!r}, and so do files with the suffix of "
+                f"{chosen} beside it; which ones are the corpus? give a glob, such as {found.folder}/*.json*"
+            )
+    for name in (*plain_json, *(name for format in named if format != chosen for name in named[format])):
+        found.tally.add("format", _relative(name, found))
+    return tuple(named[chosen]), chosen
+
+
+def _format_of_folder(pattern: str, named: dict[Format, list[str]], asked: Literal["auto"] | Format) -> Format:
     if asked != "auto":
         if asked not in named:
             raise InputError(f"{_KEY}: {asked}, but the folder {pattern} holds no file with a suffix of it")
-        return Chosen(tuple(named[asked]), asked)
+        return asked
     tables = [format for format in _TABLES if format in named]
     if len(tables) > 1:
         raise _mixed(pattern, [format for format in tables for _ in named[format]])
     if not named:
         raise InputError(
             f"{places.KEY}: the folder {pattern} holds no file with a suffix of a corpus ({', '.join(SUFFIXES)}, also "
-            f"{' and '.join(_COMPRESSED)}); {_KEY}: text takes each of its files as a document"
+            f"{' and '.join(COMPRESSED)}); {_KEY}: text takes each of its files as a document"
         )
-    format = tables[0] if tables else "text"
-    return Chosen(tuple(named[format]), format)
+    return tables[0] if tables else "text"
+
+
+def _check_packed(name: str) -> None:
+    """Raise InputError for documents in a compression that is not read, such as ``a.jsonl.xz``."""
+    path = PurePosixPath(name.lower())
+    inner = path.with_suffix("")
+    if path.suffix in (*_PACKED, *COMPRESSED) and inner.suffix in SUFFIXES:
+        raise InputError(
+            f"{places.KEY}: {name}: {inner.suffix} in {path.suffix} is not read; unpack it, or move it out of the "
+            f"folder; allowed: .jsonl and .txt and their like in {', '.join(COMPRESSED)}"
+        )
+
+
+def _relative(name: str, found: Matched) -> str:
+    return name.removeprefix(f"{found.folder}/")
+
+
+def _holds_rows(name: str, column: str) -> bool:
+    """Return True if the first line of a .json file is an object with the column."""
+    with lines.open_stream(name) as stream:
+        head = lines.read(name, stream, _FIRST_ROW)
+    first = next((line for line in head.split(b"\n") if line.strip()), b"")
+    try:
+        row = json.loads(first.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and column in row
 
 
 def _mixed(pattern: str, formats: Sequence[Format]) -> InputError:
@@ -132,8 +189,9 @@ def _mixed(pattern: str, formats: Sequence[Format]) -> InputError:
     )
 
 
-def _saved_to_disk(folder: str, files: Sequence[str]) -> tuple[str, ...] | None:
-    """The data files, in order, of a dataset that Hugging Face's ``save_to_disk`` wrote; None for another folder."""
+def _saved_to_disk(folder: str, found: Matched) -> Chosen | None:
+    """Return the data files, in order, of a dataset that Hugging Face's ``save_to_disk`` wrote; None for others."""
+    files = found.files
     join = "/".join if places.is_remote(folder) else lambda parts: str(PurePosixPath(*parts))
     if (splits := join((folder, _SPLITS))) in files:
         content = _json(splits)
@@ -159,7 +217,24 @@ def _saved_to_disk(folder: str, files: Sequence[str]) -> tuple[str, ...] | None:
     saved = tuple(join((folder, str(one))) for one in named)
     if missing := [one for one in saved if one not in files]:
         raise InputError(f"{state}: names {missing[0]}, which is not there")
-    return saved
+    for name in files:
+        if name not in (*saved, state, join((folder, _INFO))):
+            found.tally.add("unnamed", _relative(name, found))
+    split = content.get("_split") if isinstance(content, dict) else None
+    rows = _rows_of_split(join((folder, _INFO)), split) if join((folder, _INFO)) in files else None
+    return Chosen(saved, "arrow", found.tally.result(), pattern=True, rows=rows)
+
+
+def _rows_of_split(info: str, split: object) -> int | None:
+    """Return how many rows the split has in ``dataset_info.json``; None where it does not say it.
+
+    A split such as ``train[:10%]`` is not named there.
+    """
+    content = _json(info)
+    splits = content.get("splits") if isinstance(content, dict) else None
+    one = splits.get(split) if isinstance(splits, dict) else None
+    rows = one.get("num_examples") if isinstance(one, dict) else None
+    return rows if isinstance(rows, int) and not isinstance(rows, bool) else None
 
 
 def _json(name: str) -> object:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.data.corpus import lines
-from trainer.data.corpus.base import Content, first_line
+from trainer.data.corpus.base import Content
 from trainer.errors import InputError, one_line
+from trainer.json_types import JsonObject
 
 _SHOWN_KEYS = 12
 _BOM = b"\xef\xbb\xbf"
@@ -51,40 +52,21 @@ def read(name: str, column: str, content: Content) -> Iterator[Any]:
         row += len(values)
 
 
-def table(name: str, block: bytes) -> Any:
-    """A block's objects as an Arrow table of all their keys. Raises InputError where Arrow cannot make one.
-
-    A string stays one, also where it reads like a date.
-    """
-    import pyarrow as pa
-    import pyarrow.json as pj
-
-    block = block.removeprefix(_BOM)
-    rows = sum(1 for line in block.split(b"\n") if line.strip())
-    options = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    try:
-        found = pj.read_json(pa.BufferReader(block), options)
-        strings = pa.schema([field.with_type(_without_dates(field.type)) for field in found.schema])
-        if strings != found.schema:
-            found = pj.read_json(pa.BufferReader(block), options, pj.ParseOptions(explicit_schema=strings))
-        found.validate(full=True)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name}: its rows cannot be put into a table ({first_line(error)})") from error
-    if found.num_rows != rows:
-        raise InputError(f"{name}: its rows cannot be put into a table: {found.num_rows} of {rows} objects were read")
-    return found
+def objects(name: str) -> Iterator[tuple[int, JsonObject]]:
+    """Yield each row with its object. Raises InputError for a line that is none."""
+    first = 0
+    for block in lines.blocks(name):
+        for row, found in _objects(name, block, first):
+            yield row, found
+            first = row + 1
 
 
-def _without_dates(kind: Any) -> Any:
-    import pyarrow as pa
-
-    if pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_without_dates(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _without_dates(field.type)) for field in kind])
-    return kind
+def rows(name: str) -> Iterator[list[bytes]]:
+    """Yield the lines with an object, as they stand in the file, without their line ends."""
+    first = True
+    for block in lines.blocks(name):
+        yield [line for line in (block.removeprefix(_BOM) if first else block).split(b"\n") if line.strip()]
+        first = False
 
 
 def _parsed(block: bytes, column: str, content: Content) -> Any:
@@ -112,6 +94,8 @@ def _values(name: str, block: bytes, first: int, column: str, content: Content) 
 
     found: list[Any] = []
     for row, one in _objects(name, block, first):
+        if (key := _repeated_key(one, column)) is not None:
+            raise InputError(f"{name}, row {row} (from 0): key {key!r} stands twice in one object; give it once")
         value = one.get(column)
         if value is None and column not in one:
             raise InputError(f"{name}, row {row} (from 0): no column {column!r}")
@@ -126,22 +110,50 @@ def _values(name: str, block: bytes, first: int, column: str, content: Content) 
         raise InputError(f"{name}: column {column!r}: {one_line(error)}") from error
 
 
-def _objects(name: str, block: bytes, first: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _objects(name: str, block: bytes, first: int) -> Iterator[tuple[int, _Object]]:
     """Each line's object with its row. Blank lines are no rows."""
     row = first
     for line in block.split(b"\n"):
         if not line.strip():
             continue
         try:
-            found = json.loads(line.removeprefix(_BOM) if row == 0 else line)
+            found = json.loads(line.removeprefix(_BOM) if row == 0 else line, object_pairs_hook=_Object)
         except (ValueError, RecursionError) as error:
             reason = "nested too deep" if isinstance(error, RecursionError) else one_line(error)
             hint = "; a .json file must have an object a line, too" if row == 0 else ""
             raise InputError(f"{name}, row {row} (from 0): not JSON ({reason}){hint}") from error
-        if not isinstance(found, dict):
+        if not isinstance(found, _Object):
             raise InputError(f"{name}, row {row} (from 0): {_kind(found)}, not an object; give an object a line")
         yield row, found
         row += 1
+
+
+class _Object(dict[str, Any]):
+    """A JSON object. ``repeated``: its keys that stand in it more than once, of which it has the last value."""
+
+    repeated: frozenset[str] = frozenset()
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        if len(self) < len(pairs):
+            keys = [key for key, _ in pairs]
+            self.repeated = frozenset(key for key in self if keys.count(key) > 1)
+
+
+def _repeated_key(found: _Object, column: str) -> str | None:
+    """Return a key that stands twice: the column, or one within its value, such as a message's role."""
+    if column in found.repeated:
+        return column
+    left = [found.get(column)]
+    while left:
+        value = left.pop()
+        if isinstance(value, _Object):
+            if value.repeated:
+                return min(value.repeated)
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return None
 
 
 def _check(name: str, row: int, column: str, value: object, content: Content) -> None:

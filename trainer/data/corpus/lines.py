@@ -1,7 +1,8 @@
-"""Reads files of bytes in blocks that end at a line's end, decompressed where they are gzip or Zstandard."""
+"""Reads files of bytes in blocks that end at a line's end, decompressed where they are gzip, Zstandard or bzip2."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,13 @@ from trainer.data.corpus.base import LARGEST_DOCUMENT
 from trainer.errors import InputError
 
 BLOCK = 8 * 2**20  # bytes
-_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+# gzip, Zstandard, and bzip2 of something or of nothing
+_MAGIC = {
+    rb"\x1f\x8b": "gzip",
+    rb"\x28\xb5\x2f\xfd": "zstd",
+    rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)": "bz2",
+}
+_LONGEST_MAGIC = 10  # bytes
 
 
 def open_stream(name: str) -> Any:
@@ -18,9 +25,9 @@ def open_stream(name: str) -> Any:
     import pyarrow as pa
 
     file = places.open_file(name)
-    head = read(name, file, 4)
+    head = read(name, file, _LONGEST_MAGIC)
     file.seek(0)
-    codec = next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
+    codec = next((codec for magic, codec in _MAGIC.items() if re.match(magic, head)), None)
     return file if codec is None else pa.CompressedInputStream(file, codec)
 
 

@@ -1,4 +1,4 @@
-"""Finds and opens a corpus' files: here, or behind a URL (S3 and its like by pyarrow, other schemes by fsspec).
+"""Opens a corpus' files: here, or behind a URL (S3 and its like by pyarrow, other schemes by fsspec).
 
 A local file is known by its content. A remote one is known by its size and its ETag (its time of change, where the
 server gives no ETag); its documents are hashed while they are checked.
@@ -7,27 +7,23 @@ server gives no ETag); its documents are hashed while they are checked.
 from __future__ import annotations
 
 import errno
-import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trainer.data.corpus.base import first_line
 from trainer.errors import MACHINE_FAULTS, InputError
-from trainer.files import expanded
 
 KEY = "data.corpus.path"
 # What pyarrow opens by itself, without a package of the service.
 _NATIVE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _CONNECT_S, _ATTEMPTS = 10, 3
 _SILENT_S = 60  # of a server behind http(s)://, whose package would wait for 5 minutes, at each question anew
-_WEB = ("http", "https")
-_WILD = "*?["
+WEB = ("http", "https")
 
 
 def scheme_of(path: str) -> str | None:
@@ -52,95 +48,16 @@ def local(path: str) -> str:
     return "/" + unquote(rest)
 
 
-@dataclass(frozen=True)
-class Matched:
-    """What a pattern names: files in order, and whether they were found by going through a folder."""
-
-    files: tuple[str, ...]
-    folder: str | None = None
-
-
-def find(pattern: str) -> Matched:
-    """The file, the folder's files or those that the glob matches; InputError where there is none.
-
-    Of a folder these are all that are not hidden, in the order of their paths.
-    """
-    pattern = local(pattern)
-    return _remote(pattern) if is_remote(pattern) else _local(pattern)
-
-
-def _local(pattern: str) -> Matched:
-    path = expanded(pattern)
-    if path.is_file():
-        return Matched((str(path.absolute()),))
-    if path.is_dir():
-        root = path.absolute()
-        names = [str(one) for one in _under(root) if not _hidden(one.relative_to(root).parts)]
-        if not names:
-            raise InputError(f"{KEY}: the folder {pattern} holds no file")
-        return Matched(tuple(names), str(root))
-    names = glob.glob(str(path), recursive=True)  # noqa: PTH207 (Path.glob refuses absolute patterns)
-    files = sorted(str(Path(name).absolute()) for name in names if Path(name).is_file())
-    if not files:
-        raise InputError(f"{KEY}: no file matches {pattern}" if set(_WILD) & set(pattern) else f"{KEY}: no {pattern}")
-    return Matched(tuple(files))
-
-
-def _under(root: Path) -> list[Path]:
-    def refuse(error: OSError) -> None:
-        raise InputError(f"{KEY}: {error.filename}: cannot be read ({error.strerror})") from error
-
-    found = [Path(folder) / name for folder, _, names in os.walk(root, onerror=refuse) for name in names]
-    return sorted(path for path in found if path.is_file())
-
-
-def _hidden(parts: Iterable[str]) -> bool:
-    return any(part.startswith((".", "_")) for part in parts)
-
-
-def _remote(url: str) -> Matched:
-    import pyarrow.fs as fs
-
-    _check_url(url)
-    scheme = url.split("://", 1)[0].lower()
-    with _one_line(url):
-        filesystem, path = _resolved(url)
-        info = filesystem.get_file_info(path)
-        if info.type == fs.FileType.File:
-            return Matched((url,))
-        if info.type == fs.FileType.Directory:
-            root = PurePosixPath(path)
-            below = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
-            names = [
-                one.path
-                for one in below
-                if one.type == fs.FileType.File and not _hidden(PurePosixPath(one.path).relative_to(root).parts)
-            ]
-            if not names:
-                raise InputError(f"{KEY}: the folder {url} holds no file")
-            return Matched(tuple(_url(scheme, name) for name in sorted(names)), url.rstrip("/"))
-        if not set(_WILD) & set(path):
-            # Of a web server that does not answer, fsspec says what it says of a file that is not there.
-            raise InputError(f"{KEY}: no {url}{', or no answer in time' * (scheme in _WEB)}")
-        from fsspec.implementations.arrow import ArrowFSWrapper
-
-        matching = ArrowFSWrapper(filesystem).glob(path)
-        names = sorted(one.path for one in filesystem.get_file_info(list(matching)) if one.type == fs.FileType.File)
-    if not names:
-        raise InputError(f"{KEY}: no file matches {url}")
-    return Matched(tuple(_url(scheme, name) for name in names))
-
-
-def _url(scheme: str, path: str) -> str:
+def url_of(scheme: str, path: str) -> str:
+    """Return the URL of a path of a remote filesystem."""
     return path if "://" in path else f"{scheme}://{path}"
 
 
 def check_scheme(path: str) -> None:
     """InputError for a URL that nothing here can open, without a look at the network."""
     if is_remote(path):
-        _check_url(path)
-        with _one_line(path):
-            _resolved(path)
+        with one_line_errors(path):
+            resolved(path)
 
 
 def filesystem_of(url: str, key: str) -> tuple[Any, str]:
@@ -152,9 +69,8 @@ def filesystem_of(url: str, key: str) -> tuple[Any, str]:
             raise InputError(f"{KEY}: {url}: not a URL; give one, such as s3://BUCKET/FOLDER or file:///FOLDER")
         if not is_remote(url):
             return fs.LocalFileSystem(), local(url)
-        _check_url(url)
-        with _one_line(url):
-            return _resolved(url)
+        with one_line_errors(url):
+            return resolved(url)
     except InputError as error:
         raise InputError(str(error).replace(KEY, key, 1)) from error
 
@@ -167,8 +83,8 @@ def open_file(name: str, mapped: bool = False) -> Any:
     import pyarrow as pa
 
     if is_remote(name):
-        with _one_line(name):
-            filesystem, path = _resolved(name)
+        with one_line_errors(name):
+            filesystem, path = resolved(name)
             return filesystem.open_input_file(path)
     try:
         if mapped and Path(name).stat().st_size:  # an empty file cannot be mapped
@@ -193,8 +109,8 @@ def _reason(error: BaseException) -> str:
 
 def identity(url: str) -> list[str | int]:
     """What changes where a remote file does: its address, size, and ETag or time of change."""
-    with _one_line(url):
-        filesystem, path = _resolved(url)
+    with one_line_errors(url):
+        filesystem, path = resolved(url)
         with filesystem.open_input_file(path) as file:
             facts = {str(key): str(value) for key, value in (_metadata(file) or {}).items()}
             size = int(file.size())
@@ -222,8 +138,9 @@ def _check_url(url: str) -> None:
         )
 
 
-def _resolved(url: str) -> tuple[Any, str]:
-    """The filesystem and the path within it."""
+def resolved(url: str) -> tuple[Any, str]:
+    """Return the filesystem and the path within it. Raises InputError for a URL with credentials."""
+    _check_url(url)
     scheme, rest = url.split("://", 1)
     if scheme.lower() == "s3":
         return _s3(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""), rest.rstrip("/")
@@ -270,7 +187,7 @@ def _of_fsspec(scheme: str) -> Any:
 
 def _limits(scheme: str) -> dict[str, Any]:
     """Settings of fsspec's file system with which a server that never answers is given up soon."""
-    if scheme not in _WEB:
+    if scheme not in WEB:
         return {}
     from aiohttp import ClientTimeout
 
@@ -278,7 +195,7 @@ def _limits(scheme: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _one_line(url: str) -> Iterator[None]:
+def one_line_errors(url: str) -> Iterator[None]:
     """Turn what a server or its library raises into one line that names the address."""
     try:
         yield

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.config import CorpusConfig
 from trainer.data import cache, python_docs
-from trainer.data.corpus import chat, columns, formats, places
+from trainer.data.corpus import chat, columns, finding, formats, places
 from trainer.data.corpus.base import ROW_GROUP, Content, Corpus, Identity
 from trainer.data.corpus.reading import pieces
-from trainer.errors import InputError
+from trainer.errors import InputError, visible
 from trainer.files import expanded
 
 _PARQUET = "data.corpus.parquet"
@@ -45,8 +46,15 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
         check_unchanged(replace(corpus, known=tuple(known)))
         return [found.documents, found.empty] if not (reading or remote) else list(asdict(found).values())
 
-    remembered = cache.remember("corpus", [known, corpus.column, config.documents, *reading], check)
+    # An earlier version accepted what this one refuses: it must not be remembered as checked.
+    checked = {"arrow": ["to its end mark"], "jsonl": ["no key twice"]}.get(corpus.format, [])
+    remembered = cache.remember("corpus", [known, corpus.column, config.documents, *reading, *checked], check)
     found = _Checked(*remembered)
+    if corpus.rows_expected not in (None, found.documents) and config.documents is None:
+        _say(
+            f"{key}: {corpus.name}: {found.documents:,} rows, and {corpus.rows_expected:,} in dataset_info.json: a "
+            "selection was saved, or rows are missing; load it with datasets to compare"
+        )
     contents = [found.digest] if remote else known
     fingerprint = cache.fingerprint(contents, corpus.column, found.documents, *reading)
     return replace(
@@ -71,22 +79,17 @@ def check_unchanged(corpus: Corpus) -> None:
 
 
 def matching_files(pattern: str) -> list[Path]:
-    """The file ``pattern``, or those that it matches, in order; InputError where there is none."""
-    import glob
+    """Return the file ``pattern``, or the files that it matches, in order. Raises InputError where there is none."""
+    return list(map(Path, _of_parquet(pattern).files))
 
-    path = expanded(pattern)
-    if path.is_dir():
+
+def _of_parquet(pattern: str) -> finding.Matched:
+    if expanded(pattern).is_dir():
         raise InputError(
             f"{_PARQUET}: {pattern} is a folder; give a file or a glob such as {pattern.rstrip('/')}/*.parquet, or "
             "data.corpus.path"
         )
-    if path.is_file():
-        return [path.absolute()]
-    names = glob.glob(str(path), recursive=True)  # noqa: PTH207 (Path.glob refuses absolute patterns)
-    found = sorted(Path(name).absolute() for name in names if Path(name).is_file())
-    if not found:
-        raise InputError(f"{_PARQUET}: no file matches {pattern}")
-    return found
+    return finding.matching(pattern, _PARQUET)
 
 
 def check_there(config: CorpusConfig) -> None:
@@ -97,7 +100,7 @@ def check_there(config: CorpusConfig) -> None:
         if places.is_remote(config.path):
             places.check_scheme(config.path)
         else:
-            formats.choose(config.path, config.format)
+            formats.choose(config.path, config.format, config.column)
     if config.chat_template is not None:
         chat.load_template(config.chat_template)
 
@@ -108,10 +111,13 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
         files: tuple[str, ...] = (str(_builtin_file()),)
         return _uncounted(config.builtin, files, "text"), "data.corpus.builtin", _identities(files)
     if config.parquet is not None:
-        files = tuple(map(str, matching_files(config.parquet)))
-        return _uncounted(Path(config.parquet).name, files, config.column), _PARQUET, _identities(files)
+        matched = _of_parquet(config.parquet)
+        corpus = _uncounted(Path(config.parquet).name, matched.files, config.column)
+        corpus = replace(corpus, passed_over=matched.tally.result())
+        _show(config.parquet, corpus, _PARQUET, matched.pattern)
+        return corpus, _PARQUET, _identities(matched.files)
     assert config.path is not None
-    chosen = formats.choose(config.path, config.format)
+    chosen = formats.choose(config.path, config.format, config.column)
     if chosen.format != "text" and config.split != "file":
         raise InputError(f"data.corpus.split: {config.split} divides text files, and {config.path} is {chosen.format}")
     known = _identities(chosen.files)
@@ -134,11 +140,31 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
             f"{chat.KEY}: column {config.column!r} of {config.path} holds {content}, and no lists of messages"
         )
     corpus = _uncounted(Path(config.path.rstrip("/")).name or config.path, chosen.files, config.column)
-    return (
-        replace(corpus, format=chosen.format, content=content, split=config.split, template=template),
-        places.KEY,
-        known,
-    )
+    corpus = replace(corpus, format=chosen.format, content=content, split=config.split, template=template)
+    corpus = replace(corpus, passed_over=chosen.passed_over, rows_expected=chosen.rows)
+    _show(config.path, corpus, places.KEY, chosen.pattern)
+    return corpus, places.KEY, known
+
+
+_shown: set[str] = set()  # lines that this process has printed
+
+
+def _show(pattern: str, corpus: Corpus, key: str, is_pattern: bool) -> None:
+    """Print which files of a folder or a glob are read and which are passed over, once in each process."""
+    if not is_pattern:
+        return
+    files = len(corpus.files)
+    first = ", ".join(visible(Path(name).name) for name in corpus.files[: finding.MOST_NAMES])
+    line = f"{key}: {visible(pattern)}: {files:,} file{'s' * (files > 1)} read ({first}{', ...' * (files > 3)})"
+    if corpus.passed_over:
+        line += f"; passed over: {finding.described(corpus.passed_over)}"
+    _say(line)
+
+
+def _say(line: str) -> None:
+    if line not in _shown:
+        _shown.add(line)
+        print(line, file=sys.stderr)
 
 
 def _uncounted(name: str, files: tuple[str, ...], column: str) -> Corpus:
@@ -146,8 +172,6 @@ def _uncounted(name: str, files: tuple[str, ...], column: str) -> Corpus:
 
 
 def _builtin_file() -> Path:
-    import sys
-
     root = python_docs.stdlib()
 
     def build(folder: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.corpus.base import Corpus
+from trainer.data.corpus.base import Corpus, PassedOver
 from trainer.data.corpus.duplicates import DuplicateCounter
 from trainer.data.corpus.reading import iter_contents, iter_texts
 from trainer.data.special_ids import special_ids
@@ -78,6 +78,7 @@ class CorpusStatistics:
     duplicate_documents: int  # that an equal one precedes; empty ones left out
     duplicate_share: float  # of the documents that are not empty
     duplicate_bytes_share: float
+    passed_over: tuple[PassedOver, ...] = ()  # files beside those that were read
 
 
 class _Lengths:
@@ -184,6 +185,7 @@ def statistics_of(
         duplicate_documents=equal.documents,
         duplicate_share=equal.documents / not_empty,
         duplicate_bytes_share=equal.bytes / max(1, content_bytes),
+        passed_over=corpus.passed_over,
     )
 
 

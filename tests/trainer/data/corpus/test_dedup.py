@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import resource
+import unicodedata
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import combinations
@@ -17,14 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.data.corpus.corpora import arrow, jsonl, parquet, texts_in_files
+from tests.examples import examples
+from tests.trainer.data.corpus.corpora import arrow, compressed, jsonl, parquet, texts_in_files
 from trainer.config import CorpusConfig
-from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.data.corpus import Corpus, lines, prepare_corpus
 from trainer.data.corpus.dedup import pairs, shingles, sketches
 from trainer.data.corpus.dedup.components import components, removals
 from trainer.data.corpus.dedup.labelled import DUPLICATES, labelled, write_labelled
 from trainer.data.corpus.dedup.minhash import Banding, MinHash, banding_for, digests, given_banding
-from trainer.data.corpus.dedup.quality import quality_of, read_labels
+from trainer.data.corpus.dedup.quality import Labels, quality_of, read_labels
 from trainer.data.corpus.dedup.run import DedupOutcome, deduplicate
 from trainer.data.corpus.dedup.shingles import Shingler, ShingleSets, Shingling
 from trainer.data.corpus.dedup.sketches import DedupSettings
@@ -95,6 +97,49 @@ def test_case_and_white_space_make_no_difference_and_a_short_document_is_one_shi
     assert (short == same).all()
     assert pairs.jaccard(short, one) == 0
     assert pairs.jaccard(empty, blank) == 0
+
+
+FORMS = {
+    ("nfc", "lower"): {"composed", "decomposed", "capitals"},
+    ("none", "lower"): {"composed", "capitals"},
+    ("nfkc", "lower"): {"composed", "decomposed", "capitals", "ligature"},
+    ("nfc", "fold"): {"composed", "decomposed", "capitals", "folded", "ligature"},
+    ("nfc", "keep"): {"composed", "decomposed"},
+    ("none", "keep"): {"composed"},
+}
+
+
+@pytest.mark.parametrize("options", FORMS, ids="-".join)
+@pytest.mark.parametrize(("kind", "long"), [("word", False), ("char", False), ("word", True), ("char", True)])
+def test_unicode_form_and_case_make_a_difference_where_they_are_asked_to(
+    options: tuple[str, str], kind: str, long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if long:
+        monkeypatch.setattr(shingles, "_PIECE", 40)
+        monkeypatch.setattr(shingles, "_WHOLE", 20)
+    text = "straße ﬁne élan naïve Ångström façade première"
+    variants = {
+        "composed": text,
+        "decomposed": unicodedata.normalize("NFD", text),
+        "capitals": "straße ﬁne Élan NAÏVE ÅNGSTRÖM FAÇADE PREMIÈRE",
+        "ligature": text.replace("ﬁ", "fi"),
+        "folded": text.replace("ß", "SS"),
+    }
+    shingler = Shingler(Shingling(kind, 3, *options))  # type: ignore[arg-type]
+    sets = shingler.sets(list(variants.values()))
+    first, *others = np.split(sets.hashes, np.cumsum(sets.lengths)[:-1])
+    equal = {name for name, one in zip(list(variants)[1:], others, strict=True) if np.array_equal(first, one)}
+    assert equal | {"composed"} == FORMS[options]
+
+
+@given(st.lists(st.text("aA\u0300\u0301\u00c5\ufb01ßİé \n", max_size=30), min_size=1, max_size=6))
+def test_texts_that_are_one_in_unicode_have_the_same_shingles(texts: list[str]) -> None:
+    for kind in ("word", "char"):
+        as_they_are, taken_apart = (
+            sets_of(texts, kind),
+            sets_of([unicodedata.normalize("NFD", one) for one in texts], kind),
+        )
+        assert all(np.array_equal(one, other) for one, other in zip(as_they_are, taken_apart, strict=True))
 
 
 def test_signatures_agree_as_often_as_sets_are_similar() -> None:
@@ -256,6 +301,12 @@ def kept_rows(out: Path) -> pa.Table:
     return pa.concat_tables(pq.read_table(path) for path in sorted((out / "kept").iterdir()))
 
 
+def kept_lines(out: Path) -> list[bytes]:
+    """Of a corpus of JSON Lines."""
+    paths = sorted((out / "kept").iterdir())
+    return [line for path in paths for block in lines.blocks(str(path)) for line in block.splitlines(keepends=True)]
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A labelled corpus of 400 documents."""
@@ -270,7 +321,9 @@ DEFAULTS = DedupSettings(Shingling(), 0.8, banding_for(0.8))
 def test_precision_and_recall_on_labels_and_all_pairs_compared(made: Path, tmp_path: Path) -> None:
     corpus = corpus_of(made / "corpus.parquet")
     outcome = run(corpus, tmp_path / "out", DEFAULTS)
-    quality = quality_of(read_labels(made / "labels.parquet", corpus), outcome.removed, outcome.kept)
+    labels = read_labels(made / "labels.parquet", corpus)
+    assert isinstance(labels, Labels)
+    quality = quality_of(labels, outcome.removed, outcome.kept)
     assert quality.recall is not None
     assert quality.precision is not None
     assert quality.recall >= 0.99
@@ -319,10 +372,9 @@ def test_labels_of_another_corpus_are_refused(made: Path, tmp_path: Path) -> Non
     other = corpus_of(jsonl(tmp_path, ["some text"]))
     with pytest.raises(InputError, match=r"of another corpus than data\.jsonl"):
         read_labels(made / "labels.parquet", other)
-    with pytest.raises(InputError, match="no labels; allowed: the file that --make-labelled writes"):
-        read_labels(made / "corpus.parquet", other)
-    with pytest.raises(InputError, match="cannot be read as Parquet"):
-        read_labels(tmp_path / "data.jsonl", other)
+    for path in (made / "corpus.parquet", tmp_path / "data.jsonl"):
+        with pytest.raises(InputError, match=r"its columns are .*; allowed: a column cluster and one of id and row"):
+            read_labels(path, other)
 
 
 def test_the_result_does_not_depend_on_threads_shares_or_spills(
@@ -364,15 +416,15 @@ def test_rows_are_kept_with_all_their_columns(name: str, tmp_path: Path) -> None
     else:
         path = {"parquet": parquet, "jsonl": jsonl}[name](tmp_path / "in", DOCUMENTS)
     outcome = run(corpus_of(path), tmp_path / "out")
-    found = kept_rows(tmp_path / "out")
-    assert found.column("text").to_pylist() == [DOCUMENTS[row] for row in (1, 3, 4, 6)]
-    if name != "text":
-        assert found.column("id").to_pylist() == [1, 3, 4, 6]
     if name == "jsonl":
-        assert found.column("more").to_pylist()[0] == {"a": [1]}
+        assert kept_lines(tmp_path / "out") == [path.read_bytes().splitlines(keepends=True)[at] for at in (1, 3, 4, 6)]
+    else:
+        found = kept_rows(tmp_path / "out")
+        assert found.column("text").to_pylist() == [DOCUMENTS[row] for row in (1, 3, 4, 6)]
+        assert name == "text" or found.column("id").to_pylist() == [1, 3, 4, 6]
+        file = next((tmp_path / "out" / "kept").iterdir())
+        assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == "SNAPPY"
     assert (outcome.result.removed, outcome.result.groups, outcome.result.without_shingles) == (3, 2, 1)
-    file = next((tmp_path / "out" / "kept").iterdir())
-    assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == "SNAPPY"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["kept", "removed"]
 
 
@@ -393,32 +445,71 @@ def test_files_of_several_schemas_are_one_table(tmp_path: Path) -> None:
 
 
 def test_a_column_that_parquet_cannot_hold_is_one_line_before_any_work(tmp_path: Path) -> None:
-    (tmp_path / "data.jsonl").write_text('{"text": "a", "more": {}}\n{"text": "b", "more": {}}\n')
     union = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])])
     with pa.ipc.new_file(tmp_path / "data.arrow", pa.schema([("text", pa.string()), ("u", union.type)])) as writer:
         writer.write_table(pa.table({"text": ["a"], "u": union}))
-    for name, what in (("data.jsonl", "struct type 'more' with no child field"), ("data.arrow", "dense_union")):
-        with pytest.raises(InputError, match=rf"^{name}: a column cannot be written as Parquet \(.*{what}"):
-            run(corpus_of(tmp_path / name), tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.arrow", "data.jsonl"]
+    with pytest.raises(InputError, match=r"^data.arrow: a column cannot be written as Parquet \(.*dense_union"):
+        run(corpus_of(tmp_path / "data.arrow"), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.arrow"]
 
 
-def test_json_lines_keep_strings_as_they_are(tmp_path: Path) -> None:
-    lines = [
-        {"text": "2024-05-06", "at": "2024-05-06", "deep": {"at": ["2024-05-06"]}},
-        {"text": "a text", "at": "2024-05-07", "n": 1},
-        {"text": "A text", "at": None, "n": 2.5},
-    ]
-    content = "".join(f"{json.dumps(one)}\n\n" for one in lines)
-    (tmp_path / "data.jsonl").write_text("\ufeff" + content)
-    run(corpus_of(tmp_path / "data.jsonl"), tmp_path / "out")
-    assert kept_rows(tmp_path / "out").to_pylist() == [
-        {**lines[0], "n": None},
-        {**lines[1], "deep": None, "n": 1.0},
-    ]
-    (tmp_path / "data.jsonl").write_text('{"text": "a", "n": 1}\n{"text": "b", "n": "x"}\n')
-    with pytest.raises(InputError, match=r"data\.jsonl: its rows cannot be put into a table \(.*\)$"):
-        run(corpus_of(tmp_path / "data.jsonl"), tmp_path / "other")
+NUMBERS = st.one_of(
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.sampled_from([18446744073709551557, 2**53 + 1, -(2**63) - 1, "2024-05-06", None, [1, 2.5], {"a": {}}, {}]),
+)
+
+
+@examples(30)
+@given(values=st.lists(NUMBERS, min_size=1, max_size=8), mark=st.booleans(), ended=st.booleans())
+def test_json_lines_are_kept_byte_by_byte(
+    tmp_path_factory: pytest.TempPathFactory, values: list[object], mark: bool, ended: bool
+) -> None:
+    """Whatever numbers there are, and whether or not a table could hold them: those kept are the lines that came in."""
+    folder = tmp_path_factory.mktemp("lines")
+    rows = [json.dumps({"text": f"text number {at // 2}", "id": value}).encode() for at, value in enumerate(values)]
+    rows[0] = rows[0].replace(b", ", b" ,\t").replace(b"{", b"  {") + b"\r"
+    content = b"\n \n".join(rows) + b"\n" * ended
+    (folder / "data.jsonl").write_bytes(b"\xef\xbb\xbf" * mark + content)
+    outcome = run(corpus_of(folder / "data.jsonl"), folder / "out")
+    wanted = [row + b"\n" for at, row in enumerate(rows) if at not in outcome.removed.tolist()]
+    assert len(wanted) == (len(values) + 1) // 2
+    assert kept_lines(folder / "out") == wanted
+
+
+def test_compressed_lines_are_kept_compressed(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, DOCUMENTS)
+    wanted = [path.read_bytes().splitlines(keepends=True)[at] for at in (1, 3, 4, 6)]
+    run(corpus_of(compressed(path, ".gz")), tmp_path / "out")
+    assert [file.name for file in (tmp_path / "out" / "kept").iterdir()] == ["part-000000.jsonl.zst"]
+    assert kept_lines(tmp_path / "out") == wanted
+    assert corpus_of(tmp_path / "out" / "kept").documents == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "other", "fits"),
+    [
+        (pa.uint64(), 2**64 - 59, pa.uint64(), True),
+        (pa.uint64(), 2**64 - 59, pa.int64(), False),
+        (pa.uint64(), 2**64 - 59, pa.float64(), False),
+        (pa.int64(), 2**53 + 1, pa.int32(), True),
+        (pa.int64(), 2**53 + 1, pa.float64(), False),
+        (pa.int64(), 2**53, pa.float64(), True),
+    ],
+)
+def test_whole_numbers_of_tables_are_kept_or_refused(
+    kind: pa.DataType, value: int, other: pa.DataType, fits: bool, tmp_path: Path
+) -> None:
+    """Beside a file in which the column has another type."""
+    pq.write_table(pa.table({"text": ["one"], "id": pa.array([value], kind)}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["two"], "id": pa.array([1], other)}), tmp_path / "b.parquet")
+    corpus = corpus_of(tmp_path / "*.parquet")
+    if fits:
+        run(corpus, tmp_path / "out")
+        assert kept_rows(tmp_path / "out")["id"].to_pylist() == [value, 1]
+    else:
+        with pytest.raises(InputError, match=r"a\.parquet: a value does not fit"):
+            run(corpus, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from trainer.data.corpus.dedup import spark, spark_tasks
 from trainer.data.corpus.dedup.components import components
 from trainer.data.corpus.dedup.labelled import write_labelled
 from trainer.data.corpus.dedup.minhash import banding_for
-from trainer.data.corpus.dedup.run import DedupResult, SparkOptions, deduplicate
+from trainer.data.corpus.dedup.run import DedupOutcome, DedupResult, SparkOptions, deduplicate
 from trainer.data.corpus.dedup.shingles import Shingling
 from trainer.data.corpus.dedup.sketches import DedupJob, DedupSettings, Sets, sketched
 from trainer.data.corpus.dedup.spark import DedupWork, SparkStage
@@ -95,18 +95,23 @@ def test_spark_keeps_what_the_local_engine_keeps(
     stages: list[SparkStage] = []
     real = spark.run
 
-    def run(*arguments: object) -> tuple[dict[str, int], tuple[SparkStage, ...]]:
-        counts, found = real(*arguments)  # type: ignore[arg-type]
+    def run(*arguments: object) -> tuple[dict[str, int], tuple[SparkStage, ...], str]:
+        counts, found, master = real(*arguments)  # type: ignore[arg-type]
         stages.extend(found)
-        return counts, found
+        return counts, found, master
 
     monkeypatch.setattr(spark, "run", run)
-    local = deduplicate(corpus, SETTINGS, tmp_path / "local").result
+    here = deduplicate(corpus, SETTINGS, tmp_path / "local", with_edges=True)
+    local = here.result
     begun: list[str] = []
     (tmp_path / "a [b]").mkdir()
-    found = deduplicate(corpus, SETTINGS, tmp_path / "a [b]" / "spark", spark=OPTIONS, stage=begun.append).result
+    out = tmp_path / "a [b]" / "spark"
+    there = deduplicate(corpus, SETTINGS, out, spark=OPTIONS, stage=begun.append, with_edges=True)
+    found = there.result
+    assert pairs_of(there) == pairs_of(here) != []
     assert content(tmp_path / "a [b]" / "spark") == content(tmp_path / "local")
     assert facts(found) == facts(local)
+    assert (found.master, local.master) == ("local[2]", None)
     assert local.removed > 150
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a [b]", "local"]
     assert [path.name for path in (tmp_path / "a [b]").iterdir()] == ["spark"]
@@ -131,8 +136,13 @@ def test_spark_keeps_what_the_local_engine_keeps(
     assert "row:bigint,characters:bigint" in scanned["decide"]
 
 
+def pairs_of(outcome: DedupOutcome) -> list[tuple[int, int, float]]:
+    assert outcome.edges is not None
+    return sorted(zip(*(column.tolist() for column in outcome.edges), strict=True))
+
+
 def facts(result: DedupResult) -> list[object]:
-    return [value for name, value in vars(result).items() if name not in ("engine", "rounds")]
+    return [value for name, value in vars(result).items() if name not in ("engine", "rounds", "master")]
 
 
 def test_nothing_is_collected() -> None:

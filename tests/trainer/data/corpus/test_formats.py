@@ -144,8 +144,8 @@ def test_json_lines_are_cut_wherever_blocks_end(
 
 
 def test_what_json_allows_and_arrow_does_not_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a", "text": "b"}\n{"text": "\\ud83d\\ude42"}\n')
-    assert texts_of(CorpusConfig(path=str(tmp_path / "a.jsonl"))) == ["b", "🙂"]
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "n": NaN}\n{"text": "\\ud83d\\ude42", "n": Infinity}\n')
+    assert texts_of(CorpusConfig(path=str(tmp_path / "a.jsonl"))) == ["a", "🙂"]
 
 
 def test_a_folder_gives_its_tables_and_leaves_text_beside_them_out(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_an_s3_server_is_read(
 
     _s3_at(monkeypatch, s3)
     path = WRITERS[name](tmp_path, texts)
-    filesystem, _ = places._resolved("s3://any")
+    filesystem, _ = places.resolved("s3://any")
     bucket = f"corpus-{name.replace(' ', '-').replace('_', '-').replace('.', '-')}"
     made = fs.S3FileSystem(endpoint_override=s3.split("://")[1], scheme="http", allow_bucket_creation=True)
     made.create_dir(bucket)

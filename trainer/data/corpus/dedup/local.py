@@ -28,8 +28,10 @@ Edges = tuple[Integers, Integers, NDArray[np.float64]]
 Counts = dict[str, int]
 
 
-def run(job: DedupJob, workers: int, stage: Callable[[str], None], progress: Callable[[int], None]) -> Counts:
-    """Write all parts of the result. Returns what was counted.
+def run(
+    job: DedupJob, workers: int, stage: Callable[[str], None], progress: Callable[[int], None]
+) -> tuple[Counts, Edges]:
+    """Write all parts of the result. Returns what was counted, and the pairs that are similar enough.
 
     ``stage`` is called with the name of each, ``progress`` with the number of documents that are sketched.
     """
@@ -53,13 +55,14 @@ def run(job: DedupJob, workers: int, stage: Callable[[str], None], progress: Cal
     gone = removals(left, right, similarities, characters)
     stage("write")
     _write(job, gone, sets)
-    return {
+    counts = {
         "without_shingles": without,
         "identical": len(identical[0]),
         "candidates": candidates,
         "verified": len(verified[0]),
         "crowded": crowded,
     }
+    return counts, (left, right, similarities)
 
 
 def _sketch(

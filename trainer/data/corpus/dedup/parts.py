@@ -1,9 +1,13 @@
-"""Writes what is kept and what is removed of each share: a Parquet file of whole rows, and one of removals."""
+"""Writes what is kept and what is removed of each share: a file of whole rows, and a Parquet file of removals.
+
+Rows of JSON Lines are written as the lines that they were, those of other formats as Parquet.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ from trainer.data.corpus.base import ROW_GROUP
 from trainer.data.corpus.dedup.components import Removals
 from trainer.data.corpus.dedup.pairs import similarities
 from trainer.data.corpus.dedup.sketches import DedupJob, Sets, unseen
+from trainer.data.corpus.dedup.whole_rows import LINE
+from trainer.data.corpus.formats import COMPRESSED
 from trainer.errors import InputError
 from trainer.leftovers import remove
 
@@ -21,8 +27,12 @@ COLUMNS = ("removed_row", "kept_row", "jaccard", "neighbour_row", "neighbour_jac
 
 
 def part(job: DedupJob, folder: str, number: int) -> Path:
-    """The file of a share."""
-    return Path(job.out) / folder / f"part-{number:06}.parquet"
+    """Return the file of a share. Lines of which a file was compressed are compressed."""
+    suffix = ".parquet"
+    if folder == KEPT and job.corpus.format == "jsonl":
+        is_compressed = any(name.lower().endswith(COMPRESSED) for name in job.corpus.files)
+        suffix = ".jsonl.zst" if is_compressed else ".jsonl"
+    return Path(job.out) / folder / f"part-{number:06}{suffix}"
 
 
 def check_parts(job: DedupJob) -> None:
@@ -43,12 +53,11 @@ def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removal
 
     def rows(file: Path) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         row = 0
-        with pq.ParquetWriter(file, job.schema, compression="snappy") as writer:
+        with _rows_writer(job, file) as write:
             for table in tables:
-                writer.write_table(table.filter(pa.array(kept[row : row + table.num_rows])), row_group_size=ROW_GROUP)
+                write(table.filter(pa.array(kept[row : row + table.num_rows])))
                 row += table.num_rows
         if row != end - first:
             raise InputError(f"{job.corpus.name}: was changed after it was counted; run it again")
@@ -63,6 +72,25 @@ def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removal
 
     _in_place(part(job, KEPT, number), rows)
     _in_place(part(job, REMOVED, number), removals)
+
+
+@contextmanager
+def _rows_writer(job: DedupJob, file: Path) -> Iterator[Callable[[Any], None]]:
+    """Give a function that writes a table of whole rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if job.corpus.format != "jsonl":
+        with pq.ParquetWriter(file, job.schema, compression="snappy") as writer:
+            yield lambda table: writer.write_table(table, row_group_size=ROW_GROUP)
+        return
+    packed = part(job, KEPT, 0).suffix == ".zst"
+    with pa.CompressedOutputStream(str(file), "zstd") if packed else file.open("wb") as stream:
+
+        def write(table: Any) -> None:
+            stream.write(b"".join(line + b"\n" for line in table.column(LINE).to_pylist()))
+
+        yield write
 
 
 def _in_place(path: Path, write: Callable[[Path], None]) -> None:

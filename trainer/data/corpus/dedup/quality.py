@@ -9,6 +9,7 @@ import numpy as np
 
 from trainer.data import cache
 from trainer.data.corpus.base import Corpus
+from trainer.data.corpus.dedup.clusters import Clusters, pairs_of, read_clusters
 from trainer.data.corpus.dedup.labelled import DUPLICATES
 from trainer.data.corpus.dedup.sketches import Integers
 from trainer.errors import InputError
@@ -59,9 +60,17 @@ class Labels:
     origins: Integers
     similarities: np.ndarray[tuple[int], np.dtype[np.float64]]
 
+    @property
+    def clusters(self) -> Clusters:
+        """Return an original and its near-duplicates as one cluster."""
+        rows = np.arange(len(self.origins))
+        return Clusters(np.where(np.isin(self.kinds, DUPLICATES), self.origins, rows))
 
-def read_labels(path: Path, corpus: Corpus) -> Labels:
-    """The labels in a file. Raises InputError where they are none, or those of another corpus."""
+
+def read_labels(path: Path, corpus: Corpus) -> Labels | Clusters:
+    """Read what ``labelled`` wrote, or clusters of any origin. Raises InputError for labels of another corpus."""
+    if not _is_own(path):
+        return read_clusters(path, corpus)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -72,8 +81,6 @@ def read_labels(path: Path, corpus: Corpus) -> Labels:
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"--labels {path}: cannot be read as Parquet") from error
     digest = (table.schema.metadata or {}).get(b"corpus_sha256", b"").decode(errors="replace")
-    if not set(_COLUMNS) <= set(table.schema.names) or not digest:
-        raise InputError(f"--labels {path}: no labels; allowed: the file that --make-labelled writes beside a corpus")
     if len(corpus.files) != 1 or "://" in corpus.files[0] or cache.file_digest(Path(corpus.files[0])) != digest:
         raise InputError(f"--labels {path}: of another corpus than {corpus.name}, or that was changed since")
     return Labels(
@@ -81,6 +88,18 @@ def read_labels(path: Path, corpus: Corpus) -> Labels:
         table.column("origin_row").to_numpy(),
         table.column("jaccard").to_numpy(),
     )
+
+
+def _is_own(path: Path) -> bool:
+    """Return True for a Parquet file with the columns of ``labelled``, and the digest of its corpus."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError):
+        return False
+    return set(_COLUMNS) <= set(schema.names) and b"corpus_sha256" in (schema.metadata or {})
 
 
 def quality_of(labels: Labels, removed: Integers, kept: Integers) -> Quality:
@@ -96,8 +115,8 @@ def quality_of(labels: Labels, removed: Integers, kept: Integers) -> Quality:
         of = labels.kinds == kind
         grouped = int((together & of & (labels.origins != np.arange(count))).sum())
         kinds.append(KindCount(kind, int(of.sum()), grouped, float(labels.similarities[of].min())))
-    both = _pairs(true * count + group)
-    found, wanted = _pairs(group), _pairs(true)
+    both = pairs_of(true * count + group)
+    found, wanted = pairs_of(group), pairs_of(true)
     return Quality(
         labelled=int(duplicate.sum()),
         found=int((duplicate & together).sum()),
@@ -107,9 +126,3 @@ def quality_of(labels: Labels, removed: Integers, kept: Integers) -> Quality:
         pair_recall=both / wanted if wanted else None,
         kinds=tuple(kinds),
     )
-
-
-def _pairs(values: Integers) -> int:
-    """How many pairs of equal values there are."""
-    _, sizes = np.unique(values, return_counts=True)
-    return int((sizes * (sizes - 1) // 2).sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from trainer.data.corpus.base import Corpus
 from trainer.data.corpus.dedup import local
+from trainer.data.corpus.dedup.local import Edges
 from trainer.data.corpus.dedup.new_folder import check_new, new_folder
 from trainer.data.corpus.dedup.parts import COLUMNS, KEPT, REMOVED, check_parts
 from trainer.data.corpus.dedup.sketches import DedupJob, DedupSettings, Integers
@@ -25,9 +26,9 @@ _WORK = ".work"
 
 @dataclass(frozen=True)
 class SparkOptions:
-    """Where Spark runs, and how long it may take to start or to end a task."""
+    """Where Spark runs (None: where its own configuration says), and how long it may take to start or to end a task."""
 
-    master: str
+    master: str | None
     timeout_s: float
 
 
@@ -47,15 +48,20 @@ class DedupResult:
     removed: int
     groups: int  # of near-duplicates, of each of which one is kept
     rounds: int | None  # of Spark, to join groups
+    master: str | None = None  # of Spark
 
 
 @dataclass(frozen=True)
 class DedupOutcome:
-    """The result, the numbers of the removed documents and of those that are kept of their groups, in order."""
+    """The result, the numbers of the removed documents and of those that are kept of their groups, in order.
+
+    ``edges``: pairs that are similar enough, where they were asked for.
+    """
 
     result: DedupResult
     removed: Integers
     kept: Integers
+    edges: Edges | None = None
 
 
 def deduplicate(
@@ -65,6 +71,7 @@ def deduplicate(
     *,
     workers: int | None = None,
     spark: SparkOptions | None = None,
+    with_edges: bool = False,
     finish: Callable[[Path, DedupOutcome], None] = lambda _folder, _outcome: None,
     stage: Callable[[str], None] = lambda _: None,
     progress: Callable[[int], None] = lambda _: None,
@@ -73,7 +80,8 @@ def deduplicate(
 
     Until then it lies beside ``out`` under a temporary name, with what is only needed meanwhile (8 bytes of each
     shingle): a killed process leaves nothing else, and the next one removes it. ``spark`` chooses that engine.
-    ``workers``: threads of the local one (default: as many as this process may use cores).
+    ``workers``: threads of the local one (default: as many as this process may use cores). ``with_edges``: keep the
+    pairs that are similar enough, in memory (24 bytes each).
     """
     if corpus.content != "text":
         raise InputError(
@@ -87,28 +95,29 @@ def deduplicate(
         try:
             for made in (work, folder / KEPT, folder / REMOVED):
                 made.mkdir()
-            job = DedupJob.of(corpus, settings, schema, work, folder)
+            job, master, edges = DedupJob.of(corpus, settings, schema, work, folder), None, None
             if spark is None:
                 count = workers or len(os.sched_getaffinity(0))
-                counts = local.run(job, count, stage, progress)
+                counts, edges = local.run(job, count, stage, progress)
             else:
                 from trainer.data.corpus.dedup import spark as engine
 
-                counts, _ = engine.run(job, spark.master, spark.timeout_s, stage)
+                counts, _, master = engine.run(job, spark.master, spark.timeout_s, stage)
+                edges = engine.edges(job) if with_edges else None
             check_parts(job)
         finally:
             remove(work)
-        outcome = _outcome(job, counts, "local" if spark is None else "spark")
+        outcome = replace(_outcome(job, counts, master), edges=edges if with_edges else None)
         finish(folder, outcome)
     return outcome
 
 
-def _outcome(job: DedupJob, counts: dict[str, int], engine: Engine) -> DedupOutcome:
+def _outcome(job: DedupJob, counts: dict[str, int], master: str | None) -> DedupOutcome:
     removed, kept = removals_in(Path(job.out))
     result = DedupResult(
         corpus=job.corpus.name,
         fingerprint=job.corpus.fingerprint,
-        engine=engine,
+        engine="local" if master is None else "spark",
         documents=job.corpus.documents,
         without_shingles=counts["without_shingles"],
         identical=counts["identical"],
@@ -118,6 +127,7 @@ def _outcome(job: DedupJob, counts: dict[str, int], engine: Engine) -> DedupOutc
         removed=len(removed),
         groups=len(np.unique(kept)),
         rounds=counts.get("rounds"),
+        master=master,
     )
     return DedupOutcome(result, removed, kept)
 

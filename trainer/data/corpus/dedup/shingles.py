@@ -1,6 +1,7 @@
 """Turns documents into sets of shingles, each a 64-bit hash: runs of words or of characters (Broder 1997).
 
-Case and the kind and amount of white space make no difference. A document shorter than a shingle is one shingle as a
+The kind and amount of white space make no difference. :class:`Shingling` says whether case and Unicode form do. A
+document shorter than a shingle is one shingle as a
 whole; one without a character that is no white space has none. Two different shingles have the same hash with a
 probability of 2**-64: of a document of a million shingles, that concerns one comparison in ten million.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -21,6 +23,9 @@ from trainer.errors import InputError
 
 Hashes = NDArray[np.uint64]
 Kind = Literal["word", "char"]
+Form = Literal["nfc", "nfkc", "none"]
+Case = Literal["lower", "fold", "keep"]
+_FORMS: dict[Form, Literal["NFC", "NFKC"]] = {"nfc": "NFC", "nfkc": "NFKC"}
 LARGEST_SIZE = 64  # words or characters: a longer shingle hardly ever survives an edit
 _PIECE = 1 << 20  # characters of a document that are worked on at once
 _WHOLE = 1 << 16  # characters within which a piece of characters ends at white space
@@ -32,10 +37,16 @@ STEP = 0x9E3779B97F4A7C15  # the golden ratio, as SplitMix64 steps by
 
 @dataclass(frozen=True)
 class Shingling:
-    """What a shingle is: ``size`` consecutive words or characters. Raises InputError for a size that cannot be."""
+    """What a shingle is: ``size`` consecutive words or characters. Raises InputError for a size that cannot be.
+
+    ``unicode``: the normal form of Unicode in which texts are compared (NFC: composed letters; NFKC: also ligatures and
+    wide letters as plain ones). ``case``: letters as lower case, case-folded (``ß`` as ``ss``), or as they are.
+    """
 
     kind: Kind = "word"
     size: int = 5
+    unicode: Form = "nfc"
+    case: Case = "lower"
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -80,6 +91,7 @@ class Shingler:
 
     def sets(self, texts: Sequence[str]) -> ShingleSets:
         """The sets of documents; a long one is worked on in pieces, the others together."""
+        texts = self._normal(texts)
         if len(self._known) > _MOST_HELD:
             self._known.clear()
         parts: list[ShingleSets] = []
@@ -94,6 +106,19 @@ class Shingler:
         return ShingleSets(
             np.concatenate([one.hashes for one in parts]), np.concatenate([one.lengths for one in parts])
         )
+
+    def _normal(self, texts: Sequence[str]) -> Sequence[str]:
+        """The texts in the Unicode form that is asked for, case-folded where that is asked for."""
+        form, fold = _FORMS.get(self._shingling.unicode), self._shingling.case == "fold"
+
+        def normal(text: str) -> str:
+            return text if form is None or text.isascii() else unicodedata.normalize(form, text)
+
+        # Case folding may take letters apart, so that they are put together again.
+        return [normal(normal(text).casefold()) if fold else normal(text) for text in texts]
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self._shingling.case == "lower" else text
 
     def _short(self, texts: Sequence[str]) -> ShingleSets:
         size = self._shingling.size
@@ -121,7 +146,7 @@ class Shingler:
 
     def _units(self, texts: Sequence[str]) -> tuple[Hashes, NDArray[np.int64]]:
         """The words' hashes, or the characters, of all documents end to end, and how many each has."""
-        split = [text.lower().split() for text in texts]
+        split = [self._cased(text).split() for text in texts]
         if self._shingling.kind == "word":
             lengths = np.fromiter(map(len, split), np.int64, len(split))
             units = np.fromiter(map(self._known.__getitem__, chain.from_iterable(split)), np.uint64, int(lengths.sum()))
@@ -131,7 +156,7 @@ class Shingler:
 
     def _long(self, text: str) -> ShingleSets:
         size = self._shingling.size
-        units = self._word_pieces(text) if self._shingling.kind == "word" else _character_pieces(text)
+        units = self._word_pieces(text) if self._shingling.kind == "word" else self._character_pieces(text)
         parts: list[Hashes] = []
         carried = np.empty(0, np.uint64)
         held, limit = 0, _MERGED
@@ -154,8 +179,17 @@ class Shingler:
 
     def _word_pieces(self, text: str) -> Iterator[Hashes]:
         for piece in _pieces(text, whole=True):
-            found = piece.lower().split()
+            found = self._cased(piece).split()
             yield np.fromiter(map(self._known.__getitem__, found), np.uint64, len(found))
+
+    def _character_pieces(self, text: str) -> Iterator[Hashes]:
+        begun = apart = False  # whether there is text before, and white space since
+        for piece in _pieces(text, whole=False):
+            plain = " ".join(self._cased(piece).split())
+            if plain:
+                apart = apart or piece[0].isspace()
+                yield _points(f" {plain}" if begun and apart else plain)
+            begun, apart = begun or bool(plain), piece[-1].isspace() or (apart and not plain)
 
 
 class _WordHashes(dict[str, int]):
@@ -167,16 +201,6 @@ class _WordHashes(dict[str, int]):
         if len(word) < 100:
             self[word] = found
         return found
-
-
-def _character_pieces(text: str) -> Iterator[Hashes]:
-    begun = apart = False  # whether there is text before, and white space since
-    for piece in _pieces(text, whole=False):
-        plain = " ".join(piece.lower().split())
-        if plain:
-            apart = apart or piece[0].isspace()
-            yield _points(f" {plain}" if begun and apart else plain)
-        begun, apart = begun or bool(plain), piece[-1].isspace() or (apart and not plain)
 
 
 def _points(text: str) -> Hashes:

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainer.data.corpus.dedup import spark_tasks as tasks
+from trainer.data.corpus.dedup.local import Edges
 from trainer.data.corpus.dedup.sketches import DedupJob
 from trainer.data.spark_process import SparkProcess
 from trainer.errors import InputError
@@ -26,6 +29,7 @@ _MOST_PARTITIONS = 4000
 _WAVES = 4  # runs of shares for each core, where a corpus cannot be read from its middle
 _LOOK_S = 2.0
 _LOCAL = "local"  # folder of Spark's own files, on this machine
+_TABLES = "tables"  # folder of what executors write
 _EDGES = "left long, right long, jaccard double"
 Counts = dict[str, int]
 
@@ -40,11 +44,11 @@ class SparkStage:
 
 
 def run(
-    job: DedupJob, master: str, timeout_s: float, stage: Callable[[str], None]
-) -> tuple[Counts, tuple[SparkStage, ...]]:
-    """Write all parts of the result; what was counted, and the stages. ``stage`` is called as each begins.
+    job: DedupJob, master: str | None, timeout_s: float, stage: Callable[[str], None]
+) -> tuple[Counts, tuple[SparkStage, ...], str]:
+    """Write all parts of the result; what was counted, the stages, and Spark's master.
 
-    Raises InputError where Spark fails, or ends no task for ``timeout_s``.
+    ``stage`` is called as each begins. Raises InputError where Spark fails, or ends no task for ``timeout_s``.
     """
     (Path(job.work) / _LOCAL).mkdir()
     process = SparkProcess(DedupWork(job), master, timeout_s)
@@ -69,7 +73,18 @@ def run(
         stages = tuple(SparkStage(**one["stage"]) for one in events if "stage" in one)
     finally:
         process.close()
-    return counts, stages
+    return counts, stages, str(process.master)
+
+
+def edges(job: DedupJob) -> Edges:
+    """Return the pairs that are similar enough, from the tables that executors wrote. They fit in memory."""
+    import pyarrow.parquet as pq
+
+    tables = [pq.read_table(Path(job.work) / _TABLES / name) for name in ("identical", "verify")]
+    left, right, similarities = (
+        np.concatenate([table.column(name).to_numpy() for table in tables]) for name in ("left", "right", "jaccard")
+    )
+    return left, right, similarities
 
 
 @dataclass(frozen=True)
@@ -82,14 +97,18 @@ class DedupWork:
     @property
     def settings(self) -> Mapping[str, str]:
         """What Spark itself leaves behind is removed with the work folder."""
+        local = self._local
+        return {"spark.local.dir": local, "spark.sql.warehouse.dir": f"{local}/warehouse"} if local else {}
+
+    @property
+    def java_options(self) -> str:
+        return f'"-Djava.io.tmpdir={self._local}"' if self._local else ""
+
+    @property
+    def _local(self) -> str:
+        """The folder; "" where its name is a list of folders to Spark, or ends an option."""
         local = f"{self.job.work}/{_LOCAL}"
-        if set(',"') & set(local):  # a list of folders to Spark, or the end of an option
-            return {}
-        return {
-            "spark.local.dir": local,
-            "spark.sql.warehouse.dir": f"{local}/warehouse",
-            "spark.driver.extraJavaOptions": f'"-Djava.io.tmpdir={local}"',
-        }
+        return "" if set(',"') & set(local) else local
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
         """Table by table."""
@@ -142,7 +161,7 @@ class _SparkTables:
         context = self._session.sparkContext
         context.setJobGroup(name, f"harness data dedup: {name}")
         self._report(begins=name)
-        path = f"file://{self._job.work}/tables/{name}"
+        path = f"file://{self._job.work}/{_TABLES}/{name}"
         observation = Observation(name)
         frame = frame.observe(observation, *(value.alias(key) for key, value in observed.items()))
         plan = frame._jdf.queryExecution().executedPlan().toString()

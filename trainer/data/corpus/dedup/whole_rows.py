@@ -1,33 +1,38 @@
-"""Reads whole rows of a corpus, all columns of them, a bounded number at a time, under one schema."""
+"""Reads whole rows of a corpus, all columns of them, a bounded number at a time, under one schema.
+
+A row of JSON Lines is its line, as bytes: a table would change numbers that its types do not hold.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.data.corpus import arrow, jsonl, lines, parquet, text
+from trainer.data.corpus import arrow, jsonl, parquet, text
 from trainer.data.corpus.base import ROW_GROUP, Corpus, bounded, first_line
 from trainer.errors import InputError
 
+LINE = "line"  # the one column of JSON Lines
+
 
 def schema_of(corpus: Corpus) -> Any:
-    """The Arrow schema of all files' rows; a column that a file lacks is null there.
+    """Return the Arrow schema of all files' rows. A column that a file lacks is null there.
 
-    Raises InputError for a conflict, and for a type that Parquet does not have. Of JSON Lines all rows are read for it.
+    Raises InputError for a conflict, and for a type that Parquet does not have.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     found = None
     for name in corpus.files:
-        for schema in _schemas(corpus, name):
-            try:
-                found = schema if found is None else pa.unify_schemas([found, schema], promote_options="permissive")
-            except pa.ArrowException as error:
-                raise InputError(
-                    f"{name}: its columns are not those of the rows before ({first_line(error)}); rows of one type can "
-                    "be written"
-                ) from error
+        schema = _schema(corpus, name)
+        try:
+            found = schema if found is None else pa.unify_schemas([found, schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise InputError(
+                f"{name}: its columns are not those of the rows before ({first_line(error)}); rows of one type can "
+                "be written"
+            ) from error
     assert found is not None, "a corpus has files"
     if len(set(found.names)) < len(found.names):
         raise InputError(f"{corpus.name}: several columns of one name ({', '.join(found.names)}); names must differ")
@@ -48,16 +53,14 @@ def _stored(kind: Any) -> Any:
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
 
 
-def _schemas(corpus: Corpus, name: str) -> Iterator[Any]:
+def _schema(corpus: Corpus, name: str) -> Any:
     import pyarrow as pa
 
     if corpus.format == "text":
-        yield pa.schema([(corpus.column, pa.string())])
-    elif corpus.format == "jsonl":
-        for block in lines.blocks(name):
-            yield jsonl.table(name, block).schema
-    else:
-        yield (parquet if corpus.format == "parquet" else arrow).schema(name).remove_metadata()
+        return pa.schema([(corpus.column, pa.string())])
+    if corpus.format == "jsonl":
+        return pa.schema([(LINE, pa.binary())])
+    return (parquet if corpus.format == "parquet" else arrow).schema(name).remove_metadata()
 
 
 def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[Any]:
@@ -116,8 +119,8 @@ def _tables(corpus: Corpus, name: str) -> Iterator[Any]:
             for piece in bounded(values, ROW_GROUP):
                 yield pa.table({corpus.column: piece})
     elif corpus.format == "jsonl":
-        for block in lines.blocks(name):
-            yield jsonl.table(name, block)
+        for rows in jsonl.rows(name):
+            yield pa.table({LINE: pa.array(rows, pa.binary())})
     else:
         for batch in arrow.batches(name):
             yield pa.Table.from_batches([batch])
@@ -136,4 +139,7 @@ def _under(schema: Any, table: Any, name: str) -> Any:
         ]
         return pa.table(columns, schema=schema)
     except (pa.ArrowException, KeyError) as error:
-        raise InputError(f"{name}: its rows have changed since its columns were read ({first_line(error)})") from error
+        raise InputError(
+            f"{name}: a value does not fit the type that its column has in all files together, or the file was changed "
+            f"({first_line(error)})"
+        ) from error

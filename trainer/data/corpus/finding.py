@@ -1,0 +1,310 @@
+"""Finds the files behind a path, a folder, a glob or a URL: each file once. Files that are left out are counted.
+
+Links are followed. A link to nothing, such as a file of a disk that is not mounted, is an error. A second name of a
+file, by a link or by a pattern that reaches it twice, is passed over.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from trainer.data.corpus import places
+from trainer.data.corpus.base import PassedOver, Reason
+from trainer.errors import InputError, visible
+from trainer.files import check_utf8, expanded
+
+REASONS: dict[Reason, str] = {
+    "hidden": "hidden",
+    "output": "written by harness",
+    "repeated": "another name of what is read",
+    "folder": "a folder, which the pattern does not enter",
+    "special": "not a regular file",
+    "format": "of another format",
+    "suffix": "without a suffix of a corpus",
+    "unnamed": "not named in state.json",
+}
+MOST_NAMES = 3  # names that are kept of each reason
+_WILD = "*?["
+# Names of files that say which command wrote a folder.
+_OUTPUTS = (
+    {"manifest.json", "digests.json"},  # data pretokenize
+    {"dedup.json", "dedup.md"},
+    {"stats.json", "stats.md"},
+    {"study.json"},
+    {"run.json"},
+    {"sweep.json"},
+    {"export.json"},
+)
+
+
+class Tally:
+    """Counts what is passed over."""
+
+    def __init__(self) -> None:
+        self._names: dict[Reason, list[str]] = {}
+
+    def add(self, reason: Reason, name: str) -> None:
+        """Count one more."""
+        self._names.setdefault(reason, []).append(name)
+
+    def result(self) -> tuple[PassedOver, ...]:
+        """Return the counts, by reason."""
+        return tuple(
+            PassedOver(reason, len(names), tuple(sorted(names)[:MOST_NAMES])) for reason, names in self._names.items()
+        )
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Files in order. ``folder``: the one that was gone through. ``pattern``: True for a folder, and for a glob."""
+
+    files: tuple[str, ...]
+    folder: str | None = None
+    tally: Tally = field(default_factory=Tally)
+    pattern: bool = False
+
+
+def described(passed_over: Collection[PassedOver]) -> str:
+    """Return counts, reasons and first names, on one line."""
+    parts = []
+    for one in passed_over:
+        more = ", ..." if one.count > len(one.names) else ""
+        parts.append(f"{one.count:,} {REASONS[one.reason]} ({', '.join(map(visible, one.names))}{more})")
+    return "; ".join(parts)
+
+
+def find(pattern: str) -> Matched:
+    """Find the file, the folder's files or those that the glob matches. Raises InputError where there is none.
+
+    Hidden files of a folder, and folders below it that this package wrote, are passed over.
+    """
+    check_utf8(pattern, places.KEY)
+    pattern = places.local(pattern)
+    if places.is_remote(pattern):
+        return _remote(pattern)
+    path = expanded(pattern)
+    return _of_folder(pattern, path.absolute()) if path.is_dir() else matching(pattern, places.KEY)
+
+
+def matching(pattern: str, key: str) -> Matched:
+    """Find the file ``pattern``, or the files that it matches as a glob. Raises InputError where there is none."""
+    path = expanded(pattern)
+    check_utf8(str(path.absolute()), key)
+    if path.is_file():
+        return Matched((str(path.absolute()),))
+    tally, whole = Tally(), path.absolute()
+    deep = "**" in whole.parts
+    literal = next((at for at, part in enumerate(whole.parts) if set(_WILD) & set(part)), len(whole.parts) - 1)
+    root = Path(*whole.parts[:literal])
+    files = []
+    names = _expanded_glob(str(root), whole.parts[literal:], frozenset(), key)
+    for name in sorted(set(map(os.path.abspath, names))):
+        kind = _kind(name, key)
+        if kind == "file" and not (deep and (output := _output_above(root, Path(name)))):
+            files.append(name)
+        elif kind == "file":
+            tally.add("output", f"{output}/")
+        elif kind == "special" or not deep:
+            tally.add("special" if kind == "special" else "folder", os.path.relpath(name, root))
+    found = _once(files, root, tally)
+    if not found:
+        passed = f"; passed over: {described(tally.result())}" if tally.result() else ""
+        wild = set(_WILD) & set(pattern) or key != places.KEY
+        raise InputError(f"{key}: no file matches {pattern}{passed}" if wild else f"{key}: no {pattern}")
+    return Matched(found, tally=tally, pattern=True)
+
+
+def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], key: str) -> Iterator[str]:
+    """Yield what a glob matches in a folder, as Python's ``glob`` does, which never ends where links form loops.
+
+    ``above``: the folders that were passed on the way here, by their own names.
+    """
+    first, rest = parts[0], parts[1:]
+    if first != "**" and not set(_WILD) & set(first):
+        name = os.path.join(folder, first)  # noqa: PTH118
+        if not rest:
+            yield from [name] if os.path.lexists(name) else []
+        elif os.path.isdir(name):  # noqa: PTH112
+            yield from _expanded_glob(name, rest, above, key)
+        return
+    inside = [one for one in _entries(folder, key) if first.startswith(".") or not one.name.startswith(".")]
+    if first != "**":
+        inside = [one for one in inside if fnmatch.fnmatchcase(one.name, first)]
+    elif rest:
+        yield from _expanded_glob(folder, rest, above, key)
+    above |= {os.path.realpath(folder)}
+    for entry in inside:
+        if not rest:
+            yield entry.path
+        if (rest or first == "**") and entry.is_dir() and os.path.realpath(entry.path) not in above:
+            yield from _expanded_glob(entry.path, parts if first == "**" else rest, above, key)
+
+
+def _entries(folder: str, key: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda one: one.name)
+    except OSError as error:
+        raise InputError(f"{key}: {error.filename}: cannot be read ({error.strerror})") from error
+
+
+def _output_above(root: Path, file: Path) -> str:
+    """Return the folder between ``root`` and ``file`` that this package wrote, relative to ``root``; "" for none."""
+    if not file.is_relative_to(root):
+        return ""
+    for parent in reversed(file.relative_to(root).parents[:-1]):
+        if _is_output(os.listdir(root / parent)):  # noqa: PTH208
+            return str(parent)
+    return ""
+
+
+def _is_output(names: Collection[str]) -> bool:
+    return any(marks <= set(names) for marks in _OUTPUTS)
+
+
+def _kind(name: str, key: str) -> Literal["file", "folder", "special"]:
+    """Return what lies behind a name, links followed. Raises InputError for a link to nothing."""
+    check_utf8(name, key)
+    try:
+        mode = os.stat(name).st_mode  # noqa: PTH116
+    except OSError as error:
+        if os.path.islink(name):  # noqa: PTH114
+            target = visible(os.readlink(name))  # noqa: PTH115
+            raise InputError(
+                f"{key}: {name}: a link to {target}, which cannot be read ({error.strerror}); mount or copy what it "
+                "stands for, or remove the link"
+            ) from error
+        raise places.unreadable(name, error) from error
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "special"
+
+
+def _once(names: Iterable[str], root: Path, tally: Tally) -> tuple[str, ...]:
+    """Return each file once, under its own name where it has one below ``root``, in the order of paths."""
+    real_root = os.path.realpath(root)
+    files: dict[str, str] = {}
+    folders: dict[str, str] = {}  # their own names: asking for that of each file would take ten times as long
+    for name in names:
+        folder, last = os.path.split(name)
+        if os.path.islink(name):  # noqa: PTH114
+            real = os.path.realpath(name)
+        else:
+            real = f"{folders.get(folder) or folders.setdefault(folder, os.path.realpath(folder))}/{last}"
+        if (before := files.get(real)) is None:
+            files[real] = name
+            continue
+        own = f"{real_root}/{os.path.relpath(name, root)}" == real
+        files[real] = name if own else before
+        tally.add("repeated", os.path.relpath(before if own else name, root))
+    return tuple(sorted(files.values(), key=Path))
+
+
+def _of_folder(pattern: str, root: Path) -> Matched:
+    tally = Tally()
+    names = [os.path.relpath(name, root) for name in _once(_below(root, tally), root, tally)]
+    if {"dedup.json", "dedup.md"} <= set(names):
+        raise InputError(f"{places.KEY}: {pattern} was written by harness data dedup; give {root / 'kept'}")
+    files = _without_outputs(names, tally)
+    if not files:
+        raise _empty(pattern, tally)
+    return Matched(tuple(str(root / name) for name in files), str(root), tally, pattern=True)
+
+
+def _empty(folder: str, tally: Tally) -> InputError:
+    passed = tally.result()
+    return InputError(
+        f"{places.KEY}: the folder {folder} holds no file" + (f" to read: {described(passed)}" if passed else "")
+    )
+
+
+def _below(root: Path, tally: Tally) -> Iterator[str]:
+    """Yield the files of a folder that are not hidden. A folder that has two names is gone through once."""
+    seen: set[str] = set()
+    folders, linked = [str(root)], list[str]()
+    while folders or linked:  # links last: a file's own name comes before another one of it
+        folder = folders.pop() if folders else linked.pop(0)
+        real = os.path.realpath(folder)
+        if real in seen or (seen and root.resolve().is_relative_to(real)):
+            tally.add("repeated", f"{os.path.relpath(folder, root)}/")
+            continue
+        seen.add(real)
+        for entry in _entries(folder, places.KEY):
+            relative = os.path.relpath(entry.path, root)
+            if entry.name.startswith((".", "_")):
+                tally.add("hidden", relative)
+                continue
+            kind = _kind(entry.path, places.KEY)
+            if kind == "file":
+                yield entry.path
+            elif kind == "special":
+                tally.add("special", relative)
+            else:
+                (linked if entry.is_symlink() else folders).append(entry.path)
+
+
+def _without_outputs(names: Collection[str], tally: Tally) -> list[str]:
+    """Return the names that lie in no folder which this package wrote; the folder that is gone through may be one."""
+    inside: dict[str, set[str]] = {}
+    for name in names:
+        path = PurePosixPath(name)
+        inside.setdefault(str(path.parent), set()).add(path.name)
+    outputs = {folder for folder, files in inside.items() if folder != "." and _is_output(files)}
+    passed, kept = set(), []
+    for name in names:
+        above = [str(parent) for parent in PurePosixPath(name).parents if str(parent) in outputs]
+        passed |= {above[-1]} if above else set()
+        kept += [] if above else [name]
+    for folder in sorted(passed):
+        tally.add("output", f"{folder}/")
+    return kept
+
+
+def _remote(url: str) -> Matched:
+    import pyarrow.fs as fs
+
+    scheme = url.split("://", 1)[0].lower()
+    tally = Tally()
+    with places.one_line_errors(url):
+        filesystem, path = places.resolved(url)
+        info = filesystem.get_file_info(path)
+        if info.type == fs.FileType.File:
+            return Matched((url,))
+        if info.type == fs.FileType.Directory:
+            root = PurePosixPath(path)
+            below = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+            names = []
+            for one in below:
+                relative = PurePosixPath(one.path).relative_to(root)
+                if one.type == fs.FileType.File and _is_hidden(relative.parts):
+                    tally.add("hidden", str(relative))
+                elif one.type == fs.FileType.File:
+                    names.append(str(relative))
+            files = _without_outputs(sorted(names), tally)
+            if not files:
+                raise _empty(url, tally)
+            found = tuple(places.url_of(scheme, str(root / name)) for name in files)
+            return Matched(found, url.rstrip("/"), tally, pattern=True)
+        if not set(_WILD) & set(path):
+            # Of a web server that does not answer, fsspec says what it says of a file that is not there.
+            raise InputError(f"{places.KEY}: no {url}{', or no answer in time' * (scheme in places.WEB)}")
+        from fsspec.implementations.arrow import ArrowFSWrapper
+
+        matches = sorted(set(ArrowFSWrapper(filesystem).glob(path)))
+        infos = filesystem.get_file_info(matches)
+    if not any(one.type == fs.FileType.File for one in infos):
+        raise InputError(f"{places.KEY}: no file matches {url}")
+    if "**" not in path:
+        for one in infos:
+            if one.type == fs.FileType.Directory:
+                tally.add("folder", one.path)
+    files = sorted(places.url_of(scheme, one.path) for one in infos if one.type == fs.FileType.File)
+    return Matched(tuple(files), tally=tally, pattern=True)
+
+
+def _is_hidden(parts: Iterable[str]) -> bool:
+    return any(part.startswith((".", "_")) for part in parts)
