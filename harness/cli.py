@@ -21,10 +21,9 @@ from trainer.errors import MACHINE_FAULTS, InputError, visible
 from trainer.files import check_utf8
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
+COMMAND_LINES = ("program", "against")  # arguments that are run as they are
 MOST_SHOWN = 500  # characters of a text that cannot be written
 MOST_MISTAKES = 20  # of one file that are listed after the first
-NO_SURROGATES = "surrogates not allowed"  # Python's reason where a name from the system is no UTF-8
-NO_UTF_8 = "the name is no UTF-8; rename the file or folder"
 
 
 COMMANDS = {
@@ -161,20 +160,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(parts: list[str]) -> int:
     try:
-        _check_text(parts)
         arguments = _parse(parts)
-        if isinstance(out := getattr(arguments, "out", None), str):
-            check_utf8(out, "--out")
+        _check_names(arguments)
         status = COMMANDS[arguments.command].function()(arguments, ["harness", *parts])
         sys.stdout.flush()
     except InputError as error:
         for line in (str(error), *error.others[:MOST_MISTAKES]):
             print(f"harness: {visible(line)}", file=sys.stderr)
-        return 2
-    except UnicodeEncodeError as error:
-        if error.reason != NO_SURROGATES:
-            raise
-        print(f"harness: {visible(error.object)}: {NO_UTF_8}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("harness: interrupted", file=sys.stderr)
@@ -199,13 +191,12 @@ def _run(parts: list[str]) -> int:
     return status
 
 
-def _check_text(parts: list[str]) -> None:
-    """Raise InputError for an argument that is no UTF-8; the words of a command after -- are passed on as they are."""
-    for part in parts[: parts.index("--")] if "--" in parts else parts:
-        try:
-            part.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(f"{part}: {NO_UTF_8}") from error
+def _check_names(arguments: argparse.Namespace) -> None:
+    """Raise InputError for an argument that is not UTF-8, before any work. Commands to run are passed on as they are."""
+    for name, value in vars(arguments).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and name not in COMMAND_LINES:
+                check_utf8(text, f"{arguments.command}: {name.replace('_', '-')}")
 
 
 def _no_memory(error: ImportError | MemoryError) -> str | None:

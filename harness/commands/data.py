@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from harness.commands.actions import Command, add_actions
-from trainer.files import check_utf8
 
 ACTIONS = {
     "pretokenize": Command(
@@ -29,9 +28,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def data(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the action. Raises InputError for a name that is not UTF-8, before any work."""
-    for name, value in vars(arguments).items():
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str):
-                check_utf8(text, f"data {arguments.action}: {name.replace('_', '-')}")
+    """Run the action."""
     return ACTIONS[arguments.action].function()(arguments, command)
