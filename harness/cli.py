@@ -192,7 +192,7 @@ def _run(parts: list[str]) -> int:
 
 
 def _check_names(arguments: argparse.Namespace) -> None:
-    """Raise InputError for an argument that is not UTF-8, before any work. Commands to run are passed on as they are."""
+    """Raise InputError for an argument that is not UTF-8. Commands that are run are passed on as they are."""
     for name, value in vars(arguments).items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and name not in COMMAND_LINES:
