@@ -35,8 +35,8 @@ OWN = ("data", "random")  # parts that differ from rank to rank
 class RanksState(Store):
     """How the states of all ranks become files of one folder."""
 
-    def __init__(self, rank: Rank, model: Any = None) -> None:
-        self._rank, self._whole = rank, WholeState(model)
+    def __init__(self, rank: Rank, model: Any = None, tokenizer: Path | None = None) -> None:
+        self._rank, self._whole = rank, WholeState(model, tokenizer)
         self._group: Any = None
 
     def meet(self) -> None:
@@ -153,9 +153,9 @@ class RanksSaver(Saver):
             self._together.join_in(states)
 
 
-def make_store(rank: Rank, model: Any = None) -> WholeState | RanksState:
-    """What writes and reads the checkpoints of ``rank``. ``model``: see :class:`WholeState`."""
-    return WholeState(model) if rank.of == 1 else RanksState(rank, model)
+def make_store(rank: Rank, model: Any = None, tokenizer: Path | None = None) -> WholeState | RanksState:
+    """What writes and reads the checkpoints of ``rank``. ``model``, ``tokenizer``: see :class:`WholeState`."""
+    return WholeState(model, tokenizer) if rank.of == 1 else RanksState(rank, model, tokenizer)
 
 
 def make_saver(
@@ -165,9 +165,10 @@ def make_saver(
     about: Callable[[], JsonObject],
     rank: Rank,
     ready: Callable[[], None] = lambda: None,
+    tokenizer: Path | None = None,
 ) -> Saver:
-    """The saver of ``rank``, of one process or of several."""
-    store = make_store(rank, parts.get("model"))
+    """The saver of ``rank``, of one process or of several. ``tokenizer``: a folder that checkpoints carry a copy of."""
+    store = make_store(rank, parts.get("model"), tokenizer)
     if isinstance(store, WholeState):
         return Saver(config, folder, parts, about, store, ready)
     return RanksSaver(config, folder, parts, about, store, ready, rank=rank)

@@ -151,7 +151,8 @@ def engine(kind: str, location: str) -> str:
 def info_of(kind: str, folder: Path) -> TokenizerInfo:
     """What facts.json says of the tokenizer in ``folder``. Raises InputError where it is damaged."""
     facts = train_tokenizer.read_facts(folder)
-    location = str(folder / "tokenizer.json") if facts.location is None else facts.location
+    location = str(folder / (facts.location or "tokenizer.json"))
+    kind = "sentencepiece" if location.endswith(".model") else kind
     return TokenizerInfo(
         kind=kind,
         location=location,
