@@ -1,7 +1,7 @@
 """Trains one arm to its end in this process, under the ledger: no study around it, no repetitions, no controls.
 
     DIR/checkpoints/    the newest checkpoints: see trainer.checkpoint_folder
-    DIR/tokenizer/      of the model, for harness generate and others that read its checkpoints
+    DIR/tokenizer/      of the model, for harness generate, AutoTokenizer and others; each checkpoint has a copy
     DIR/losses.csv      a row for each step
     DIR/evaluations.csv a row for each pass over held-out documents or multiple-choice questions
     DIR/runs/ARM/K/     the ledger of the K-th part: a training that was stopped and resumed has several
@@ -57,6 +57,7 @@ from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.modes import compilations
 from trainer.config import TrainerConfig
+from trainer.data.kept_tokenizer import FOLDER as TOKENIZER
 from trainer.data.kept_tokenizer import keep
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words, one_line
 from trainer.json_types import JsonObject, integer
@@ -149,11 +150,14 @@ class Training:
     def run(self, resume: bool, scenario: str) -> Trained:
         """Train, and write what was measured, whatever happened."""
         from trainer import checkpoint_folder
+        from trainer.data.prepare import warnings_of
 
         self._start_others()  # before this process tokenizes anything: they are forked
         data = self.config.data
         with announced(f"preparing data: {data.source or data.path}, sequence length {data.sequence_length}"):
             prepared = self._prepared()
+        for line in warnings_of(data, prepared):
+            print(line, file=sys.stderr)
         need = need_of(self.arm.name, self.config, prepared.vocab_size, saved_at_end=True)
         check_memory([need], (), "runs", self._force)
         model = model_fingerprint(self.config)
@@ -317,7 +321,8 @@ class Training:
             settings = self.config.checkpoint
             assert settings is not None
             synchronize = (lambda: None) if table is None else table.synchronize
-            saver = make_saver(settings, self._checkpoints, parts, about, self.rank, synchronize)
+            tokenizer = self.folder.path / TOKENIZER
+            saver = make_saver(settings, self._checkpoints, parts, about, self.rank, synchronize, tokenizer)
             saver.last = self._steps if found is not None else None
             if self._uploader is not None and first:
                 self._uploader.begin()  # a thread, so only now that the workers are forked

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config import DataConfig, EvaluationConfig, Objective
 from trainer.data.corpus import Corpus, by_row, prepare_corpus
-from trainer.data.pretokenize import Format, pretokenize
+from trainer.data.pretokenize import Format, no_separator, pretokenize, read_manifest, what_is_cut
 from trainer.data.split import DocumentSplit, prepare_split
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
@@ -81,6 +82,19 @@ def format_of(config: DataConfig) -> Format | None:
     """Return the pretokenized format that the path reads; None where it reads text."""
     formats: dict[str, Format] = {"tokens-padded": "padded", "tokens-stream": "token-list", "tokens-mmap": "flat"}
     return formats.get(config.path)
+
+
+def warnings_of(config: DataConfig, prepared: Prepared) -> list[str]:
+    """Lines for what the data path does to the documents without an error: it joins them, or cuts them."""
+    if config.source is not None:
+        return []
+    if not config.path.endswith("-padded"):
+        found = no_separator(prepared.tokenizer)
+    elif prepared.pretokenized is not None:
+        found = what_is_cut(read_manifest(Path(prepared.pretokenized)))
+    else:  # how long the documents are is known once they are tokenized
+        found = None
+    return [] if found is None else [found]
 
 
 def check_workers(config: DataConfig, prepared: Prepared, ranks: int = 1) -> None:

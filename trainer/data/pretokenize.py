@@ -64,6 +64,16 @@ class Manifest:
     writer: str
     token_type: str | None = None  # of flat tokens: uint16 or uint32
 
+    @property
+    def cut(self) -> int:
+        """Tokens that padded rows have no room for."""
+        return self.tokens - self.rows_tokens
+
+    @property
+    def padding(self) -> int:
+        """Tokens of padding that fill the rows."""
+        return 0 if self.sequence_length is None else self.documents * self.sequence_length - self.rows_tokens
+
 
 @dataclass(frozen=True)
 class ManifestOrigin:
@@ -186,6 +196,28 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(f"{folder}: not a pretokenized folder (no readable manifest.json)") from error
     except (ValidationError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: not a pretokenization manifest") from error
+
+
+def no_separator(info: TokenizerInfo) -> str | None:
+    """A line for documents that are packed end to end under a tokenizer without an end-of-text id; None with one."""
+    if info.eos_id is not None:
+        return None
+    return (
+        f"warning: the tokenizer {info.location} names no end-of-text token: documents lie end to end without a "
+        "separator, so a model cannot learn where they end; give one that does (eos_token of tokenizer_config.json, "
+        "eos_id of a SentencePiece model)"
+    )
+
+
+def what_is_cut(facts: Manifest) -> str | None:
+    """A line for padded rows that have no room for all tokens; None where nothing is cut."""
+    if not facts.cut:
+        return None
+    return (
+        f"warning: rows of {facts.sequence_length} tokens cut {facts.cut:,} of the {facts.tokens:,} tokens of "
+        f"{facts.corpus} ({facts.cut / facts.tokens:.1%}); longer rows cut fewer, packed rows (*-stream, tokens-mmap) "
+        "none"
+    )
 
 
 def padding_id(info: TokenizerInfo) -> int:
