@@ -16,7 +16,8 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.data.corpus import Corpus
-    from trainer.data.pretokenize import Format, Manifest, Pretokenized, TokenSource
+    from trainer.data.manifest import Format, Manifest, Pretokenized
+    from trainer.data.pretokenize import TokenSource
     from trainer.data.spark import SparkTokens
     from trainer.data.tokenizers import TokenizerInfo
 

@@ -57,8 +57,8 @@ from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.modes import compilations
 from trainer.config import TrainerConfig
-from trainer.data.kept_tokenizer import FOLDER as TOKENIZER
 from trainer.data.kept_tokenizer import keep
+from trainer.data.tokenizers import FOLDER as TOKENIZER
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words, one_line
 from trainer.json_types import JsonObject, integer
 from trainer.model_files import objective_of

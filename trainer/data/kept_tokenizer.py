@@ -19,12 +19,11 @@ from pathlib import Path
 
 from trainer.data import cache, pretrained
 from trainer.data.special_ids import special_ids
-from trainer.data.tokenizers import TokenizerInfo, info_of, sentencepiece_info, sentencepiece_model
+from trainer.data.tokenizers import FOLDER, TokenizerInfo, info_of, sentencepiece_info, sentencepiece_model
 from trainer.data.train_tokenizer import FACTS, TokenizerFacts
 from trainer.errors import InputError
 from trainer.leftovers import remove
 
-FOLDER = "tokenizer"  # of what carries one
 CONFIG = "tokenizer_config.json"
 _JSON, _MODEL = "tokenizer.json", "tokenizer.model"
 _CLASSES = {_JSON: "PreTrainedTokenizerFast", _MODEL: "SentencePieceBackend"}  # of transformers

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from trainer.config import DataConfig, EvaluationConfig, Objective
 from trainer.data.corpus import Corpus, by_row, prepare_corpus
-from trainer.data.pretokenize import Format, no_separator, pretokenize, read_manifest, what_is_cut
+from trainer.data.manifest import Format, check_data, read_manifest
+from trainer.data.pretokenize import no_separator, pretokenize, what_is_cut
 from trainer.data.split import DocumentSplit, prepare_split
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
@@ -66,9 +67,21 @@ def prepare(
     format = format_of(config)
     if format is None:
         return Prepared(by_row(corpus, f"data.path: {config.path}"), tokenizer, None, split=split)
-    return Prepared(
-        corpus, tokenizer, pretokenize(corpus, tokenizer, format, config.sequence_length).folder, split=split
-    )
+    folder = _ready(corpus, tokenizer, format, config.sequence_length)
+    if folder is None:
+        folder = pretokenize(corpus, tokenizer, format, config.sequence_length).folder
+    return Prepared(corpus, tokenizer, folder, split=split)
+
+
+def _ready(corpus: Corpus, tokenizer: TokenizerInfo, format: Format, sequence_length: int) -> str | None:
+    """The folder that was given as the corpus, or lies beside it, where it is what the data path reads."""
+    wanted = format, sequence_length if format == "padded" else None, tokenizer.fingerprint, corpus.documents
+    for folder in corpus.pretokenized:
+        found = read_manifest(Path(folder))
+        if (found.format, found.sequence_length, found.tokenizer_fingerprint, found.documents) == wanted:
+            check_data(Path(folder), found)
+            return folder
+    return None
 
 
 def _of_source(name: str, places: Sequence[str] | None, files: Sequence[str]) -> Prepared:

@@ -15,7 +15,7 @@ from tests.harness.commands.test_cli import refused
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.data import token_groups
 from trainer.data.formats.flat import TOKENS, open_flat, token_type
-from trainer.data.pretokenize import read_manifest
+from trainer.data.manifest import read_manifest
 from trainer.leftovers import partial_path
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.config import CorpusConfig
 from trainer.data import cache, python_docs
-from trainer.data.corpus import chat, columns, formats, places
-from trainer.data.corpus.base import ROW_GROUP, Content, Corpus, Identity
+from trainer.data.corpus import chat, columns, formats, places, pretokenized
+from trainer.data.corpus.base import ROW_GROUP, Content, Corpus, Format, Identity
 from trainer.data.corpus.reading import pieces
+from trainer.data.formats.flat import PLACES
+from trainer.data.manifest import Pretokenized, check_data
 from trainer.errors import InputError
 from trainer.files import expanded
 
@@ -39,6 +42,10 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
         reading = [corpus.format, corpus.content, corpus.split, template]
         if corpus.split == "blank-line":
             reading.append("a last line of white space is blank")  # an earlier version kept some
+        if corpus.masked:  # an earlier version took padding for tokens
+            reading.append(columns.MASK)
+        if corpus.format == "flat":
+            reading.append(cache.file_fingerprint(Path(corpus.files[0]).with_name(PLACES)))
 
     def check() -> list[Any]:
         found = _check(corpus, key, config.documents, remote)
@@ -96,7 +103,7 @@ def check_there(config: CorpusConfig) -> None:
     if config.path is not None:
         if places.is_remote(config.path):
             places.check_scheme(config.path)
-        else:
+        elif not pretokenized.find(config.path):
             formats.choose(config.path, config.format)
     if config.chat_template is not None:
         chat.load_template(config.chat_template)
@@ -111,6 +118,9 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
         files = tuple(map(str, matching_files(config.parquet)))
         return _uncounted(Path(config.parquet).name, files, config.column), _PARQUET, _identities(files)
     assert config.path is not None
+    if made := pretokenized.find(config.path):
+        corpus = _of_pretokenized(config, made)
+        return corpus, places.KEY, _identities(corpus.files)
     chosen = formats.choose(config.path, config.format)
     if chosen.format != "text" and config.split != "file":
         raise InputError(f"data.corpus.split: {config.split} divides text files, and {config.path} is {chosen.format}")
@@ -134,10 +144,30 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
             f"{chat.KEY}: column {config.column!r} of {config.path} holds {content}, and no lists of messages"
         )
     corpus = _uncounted(Path(config.path.rstrip("/")).name or config.path, chosen.files, config.column)
-    return (
-        replace(corpus, format=chosen.format, content=content, split=config.split, template=template),
-        places.KEY,
-        known,
+    masked = content == "tokens" and columns.has_mask(chosen.files[0], chosen.format)
+    corpus = replace(
+        corpus, format=chosen.format, content=content, split=config.split, template=template, masked=masked
+    )
+    return corpus, places.KEY, known
+
+
+def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corpus:
+    """The documents of folders of harness data pretokenize, read from the first."""
+    first = made[0]
+    column = pretokenized.COLUMNS[first.manifest.format]
+    given = {"format": config.format != "auto", "split": config.split != "file", "chat_template": config.chat_template}
+    if (wrong := next((key for key, value in given.items() if value), None)) is not None:
+        raise InputError(f"data.corpus.{wrong}: {config.path} holds tokens of harness data pretokenize; leave it out")
+    if config.column not in ("text", column):  # text: the default
+        raise InputError(f"data.corpus.column: {config.column}, but the tokens in {first.folder} are {column}")
+    check_data(Path(first.folder), first.manifest)
+    format: Format = "flat" if first.manifest.format == "flat" else "parquet"
+    return replace(
+        _uncounted(Path(first.folder).name, (str(first.data),), column),
+        format=format,
+        content="tokens",
+        masked=first.manifest.format == "padded",
+        pretokenized=tuple(one.folder for one in made),
     )
 
 
