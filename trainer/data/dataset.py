@@ -281,6 +281,7 @@ def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[
     assert prepared.split is not None, "prepare() was given no evaluation"
     rows = prepared.split.held_out_rows()
     order = ShardedSampler(len(rows), 0, shuffle=False, endless=False, rows=rows)
+    config = config.model_copy(update={"shuffle": False})  # the order is of documents, whatever training takes
     pipeline = pipeline_of(config, prepared, order, Injector(None, 0), marked=False, draws=_HELD_OUT)
     found: list[Batch] = []
     while len(found) < most and (batch := pipeline.next_batch()) is not None:
