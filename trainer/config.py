@@ -80,6 +80,9 @@ class EvaluationConfig(Config):
     """Share of the documents that no step trains on: those whose content's hash is below it. Default: 0.05."""
     documents: int | None = Field(None, ge=1)
     """Instead of fraction: about so many of the corpus' documents."""
+    corpus: CorpusConfig | None = None
+    """Instead of fraction: documents of a corpus of your own (llm.c's -iv), in their order, with the keys of
+    data.corpus. It is tokenized by the tokenizer of data.corpus, every document of which is trained on then."""
     batches: int = Field(16, ge=1, le=100_000)
     """Batches of one pass at most, of data.batch_size each. They are made once and stay in the host's memory."""
     source: Annotated[str, AfterValidator(named_function)] | None = None
@@ -92,9 +95,10 @@ class EvaluationConfig(Config):
 
     @model_validator(mode="after")
     def _one_size(self) -> EvaluationConfig:
-        given = [name for name in ("fraction", "documents", "source") if getattr(self, name) is not None]
+        names = ("fraction", "documents", "corpus", "source")
+        given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"gives {' and '.join(given)}; allowed: one of fraction, documents, source")
+            raise ValueError(f"gives {' and '.join(given)}; allowed: one of {', '.join(names)}")
         return self
 
 
@@ -285,7 +289,9 @@ class TrainerConfig(Config):
                 "MODULE:FUNCTION, which gives them, or no evaluation"
             )
         if self.data.source is None and evaluation.source is not None:
-            raise ValueError("evaluation.source: goes with data.source only; allowed here: fraction or documents")
+            raise ValueError(
+                "evaluation.source: goes with data.source only; allowed here: fraction, documents or corpus"
+            )
         return self
 
 

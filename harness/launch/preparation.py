@@ -90,7 +90,7 @@ def prepare_data(
         code = codes.get(name)
         places = None if code is None else code.places
         of = data.source or data.corpus.model_dump()
-        held_out = config.evaluation and config.evaluation.model_dump(include={"fraction", "documents"})
+        held_out = config.evaluation and config.evaluation.model_dump(include={"fraction", "documents", "corpus"})
         kept = [held_out, of, data.tokenizer.model_dump(), data.path, data.sequence_length, places]
         key = json.dumps(kept, sort_keys=True)
         if key not in prepared:
@@ -112,6 +112,8 @@ def prepare_data(
         else:
             corpus = data.corpus.path or data.corpus.parquet or data.corpus.builtin
             fingerprints[f"corpus {corpus}"] = found.corpus.fingerprint
+            if found.held_out is not None:
+                fingerprints[f"evaluation.corpus {found.held_out.corpus.name}"] = found.held_out.corpus.fingerprint
             kind = data.tokenizer.model_dump_json(exclude_none=True)
             fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
         if (factory := config.model.factory) is not None:

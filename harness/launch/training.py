@@ -268,6 +268,8 @@ class Training:
 
         data = self.config.data
         prints = {"corpus": prepared.corpus.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "model": model}
+        if prepared.held_out is not None:
+            prints["evaluation.corpus"] = prepared.held_out.corpus.fingerprint
         begins_elsewhere = found is None and self.config.resume is not None
         position = DataPosition(max(1, data.workers), keeps_state=True)
         states = None
