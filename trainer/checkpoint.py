@@ -35,7 +35,7 @@ FREE = {
     "steps", "warmup_steps", "log_every", "checkpoint", "evaluation.every_steps", "evaluation.batches",
     "evaluation.multiple_choice",
     "data.prefetch", "data.pin_memory", "data.timeout_s", "data.start_method", "data.transport", "launch.timeout_s",
-    "resume.llmc",
+    "resume.llmc", "sample",
 }  # fmt: skip
 
 # Keys that came after checkpoints were made, and whose default is what every training did before.

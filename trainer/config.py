@@ -45,6 +45,7 @@ __all__ = [
     "Objective",
     "OptimizerConfig",
     "ResumeConfig",
+    "SampleConfig",
     "SlurmConfig",
     "TokenizerConfig",
     "Torchrun",
@@ -100,6 +101,26 @@ class EvaluationConfig(Config):
         if len(given) > 1:
             raise ValueError(f"gives {' and '.join(given)}; allowed: one of {', '.join(names)}")
         return self
+
+
+class SampleConfig(Config):
+    """Text that the model writes while it is trained, as with llm.c's -s. `harness train` alone writes it.
+
+    It is printed, and kept in samples.jsonl. Its time is in no step.
+    """
+
+    every_steps: int = Field(ge=1, le=1_000_000_000)
+    """Steps from one text to the next."""
+    prompt: str = ""
+    """What the model continues; '' begins a new document."""
+    tokens: int = Field(64, ge=1, le=100_000)
+    """How many follow the prompt at most."""
+    temperature: float = Field(1.0, ge=0, le=1000)
+    """Logits are divided by it; 0: the most likely token."""
+    top_k: int | None = Field(None, ge=1)
+    """Draw among so many most likely tokens; null: among all."""
+    seed: int = Field(0, ge=0, lt=2**62)
+    """Of the draws, which are the same for each text."""
 
 
 class OptimizerConfig(Config):
@@ -183,6 +204,8 @@ class TrainerConfig(Config):
     checkpoint: CheckpointConfig | None = None
     """Save the state of the training as it goes. `harness train` does in any case; a study removes what it saved."""
     evaluation: EvaluationConfig | None = None
+    sample: SampleConfig | None = None
+    """Let the model write text as it is trained; null: none."""
     resume: ResumeConfig | None = None
     """Begin at a step of another trainer's training, from its weights; None: at step 0, from the model's own."""
     steps: int = Field(40, ge=1, le=10_000_000)
@@ -233,6 +256,22 @@ class TrainerConfig(Config):
         inject = self.data.inject
         if inject is not None and inject.rank is not None and inject.rank >= self.ranks:
             raise ValueError(f"data.inject.rank: {inject.rank} of {self.ranks} ranks; allowed: 0 to {self.ranks - 1}")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_are_text(self) -> TrainerConfig:
+        if self.sample is None:
+            return self
+        for key, value in (
+            ("compute.emulated", self.compute.emulated),
+            ("model.factory", self.model.factory),
+            ("data.source", self.data.source),
+        ):
+            if value is not None:
+                raise ValueError(
+                    f"sample: text takes a causal model of transformers that is computed and a tokenizer, and {key} "
+                    "gives none; allowed: no sample"
+                )
         return self
 
     @model_validator(mode="after")

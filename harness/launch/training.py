@@ -4,6 +4,7 @@
     DIR/tokenizer/      of the model, for harness generate, AutoTokenizer and others; each checkpoint has a copy
     DIR/losses.csv      a row for each step
     DIR/evaluations.csv a row for each pass over held-out documents or multiple-choice questions
+    DIR/samples.jsonl   a line for each text that the model wrote (sample)
     DIR/runs/ARM/K/     the ledger of the K-th part: a training that was stopped and resumed has several
     DIR/study.json      so `harness report DIR` shows where the time went, as of a study of one arm
 
@@ -44,8 +45,10 @@ from harness.launch.training_files import (
     EVALUATIONS,
     LOG,
     LOSSES,
+    SAMPLES,
     EvaluationTable,
     LossTable,
+    SampleTable,
     TrainingRecorder,
 )
 from harness.launch.training_progress import Goal, TrainingProgress
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
     from trainer.data.loader import Batches
     from trainer.data.prepare import Prepared
     from trainer.evaluate import Evaluator, Kind
+    from trainer.sample import TextSampler
     from trainer.telemetry import Validation
 
 Status = Literal["done", "interrupted", "failed"]
@@ -138,6 +142,8 @@ class Training:
         self._validation: Validation | None = None
         self._choices: Validation | None = None
         self._compute: Compute | None = None
+        self._sampler: TextSampler | None = None
+        self._samples: SampleTable | None = None  # None in all ranks but the first
         self._skipped = self._compiled = 0  # before this part, and before its measured steps
         self._digest: str | None = None
         self.rank = ALONE
@@ -265,6 +271,7 @@ class Training:
         from trainer.data.loader import open_batches
         from trainer.data.position import DataPosition
         from trainer.evaluate import make_evaluator
+        from trainer.sample import TextSampler
 
         data = self.config.data
         prints = {"corpus": prepared.corpus.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "model": model}
@@ -306,6 +313,9 @@ class Training:
             evaluated = self.config.evaluation is not None
             first = self.rank.is_first
             evaluator = make_evaluator(self.config, prepared, compute, prints=first) if evaluated else None
+            if self.config.sample is not None:
+                self._sampler = TextSampler(self.config.sample, prepared, compute)
+                self._samples = SampleTable(self.folder.path / SAMPLES, self._steps) if first else None
             table = LossTable(self.folder.path / LOSSES, self._steps, self.config.first_step) if first else None
             queue = RunQueue(compute_threads=compute.device == "cpu")
             trained = self._steps if found is not None else 0
@@ -385,8 +395,9 @@ class Training:
                 self._tokens = self._agreed[2]
                 if self.rank.is_first:
                     progress.step(self._steps, self._tokens, share, self._loss, recorder.validations)
-                    if self._watch is not None and self._watch.step(self._steps, self._tokens):
-                        self._stopping.asked = True
+                self._write_text(progress)
+                if self.rank.is_first and self._watch is not None and self._watch.step(self._steps, self._tokens):
+                    self._stopping.asked = True
                 if self._steps == first + max(1, self.config.warmup_steps):
                     self._compiled = compilations()
                     if queue is not None:
@@ -412,6 +423,20 @@ class Training:
         saver.wait()
         self._digest = compute.end_together()
         return "done" if order == "finish" else "interrupted"
+
+    def _write_text(self, progress: TrainingProgress) -> None:
+        """Let the model write, where that is due: every rank does, and the first one keeps it."""
+        sampler, step = self._sampler, self._steps - 1
+        if sampler is None or not sampler.is_due(step):
+            return
+        try:
+            found = sampler.after(step)
+        except InputError as error:  # its weights are not finite: whether that ends the training is not decided here
+            print(f"after {self._steps:,} steps: no text: {error}", file=sys.stderr)
+            return
+        if self._samples is not None:
+            self._samples.add(found)
+            progress.sampled(found)
 
     def _share(self, steps: int, tokens: int, batches: Batches) -> float:
         """Which share of the training is done, of epochs by the rank that is the least far.

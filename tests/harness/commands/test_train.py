@@ -23,6 +23,7 @@ from harness.launch.training_files import (
     EvaluationTable,
     LossRow,
     LossTable,
+    SampleTable,
     read_evaluations,
     read_losses,
 )
@@ -31,6 +32,7 @@ from tests.trainer.data.conftest import make_texts, write_parquet
 from tests.trainer.questions import FILE
 from trainer import checkpoint_folder
 from trainer.errors import InputError
+from trainer.sample import Sample
 
 SCENARIO = """\
 name: small
@@ -98,6 +100,22 @@ def test_a_table_of_passes_goes_on_where_the_training_does(tmp_path: Path) -> No
     assert read_evaluations(path) == [EvaluationRow(5, 2.5, None, 64)]
     path.unlink()
     assert not EvaluationTable(path, 6).lacking(5)  # begun by a state of the code that had no such table
+
+
+def test_a_table_of_texts_goes_on_where_the_training_does(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    table = SampleTable(path, 0)
+    assert not path.exists()  # none is due yet
+    written = [Sample(step, "a\u2028b\n\x1b", (3, 4), "max tokens", 0.5) for step in (3, 7, 11)]
+    for one in written:
+        table.add(one)
+    with open(path, "a") as file:
+        file.write('{"step": 1')  # as a killed process leaves it
+    SampleTable(path, 8).add(written[2])
+    found = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    assert [Sample(**{**one, "ids": tuple(one["ids"])}) for one in found] == written
+    SampleTable(path, 0)
+    assert not path.read_bytes()
 
 
 def test_a_goal_says_how_far_and_the_line_how_long() -> None:

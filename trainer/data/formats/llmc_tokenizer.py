@@ -54,7 +54,11 @@ def write_tokenizer(info: TokenizerInfo, out: Path) -> WrittenTokenizer:
     # llm.c refuses an empty token. A model never chooses an id that stands for none.
     named = [token or f"<|unused {at}|>".encode() for at, token in enumerate(tokens)]
     content = header.tobytes() + b"".join(bytes([len(token)]) + token for token in named)
-    write_atomically(expanded(out).absolute(), lambda to: to.write_bytes(content))
+
+    def write(to: Path) -> None:
+        to.write_bytes(content)
+
+    write_atomically(expanded(out).absolute(), write)
     return WrittenTokenizer(info.vocab_size, info.eos_id, unused)
 
 
