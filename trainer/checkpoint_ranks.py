@@ -23,6 +23,7 @@ from trainer.checkpoint import Saver
 from trainer.checkpoint_folder import Store, WholeState, of_the_disk
 from trainer.compute.base import Stateful
 from trainer.compute.sharded_state import SHARDED, ShardedPart, save_shares
+from trainer.epoch_interval import Epochs
 from trainer.json_types import JsonObject
 from trainer.ranks import Rank, failing, gloo_group, of_first
 
@@ -113,6 +114,7 @@ class RanksSaver(Saver):
         about: Callable[[], JsonObject],
         store: RanksState,
         ready: Callable[[], None] = lambda: None,
+        epochs: Epochs = lambda: None,
         *,
         rank: Rank,
     ) -> None:
@@ -120,7 +122,7 @@ class RanksSaver(Saver):
         if not rank.is_first:  # of the rest every rank holds the same
             parts, about = {name: part for name, part in parts.items() if name in (*OWN, SHARDED)}, dict
         self._together, self._is_first = store, rank.is_first
-        super().__init__(config, folder, parts, about, store, ready)
+        super().__init__(config, folder, parts, about, store, ready, epochs)
         store.meet()
         self._clock = gloo_group(rank) if config.every_steps is None else None
 
@@ -166,9 +168,10 @@ def make_saver(
     rank: Rank,
     ready: Callable[[], None] = lambda: None,
     tokenizer: Path | None = None,
+    epochs: Epochs = lambda: None,
 ) -> Saver:
     """The saver of ``rank``, of one process or of several. ``tokenizer``: a folder that checkpoints carry a copy of."""
     store = make_store(rank, parts.get("model"), tokenizer)
     if isinstance(store, WholeState):
-        return Saver(config, folder, parts, about, store, ready)
-    return RanksSaver(config, folder, parts, about, store, ready, rank=rank)
+        return Saver(config, folder, parts, about, store, ready, epochs)
+    return RanksSaver(config, folder, parts, about, store, ready, epochs, rank=rank)

@@ -77,6 +77,8 @@ class EvaluationConfig(Config):
 
     every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
     """Steps between two passes; null: one pass alone, when training ends. There is one then in any case."""
+    every_epochs: float | None = Field(None, gt=0, le=1_000_000)
+    """Instead of every_steps: epochs of the documents that are trained on between two passes (0.5: twice in each)."""
     fraction: float | None = Field(None, gt=0, lt=1)
     """Share of the documents that no step trains on: those whose content's hash is below it. Default: 0.05."""
     documents: int | None = Field(None, ge=1)
@@ -100,6 +102,8 @@ class EvaluationConfig(Config):
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"gives {' and '.join(given)}; allowed: one of {', '.join(names)}")
+        if self.every_steps is not None and self.every_epochs is not None:
+            raise ValueError("gives every_steps and every_epochs; allowed: one of them")
         return self
 
 
@@ -151,11 +155,14 @@ class OptimizerConfig(Config):
 class CheckpointConfig(Config):
     """When the state of the training is saved, so that a killed one is resumed where it was.
 
-    Give at most one of every_steps, every_minutes.
+    Give at most one of every_steps, every_epochs, every_minutes.
     """
 
     every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
     """Optimizer steps from one checkpoint to the next."""
+    every_epochs: float | None = Field(None, gt=0, le=1_000_000)
+    """Epochs of the documents that are trained on from one checkpoint to the next. With several ranks those of rank 0
+    decide."""
     every_minutes: float | None = Field(None, gt=0, le=10_000)
     """Minutes from one checkpoint to the next; 10 where neither is given. With several ranks the clock of rank 0
     decides, and tells the others after each step."""
@@ -166,8 +173,8 @@ class CheckpointConfig(Config):
 
     @model_validator(mode="after")
     def _one_interval(self) -> CheckpointConfig:
-        if self.every_steps is not None and self.every_minutes is not None:
-            raise ValueError("give at most one of every_steps, every_minutes")
+        if sum(one is not None for one in (self.every_steps, self.every_epochs, self.every_minutes)) > 1:
+            raise ValueError("give at most one of every_steps, every_epochs, every_minutes")
         return self
 
     @property

@@ -308,6 +308,13 @@ def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[Arm
 
     InputError for a training that begins (``resume.step``) where it is to end.
     """
+    for arm in arms_of(plan, of):
+        for key, section in (("evaluation", arm.config.evaluation), ("checkpoint", arm.config.checkpoint)):
+            if section is not None and section.every_epochs is not None:
+                raise InputError(
+                    f"arm {arm.name}: {key}.every_epochs: how many steps they take is not known before; allowed with a "
+                    f"budget or an estimate: {key}.every_steps"
+                )
     if of == "study":
         return work_of_study(plan)
     for arm in arms_of(plan, of):

@@ -112,7 +112,8 @@ class Trained:
     diverged: bool = False  # its gradient norm was not finite
 
 
-TOKENS_OF_ALL = "tokens_of_all"  # in a checkpoint, where ranks receive differently many
+# In a checkpoint: where ranks receive differently many; where evaluation.every_epochs asks for a pass after it.
+TOKENS_OF_ALL, EPOCHS_ARE_OVER = "tokens_of_all", "epochs_are_over"
 
 
 class Training:
@@ -142,6 +143,7 @@ class Training:
         self._validation: Validation | None = None
         self._choices: Validation | None = None
         self._compute: Compute | None = None
+        self._epochs_are_over = False
         self._sampler: TextSampler | None = None
         self._samples: SampleTable | None = None  # None in all ranks but the first
         self._skipped = self._compiled = 0  # before this part, and before its measured steps
@@ -269,7 +271,7 @@ class Training:
         from trainer.checkpoint_ranks import make_saver, make_store
         from trainer.compute.build import build_compute
         from trainer.data.loader import open_batches
-        from trainer.data.position import DataPosition
+        from trainer.data.position import DataPosition, epochs_of
         from trainer.evaluate import make_evaluator
         from trainer.sample import TextSampler
 
@@ -312,7 +314,10 @@ class Training:
                 self._skipped = compute.skipped_steps() or 0
             evaluated = self.config.evaluation is not None
             first = self.rank.is_first
-            evaluator = make_evaluator(self.config, prepared, compute, prints=first) if evaluated else None
+            evaluator, epochs = None, partial(epochs_of, batches.position)
+            if evaluated:
+                evaluator = make_evaluator(self.config, prepared, compute, rank=self.rank, epochs=epochs)
+                self._epochs_are_over = found is not None and bool(found.about.get(EPOCHS_ARE_OVER))
             if self.config.sample is not None:
                 self._sampler = TextSampler(self.config.sample, prepared, compute)
                 self._samples = SampleTable(self.folder.path / SAMPLES, self._steps) if first else None
@@ -327,14 +332,16 @@ class Training:
             def about() -> JsonObject:
                 assert table is not None
                 table.flush()
-                of_all = {} if self._group is None else {TOKENS_OF_ALL: self._agreed[2]}
+                of_all: dict[str, int] = {} if self._group is None else {TOKENS_OF_ALL: self._agreed[2]}
+                if evaluator is not None and evaluator.epochs_are_over:  # the pass comes after this checkpoint
+                    of_all[EPOCHS_ARE_OVER] = True
                 return {"tokens": recorder.tokens, **of_all, "config": identity(self.config), "fingerprints": prints}
 
             settings = self.config.checkpoint
             assert settings is not None
             synchronize = (lambda: None) if table is None else table.synchronize
             tokenizer = self.folder.path / TOKENIZER
-            saver = make_saver(settings, self._checkpoints, parts, about, self.rank, synchronize, tokenizer)
+            saver = make_saver(settings, self._checkpoints, parts, about, self.rank, synchronize, tokenizer, epochs)
             saver.last = self._steps if found is not None else None
             if self._uploader is not None and first:
                 self._uploader.begin()  # a thread, so only now that the workers are forked
@@ -387,7 +394,7 @@ class Training:
         progress = TrainingProgress(self.goal, share, self._agreed[2])
         try:
             if evaluator is not None and (lacking := self._lacking(first - 1, recorder)):
-                evaluator.after(first - 1, lacking)
+                evaluator.after(first - 1, lacking, epochs_are_over=self._epochs_are_over)
             while (order := self._order(share)) == "step":
                 recorder.warmup = self._steps - first < self.config.warmup_steps
                 self._steps = next(steps) + 1

@@ -310,6 +310,38 @@ def test_what_a_training_answers_is_in_its_tables_its_report_and_its_line(
 
 
 @pytest.mark.usefixtures("no_git")
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_passes_and_checkpoints_by_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """60 documents, 3 in each step: half an epoch is 10 steps. One pass is killed, and made by the next part."""
+    from trainer.evaluate import Evaluator
+
+    held = write_parquet(tmp_path / "held.parquet", make_texts()[:12])
+    words = [
+        f'evaluation={{"every_epochs": 0.5, "corpus": {{"path": "{held}"}}, "batches": 2}}',
+        'checkpoint={"every_steps": null, "every_epochs": 0.5, "keep": 9}',
+        "data.path=tokens-padded",
+        f"data.workers={workers}",
+    ]
+    sets = [word for one in words for word in ("--set", one)]
+    out, train = of_one_arm(tmp_path)
+    write_parquet(tmp_path / "corpus.parquet", [text or "never empty" for text in make_texts()])
+    evaluate = Evaluator._evaluate
+
+    def killed(self: Evaluator, step: int) -> None:
+        if step == 19:
+            raise KeyboardInterrupt
+        evaluate(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "_evaluate", killed)
+        assert train(*sets, steps=34) == 130
+    assert train("--resume", *sets, steps=34) == 0
+    assert [row.step for row in read_evaluations(Path(out) / "evaluations.csv")] == [9, 19, 29, 33]
+    saved = checkpoint_folder.written(Path(out) / "checkpoints")
+    assert [path.name for path in reversed(saved)] == [f"step-{steps:08d}" for steps in (10, 20, 30, 34)]
+
+
+@pytest.mark.usefixtures("no_git")
 def test_the_parts_of_a_training_are_one_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
