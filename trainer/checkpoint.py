@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from trainer import checkpoint_folder
 from trainer.checkpoint_folder import Checkpoint, Store
 from trainer.compute.base import Stateful
+from trainer.epoch_interval import EpochInterval, Epochs
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject
 from trainer.leftovers import remove, remove_leftovers
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
 
 # What may differ between a training and its resumption: no step computes anything else for it.
 FREE = {
-    "steps", "warmup_steps", "log_every", "checkpoint", "evaluation.every_steps", "evaluation.batches",
-    "evaluation.multiple_choice",
+    "steps", "warmup_steps", "log_every", "checkpoint", "evaluation.every_steps", "evaluation.every_epochs",
+    "evaluation.batches", "evaluation.multiple_choice",
     "data.prefetch", "data.pin_memory", "data.timeout_s", "data.start_method", "data.transport", "launch.timeout_s",
-    "resume.llmc",
+    "resume.llmc", "sample",
 }  # fmt: skip
 
 # Keys that came after checkpoints were made, and whose default is what every training did before.
@@ -132,9 +133,12 @@ class Saver:
         about: Callable[[], JsonObject],
         store: Store,
         ready: Callable[[], None] = lambda: None,
+        epochs: Epochs = lambda: None,
     ) -> None:
         """``about``: what checkpoint.json says besides, asked within the step; ``ready``: called in the thread, before
-        a checkpoint is there."""
+        a checkpoint is there; ``epochs``: how many are done, for every_epochs."""
+        every = config.every_epochs
+        self._interval = None if every is None else EpochInterval(every, epochs, "checkpoint.every_epochs")
         self._config, self._folder, self._parts = config, folder, parts
         self._about, self._store, self._ready = about, store, ready
         self._thread: threading.Thread | None = None
@@ -153,6 +157,8 @@ class Saver:
             return False
         if self._config.every_steps is not None:
             return steps % self._config.every_steps == 0
+        if self._interval is not None:
+            return self._interval.ends()
         return time.monotonic() - self._saved_s >= 60 * self._config.interval_minutes
 
     def save(self, steps: int) -> None:

@@ -2,6 +2,7 @@
 
     step-00000120/
         model.safetensors   the weights, and config.json where transformers knows the model: AutoModel reads both
+        tokenizer.json      and what else AutoTokenizer reads, of a training whose tokenizer is known
         state.pt            everything else, by torch.save; it is loaded with weights_only
         checkpoint.json     step, configuration and the SHA-256 of each file; written last, with a digest of its own
 
@@ -14,12 +15,14 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainer.data.cache import DIGESTS
 from trainer.errors import InputError, one_line
 from trainer.files import naming, read_json
 from trainer.json_types import JsonObject, integer, section
@@ -45,8 +48,10 @@ class Store(Protocol):
 class WholeState:
     """Each part whole, in one process: weights as safetensors, the rest by torch.save."""
 
-    def __init__(self, model: Any = None) -> None:
-        """``model``: whose config is written beside its weights, where it is one of transformers."""
+    def __init__(self, model: Any = None, tokenizer: Path | None = None) -> None:
+        """``model``: whose config is written beside its weights, where it is one of transformers. ``tokenizer``: a
+        folder whose files are copied beside them."""
+        self._tokenizer = tokenizer
         self._config = getattr(model, "config", None)
         self._kind = type(model).__name__
 
@@ -64,6 +69,10 @@ class WholeState:
             if self._config is not None and hasattr(self._config, "to_json_string"):
                 content = {**json.loads(self._config.to_json_string()), "architectures": [self._kind]}
                 (folder / CONFIG).write_text(json.dumps(content, indent=1) + "\n")
+        if self._tokenizer is not None:
+            for path in self._tokenizer.iterdir() if self._tokenizer.is_dir() else ():
+                if path.is_file() and path.name != DIGESTS:
+                    shutil.copyfile(path, folder / path.name)
         with open(folder / STATE, "wb") as file:  # given a path, torch hides what the system said of the disk
             torch.save(rest, file)
         return {"shared": shared}

@@ -23,6 +23,7 @@ from trainer.checkpoint import Saver
 from trainer.checkpoint_folder import Store, WholeState, of_the_disk
 from trainer.compute.base import Stateful
 from trainer.compute.sharded_state import SHARDED, ShardedPart, save_shares
+from trainer.epoch_interval import Epochs
 from trainer.json_types import JsonObject
 from trainer.ranks import Rank, failing, gloo_group, of_first
 
@@ -35,8 +36,8 @@ OWN = ("data", "random")  # parts that differ from rank to rank
 class RanksState(Store):
     """How the states of all ranks become files of one folder."""
 
-    def __init__(self, rank: Rank, model: Any = None) -> None:
-        self._rank, self._whole = rank, WholeState(model)
+    def __init__(self, rank: Rank, model: Any = None, tokenizer: Path | None = None) -> None:
+        self._rank, self._whole = rank, WholeState(model, tokenizer)
         self._group: Any = None
 
     def meet(self) -> None:
@@ -113,6 +114,7 @@ class RanksSaver(Saver):
         about: Callable[[], JsonObject],
         store: RanksState,
         ready: Callable[[], None] = lambda: None,
+        epochs: Epochs = lambda: None,
         *,
         rank: Rank,
     ) -> None:
@@ -120,7 +122,7 @@ class RanksSaver(Saver):
         if not rank.is_first:  # of the rest every rank holds the same
             parts, about = {name: part for name, part in parts.items() if name in (*OWN, SHARDED)}, dict
         self._together, self._is_first = store, rank.is_first
-        super().__init__(config, folder, parts, about, store, ready)
+        super().__init__(config, folder, parts, about, store, ready, epochs)
         store.meet()
         self._clock = gloo_group(rank) if config.every_steps is None else None
 
@@ -153,9 +155,9 @@ class RanksSaver(Saver):
             self._together.join_in(states)
 
 
-def make_store(rank: Rank, model: Any = None) -> WholeState | RanksState:
-    """What writes and reads the checkpoints of ``rank``. ``model``: see :class:`WholeState`."""
-    return WholeState(model) if rank.of == 1 else RanksState(rank, model)
+def make_store(rank: Rank, model: Any = None, tokenizer: Path | None = None) -> WholeState | RanksState:
+    """What writes and reads the checkpoints of ``rank``. ``model``, ``tokenizer``: see :class:`WholeState`."""
+    return WholeState(model, tokenizer) if rank.of == 1 else RanksState(rank, model, tokenizer)
 
 
 def make_saver(
@@ -165,9 +167,11 @@ def make_saver(
     about: Callable[[], JsonObject],
     rank: Rank,
     ready: Callable[[], None] = lambda: None,
+    tokenizer: Path | None = None,
+    epochs: Epochs = lambda: None,
 ) -> Saver:
-    """The saver of ``rank``, of one process or of several."""
-    store = make_store(rank, parts.get("model"))
+    """The saver of ``rank``, of one process or of several. ``tokenizer``: a folder that checkpoints carry a copy of."""
+    store = make_store(rank, parts.get("model"), tokenizer)
     if isinstance(store, WholeState):
-        return Saver(config, folder, parts, about, store, ready)
-    return RanksSaver(config, folder, parts, about, store, ready, rank=rank)
+        return Saver(config, folder, parts, about, store, ready, epochs)
+    return RanksSaver(config, folder, parts, about, store, ready, epochs, rank=rank)

@@ -45,6 +45,7 @@ __all__ = [
     "Objective",
     "OptimizerConfig",
     "ResumeConfig",
+    "SampleConfig",
     "SlurmConfig",
     "TokenizerConfig",
     "Torchrun",
@@ -76,10 +77,15 @@ class EvaluationConfig(Config):
 
     every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
     """Steps between two passes; null: one pass alone, when training ends. There is one then in any case."""
+    every_epochs: float | None = Field(None, gt=0, le=1_000_000)
+    """Instead of every_steps: epochs of the documents that are trained on between two passes (0.5: twice in each)."""
     fraction: float | None = Field(None, gt=0, lt=1)
     """Share of the documents that no step trains on: those whose content's hash is below it. Default: 0.05."""
     documents: int | None = Field(None, ge=1)
     """Instead of fraction: about so many of the corpus' documents."""
+    corpus: CorpusConfig | None = None
+    """Instead of fraction: documents of a corpus of your own (llm.c's -iv), in their order, with the keys of
+    data.corpus. It is tokenized by the tokenizer of data.corpus, every document of which is trained on then."""
     batches: int = Field(16, ge=1, le=100_000)
     """Batches of one pass at most, of data.batch_size each. They are made once and stay in the host's memory."""
     source: Annotated[str, AfterValidator(named_function)] | None = None
@@ -92,10 +98,33 @@ class EvaluationConfig(Config):
 
     @model_validator(mode="after")
     def _one_size(self) -> EvaluationConfig:
-        given = [name for name in ("fraction", "documents", "source") if getattr(self, name) is not None]
+        names = ("fraction", "documents", "corpus", "source")
+        given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"gives {' and '.join(given)}; allowed: one of fraction, documents, source")
+            raise ValueError(f"gives {' and '.join(given)}; allowed: one of {', '.join(names)}")
+        if self.every_steps is not None and self.every_epochs is not None:
+            raise ValueError("gives every_steps and every_epochs; allowed: one of them")
         return self
+
+
+class SampleConfig(Config):
+    """Text that the model writes while it is trained, as with llm.c's -s. `harness train` alone writes it.
+
+    It is printed, and kept in samples.jsonl. Its time is in no step.
+    """
+
+    every_steps: int = Field(ge=1, le=1_000_000_000)
+    """Steps from one text to the next."""
+    prompt: str = ""
+    """What the model continues; '' begins a new document."""
+    tokens: int = Field(64, ge=1, le=100_000)
+    """How many follow the prompt at most."""
+    temperature: float = Field(1.0, ge=0, le=1000)
+    """Logits are divided by it; 0: the most likely token."""
+    top_k: int | None = Field(None, ge=1)
+    """Draw among so many most likely tokens; null: among all."""
+    seed: int = Field(0, ge=0, lt=2**62)
+    """Of the draws, which are the same for each text."""
 
 
 class OptimizerConfig(Config):
@@ -126,11 +155,14 @@ class OptimizerConfig(Config):
 class CheckpointConfig(Config):
     """When the state of the training is saved, so that a killed one is resumed where it was.
 
-    Give at most one of every_steps, every_minutes.
+    Give at most one of every_steps, every_epochs, every_minutes.
     """
 
     every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
     """Optimizer steps from one checkpoint to the next."""
+    every_epochs: float | None = Field(None, gt=0, le=1_000_000)
+    """Epochs of the documents that are trained on from one checkpoint to the next. With several ranks those of rank 0
+    decide."""
     every_minutes: float | None = Field(None, gt=0, le=10_000)
     """Minutes from one checkpoint to the next; 10 where neither is given. With several ranks the clock of rank 0
     decides, and tells the others after each step."""
@@ -141,8 +173,8 @@ class CheckpointConfig(Config):
 
     @model_validator(mode="after")
     def _one_interval(self) -> CheckpointConfig:
-        if self.every_steps is not None and self.every_minutes is not None:
-            raise ValueError("give at most one of every_steps, every_minutes")
+        if sum(one is not None for one in (self.every_steps, self.every_epochs, self.every_minutes)) > 1:
+            raise ValueError("give at most one of every_steps, every_epochs, every_minutes")
         return self
 
     @property
@@ -179,6 +211,8 @@ class TrainerConfig(Config):
     checkpoint: CheckpointConfig | None = None
     """Save the state of the training as it goes. `harness train` does in any case; a study removes what it saved."""
     evaluation: EvaluationConfig | None = None
+    sample: SampleConfig | None = None
+    """Let the model write text as it is trained; null: none."""
     resume: ResumeConfig | None = None
     """Begin at a step of another trainer's training, from its weights; None: at step 0, from the model's own."""
     steps: int = Field(40, ge=1, le=10_000_000)
@@ -229,6 +263,22 @@ class TrainerConfig(Config):
         inject = self.data.inject
         if inject is not None and inject.rank is not None and inject.rank >= self.ranks:
             raise ValueError(f"data.inject.rank: {inject.rank} of {self.ranks} ranks; allowed: 0 to {self.ranks - 1}")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_are_text(self) -> TrainerConfig:
+        if self.sample is None:
+            return self
+        for key, value in (
+            ("compute.emulated", self.compute.emulated),
+            ("model.factory", self.model.factory),
+            ("data.source", self.data.source),
+        ):
+            if value is not None:
+                raise ValueError(
+                    f"sample: text takes a causal model of transformers that is computed and a tokenizer, and {key} "
+                    "gives none; allowed: no sample"
+                )
         return self
 
     @model_validator(mode="after")
@@ -285,7 +335,9 @@ class TrainerConfig(Config):
                 "MODULE:FUNCTION, which gives them, or no evaluation"
             )
         if self.data.source is None and evaluation.source is not None:
-            raise ValueError("evaluation.source: goes with data.source only; allowed here: fraction or documents")
+            raise ValueError(
+                "evaluation.source: goes with data.source only; allowed here: fraction, documents or corpus"
+            )
         return self
 
 

@@ -59,12 +59,14 @@ class CorpusConfig(Config):
     path: str | None = None
     """A file, a folder, a glob, or a URL of one (s3://, gs://, file://, or what fsspec knows): Parquet, JSONL, text,
     Arrow files and streams, or what Hugging Face's save_to_disk writes. JSONL and text may be gzip or Zstandard. A
-    remote file is known by its size and ETag, and its documents are hashed when they are first read."""
+    remote file is known by its size and ETag, and its documents are hashed when they are first read. Also a folder of
+    harness data pretokenize --out, here: its tokens are read as they are, with the tokenizer that lies in it."""
     format: Literal["auto", "parquet", "jsonl", "text", "arrow"] = "auto"
     """Of path. auto: by the name and, where it does not say it, by the first bytes."""
     column: str = "text"
-    """Strings; with path also lists of token ids (no tokenizer is run then; data.tokenizer is the one that made them)
-    or lists of messages {role, content}, which chat_template renders. Text files have no columns."""
+    """Strings; with path also lists of token ids (no tokenizer is run then; data.tokenizer is the one that made them),
+    without those whose attention_mask is 0 where such a column lies beside it, or lists of messages {role, content},
+    which chat_template renders. Text files have no columns."""
     split: Literal["file", "line", "blank-line"] = "file"
     """What a document of a text file is: the file, a line, or what stands between blank lines."""
     chat_template: str | None = None

@@ -6,7 +6,7 @@ step: the device has done everything queued before a pass begins, and everything
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Literal
 
@@ -16,8 +16,10 @@ from trainer.compute.modes import compilations
 from trainer.compute.scores import Beat, untouched_randomness
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
+from trainer.epoch_interval import EpochInterval, Epochs
 from trainer.errors import InputError
 from trainer.multiple_choice import Choices, check_causal, load_choices
+from trainer.ranks import ALONE, Rank, gloo_group, of_first
 from trainer.telemetry import Validation
 
 if TYPE_CHECKING:
@@ -40,9 +42,13 @@ class Evaluator:
         prints: bool = True,
         choices: Choices | None = None,
         choices_every_steps: int | None = None,
+        interval: EpochInterval | None = None,
+        agreed: Callable[[bool], bool] = bool,
     ) -> None:
         """``prints``: a log line for each pass, which one of several ranks does for all. ``choices``: questions, which
-        have steps of their own between two passes."""
+        have steps of their own between two passes. ``interval``: of passes over documents, in place of steps;
+        ``agreed``: what all ranks do of what this one counts."""
+        self._interval, self._agreed = interval, agreed
         self._prints = prints
         self._compute, self._batches, self._beat = compute, batches, beat
         self._choices = choices
@@ -54,11 +60,22 @@ class Evaluator:
         self.compilations = 0
         """Graphs that torch.compile compiled in passes: no step holds that."""
 
-    def after(self, step: int, kinds: frozenset[Kind] = KINDS) -> None:
-        """Take note of a step that ended, and make what of the ``kinds`` of passes is due."""
+    @property
+    def epochs_are_over(self) -> bool:
+        """True if every_epochs asks for a pass that :meth:`after` has not made yet."""
+        return self._interval is not None and self._interval.is_over()
+
+    def after(self, step: int, kinds: frozenset[Kind] = KINDS, *, epochs_are_over: bool = False) -> None:
+        """Take note of a step that ended, and make what of the ``kinds`` of passes is due.
+
+        ``epochs_are_over``: as a checkpoint of that step says, of a part that ended before it made the pass.
+        """
         self._last = step
+        if self._interval is not None:
+            epochs_are_over = self._agreed(self._interval.ends() or epochs_are_over)
         for kind, every in self._every.items():
-            if kind in kinds and every is not None and (step + 1) % every == 0:
+            due = epochs_are_over and kind == "loss" if every is None else (step + 1) % every == 0
+            if kind in kinds and due:
                 self._pass(kind, step)
 
     def finish(self) -> None:
@@ -112,21 +129,37 @@ class Evaluator:
 
 
 def make_evaluator(
-    config: TrainerConfig, prepared: Prepared, compute: Compute, beat: Beat = lambda: None, *, prints: bool = True
+    config: TrainerConfig,
+    prepared: Prepared,
+    compute: Compute,
+    beat: Beat = lambda: None,
+    *,
+    rank: Rank = ALONE,
+    epochs: Epochs = lambda: None,
 ) -> Evaluator:
-    """The evaluator that ``config`` asks for, with its batches made. Start loader workers first: this may tokenize."""
-    asked = config.evaluation
+    """The evaluator that ``config`` asks for, with its batches made. Start loader workers first: this may tokenize.
+
+    ``epochs``: how many are done, for every_epochs. Every rank must call it.
+    """
+    asked, prints = config.evaluation, rank.is_first
     assert asked is not None
     batches = validation_batches(config, prepared)
+    interval: EpochInterval | None = None
+    agreed: Callable[[bool], bool] = bool
+    if asked.every_epochs is not None:
+        interval = EpochInterval(asked.every_epochs, epochs, "evaluation.every_epochs")
+        if rank.of > 1:
+            group = gloo_group(rank)
+            agreed = lambda due: bool(of_first(due, group))  # noqa: E731
     if (questions := asked.multiple_choice) is None:
-        return Evaluator(compute, batches, asked.every_steps, beat, prints=prints)
+        return Evaluator(compute, batches, asked.every_steps, beat, prints=prints, interval=interval, agreed=agreed)
     check_causal(prepared.objective)
     choices = load_choices(questions, prepared.tokenizer, compute.longest_row)
     if choices.shortened and prints:
         print(f"evaluation.multiple_choice: {choices.what_was_left_out}", flush=True)
     return Evaluator(
         compute, batches, asked.every_steps, beat, prints=prints, choices=choices,
-        choices_every_steps=questions.every_steps,
+        choices_every_steps=questions.every_steps, interval=interval, agreed=agreed,
     )  # fmt: skip
 
 

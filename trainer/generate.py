@@ -17,6 +17,8 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     import torch
 
+    from trainer.data.engines.own import TextCodec
+    from trainer.data.tokenizers import TokenizerInfo
     from trainer.trained_model import TrainedModel
 
 Ending = Literal["end of text", "max tokens", "context"]
@@ -96,7 +98,7 @@ def generate(
     begun_s = perf_counter()
     # Of the prompt the last logits alone are needed; a model that cannot leave the others out gives all of them.
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    with torch.inference_mode():
+    with torch.no_grad():  # within a training, what inference_mode makes could not be trained on
         fed = torch.tensor([ids], device=device)
         while computed < most:
             output = model(input_ids=fed, past_key_values=past, use_cache=cache, **last)
@@ -117,6 +119,22 @@ def generate(
                 break
             fed = torch.tensor([[chosen] if cache else ids], device=device)
     return Generated(tuple(ids[len(prompt) :]), ending, computed, perf_counter() - begun_s)
+
+
+def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str) -> list[int]:
+    """The ids of ``prompt``; of one without any, what stands before a document: the id that ends the one before it.
+
+    Raises InputError, naming ``key``, for what is no text, and where no id begins a document.
+    """
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise InputError(f"{key}: holds bytes that are no text (UTF-8)")
+    if found := codec.encode(prompt):
+        return found
+    begin = tokenizer.bos_id if tokenizer.eos_id is None else tokenizer.eos_id
+    if begin is None:
+        what = "''" if not prompt else "text without a token"
+        raise InputError(f"{key}: {what}, and the tokenizer has no token that begins or ends a document; give text")
+    return [begin]
 
 
 def next_token(logits: torch.Tensor, choice: TokenChoice, draws: torch.Generator) -> int:

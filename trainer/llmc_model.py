@@ -25,6 +25,7 @@ import numpy as np
 
 from trainer.checkpoint_folder import CONFIG, WEIGHTS
 from trainer.data import cache
+from trainer.data.kept_tokenizer import write as write_tokenizer
 from trainer.errors import InputError, literal
 from trainer.files import expanded, write_atomically
 from trainer.json_types import Json
@@ -33,6 +34,8 @@ from trainer.leftovers import remove_leftovers_of
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
+
+    from trainer.data.tokenizers import TokenizerInfo
 
 MAGIC, HEADER = 20240326, 256  # HEADER: int32 values
 PADDED_TO = 128  # rows of the token embedding are a multiple of it
@@ -276,10 +279,13 @@ def header_of(model: torch.nn.Module, dtype: LlmcDtype, vocab_size: int | None =
     return LlmcHeader(dtype, config.n_positions, size, config.n_layer, config.n_head, config.n_embd, padded)
 
 
-def as_folder(path: Path, out: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
+def as_folder(
+    path: Path, out: Path, tokenizer: TokenizerInfo | None = None
+) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
     """Write a file as the new folder ``out`` that transformers reads; returns what was read. The dtype stays.
 
-    Raises InputError where the file cannot be read, or something lies at ``out``.
+    ``tokenizer``: is written beside it. Raises InputError where the file cannot be read, something lies at ``out``, or
+    the tokenizer has more ids than the model.
     """
     from safetensors.torch import save_file
 
@@ -287,10 +293,17 @@ def as_folder(path: Path, out: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor
     target = expanded(out).absolute()
     if target.exists():
         raise InputError(f"{out}: there is something already; choose a new folder (--out)")
+    if tokenizer is not None and tokenizer.vocab_size > header.vocab_size:
+        raise InputError(
+            f"{path} has {header.vocab_size:,} token ids, fewer than the tokenizer ({tokenizer.vocab_size:,}); "
+            "give its own (--tokenizer)"
+        )
 
     def write(to: Path) -> None:
         save_file(weights, to / WEIGHTS, metadata={"format": "pt"})
         (to / CONFIG).write_text(json.dumps(header.config(), indent=1) + "\n")
+        if tokenizer is not None:
+            write_tokenizer(tokenizer, to)
 
     cache.create_folder(target, write)
     return header, weights

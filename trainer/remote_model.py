@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.checkpoint_folder import ABOUT
 from trainer.data.corpus.places import filesystem_of, is_remote, local
-from trainer.data.kept_tokenizer import FOLDER as KEPT
+from trainer.data.tokenizers import FOLDER as KEPT
 from trainer.errors import InputError, one_line
 from trainer.files import expanded
 

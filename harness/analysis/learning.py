@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -215,6 +216,7 @@ def _curves(run: RunData) -> RunCurves:
             run.record.facts.corpus_fingerprint,
             lookup(run.record.config, "model.objective"),
             lookup(run.record.config, "evaluation.source"),
+            json.dumps(lookup(run.record.config, "evaluation.corpus"), sort_keys=True),
         ),
         choices,
         (

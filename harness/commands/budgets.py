@@ -160,6 +160,7 @@ def _predicted(
         raise InputError(UNPRICED)  # now, not when all is measured
     check_writable(near)
     remove_leftovers_of(near)
+    works = works_of(plan, of, steps)  # before anything is measured: it refuses what cannot be
     place = temporary_path(near)
     limit_s = limit.seconds(scenario.price_usd_per_hour)
     may_s = None if limit_s is None else max(0.0, limit_s - spent_s)
@@ -186,7 +187,7 @@ def _predicted(
     finally:
         remove(place)
     prices = prices_of(measured, scenario_usd=scenario.price_usd_per_hour)
-    works, measuring_s = works_of(plan, of, steps), time.monotonic() - begun_s
+    measuring_s = time.monotonic() - begun_s
     found = PredictedCost(of, scenario.name, measured, works, prices, limit, spent_s + measuring_s, measuring_s)
     _refuse_unpriced(limit, found)
     return found

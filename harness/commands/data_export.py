@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from harness.commands.data_needs import add_inputs, needs_of, only, prepared
@@ -35,7 +36,8 @@ def export(arguments: argparse.Namespace, _command: list[str]) -> int:
     from trainer.data.formats.export import export as write
     from trainer.data.formats.llmc import SHARD_TOKENS
     from trainer.data.formats.nanogpt import VALIDATION_SHARE
-    from trainer.data.pretokenize import pretokenize
+    from trainer.data.kept_tokenizer import keep
+    from trainer.data.pretokenize import no_separator, pretokenize
 
     _check(arguments)
     corpus, tokenizer = prepared(only(needs_of(arguments, "corpus", "tokenizer"), "data export"))
@@ -44,11 +46,12 @@ def export(arguments: argparse.Namespace, _command: list[str]) -> int:
     division = Division(arguments.name, arguments.shard_tokens or SHARD_TOKENS, share)
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)
     made = write(flat, arguments.format, vocabulary, tokenizer.fingerprint, Path(arguments.out), division)
+    keep(tokenizer, Path(arguments.out))
     for name in made.files:
         say(str(Path(arguments.out) / name))
     say(f"{made.tokens} tokens of {made.documents} documents; {made.empty} without a token leave no trace")
-    if made.eos_id is None:
-        say("the tokenizer has no end-of-text id: documents cannot be told apart again")
+    if (line := no_separator(tokenizer)) is not None:
+        print(line, file=sys.stderr)
     if arguments.format == "llmc" and len(made.files) == 1:
         say("all of it is shard 0, which llm.c validates with: --shard-tokens N makes smaller shards")
     return 0

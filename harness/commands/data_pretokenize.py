@@ -18,7 +18,8 @@ from trainer.files import write_text
 
 if TYPE_CHECKING:
     from trainer.data.corpus import Corpus
-    from trainer.data.pretokenize import Format, Pretokenized, TokenSource
+    from trainer.data.manifest import Format, Manifest, Pretokenized
+    from trainer.data.pretokenize import TokenSource
     from trainer.data.spark import SparkTokens
     from trainer.data.tokenizers import TokenizerInfo
 
@@ -54,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Write (or find) the pretokenized files, and print where each lies."""
     from harness.commands.upload import finish_upload, uploader_of
+    from trainer.data.kept_tokenizer import keep
+    from trainer.data.pretokenize import groups_of, no_separator
 
     formats = FORMATS[arguments.format]
     if arguments.workers is not None and arguments.workers < 1:
@@ -71,6 +74,8 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
         uploader = uploader_of(Path(arguments.out), arguments.upload)
     for need in needs:
         corpus, tokenizer = prepared(need)
+        if formats != ("padded",) and (line := no_separator(tokenizer)) is not None:
+            print(line, file=sys.stderr)
         with _spark(arguments, corpus, tokenizer) as spark:
             tokens: TokenSource | None = spark
             for format in formats:
@@ -79,13 +84,25 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
                 facts = made.manifest
                 length = f", sequence length {facts.sequence_length}" if facts.sequence_length else ""
                 say(f"{made.folder}: {format}, {facts.documents} documents, {facts.rows_tokens} tokens{length}")
+                if format == "padded":
+                    say(_padded_line(facts))
+                if out is not None:
+                    keep(tokenizer, out)
                 if format == "flat":
-                    from trainer.data.pretokenize import groups_of
-
                     tokens = groups_of(made.flat())
             if spark is not None and spark.master is not None and arguments.out is not None:
                 write_text(Path(arguments.out) / SPARK_FILE, json.dumps({"master": spark.master}) + "\n")
     return 0 if uploader is None or finish_upload(Path(arguments.out), uploader) else 1
+
+
+def _padded_line(facts: Manifest) -> str:
+    """What rows of one length leave of the documents: tokens in, kept, cut, and padding added."""
+    cut, padding = facts.cut / facts.tokens, facts.padding / (facts.padding + facts.rows_tokens)
+    return (
+        f"of {facts.tokens:,} tokens {facts.rows_tokens:,} are kept and {facts.cut:,} cut ({cut:.1%}); "
+        f"{facts.padding:,} of padding are added ({padding:.1%} of the rows)"
+        + ("; a larger --sequence-length cuts fewer, --format token-list or flat none" if facts.cut else "")
+    )
 
 
 def _check_engine(arguments: argparse.Namespace) -> None:

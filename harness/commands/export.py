@@ -7,6 +7,7 @@ import argparse
 from harness.commands.actions import Command, add_actions
 
 ACTIONS = {
+    "llmc-tokenizer": Command("harness.commands.export_llmc_tokenizer:export", "write a tokenizer as a file of llm.c"),
     "llmc-model": Command("harness.commands.export_llmc_model:export", "write a GPT-2 as a model file of llm.c"),
 }
 

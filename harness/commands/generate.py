@@ -48,6 +48,7 @@ def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
     from trainer.compute.build import torch_device
     from trainer.data.tokenizers import load_codec
     from trainer.generate import generate as continue_text
+    from trainer.generate import prompt_ids
     from trainer.trained_model import load_trained
 
     device = torch_device(arguments.device, "--device")
@@ -57,9 +58,7 @@ def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
     trained = load_trained(arguments.model, "--model")
     tokenizer = _tokenizer(trained, given)
     codec = load_codec(tokenizer)
-    if any("\ud800" <= letter <= "\udfff" for letter in arguments.prompt):
-        raise InputError("--prompt: holds bytes that are no text (UTF-8)")
-    prompt = codec.encode(arguments.prompt) or _document_begin(tokenizer, arguments.prompt)
+    prompt = prompt_ids(codec, tokenizer, arguments.prompt, "--prompt")
     trained.model.to(device)
     found = continue_text(
         trained, prompt, choice, arguments.max_tokens, tokenizer.vocab_size, tokenizer.eos_id,
@@ -123,12 +122,3 @@ def _tokenizer(trained: TrainedModel, given: TokenizerInfo | None) -> TokenizerI
             f"{trained.name}: no tokenizer lies beside it; give the one that it was trained with (--tokenizer)"
         )
     return found
-
-
-def _document_begin(tokenizer: TokenizerInfo, prompt: str) -> list[int]:
-    """What stands before a document: the token that ends the one before it, or begins one."""
-    begin = tokenizer.bos_id if tokenizer.eos_id is None else tokenizer.eos_id
-    if begin is None:
-        what = "''" if not prompt else "text without a token"
-        raise InputError(f"--prompt: {what}, and the tokenizer has no token that begins or ends a document; give text")
-    return [begin]

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness.commands.output import say
+from trainer.errors import InputError
 from trainer.files import expanded
 
 
@@ -17,13 +18,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a new folder with config.json and model.safetensors: for model.pretrained, AutoModel, harness generate",
     )  # fmt: skip
 
+    parser.add_argument(
+        "--tokenizer", metavar="NAME", help="write it beside the model, for AutoTokenizer and harness generate: a "
+        "tokenizer.json, a folder or name for AutoTokenizer, or a SentencePiece .model",
+    )  # fmt: skip
+
 
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Write the folder; say what it holds."""
+    from harness.commands.data_needs import given_tokenizer
     from trainer.llmc_model import as_folder, not_finite
 
-    header, weights = as_folder(expanded(arguments.file), Path(arguments.out))
-    say(f"{arguments.out}: {header.title}, {header.dtype}; the file has no tokenizer, and no optimizer's moments")
+    tokenizer = given_tokenizer(arguments.tokenizer)
+    if tokenizer is None and arguments.tokenizer is not None:
+        raise InputError(f"--tokenizer {arguments.tokenizer}: none can be trained here; give the one of the model")
+    header, weights = as_folder(expanded(arguments.file), Path(arguments.out), tokenizer)
+    say(f"{arguments.out}: {header.title}, {header.dtype}; the file has no optimizer's moments")
+    if tokenizer is None:
+        say("it has no tokenizer, and AutoTokenizer makes up an empty one; --tokenizer NAME writes the model's there")
     if wrong := not_finite(weights):
         say(f"{wrong:,} of its weights are NaN or infinite")
     return 0

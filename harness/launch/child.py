@@ -314,6 +314,7 @@ class Run:
         from trainer.compute.build import build_compute
         from trainer.data import cache
         from trainer.data.loader import open_batches
+        from trainer.data.position import epochs_of
         from trainer.data.prepare import prepare
         from trainer.evaluate import make_evaluator
         from trainer.loop import train
@@ -339,7 +340,10 @@ class Run:
         compute = self.compute = build_compute(self.config, prepared.vocab_size, self.rank)
         self.facts = facts_of_run(self.config, compute, prepared, model)
         if self.config.evaluation is not None and self.asked.control in EVALUATED:
-            self.evaluator = make_evaluator(self.config, prepared, compute, self.alive.beat, prints=self.rank.is_first)
+            epochs = partial(epochs_of, batches.position)
+            self.evaluator = make_evaluator(
+                self.config, prepared, compute, self.alive.beat, rank=self.rank, epochs=epochs
+            )
         if self.probes.ledger:
             self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
             self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
@@ -494,9 +498,12 @@ def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Pa
         return None
     from trainer.checkpoint import identity, parts_of
     from trainer.checkpoint_ranks import make_saver
+    from trainer.data.position import epochs_of
 
     parts = parts_of(compute.parts(), batches.position)
-    return make_saver(config.checkpoint, folder / "checkpoints", parts, lambda: {"config": identity(config)}, rank)
+    epochs = partial(epochs_of, batches.position)
+    about = {"config": identity(config)}
+    return make_saver(config.checkpoint, folder / "checkpoints", parts, lambda: about, rank, epochs=epochs)
 
 
 def _ns(seconds: float | None) -> int | None:

@@ -128,6 +128,16 @@ def arms_of(plan: Plan, of: Undertaking) -> tuple[Arm, ...]:
     return tuple(arm for arm in plan.arms if arm.control != PROFILED)
 
 
+def _check_intervals(config: TrainerConfig) -> None:
+    """InputError for intervals in epochs, whose length is not known beforehand."""
+    for key, section in (("evaluation", config.evaluation), ("checkpoint", config.checkpoint)):
+        if section is not None and section.every_epochs is not None:
+            raise InputError(
+                f"{key}.every_epochs: how many steps they take is not known before; allowed with a budget or an "
+                f"estimate: {key}.every_steps"
+            )
+
+
 def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
     """``config`` for as many steps as are measured; ``trains``: a checkpoint is saved in any case."""
     plain = _plain_steps(config)
@@ -222,6 +232,7 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
 
 def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
     """What training an arm to step ``steps`` consists of (harness train), from the step that it begins with."""
+    _check_intervals(config)
     checkpoint = config.checkpoint or CheckpointConfig()
     saves = saves_checkpoints(config, trains=True)
     every_s = None if checkpoint.every_steps is not None else 60.0 * checkpoint.interval_minutes
@@ -255,6 +266,7 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
     found: list[ArmWork] = []
     for arm in arms_of(plan, "study"):
         config = arm.config
+        _check_intervals(config)
         repetitions = plan_repetitions(config, interleave, plan.scenario.slice_steps)
         steps = config.warmup_steps + repetitions.total_steps
         blocks = sum(names.count(arm.name) for names in plan.blocks)

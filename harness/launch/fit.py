@@ -97,6 +97,11 @@ def _check_files(_name: str, config: TrainerConfig) -> None:
     if config.data.source is not None:
         return  # which reads what it likes
     check_there(corpus)
+    if config.evaluation is not None and config.evaluation.corpus is not None:
+        try:
+            check_there(config.evaluation.corpus)
+        except InputError as error:
+            raise InputError(str(error).replace("data.corpus", "evaluation.corpus")) from error
     if tokenizer.pretrained is not None:
         pretrained.check_there(tokenizer.pretrained)
     if tokenizer.sentencepiece is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def prepare_data(
     """
     from trainer.compute.build import emulated_shape
     from trainer.compute.emulated import build_emulated
-    from trainer.data.prepare import check_workers, prepare
+    from trainer.data.prepare import check_workers, prepare, warnings_of
     from trainer.model import shape_of
 
     codes = codes or {}
@@ -83,12 +84,13 @@ def prepare_data(
     fingerprints: dict[str, str] = {}
     needs = []
     asked: set[str] = set()
+    warned: set[str] = set()
     for name, config in configs.items():
         data = config.data
         code = codes.get(name)
         places = None if code is None else code.places
         of = data.source or data.corpus.model_dump()
-        held_out = config.evaluation and config.evaluation.model_dump(include={"fraction", "documents"})
+        held_out = config.evaluation and config.evaluation.model_dump(include={"fraction", "documents", "corpus"})
         kept = [held_out, of, data.tokenizer.model_dump(), data.path, data.sequence_length, places]
         key = json.dumps(kept, sort_keys=True)
         if key not in prepared:
@@ -99,6 +101,10 @@ def prepare_data(
             found = by_arm[name] = prepared[key].with_objective(objective_of(config.model))
         except InputError as error:
             raise InputError(f"arm {name}: {error}") from error
+        for line in warnings_of(data, found):
+            if line not in warned:
+                print(line, file=sys.stderr)
+            warned.add(line)
         check_workers(data, found, config.ranks)
         _check_questions(name, config, found, asked)
         if data.source is not None:
@@ -106,6 +112,8 @@ def prepare_data(
         else:
             corpus = data.corpus.path or data.corpus.parquet or data.corpus.builtin
             fingerprints[f"corpus {corpus}"] = found.corpus.fingerprint
+            if found.held_out is not None:
+                fingerprints[f"evaluation.corpus {found.held_out.corpus.name}"] = found.held_out.corpus.fingerprint
             kind = data.tokenizer.model_dump_json(exclude_none=True)
             fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
         if (factory := config.model.factory) is not None:

@@ -1,9 +1,10 @@
 """Trains one arm to its end in this process, under the ledger: no study around it, no repetitions, no controls.
 
     DIR/checkpoints/    the newest checkpoints: see trainer.checkpoint_folder
-    DIR/tokenizer/      of the model, for harness generate and others that read its checkpoints
+    DIR/tokenizer/      of the model, for harness generate, AutoTokenizer and others; each checkpoint has a copy
     DIR/losses.csv      a row for each step
     DIR/evaluations.csv a row for each pass over held-out documents or multiple-choice questions
+    DIR/samples.jsonl   a line for each text that the model wrote (sample)
     DIR/runs/ARM/K/     the ledger of the K-th part: a training that was stopped and resumed has several
     DIR/study.json      so `harness report DIR` shows where the time went, as of a study of one arm
 
@@ -45,8 +46,10 @@ from harness.launch.training_files import (
     EVALUATIONS,
     LOG,
     LOSSES,
+    SAMPLES,
     EvaluationTable,
     LossTable,
+    SampleTable,
     TrainingRecorder,
 )
 from harness.launch.training_progress import Goal, TrainingProgress
@@ -59,6 +62,7 @@ from trainer import telemetry
 from trainer.compute.modes import compilations
 from trainer.config import TrainerConfig
 from trainer.data.kept_tokenizer import keep
+from trainer.data.tokenizers import FOLDER as TOKENIZER
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words, one_line
 from trainer.json_types import JsonObject, integer
 from trainer.model_files import objective_of
@@ -74,6 +78,7 @@ if TYPE_CHECKING:
     from trainer.data.loader import Batches
     from trainer.data.prepare import Prepared
     from trainer.evaluate import Evaluator, Kind
+    from trainer.sample import TextSampler
     from trainer.telemetry import Validation
 
 Status = Literal["done", "interrupted", "failed"]
@@ -113,7 +118,8 @@ class Trained:
     diverged: bool = False  # its gradient norm was not finite
 
 
-TOKENS_OF_ALL = "tokens_of_all"  # in a checkpoint, where ranks receive differently many
+# In a checkpoint: where ranks receive differently many; where evaluation.every_epochs asks for a pass after it.
+TOKENS_OF_ALL, EPOCHS_ARE_OVER = "tokens_of_all", "epochs_are_over"
 
 
 class Training:
@@ -143,6 +149,9 @@ class Training:
         self._validation: Validation | None = None
         self._choices: Validation | None = None
         self._compute: Compute | None = None
+        self._epochs_are_over = False
+        self._sampler: TextSampler | None = None
+        self._samples: SampleTable | None = None  # None in all ranks but the first
         self._skipped = self._compiled = 0  # before this part, and before its measured steps
         self._digest: str | None = None
         self.rank = ALONE
@@ -155,11 +164,14 @@ class Training:
     def run(self, resume: bool, scenario: str, price_usd_per_hour: float | None = None) -> Trained:
         """Train, and write what was measured, whatever happened."""
         from trainer import checkpoint_folder
+        from trainer.data.prepare import warnings_of
 
         self._start_others()  # before this process tokenizes anything: they are forked
         data = self.config.data
         with announced(f"preparing data: {data.source or data.path}, sequence length {data.sequence_length}"):
             prepared = self._prepared()
+        for line in warnings_of(data, prepared):
+            print(line, file=sys.stderr)
         need = need_of(self.arm.name, self.config, prepared.vocab_size, saved_at_end=True)
         check_memory([need], (), "runs", self._force)
         model = model_fingerprint(self.config)
@@ -265,11 +277,14 @@ class Training:
         from trainer.checkpoint_ranks import make_saver, make_store
         from trainer.compute.build import build_compute
         from trainer.data.loader import open_batches
-        from trainer.data.position import DataPosition
+        from trainer.data.position import DataPosition, epochs_of
         from trainer.evaluate import make_evaluator
+        from trainer.sample import TextSampler
 
         data = self.config.data
         prints = {"corpus": prepared.corpus.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "model": model}
+        if prepared.held_out is not None:
+            prints["evaluation.corpus"] = prepared.held_out.corpus.fingerprint
         begins_elsewhere = found is None and self.config.resume is not None
         position = DataPosition(max(1, data.workers), keeps_state=True)
         states = None
@@ -305,7 +320,13 @@ class Training:
                 self._skipped = compute.skipped_steps() or 0
             evaluated = self.config.evaluation is not None
             first = self.rank.is_first
-            evaluator = make_evaluator(self.config, prepared, compute, prints=first) if evaluated else None
+            evaluator, epochs = None, partial(epochs_of, batches.position)
+            if evaluated:
+                evaluator = make_evaluator(self.config, prepared, compute, rank=self.rank, epochs=epochs)
+                self._epochs_are_over = found is not None and bool(found.about.get(EPOCHS_ARE_OVER))
+            if self.config.sample is not None:
+                self._sampler = TextSampler(self.config.sample, prepared, compute)
+                self._samples = SampleTable(self.folder.path / SAMPLES, self._steps) if first else None
             table = LossTable(self.folder.path / LOSSES, self._steps, self.config.first_step) if first else None
             queue = RunQueue(compute_threads=compute.device == "cpu")
             trained = self._steps if found is not None else 0
@@ -317,13 +338,16 @@ class Training:
             def about() -> JsonObject:
                 assert table is not None
                 table.flush()
-                of_all = {} if self._group is None else {TOKENS_OF_ALL: self._agreed[2]}
+                of_all: dict[str, int] = {} if self._group is None else {TOKENS_OF_ALL: self._agreed[2]}
+                if evaluator is not None and evaluator.epochs_are_over:  # the pass comes after this checkpoint
+                    of_all[EPOCHS_ARE_OVER] = True
                 return {"tokens": recorder.tokens, **of_all, "config": identity(self.config), "fingerprints": prints}
 
             settings = self.config.checkpoint
             assert settings is not None
             synchronize = (lambda: None) if table is None else table.synchronize
-            saver = make_saver(settings, self._checkpoints, parts, about, self.rank, synchronize)
+            tokenizer = self.folder.path / TOKENIZER
+            saver = make_saver(settings, self._checkpoints, parts, about, self.rank, synchronize, tokenizer, epochs)
             saver.last = self._steps if found is not None else None
             if self._uploader is not None and first:
                 self._uploader.begin()  # a thread, so only now that the workers are forked
@@ -376,7 +400,7 @@ class Training:
         progress = TrainingProgress(self.goal, share, self._agreed[2])
         try:
             if evaluator is not None and (lacking := self._lacking(first - 1, recorder)):
-                evaluator.after(first - 1, lacking)
+                evaluator.after(first - 1, lacking, epochs_are_over=self._epochs_are_over)
             while (order := self._order(share)) == "step":
                 recorder.warmup = self._steps - first < self.config.warmup_steps
                 self._steps = next(steps) + 1
@@ -384,8 +408,9 @@ class Training:
                 self._tokens = self._agreed[2]
                 if self.rank.is_first:
                     progress.step(self._steps, self._tokens, share, self._loss, recorder.validations)
-                    if self._watch is not None and self._watch.step(self._steps, self._tokens):
-                        self._stopping.asked = True
+                self._write_text(progress)
+                if self.rank.is_first and self._watch is not None and self._watch.step(self._steps, self._tokens):
+                    self._stopping.asked = True
                 if self._steps == first + max(1, self.config.warmup_steps):
                     self._compiled = compilations()
                     if queue is not None:
@@ -411,6 +436,20 @@ class Training:
         saver.wait()
         self._digest = compute.end_together()
         return "done" if order == "finish" else "interrupted"
+
+    def _write_text(self, progress: TrainingProgress) -> None:
+        """Let the model write, where that is due: every rank does, and the first one keeps it."""
+        sampler, step = self._sampler, self._steps - 1
+        if sampler is None or not sampler.is_due(step):
+            return
+        try:
+            found = sampler.after(step)
+        except InputError as error:  # its weights are not finite: whether that ends the training is not decided here
+            print(f"after {self._steps:,} steps: no text: {error}", file=sys.stderr)
+            return
+        if self._samples is not None:
+            self._samples.add(found)
+            progress.sampled(found)
 
     def _share(self, steps: int, tokens: int, batches: Batches) -> float:
         """Which share of the training is done, of epochs by the rank that is the least far.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,9 +19,11 @@ from trainer.files import write_text
 
 if TYPE_CHECKING:
     from harness.probes.ledger.run_queue import RunQueue
+    from trainer.sample import Sample
     from trainer.telemetry import BatchTrace, Validation
 
 CHECKPOINTS, LOSSES, EVALUATIONS, LOG = "checkpoints", "losses.csv", "evaluations.csv", "log.txt"
+SAMPLES = "samples.jsonl"
 Row = TypeVar("Row")
 COLUMNS = ("step", "tokens", "loss")
 
@@ -85,6 +89,30 @@ class EvaluationRow(NamedTuple):
     def kind(self) -> Kind:
         """What the pass was over: a diverged model has a loss too, which is NaN."""
         return "choices" if self.loss is None else "loss"
+
+
+class SampleTable:
+    """samples.jsonl: a line for each text that the model wrote."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        """Go on after ``steps`` steps: lines beyond are of texts that are written again."""
+        self._path = path
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold what str.splitlines cuts at
+            write_text(path, "".join(line + "\n" for line in lines if _step(line) < steps))
+
+    def add(self, sample: Sample) -> None:
+        """Texts are rare: each is handed to the system at once."""
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(sample._asdict(), ensure_ascii=False) + "\n")
+
+
+def _step(line: str) -> float:
+    """Of a line of samples.jsonl; beyond all others for what a killed process left half written."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 OLD_COLUMNS = EvaluationRow._fields[:4]  # before there were questions

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.launch.progress import PLAIN_INTERVAL_S, is_terminal
-from trainer.errors import InputError
+from trainer.errors import InputError, visible
+from trainer.sample import Sample
 from trainer.telemetry import Validation
 
 TERMINAL_INTERVAL_S = 0.5
@@ -52,6 +53,7 @@ class TrainingProgress:
         self._interval_s = TERMINAL_INTERVAL_S if self._rewrites else PLAIN_INTERVAL_S
         self._begun_s = self._shown_s = time.monotonic()
         self._share, self._tokens = share, tokens
+        self._sampling_s = 0.0
 
     def step(
         self, steps: int, tokens: int, share: float, loss: float | None, passes: Sequence[Validation] = ()
@@ -60,7 +62,7 @@ class TrainingProgress:
         now_s = time.monotonic()
         if now_s - self._shown_s >= self._interval_s:
             self._shown_s = now_s
-            evaluating_s = sum(one.end_ns - one.start_ns for one in passes) / 1e9
+            evaluating_s = sum(one.end_ns - one.start_ns for one in passes) / 1e9 + self._sampling_s
             self._print(self.line(steps, tokens, share, loss, now_s - self._begun_s, evaluating_s))
 
     def line(
@@ -73,6 +75,13 @@ class TrainingProgress:
         training_s = seconds - evaluating_s
         speed = (tokens - self._tokens) / training_s if training_s > 0 else 0.0
         return f"step {steps:,} ({min(share, 1):.1%} of {self._goal}): {value}{speed:,.0f} tokens/s{left}"
+
+    def sampled(self, sample: Sample) -> None:
+        """Show what the model wrote after a step."""
+        self._sampling_s += sample.seconds
+        cleared = "\r\x1b[K" if self._rewrites else ""
+        text = visible(sample.text).strip()
+        print(f"{cleared}after {sample.step + 1:,} steps it writes: {text}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """End the line that rewrites itself."""

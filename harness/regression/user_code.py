@@ -107,7 +107,12 @@ def _anchored(config: TrainerConfig) -> TrainerConfig:
         if isinstance(model[key], str):
             model[key] = str(expanded(model[key]).absolute())
     files = ("parquet", "path", "chat_template")
-    for section, key in (*((corpus, key) for key in files), (tokenizer, "sentencepiece"), (tokenizer, "pretrained")):
+    corpora = [one for one in (corpus, (nested["evaluation"] or {}).get("corpus")) if one is not None]
+    for section, key in (
+        *((one, key) for one in corpora for key in files),
+        (tokenizer, "sentencepiece"),
+        (tokenizer, "pretrained"),
+    ):
         name = section[key]
         # Whatever is not here may be a name on the hub.
         if name is not None and "://" not in name and (key != "pretrained" or expanded(name).exists()):

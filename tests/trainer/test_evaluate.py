@@ -19,10 +19,11 @@ from trainer import evaluate, telemetry
 from trainer.compute.build import build_compute
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import EvaluationConfig, TrainerConfig
-from trainer.data.dataset import make_pipeline
+from trainer.data.dataset import make_pipeline, training_order
 from trainer.data.loader import open_batches
 from trainer.data.prepare import check_workers, prepare
 from trainer.data.split import BUCKETS, content_hash
+from trainer.data.tokenizers import load_tokenizer
 from trainer.errors import InputError
 from trainer.evaluate import make_evaluator, validation_batches
 from trainer.loop import train
@@ -104,6 +105,41 @@ def test_the_split_is_of_contents_not_of_places(corpus: Path, tmp_path: Path) ->
         assert split is not None
         held.append([texts[row] for row in split.held_out_rows()])
     assert held[0] == held[1]
+
+
+@pytest.mark.parametrize("access", ["scalar", "zero-copy"])
+@pytest.mark.parametrize("path", ["text-padded", "text-stream", "tokens-padded", "tokens-stream"])
+def test_a_corpus_of_its_own_is_evaluated_and_the_other_trained_on_whole(
+    corpus: Path, tmp_path: Path, path: str, access: str
+) -> None:
+    """llm.c's -iv. The batches are those of the documents, in their order, under the tokenizer of data.corpus."""
+    texts = [f"held out {number} " + TEXTS[number][::-1] for number in range(7)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "held.parquet")
+    evaluation = {"corpus": {"path": str(tmp_path / "held.parquet")}, "batches": 100}
+    config = configured(corpus, evaluation=evaluation, data={"path": path, "access": access})
+    prepared = prepare(config.data, evaluation=config.evaluation)
+    assert len(training_order(config.data, prepared, 0, endless=False).take(1000)) == len(TEXTS)
+    engine, eos_id = load_tokenizer(prepared.tokenizer), prepared.tokenizer.eos_id
+    assert eos_id is not None
+    length = config.data.sequence_length
+    documents = [[*engine.encode(text), eos_id] for text in texts]
+    rows = [row for batch in validation_batches(config, prepared) for row in batch.input_ids.tolist()]
+    if path.endswith("-padded"):
+        assert [row[: len(document)] for row, document in zip(rows, documents, strict=True)] == [
+            document[:length] for document in documents
+        ]
+    else:
+        stream = [token for document in documents for token in document]
+        assert rows == [stream[at : at + length] for at in range(0, len(stream) - length + 1, length)]
+
+
+def test_a_corpus_of_its_own_that_cannot_be_used_is_named(corpus: Path, tmp_path: Path) -> None:
+    place = str(tmp_path / "none.parquet")
+    config = configured(corpus, evaluation={"corpus": {"path": place}})
+    with pytest.raises(InputError, match=r"^evaluation\.corpus\.path: "):
+        prepare(config.data, evaluation=config.evaluation)
+    line = wrong(corpus, evaluation={"corpus": {"path": place}, "fraction": 0.1})
+    assert "allowed: one of fraction, documents, corpus, source" in line
 
 
 def test_without_evaluation_nothing_is_held_out(corpus: Path) -> None:
@@ -227,7 +263,7 @@ def test_what_cannot_be_evaluated_is_refused(corpus: Path) -> None:
     assert "an emulated device computes nothing" in wrong(corpus, compute=emulated)
     assert "allowed: evaluation.source MODULE:FUNCTION" in wrong(corpus, data={"source": "mine:data"})
     assert "goes with data.source only" in wrong(corpus, evaluation={"source": "mine:held_out"})
-    assert "one of fraction, documents, source" in wrong(corpus, evaluation={"fraction": 0.1, "documents": 3})
+    assert "one of fraction, documents, corpus, source" in wrong(corpus, evaluation={"fraction": 0.1, "documents": 3})
 
 
 @pytest.mark.parametrize(

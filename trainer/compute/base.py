@@ -12,6 +12,7 @@ from trainer.data.batch import Batch
 if TYPE_CHECKING:
     from trainer.compute.likelihood import EndingRow
     from trainer.compute.scores import Scores
+    from trainer.generate import Generated, TokenChoice
 
 Loss = Any  # what forward returns: a device scalar for torch, None where nothing is computed
 
@@ -81,6 +82,14 @@ class Compute(Protocol):
         """Block until it is known how likely the model finds each row's ending. Changes nothing of it.
 
         ``beat`` is called now and then. Never called where nothing is computed.
+        """
+
+    def generated(
+        self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
+    ) -> Generated:
+        """Block until the model has continued ``prompt`` (trainer.generate). Changes nothing of it.
+
+        Every rank calls it. Never called where nothing is computed, nor for a model of the user's own.
         """
 
     def drain_to_one_step(self) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trainer.compute.base import Compute, Stateful
     from trainer.compute.likelihood import EndingRow
     from trainer.compute.scores import Scores
+    from trainer.generate import Generated, TokenChoice
 
 AUDITED_STEP = 1  # its unannounced blocking calls are reported too; step 0 also has those of the start-up
 _ANCHOR_TRIES = 10
@@ -120,6 +121,11 @@ class CudaTimeline:
 
     def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
         return self._inner.log_likelihoods(rows, beat)
+
+    def generated(
+        self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
+    ) -> Generated:
+        return self._inner.generated(prompt, choice, most, vocab_size, eos_id)
 
     def drain_to_one_step(self) -> None:
         if self._before is not None:

@@ -34,6 +34,7 @@ from trainer.devices.profiles import DeviceProfile, load_profile, matmul_dtype
 from trainer.devices.roofline import check_memory, kernels, matmul_flops_per_s, tensor_bytes
 from trainer.errors import InputError
 from trainer.files import read_json
+from trainer.generate import Generated, TokenChoice
 from trainer.inject import spend, wait_until
 from trainer.model import Shape
 from trainer.telemetry import Blocked, Kernel
@@ -184,6 +185,11 @@ class EmulatedCompute:
 
     def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
         raise AssertionError("an emulated device computes nothing: the configuration refuses evaluation")
+
+    def generated(
+        self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
+    ) -> Generated:
+        raise AssertionError("an emulated device computes nothing: the configuration refuses samples")
 
     def drain_to_one_step(self) -> None:
         self._queue.wait_until(self._before_ns, "device one step behind")

@@ -10,6 +10,7 @@ from trainer.compute.likelihood import EndingRow
 from trainer.compute.scores import Scores
 from trainer.config import ComputeInject
 from trainer.data.batch import Batch
+from trainer.generate import Generated, TokenChoice
 from trainer.inject import Injector
 
 
@@ -64,6 +65,11 @@ class NoCompute:
 
     def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
         raise AssertionError("without a model there is nothing to evaluate")
+
+    def generated(
+        self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
+    ) -> Generated:
+        raise AssertionError("without a model there is nothing to generate")
 
     def drain_to_one_step(self) -> None:
         pass
@@ -144,6 +150,11 @@ class InjectedCompute:
 
     def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
         return self._inner.log_likelihoods(rows, beat)
+
+    def generated(
+        self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
+    ) -> Generated:
+        return self._inner.generated(prompt, choice, most, vocab_size, eos_id)
 
     def drain_to_one_step(self) -> None:
         self._inner.drain_to_one_step()

@@ -24,8 +24,10 @@ from trainer.compute.separation import check_separation
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
+from trainer.generate import Generated, TokenChoice, generate
 from trainer.model_files import objective_of
 from trainer.schedule import rate_factor
+from trainer.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     import torch
@@ -273,6 +275,15 @@ class TorchCompute:
             if self._own is not None:
                 return [self._own_likelihood(row, beat) for row in rows]
             return log_likelihoods(rows, self._logits, self._device, self._most_ids, beat)
+
+    def generated(
+        self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
+    ) -> Generated:
+        inner = getattr(self._model, "module", self._model)  # that of DistributedDataParallel, which exchanges nothing
+        trained = TrainedModel("the model", inner, None)
+        together = nullcontext() if self._parallel is None else self._parallel.in_a_pass()
+        with together, evaluating(self._model), self._precision.autocast(), self._attention():
+            return generate(trained, prompt, choice, most, vocab_size, eos_id, cache=False)
 
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         with self._precision.autocast(), self._attention():

@@ -278,17 +278,22 @@ def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[
 
     They are the same on every data path, and cost what they really cost: declared costs and doses are of training.
     """
-    assert prepared.split is not None, "prepare() was given no evaluation"
-    rows = prepared.split.held_out_rows()
-    order = ShardedSampler(len(rows), 0, shuffle=False, endless=False, rows=rows)
+    rows = None if prepared.split is None else prepared.split.held_out_rows()
+    if prepared.held_out is not None:
+        prepared = prepared.held_out
+    else:
+        assert rows is not None, "prepare() was given no evaluation"
+    documents = prepared.corpus.documents if rows is None else len(rows)
+    order = ShardedSampler(documents, 0, shuffle=False, endless=False, rows=rows)
+    config = config.model_copy(update={"shuffle": False})  # the order is of documents, whatever training takes
     pipeline = pipeline_of(config, prepared, order, Injector(None, 0), marked=False, draws=_HELD_OUT)
     found: list[Batch] = []
     while len(found) < most and (batch := pipeline.next_batch()) is not None:
         found.append(batch)
     if not any(batch.trained_tokens for batch in found):
         raise InputError(
-            f"evaluation: the {len(rows)} documents held out of {prepared.corpus.name} give no batch with a token to "
-            "predict; give a larger fraction"
+            f"evaluation: the {documents} documents held out of {prepared.corpus.name} give no batch with a token to "
+            f"predict; give {'more of them' if rows is None else 'a larger fraction'}"
         )
     return found
 

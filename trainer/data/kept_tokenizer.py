@@ -1,50 +1,91 @@
-"""Keeps a training's tokenizer beside its checkpoints, so that they can be used where its corpus and cache are not."""
+"""Writes a tokenizer as a folder that this harness and transformers' AutoTokenizer both read, with the same ids.
+
+    tokenizer.json         of the library `tokenizers`; or tokenizer.model of SentencePiece; or the files of
+                           transformers' save_pretrained, of a tokenizer that only transformers loads
+    tokenizer_config.json  the special tokens, for AutoTokenizer
+    facts.json             the special ids and the fingerprint, for this harness
+
+A training, its checkpoints, pretokenized files and exported tokens carry such a folder: they can be used where the
+corpus and the cache are not.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
-from trainer.data import cache
-from trainer.data.tokenizers import TokenizerInfo, info_of, sentencepiece_info
+from trainer.data import cache, pretrained
+from trainer.data.special_ids import special_ids
+from trainer.data.tokenizers import FOLDER, TokenizerInfo, info_of, sentencepiece_info, sentencepiece_model
+from trainer.data.train_tokenizer import FACTS, TokenizerFacts
 from trainer.errors import InputError
 from trainer.leftovers import remove
 
-FOLDER = "tokenizer"
-_JSON, _FACTS, _MODEL = "tokenizer.json", "facts.json", "tokenizer.model"
+CONFIG = "tokenizer_config.json"
+_JSON, _MODEL = "tokenizer.json", "tokenizer.model"
+_CLASSES = {_JSON: "PreTrainedTokenizerFast", _MODEL: "SentencePieceBackend"}  # of transformers
 
 
-def keep(info: TokenizerInfo, training: Path) -> None:
-    """Copy the tokenizer into the folder of ``training``, unless it lies there.
-
-    One that transformers itself has to load (a folder of many files), and that of a user's source, are not kept.
-    """
-    source, target = Path(info.location), training / FOLDER
-    if not source.is_file() or _is_kept(info, training):
+def keep(info: TokenizerInfo, owner: Path) -> None:
+    """Write the tokenizer into the folder of ``owner``, unless it lies there. That of a user's source is unknown."""
+    target = owner / FOLDER
+    if info.kind == "source" or _is_kept(info, owner):
         return
-
-    def build(to: Path) -> None:
-        if info.kind == "sentencepiece":
-            shutil.copyfile(source, to / _MODEL)
-            return
-        for name in (_JSON, _FACTS):
-            shutil.copyfile(source.parent / name, to / name)
-
     remove(target)  # of a training that began here before this one
-    cache.create_folder(target, build)
+    cache.create_folder(target, lambda to: write(info, to))
 
 
-def kept(training: Path) -> TokenizerInfo | None:
-    """The tokenizer in the folder of a training; None where none lies there. Raises InputError where it is damaged."""
-    folder = training / FOLDER
-    if (folder / _MODEL).is_file():
-        return sentencepiece_info(str((folder / _MODEL).absolute()))
-    return info_of("pretrained", folder.absolute()) if (folder / _FACTS).is_file() else None
+def kept(owner: Path) -> TokenizerInfo | None:
+    """The tokenizer in the folder of ``owner``; None where none lies there. Raises InputError where it is damaged."""
+    return read(owner / FOLDER)
 
 
-def _is_kept(info: TokenizerInfo, training: Path) -> bool:
+def write(info: TokenizerInfo, to: Path) -> None:
+    """Write the tokenizer's files into the folder ``to``."""
+    source = Path(info.location)
+    if source.is_dir():
+        pretrained.load_auto(info.location).save_pretrained(to)
+        name = "."
+    else:
+        name = _MODEL if info.kind == "sentencepiece" else _JSON
+        shutil.copyfile(source, to / name)
+        (to / CONFIG).write_text(json.dumps(_config(info, name), indent=1) + "\n", encoding="utf-8")
+    location = None if name == _JSON else name
+    facts = TokenizerFacts(info.vocab_size, info.eos_id, info.bos_id, info.pad_id, location, info.fingerprint)
+    (to / FACTS).write_text(json.dumps(asdict(facts)))
+
+
+def read(folder: Path) -> TokenizerInfo | None:
+    """The tokenizer that :func:`write` wrote; None where none lies there. Raises InputError where it is damaged."""
+    if (folder / FACTS).is_file():
+        return info_of("pretrained", folder.absolute())
+    # An earlier version wrote no facts of a SentencePiece model.
+    return sentencepiece_info(str((folder / _MODEL).absolute())) if (folder / _MODEL).is_file() else None
+
+
+def _config(info: TokenizerInfo, name: str) -> dict[str, str | bool]:
+    """What AutoTokenizer must know beside the file ``name``."""
+    token: Callable[[int], str | None]
+    if name == _MODEL:
+        token = sentencepiece_model(info.location).id_to_piece
+    else:
+        from tokenizers import Tokenizer
+
+        token = Tokenizer.from_file(info.location).id_to_token
+    ids = {"eos": info.eos_id, "bos": info.bos_id, "pad": info.pad_id, "unk": special_ids(info).unknown}
+    named = {f"{kind}_token": token(at) for kind, at in ids.items() if at is not None}
+    tokens = {key: text for key, text in named.items() if text is not None}
+    return {"tokenizer_class": _CLASSES[name], "clean_up_tokenization_spaces": False, **tokens}
+
+
+def _is_kept(info: TokenizerInfo, owner: Path) -> bool:
+    if not (owner / FOLDER / CONFIG).is_file():  # an earlier version wrote none
+        return False
     try:
-        found = kept(training)
+        found = kept(owner)
     except InputError:
         return False
     return found is not None and found.fingerprint == info.fingerprint

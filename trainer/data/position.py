@@ -137,3 +137,8 @@ class DataPosition:
                 f"data.workers: {workers}, but the checkpoint was made with {position.workers}; allowed: the same"
             )
         return position
+
+
+def epochs_of(position: DataPosition) -> float | None:
+    """Epochs that are done by now: for whoever asks again after each step."""
+    return position.epochs

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config import DataConfig, EvaluationConfig, Objective
-from trainer.data.corpus import Corpus, by_row, prepare_corpus
-from trainer.data.pretokenize import Format, pretokenize
+from trainer.data.corpus import Corpus, by_row, check_vocabulary, prepare_corpus
+from trainer.data.manifest import Format, check_data, read_manifest
+from trainer.data.pretokenize import no_separator, pretokenize, what_is_cut
 from trainer.data.split import DocumentSplit, prepare_split
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
@@ -28,6 +30,7 @@ class Prepared:
     objective: Objective = "causal"
     masking: Masking | None = None  # None: nothing is masked here
     split: DocumentSplit | None = None  # None: every document is trained on
+    held_out: Prepared | None = None  # of evaluation.corpus, all of whose documents are held out
 
     @property
     def vocab_size(self) -> int:
@@ -36,11 +39,13 @@ class Prepared:
 
     def with_objective(self, objective: Objective) -> Prepared:
         """The same for a model with that objective. A source of the user's own masks its batches itself."""
-        if objective == "causal" or self.tokenizer.kind == "source":
-            return replace(self, objective=objective, masking=None)
-        from trainer.data.masking import masking_of
+        masking = None
+        if objective != "causal" and self.tokenizer.kind != "source":
+            from trainer.data.masking import masking_of
 
-        return replace(self, objective=objective, masking=masking_of(self.tokenizer))
+            masking = masking_of(self.tokenizer)
+        held_out = None if self.held_out is None else replace(self.held_out, objective=objective, masking=masking)
+        return replace(self, objective=objective, masking=masking, held_out=held_out)
 
 
 def prepare(
@@ -52,8 +57,8 @@ def prepare(
     """Build what ``config`` needs, or find it in the cache. Imports no torch, except for a hub tokenizer's first use.
 
     ``places``: where the code of ``source`` is looked for first, if not here. ``files``: of the user's own that it
-    imports. ``evaluation``: what says which documents are held out. Raises InputError, one line, for every input that
-    cannot be used.
+    imports. ``evaluation``: what says which documents are held out, or where they lie. Raises InputError, one line, for
+    every input that cannot be used.
     """
     if config.source is not None:
         return _of_source(config.source, places, files)
@@ -61,13 +66,46 @@ def prepare(
     if format_of(config) is None and corpus.content == "tokens":
         by_row(corpus, f"data.path: {config.path}")  # says in one line what reads token ids
     tokenizer = prepare_tokenizer(config.tokenizer, corpus)
-    split = prepare_split(evaluation, corpus) if evaluation is not None else None
+    prepared = _of_corpus(config, corpus, tokenizer)
+    if evaluation is None:
+        return prepared
+    if evaluation.corpus is None:
+        return replace(prepared, split=prepare_split(evaluation, corpus))
+    try:
+        apart = prepare_corpus(evaluation.corpus)
+        check_vocabulary(apart, tokenizer.vocab_size)
+        return replace(prepared, held_out=_of_corpus(config, apart, tokenizer))
+    except InputError as error:
+        raise InputError(str(error).replace("data.corpus", "evaluation.corpus")) from error
+
+
+def _of_corpus(config: DataConfig, corpus: Corpus, tokenizer: TokenizerInfo) -> Prepared:
+    """The documents of ``corpus`` as the data path reads them."""
+    if (
+        corpus.pretokenized
+        and read_manifest(Path(corpus.pretokenized[0])).tokenizer_fingerprint != tokenizer.fingerprint
+    ):
+        raise InputError(
+            f"data.corpus: another tokenizer than data.tokenizer made the tokens in {corpus.pretokenized[0]}"
+        )
     format = format_of(config)
     if format is None:
-        return Prepared(by_row(corpus, f"data.path: {config.path}"), tokenizer, None, split=split)
-    return Prepared(
-        corpus, tokenizer, pretokenize(corpus, tokenizer, format, config.sequence_length).folder, split=split
-    )
+        return Prepared(by_row(corpus, f"data.path: {config.path}"), tokenizer, None)
+    folder = _ready(corpus, tokenizer, format, config.sequence_length)
+    if folder is None:
+        folder = pretokenize(corpus, tokenizer, format, config.sequence_length).folder
+    return Prepared(corpus, tokenizer, folder)
+
+
+def _ready(corpus: Corpus, tokenizer: TokenizerInfo, format: Format, sequence_length: int) -> str | None:
+    """The folder that was given as the corpus, or lies beside it, where it is what the data path reads."""
+    wanted = format, sequence_length if format == "padded" else None, tokenizer.fingerprint, corpus.documents
+    for folder in corpus.pretokenized:
+        found = read_manifest(Path(folder))
+        if (found.format, found.sequence_length, found.tokenizer_fingerprint, found.documents) == wanted:
+            check_data(Path(folder), found)
+            return folder
+    return None
 
 
 def _of_source(name: str, places: Sequence[str] | None, files: Sequence[str]) -> Prepared:
@@ -81,6 +119,19 @@ def format_of(config: DataConfig) -> Format | None:
     """Return the pretokenized format that the path reads; None where it reads text."""
     formats: dict[str, Format] = {"tokens-padded": "padded", "tokens-stream": "token-list", "tokens-mmap": "flat"}
     return formats.get(config.path)
+
+
+def warnings_of(config: DataConfig, prepared: Prepared) -> list[str]:
+    """Lines for what the data path does to the documents without an error: it joins them, or cuts them."""
+    if config.source is not None:
+        return []
+    if not config.path.endswith("-padded"):
+        found = no_separator(prepared.tokenizer)
+    elif prepared.pretokenized is not None:
+        found = what_is_cut(read_manifest(Path(prepared.pretokenized)))
+    else:  # how long the documents are is known once they are tokenized
+        found = None
+    return [] if found is None else [found]
 
 
 def check_workers(config: DataConfig, prepared: Prepared, ranks: int = 1) -> None:

@@ -15,54 +15,36 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from trainer.data import cache
 from trainer.data.corpus import Corpus, check_unchanged
 from trainer.data.formats.exchange import document_chunks
-from trainer.data.formats.flat import TOKENS, FlatTokens, open_flat, token_type
+from trainer.data.formats.flat import TOKENS, FlatTokens, token_type
 from trainer.data.formats.journal import TokenJournal
 from trainer.data.formats.parquet import PaddedWriter, TokenListWriter
+from trainer.data.manifest import (
+    MANIFEST,
+    MANIFEST_SCHEMA,
+    Format,
+    Manifest,
+    Pretokenized,
+    check_data,
+    data_file,
+    read_manifest,
+)
 from trainer.data.token_groups import TokenGroup, TokenGroups, corpus_groups
 from trainer.data.tokenizers import TokenizerInfo
 from trainer.errors import InputError
-from trainer.files import read_json, write_text
+from trainer.files import write_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Format = Literal["padded", "token-list", "flat"]
-MANIFEST_SCHEMA = 1
-MANIFEST = "manifest.json"
 TokenSource = Callable[[int], TokenGroups]  # the tokens of all documents from this number on
 Progress = Callable[[int, int], object]  # documents and bytes of text that are done, since the last call
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Records what a pretokenized folder was made from and what it holds."""
-
-    schema: int
-    format: str
-    sequence_length: int | None  # None for token-list and flat: they hold whole documents
-    corpus: str
-    corpus_fingerprint: str
-    tokenizer: str
-    tokenizer_fingerprint: str
-    engine: str  # library and version that tokenized
-    pad_id: int
-    eos_id: int | None
-    documents: int
-    empty: int  # documents without a token
-    tokens: int  # of the whole documents, end-of-document ids included, truncation and padding not
-    rows_tokens: int  # stored tokens: after truncation, without padding
-    data_bytes: int
-    data_fingerprint: str
-    writer: str
-    token_type: str | None = None  # of flat tokens: uint16 or uint32
 
 
 @dataclass(frozen=True)
@@ -78,23 +60,6 @@ class ManifestOrigin:
     pad_id: int
     eos_id: int | None
     documents: int
-
-
-@dataclass(frozen=True)
-class Pretokenized:
-    """A checked pretokenized folder."""
-
-    folder: str
-    manifest: Manifest
-
-    @property
-    def data(self) -> Path:
-        """The file with the tokens."""
-        return Path(self.folder) / data_file(self.manifest.format)
-
-    def flat(self) -> FlatTokens:
-        """The tokens of the format *flat*, mapped into memory."""
-        return open_flat(Path(self.folder), np.dtype(self.manifest.token_type).newbyteorder("<"))
 
 
 def pretokenize(
@@ -160,42 +125,35 @@ def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Fo
                 f"{folder}: stale or foreign pretokenized data: {name} is {actual[name]!r}, expected {value!r}; "
                 "delete the folder or choose another"
             )
-    data = folder / data_file(format)
-    size = data.stat().st_size if data.is_file() else -1
-    if size != manifest.data_bytes or cache.file_fingerprint(data) != manifest.data_fingerprint:
-        what = (
-            "is missing" if size < 0 else f"was changed after it was written ({size} bytes, {manifest.data_bytes} then)"
-        )
-        raise InputError(f"{data}: {what}; delete the folder, and it will be made again")
-    if (found := cache.damage(folder, may_hold_more=True)) is not None:  # the user's folder may
-        raise InputError(f"{folder}: {found}; delete the folder, and it will be made again")
+    check_data(folder, manifest)
     return manifest
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest. Raises InputError where there is none, or where another program wrote it."""
-    path = folder / MANIFEST
-    try:
-        content = read_json(path)
-        if content.get("schema") != MANIFEST_SCHEMA:
-            raise InputError(f"{path}: schema {content.get('schema')!r}, this version reads {MANIFEST_SCHEMA}")
-        return TypeAdapter(Manifest).validate_python(content)
-    except InputError:
-        raise
-    except OSError as error:
-        raise InputError(f"{folder}: not a pretokenized folder (no readable manifest.json)") from error
-    except (ValidationError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: not a pretokenization manifest") from error
+def no_separator(info: TokenizerInfo) -> str | None:
+    """A line for documents that are packed end to end under a tokenizer without an end-of-text id; None with one."""
+    if info.eos_id is not None:
+        return None
+    return (
+        f"warning: the tokenizer {info.location} names no end-of-text token: documents lie end to end without a "
+        "separator, so a model cannot learn where they end; give one that does (eos_token of tokenizer_config.json, "
+        "eos_id of a SentencePiece model)"
+    )
+
+
+def what_is_cut(facts: Manifest) -> str | None:
+    """A line for padded rows that have no room for all tokens; None where nothing is cut."""
+    if not facts.cut:
+        return None
+    return (
+        f"warning: rows of {facts.sequence_length} tokens cut {facts.cut:,} of the {facts.tokens:,} tokens of "
+        f"{facts.corpus} ({facts.cut / facts.tokens:.1%}); longer rows cut fewer, packed rows (*-stream, tokens-mmap) "
+        "none"
+    )
 
 
 def padding_id(info: TokenizerInfo) -> int:
     """Return the id that fills padding: the tokenizer's own, or 0. Its mask is 0 and its label -100 either way."""
     return info.pad_id if info.pad_id is not None else 0
-
-
-def data_file(format: str) -> str:
-    """The name of the file that holds a format's tokens."""
-    return TOKENS if format == "flat" else "data.parquet"
 
 
 def _expected(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> ManifestOrigin:

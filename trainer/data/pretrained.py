@@ -24,8 +24,15 @@ _KEY = "data.tokenizer.pretrained"
 
 
 def import_tokenizer(name: str) -> Path:
-    """Return the cached folder of the tokenizer ``name``: a directory, a tokenizer.json, or a name on the hub."""
-    if (file := expanded(name).absolute()).is_file():
+    """Return the cached folder of the tokenizer ``name``: a directory, a tokenizer.json, or a name on the hub.
+
+    A folder that this harness wrote (:mod:`trainer.data.kept_tokenizer`) is returned as it is.
+    """
+    file = expanded(name).absolute()
+    folder = file.parent if file.is_file() and file.name == "tokenizer.json" else file
+    if _has_facts(folder):
+        return folder
+    if file.is_file():
         if not (file.name == "tokenizer.json" and (file.parent / "tokenizer_config.json").is_file()):
             return _import_file(file)
         name = str(file.parent)  # whose other files say what is special
@@ -58,6 +65,15 @@ def import_tokenizer(name: str) -> Path:
 
     key = ["pretrained", version("transformers"), str(folder), contents]
     return cache.folder("tokenizer", key, build, train_tokenizer.read_facts)
+
+
+def _has_facts(folder: Path) -> bool:
+    """Return True if facts.json describes the tokenizer in ``folder``, and not one that was changed since."""
+    try:
+        train_tokenizer.read_facts(folder)
+    except InputError:
+        return False
+    return True
 
 
 def _import_file(file: Path) -> Path:

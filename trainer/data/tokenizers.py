@@ -14,19 +14,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trainer.config import TokenizerConfig
+from trainer.config import TokenizerConfig, TrainTokenizer
 from trainer.data import cache, pretrained, train_sentencepiece, train_tokenizer
 from trainer.data.corpus import Corpus, check_vocabulary
 from trainer.data.engines.base import Engine
 from trainer.data.engines.choose import AS_TEXT, EngineProof, check_no_special_tokens, check_template, choose
 from trainer.data.engines.others import OTHERS
 from trainer.data.engines.own import Fast, SentencePiece, Slow, TextCodec
+from trainer.data.manifest import read_manifest
 from trainer.errors import InputError
 from trainer.files import expanded
 
 # By the library that a tokenizer was made for: those that may encode in its place, and what it does with special tokens
 # in text, unless it can be told.
 _OTHERS_OF = {"tokenizers": tuple(OTHERS), "sentencepiece": ("gigatoken",), "transformers": ()}
+FOLDER = "tokenizer"  # within what carries one: see trainer.data.kept_tokenizer
 _POLICY = "data.tokenizer.special_tokens_in_text"
 _NATURALLY = {"sentencepiece": "as-text", "transformers": "as-special"}
 
@@ -63,6 +65,35 @@ def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
 
 
 def _prepare(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
+    if corpus.pretokenized:
+        return _of_pretokenized(config, corpus, Path(corpus.pretokenized[0]))
+    return _named(config, corpus)
+
+
+def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> TokenizerInfo:
+    """The tokenizer that made the tokens in ``folder``: the one kept there, or the one given, where it is the same."""
+    manifest = read_manifest(folder)
+    if config.train is None:
+        info = _named(config, corpus)
+    elif (folder / FOLDER / train_tokenizer.FACTS).is_file():
+        info = info_of(manifest.tokenizer, folder / FOLDER)
+    else:
+        raise InputError(
+            f"data.tokenizer: {folder} holds tokens without the tokenizer that made them; give it "
+            "(data.tokenizer.pretrained or sentencepiece)"
+        )
+    wanted = config.train or TrainTokenizer()
+    asked = wanted != TrainTokenizer() and (wanted.kind != manifest.tokenizer or wanted.vocab_size < info.vocab_size)
+    if asked or info.fingerprint != manifest.tokenizer_fingerprint:
+        raise InputError(
+            f"data.tokenizer: not the one that made the tokens in {folder} ({manifest.tokenizer}, {info.vocab_size:,} "
+            "ids); leave it out, or give that one"
+        )
+    return info
+
+
+def _named(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
+    """The tokenizer that the keys name. ``corpus``: what one that is trained learns from."""
     if config.train is not None and config.train.kind == "sentencepiece":
         return sentencepiece_info(train_sentencepiece.trained(corpus, config.train.vocab_size))
     if config.train is not None:
@@ -151,7 +182,8 @@ def engine(kind: str, location: str) -> str:
 def info_of(kind: str, folder: Path) -> TokenizerInfo:
     """What facts.json says of the tokenizer in ``folder``. Raises InputError where it is damaged."""
     facts = train_tokenizer.read_facts(folder)
-    location = str(folder / "tokenizer.json") if facts.location is None else facts.location
+    location = str(folder / (facts.location or "tokenizer.json"))
+    kind = "sentencepiece" if location.endswith(".model") else kind
     return TokenizerInfo(
         kind=kind,
         location=location,

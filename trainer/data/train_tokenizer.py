@@ -21,6 +21,7 @@ from trainer.files import read_json
 MAX_VOCABULARY = 2**27  # rows of an embedding; hundreds of times the largest vocabulary in use
 RECIPE = 2  # raise it when training changes: it is part of the cache key
 
+FACTS = "facts.json"
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<unk>"
 
@@ -79,7 +80,7 @@ class TokenizerFacts:
     eos_id: int | None
     bos_id: int | None
     pad_id: int | None
-    location: str | None  # None: the ``tokenizer.json`` beside it
+    location: str | None  # None: the ``tokenizer.json`` beside it; a relative path begins at the folder of facts.json
     fingerprint: str
 
 
@@ -105,7 +106,7 @@ def write_facts(
         location=location,
         fingerprint=fingerprint or cache.file_fingerprint(folder / "tokenizer.json"),
     )
-    (folder / "facts.json").write_text(json.dumps(asdict(facts)))
+    (folder / FACTS).write_text(json.dumps(asdict(facts)))
 
 
 def largest_id(vocabulary: dict[str, int], name: str) -> int:
@@ -124,15 +125,16 @@ def largest_id(vocabulary: dict[str, int], name: str) -> int:
 def read_facts(folder: Path) -> TokenizerFacts:
     """Read what :func:`write_facts` wrote, this state of the code or another: keys that came later are left out.
 
-    Raises InputError where it is damaged, or where the ``tokenizer.json`` beside it is not the one it is about.
+    Raises InputError where it is damaged, or where the file beside it is not the one it is about.
     """
-    path = folder / "facts.json"
+    path = folder / FACTS
     try:
         facts = TypeAdapter(TokenizerFacts).validate_python(read_json(path))
     except (OSError, ValidationError, ValueError) as error:
         raise InputError(f"{path}: not the facts of a tokenizer") from error
-    if facts.location is None and cache.file_fingerprint(folder / "tokenizer.json") != facts.fingerprint:
-        raise InputError(f"{folder / 'tokenizer.json'}: is not the one that facts.json is about")
+    file = folder / (facts.location or "tokenizer.json")
+    if file.is_relative_to(folder) and file != folder and cache.file_fingerprint(file) != facts.fingerprint:
+        raise InputError(f"{file}: is not the one that facts.json is about")
     return facts
 
 

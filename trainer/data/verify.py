@@ -18,8 +18,9 @@ from trainer.config import DataConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.corpus import ROW_GROUP, Corpus, by_row, iter_texts, prepare_corpus
 from trainer.data.dataset import Epoch, is_packed
+from trainer.data.manifest import Pretokenized
 from trainer.data.prepare import Prepared, format_of
-from trainer.data.pretokenize import Pretokenized, padding_id, pretokenize
+from trainer.data.pretokenize import padding_id, pretokenize
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
 
 _BY_ACCESS = ("text-padded", "tokens-padded", "text-stream", "tokens-stream")

@@ -269,7 +269,7 @@ class TestData:
         words = ("data", "pretokenize", self.SCENARIO, *self.SMALL, *own, "--out", str(tmp_path / "out"))
         done = harness(*words)
         assert done.returncode == 0, done.stderr
-        padded, tokens = done.stdout.splitlines()
+        padded, _, tokens = done.stdout.splitlines()
         assert padded.startswith(f"{tmp_path / 'out' / 'padded'}: padded, 40 documents, ")
         assert padded.endswith(", sequence length 256")
         assert tokens.startswith(f"{tmp_path / 'out' / 'token-list'}: token-list, 40 documents, ")
@@ -277,6 +277,7 @@ class TestData:
             "data.parquet",
             "digests.json",
             "manifest.json",
+            "tokenizer",
         ]
         assert harness(*words).stdout == done.stdout
         stale = harness(*words, "--set", "data.sequence_length=64")

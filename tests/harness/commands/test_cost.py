@@ -247,6 +247,17 @@ def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path:
             ["train", "--arm", "plain", "--epochs", "1", "--set", "budget={hours: 1}"],
             "--epochs: how many steps they take",
         ),
+        (
+            ["cost", "--set", "evaluation={every_epochs: 1, every_steps: null}"],
+            "evaluation.every_epochs: how many steps they take",
+        ),
+        (
+            [
+                *("train", "--arm", "plain", "--set", "budget={hours: 1}"),
+                *("--set", "checkpoint={every_epochs: 1, every_steps: null}"),
+            ],
+            "checkpoint.every_epochs: how many steps they take",
+        ),
     ],
 )
 def test_wrong_input_is_one_line(tmp_path: Path, scenario: str, words: list[str], message: str) -> None:

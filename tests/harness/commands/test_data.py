@@ -14,8 +14,8 @@ from tests.commands import harness
 from tests.harness.commands.test_cli import refused
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.data import token_groups
-from trainer.data.formats.flat import open_flat, token_type
-from trainer.data.pretokenize import read_manifest
+from trainer.data.formats.flat import TOKENS, open_flat, token_type
+from trainer.data.manifest import read_manifest
 from trainer.leftovers import partial_path
 
 
@@ -38,6 +38,7 @@ def out_of(*words: str) -> list[str]:
 def test_pretokenize_a_corpus_into_every_format(inputs: tuple[str, ...], tmp_path: Path) -> None:
     words = ("--sequence-length", "16", "--workers", "2", "--out", str(tmp_path))
     lines = out_of("data", "pretokenize", *inputs, *words, "--format", "all")
+    cut = lines.pop(2)
     assert [re.sub(r"\d+ tokens", "N tokens", line) for line in lines] == [
         f"{tmp_path}/flat: flat, 60 documents, N tokens",
         f"{tmp_path}/padded: padded, 60 documents, N tokens, sequence length 16",
@@ -49,11 +50,31 @@ def test_pretokenize_a_corpus_into_every_format(inputs: tuple[str, ...], tmp_pat
     assert pq.read_table(tmp_path / "padded" / "data.parquet")["input_ids"].to_pylist() == [
         (tokens + [0] * 16)[:16] for tokens in whole
     ]
+    kept = sum(min(len(tokens), 16) for tokens in whole)
+    counts = len(flat.tokens), kept, len(flat.tokens) - kept, 60 * 16 - kept
+    assert [int(number.replace(",", "")) for number in re.findall(r"(?<!\S)[\d,]+(?!\S)", cut)] == list(counts)
+    assert counts[2] > 0
+    # Each folder has its tokenizer, which makes the same tokens.
+    for format in ("flat", "padded", "token-list"):
+        tokenizer = str(tmp_path / format / "tokenizer")
+        words = ("--corpus", inputs[1], "--tokenizer", tokenizer, "--format", "flat")
+        out_of("data", "pretokenize", *words, "--out", str(tmp_path / "by" / format))
+        assert (tmp_path / "by" / format / "flat" / TOKENS).read_bytes() == (tmp_path / "flat" / TOKENS).read_bytes()
     # Made from flat tokens here, from text there: the same files.
     out_of("data", "pretokenize", *inputs, "--sequence-length", "16", "--out", str(tmp_path / "again"))
     for format in ("padded", "token-list"):
         for name in ("data.parquet", "manifest.json", "digests.json"):
             assert (tmp_path / format / name).read_bytes() == (tmp_path / "again" / format / name).read_bytes()
+
+
+@pytest.mark.parametrize("format", ["flat", "token-list", "padded"])
+def test_documents_without_a_separator_are_announced(corpus: str, bare_model: str, format: str, tmp_path: Path) -> None:
+    words = ("--corpus", corpus, "--tokenizer", bare_model, "--format", format, "--sequence-length", "16")
+    done = harness("data", "pretokenize", *words, "--out", str(tmp_path))
+    warnings = done.stderr.splitlines()
+    assert done.returncode == 0
+    assert len(warnings) == (format != "padded")  # a padded row holds one document
+    assert all(bare_model in line for line in warnings)
 
 
 def interrupt_fifth_group(patch: pytest.MonkeyPatch) -> None:
@@ -107,6 +128,7 @@ def test_export_and_import(corpus: str, model: str, tmp_path: Path) -> None:
     tokens = [struct.unpack("<3i", content[:12])[2] for content in contents]
     assert lines[-1].startswith(f"{sum(tokens)} tokens of 60 documents; ")
     assert tokens == [*[1000] * (len(tokens) - 1), sum(tokens) % 1000]
+    assert (out / "tokenizer" / "tokenizer.model").read_bytes() == Path(model).read_bytes()
     assert len(tokens) > 1
 
     out_of("data", "pretokenize", *inputs, "--format", "token-list", "--out", str(tmp_path))

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -49,8 +50,7 @@ def test_every_place_gives_the_same_text(training: Path, tmp_path: Path, capsys:
     tokenizer = str(training / "tokenizer/tokenizer.json")
     file, folder = tmp_path / "model.bin", tmp_path / "transformers"
     assert main(["export", "llmc-model", str(training), "--out", str(file)]) == 0
-    assert main(["import", "llmc-model", str(file), "--out", str(folder)]) == 0
-    shutil.copy(tokenizer, folder / "tokenizer.json")
+    assert main(["import", "llmc-model", str(file), "--out", str(folder), "--tokenizer", tokenizer]) == 0
     checkpoint = training / f"checkpoints/step-{STEPS:08d}"
     words = "--prompt", "the quick brown", "--max-tokens", "6"
     places = [
@@ -70,6 +70,23 @@ def test_every_place_gives_the_same_text(training: Path, tmp_path: Path, capsys:
     assert len(greedy[0]["ids"]) == 6
     earlier = generated(capsys, "--model", str(training / "checkpoints/step-00000002"), *words, "--temperature", "1")
     assert earlier["ids"]
+
+
+def test_a_checkpoint_alone_has_its_tokenizer(
+    training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(training / "tokenizer")
+    checkpoint = tmp_path / f"step-{STEPS:08d}"
+    shutil.copytree(training / "checkpoints" / checkpoint.name, checkpoint)
+    found = AutoTokenizer.from_pretrained(checkpoint)
+    assert (len(found), found.eos_token_id) == (300, 0)
+    assert found.get_vocab() == own.get_vocab()
+    words = "--prompt", "the quick brown", "--max-tokens", "6"
+    assert generated(capsys, "--model", str(checkpoint), *words) == {
+        **generated(capsys, "--model", str(training), *words), "seconds": ANY, "tokens_per_s": ANY,
+    }  # fmt: skip
 
 
 def test_what_is_printed(training: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from harness.launch.training_files import (
     EvaluationTable,
     LossRow,
     LossTable,
+    SampleTable,
     read_evaluations,
     read_losses,
 )
@@ -31,6 +32,7 @@ from tests.trainer.data.conftest import make_texts, write_parquet
 from tests.trainer.questions import FILE
 from trainer import checkpoint_folder
 from trainer.errors import InputError
+from trainer.sample import Sample
 
 SCENARIO = """\
 name: small
@@ -98,6 +100,22 @@ def test_a_table_of_passes_goes_on_where_the_training_does(tmp_path: Path) -> No
     assert read_evaluations(path) == [EvaluationRow(5, 2.5, None, 64)]
     path.unlink()
     assert not EvaluationTable(path, 6).lacking(5)  # begun by a state of the code that had no such table
+
+
+def test_a_table_of_texts_goes_on_where_the_training_does(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    table = SampleTable(path, 0)
+    assert not path.exists()  # none is due yet
+    written = [Sample(step, "a\u2028b\n\x1b", (3, 4), "max tokens", 0.5) for step in (3, 7, 11)]
+    for one in written:
+        table.add(one)
+    with open(path, "a") as file:
+        file.write('{"step": 1')  # as a killed process leaves it
+    SampleTable(path, 8).add(written[2])
+    found = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    assert [Sample(**{**one, "ids": tuple(one["ids"])}) for one in found] == written
+    SampleTable(path, 0)
+    assert not path.read_bytes()
 
 
 def test_a_goal_says_how_far_and_the_line_how_long() -> None:
@@ -289,6 +307,38 @@ def test_what_a_training_answers_is_in_its_tables_its_report_and_its_line(
     spans = runs[-1].spans
     assert spans is not None
     assert spans.column("name").to_pylist().count("evaluate") == 6  # choices after 9, 11, 13, 15; losses after 14, 15
+
+
+@pytest.mark.usefixtures("no_git")
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_passes_and_checkpoints_by_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """60 documents, 3 in each step: half an epoch is 10 steps. One pass is killed, and made by the next part."""
+    from trainer.evaluate import Evaluator
+
+    held = write_parquet(tmp_path / "held.parquet", make_texts()[:12])
+    words = [
+        f'evaluation={{"every_epochs": 0.5, "corpus": {{"path": "{held}"}}, "batches": 2}}',
+        'checkpoint={"every_steps": null, "every_epochs": 0.5, "keep": 9}',
+        "data.path=tokens-padded",
+        f"data.workers={workers}",
+    ]
+    sets = [word for one in words for word in ("--set", one)]
+    out, train = of_one_arm(tmp_path)
+    write_parquet(tmp_path / "corpus.parquet", [text or "never empty" for text in make_texts()])
+    evaluate = Evaluator._evaluate
+
+    def killed(self: Evaluator, step: int) -> None:
+        if step == 19:
+            raise KeyboardInterrupt
+        evaluate(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "_evaluate", killed)
+        assert train(*sets, steps=34) == 130
+    assert train("--resume", *sets, steps=34) == 0
+    assert [row.step for row in read_evaluations(Path(out) / "evaluations.csv")] == [9, 19, 29, 33]
+    saved = checkpoint_folder.written(Path(out) / "checkpoints")
+    assert [path.name for path in reversed(saved)] == [f"step-{steps:08d}" for steps in (10, 20, 30, 34)]
 
 
 @pytest.mark.usefixtures("no_git")

@@ -308,6 +308,19 @@ def test_no_window_that_is_trained_on_holds_a_token_of_a_document_that_is_held_o
     assert sorted(found[: len(expected)]) == sorted(found[len(expected) :]) == sorted(expected)
 
 
+@pytest.mark.parametrize("shuffle", [True, False, "windows"])
+def test_what_is_held_out_is_the_same_in_any_order_of_training(make_config: Make, shuffle: bool | str) -> None:
+    from trainer.data.dataset import held_out_batches
+
+    evaluation = EvaluationConfig(documents=9)
+    first, other = (
+        held_out_batches(config, prepare(config, evaluation=evaluation), 5)
+        for config in (make_config(path="tokens-mmap", shuffle=one) for one in ("documents", shuffle))
+    )
+    assert len(first) == len(other) > 1
+    assert all(torch.equal(one.input_ids, two.input_ids) for one, two in zip(first, other, strict=True))
+
+
 def test_a_document_that_is_held_out_may_reach_into_every_window(make_config: Make) -> None:
     config = make_config(path="tokens-mmap", shuffle="windows", sequence_length=1000)
     prepared = prepare(config, evaluation=EvaluationConfig(fraction=0.5))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from tests.trainer.data.conftest import write_parquet
-from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
+from trainer.config import CorpusConfig, DataConfig, TokenizerConfig, TrainTokenizer
 from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.data.manifest import read_manifest
+from trainer.data.prepare import prepare, warnings_of
 from trainer.data.pretokenize import check_manifest, pretokenize
 from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
 from trainer.errors import InputError
@@ -188,3 +191,23 @@ def test_flat(corpus: Corpus, info: TokenizerInfo, expected: list[list[int]], tm
     content[8] ^= 1
     places.write_bytes(content)
     assert "documents.bin is not what was written" in refusal(tmp_path / "out", corpus, info, "flat")
+
+
+@pytest.mark.parametrize("path", ["text-padded", "text-stream", "tokens-padded", "tokens-stream", "tokens-mmap"])
+def test_a_path_that_joins_or_cuts_documents_is_announced(
+    make_config: Callable[..., DataConfig], bare_pretrained: str, path: str
+) -> None:
+    def lines(**changes: object) -> list[str]:
+        config = make_config(path=path, **changes)
+        return warnings_of(config, prepare(config))
+
+    joined = [line for line in lines(tokenizer={"pretrained": bare_pretrained}) if "end-of-text" in line]
+    assert len(joined) == (not path.endswith("-padded"))  # a padded row holds one document
+    announced = lines()
+    assert len(announced) == (path == "tokens-padded")  # its tokenizer ends documents; these rows of 16 cut them
+    if announced:
+        config = make_config(path=path)
+        facts = read_manifest(Path(str(prepare(config).pretokenized)))
+        assert facts.cut == facts.tokens - facts.rows_tokens > 0
+        assert f"{facts.cut:,} of the {facts.tokens:,} tokens" in announced[0]
+        assert not lines(sequence_length=4096)

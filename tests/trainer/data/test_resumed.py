@@ -15,7 +15,8 @@ from tests.trainer.data.conftest import write_parquet
 from trainer.config import CorpusConfig, TokenizerConfig
 from trainer.data import cache, token_groups
 from trainer.data.corpus import Corpus, prepare_corpus
-from trainer.data.pretokenize import Format, pretokenize
+from trainer.data.manifest import Format
+from trainer.data.pretokenize import pretokenize
 from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
 from trainer.errors import InputError
 from trainer.leftovers import partial_path, remove_leftovers

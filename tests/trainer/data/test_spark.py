@@ -25,7 +25,8 @@ from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.config import CorpusConfig, TokenizerConfig
 from trainer.data import shares
 from trainer.data.corpus import Corpus, prepare_corpus
-from trainer.data.pretokenize import Format, Pretokenized, pretokenize
+from trainer.data.manifest import Format, Pretokenized
+from trainer.data.pretokenize import pretokenize
 from trainer.data.shares import documents, read_share, write_share
 from trainer.data.spark import SparkTokens
 from trainer.data.spark_driver import SparkDriver, task

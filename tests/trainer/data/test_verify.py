@@ -17,7 +17,8 @@ from tests.trainer.data.conftest import write_parquet
 from trainer.config import CorpusConfig, DataConfig, TokenizerConfig, TrainTokenizer
 from trainer.data import cache
 from trainer.data.corpus import prepare_corpus
-from trainer.data.pretokenize import Pretokenized, pretokenize
+from trainer.data.manifest import Pretokenized
+from trainer.data.pretokenize import pretokenize
 from trainer.data.tokenizers import prepare_tokenizer
 from trainer.data.verify import verify
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Format = Literal["parquet", "jsonl", "text", "arrow"]
+# flat: tokens.bin of harness data pretokenize, which no key names: see trainer.data.corpus.pretokenized
+Format = Literal["parquet", "jsonl", "text", "arrow", "flat"]
 Identity = str | list[str | int]  # of a file: its content's fingerprint or, where it is remote, what changes with it
 Content = Literal["text", "tokens", "chat"]  # strings; lists of token ids; lists of messages, which a template renders
 Split = Literal["file", "line", "blank-line"]
@@ -53,6 +54,10 @@ class Corpus:
     template: ChatTemplate | None = None  # of a column of chats
     largest_id: int | None = None  # of a column of token ids
     largest_at: str = ""  # where that id is, for messages
+    masked: bool = False  # the column attention_mask says which token ids are none, but padding
+    pretokenized: tuple[
+        str, ...
+    ] = ()  # folders of harness data pretokenize that hold these documents, the read one first
     known: tuple[Identity, ...] = ()  # each of the files when it was checked; () of a copy in the cache
     passed_over: tuple[PassedOver, ...] = ()  # what a folder or a glob has beside the files
     rows_expected: int | None = None  # rows of a whole split of save_to_disk, by its dataset_info.json

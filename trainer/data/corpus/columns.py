@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainer.data.corpus import arrow, jsonl, parquet, text
+from trainer.data.corpus import arrow, jsonl, parquet, pretokenized, text
 from trainer.data.corpus.base import Content, Format, Split, first_line
 from trainer.errors import InputError
 
+MASK = "attention_mask"
 _KINDS: dict[Content, str] = {
     "text": "string",
     "tokens": "a list of whole numbers (token ids)",
@@ -43,28 +44,88 @@ def column_type(name: str, format: Format, column: str) -> Any:
     return schema.field(column).type
 
 
-def read(name: str, format: Format, column: str, content: Content, split: Split) -> Iterator[Any]:
+def has_mask(name: str, format: Format) -> bool:
+    """Return True if the file has a column :data:`MASK`, which says of each token id whether it is one, or padding."""
+    if format in ("text", "flat"):
+        return False
+    if format == "jsonl":
+        return jsonl.has(name, MASK)
+    return MASK in (parquet if format == "parquet" else arrow).schema(name).names
+
+
+def read(
+    name: str, format: Format, column: str, content: Content, split: Split, *, masked: bool = False
+) -> Iterator[Any]:
     """Yield the documents in order: Arrow arrays of strings or lists of integers, or lists of lists of messages.
 
     Every array is checked as a whole (offsets, UTF-8): no bit of a damaged file reaches a tokenizer unseen.
+    ``masked``: of lists of token ids, without those whose mask is 0.
     """
-    import pyarrow as pa
-
     if format == "text":
         yield from text.read(name, split)
+    elif format == "flat":
+        yield from pretokenized.read_flat(name)
+    elif masked:
+        row = 0
+        for ids, mask in _pairs(name, format, column):
+            yield _unmasked(name, row, ids, mask)
+            row += len(ids)
     elif format == "jsonl":
         yield from jsonl.read(name, column, content)
     else:
+        for (values,) in _tables(name, format, {column: content}):
+            yield _messages(values) if content == "chat" else values
+
+
+def _pairs(name: str, format: Format, column: str) -> Iterator[Sequence[Any]]:
+    """Token ids and their masks, as many rows of both."""
+    if format == "jsonl":  # block by block alike
+        yield from zip(jsonl.read(name, column, "tokens"), jsonl.read(name, MASK, "tokens"), strict=True)
+    else:
+        yield from _tables(name, format, {column: "tokens", MASK: "tokens"})
+
+
+def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[list[Any]]:
+    """The columns of a Parquet or Arrow file, checked, each with the content that it must have."""
+    import pyarrow as pa
+
+    for column, content in columns.items():
         kind = column_type(name, format, column)
         if _content(kind) != content:
             raise InputError(f"{name}: column {column!r} is {kind}, not {_KINDS[content]}")
-        for values in (parquet if format == "parquet" else arrow).read(name, column):
+    for batch in parquet.batches(name, list(columns)) if format == "parquet" else arrow.batches(name):
+        found = []
+        for column in columns:
+            values = batch.column(batch.schema.get_field_index(column))
             try:
                 values.validate(full=True)
-                plain = _plain(values)
+                found.append(_plain(values))
             except (pa.ArrowException, UnicodeDecodeError) as error:
                 raise InputError(f"{name}: damaged {format} file ({first_line(error)})") from error
-            yield _messages(plain) if content == "chat" else plain
+        yield found
+
+
+def _unmasked(name: str, first: int, ids: Any, mask: Any) -> Any:
+    """The lists of ``ids`` without those whose mask is 0. ``first``: the row of the first one."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if ids.null_count or ids.flatten().null_count:  # refused by whoever counts
+        return ids
+    lengths, of_mask = (
+        pc.fill_null(pc.list_value_length(one), -1).to_numpy(zero_copy_only=False) for one in (ids, mask)
+    )
+    kept = mask.flatten()
+    if (lengths != of_mask).any() or kept.null_count:
+        row = int(np.argmax(lengths != of_mask))
+        raise InputError(
+            f"{name}, row {first + row} (from 0): {MASK} is not a 0 or 1 for each of its {lengths[row]} token ids"
+        )
+    real = kept.to_numpy(zero_copy_only=False) != 0
+    before = np.concatenate([[0], np.cumsum(real)])
+    ends = before[np.concatenate([[0], np.cumsum(lengths)])]
+    return pa.LargeListArray.from_arrays(pa.array(ends), pa.array(ids.flatten().to_numpy(zero_copy_only=False)[real]))
 
 
 def _content(kind: Any) -> Content | None:

@@ -41,6 +41,11 @@ def content(name: str, column: str) -> Content:
     return "tokens" if lists else "text"  # nothing but empty lists and nulls, which are refused where rows are counted
 
 
+def has(name: str, column: str) -> bool:
+    """Return True if the first row has the key ``column``."""
+    return next((column in found for block in lines.blocks(name) for _, found in _objects(name, block, 0)), False)
+
+
 def read(name: str, column: str, content: Content) -> Iterator[Any]:
     """Yield the column as Arrow arrays (strings, lists of int64) or, for chats, as lists of lists of messages."""
     row = 0

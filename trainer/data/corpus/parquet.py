@@ -55,15 +55,14 @@ def schema(name: str) -> Any:
         raise damaged(name, error) from error
 
 
-def read(name: str, column: str) -> Iterator[Any]:
-    """Yield the column's values as Arrow arrays: fewer rows at a time where they are large."""
+def batches(name: str, columns: list[str]) -> Iterator[Any]:
+    """Yield the columns as record batches: fewer rows at a time where they are large."""
     import pyarrow as pa
 
     file = open_parquet(name)
     try:
         rows = _rows(file.metadata)
-        for batch in file.iter_batches(rows, columns=[column], use_threads=False):
-            yield batch.column(0)
+        yield from file.iter_batches(rows, columns=columns, use_threads=False)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise damaged(name, error) from error
 

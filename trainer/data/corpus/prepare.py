@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.config import CorpusConfig
 from trainer.data import cache, python_docs
-from trainer.data.corpus import chat, columns, finding, formats, places
-from trainer.data.corpus.base import ROW_GROUP, Content, Corpus, Identity
+from trainer.data.corpus import chat, columns, finding, formats, places, pretokenized
+from trainer.data.corpus.base import ROW_GROUP, Content, Corpus, Format, Identity
 from trainer.data.corpus.reading import pieces
+from trainer.data.formats.flat import PLACES
+from trainer.data.manifest import Pretokenized, check_data
 from trainer.errors import InputError, visible
 from trainer.files import expanded
 
@@ -40,6 +43,10 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
         reading = [corpus.format, corpus.content, corpus.split, template]
         if corpus.split == "blank-line":
             reading.append("a last line of white space is blank")  # an earlier version kept some
+        if corpus.masked:  # an earlier version took padding for tokens
+            reading.append(columns.MASK)
+        if corpus.format == "flat":
+            reading.append(cache.file_fingerprint(Path(corpus.files[0]).with_name(PLACES)))
 
     def check() -> list[Any]:
         found = _check(corpus, key, config.documents, remote)
@@ -99,7 +106,7 @@ def check_there(config: CorpusConfig) -> None:
     if config.path is not None:
         if places.is_remote(config.path):
             places.check_scheme(config.path)
-        else:
+        elif not pretokenized.find(config.path):
             formats.choose(config.path, config.format, config.column)
     if config.chat_template is not None:
         chat.load_template(config.chat_template)
@@ -117,6 +124,9 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
         _show(config.parquet, corpus, _PARQUET, matched.pattern)
         return corpus, _PARQUET, _identities(matched.files)
     assert config.path is not None
+    if made := pretokenized.find(config.path):
+        corpus = _of_pretokenized(config, made)
+        return corpus, places.KEY, _identities(corpus.files)
     chosen = formats.choose(config.path, config.format, config.column)
     if chosen.format != "text" and config.split != "file":
         raise InputError(f"data.corpus.split: {config.split} divides text files, and {config.path} is {chosen.format}")
@@ -140,8 +150,17 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
             f"{chat.KEY}: column {config.column!r} of {config.path} holds {content}, and no lists of messages"
         )
     corpus = _uncounted(Path(config.path.rstrip("/")).name or config.path, chosen.files, config.column)
-    corpus = replace(corpus, format=chosen.format, content=content, split=config.split, template=template)
-    corpus = replace(corpus, passed_over=chosen.passed_over, rows_expected=chosen.rows)
+    masked = content == "tokens" and columns.has_mask(chosen.files[0], chosen.format)
+    corpus = replace(
+        corpus,
+        format=chosen.format,
+        content=content,
+        split=config.split,
+        template=template,
+        masked=masked,
+        passed_over=chosen.passed_over,
+        rows_expected=chosen.rows,
+    )
     _show(config.path, corpus, places.KEY, chosen.pattern)
     return corpus, places.KEY, known
 
@@ -165,6 +184,26 @@ def _say(line: str) -> None:
     if line not in _shown:
         _shown.add(line)
         print(line, file=sys.stderr)
+
+
+def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corpus:
+    """The documents of folders of harness data pretokenize, read from the first."""
+    first = made[0]
+    column = pretokenized.COLUMNS[first.manifest.format]
+    given = {"format": config.format != "auto", "split": config.split != "file", "chat_template": config.chat_template}
+    if (wrong := next((key for key, value in given.items() if value), None)) is not None:
+        raise InputError(f"data.corpus.{wrong}: {config.path} holds tokens of harness data pretokenize; leave it out")
+    if config.column not in ("text", column):  # text: the default
+        raise InputError(f"data.corpus.column: {config.column}, but the tokens in {first.folder} are {column}")
+    check_data(Path(first.folder), first.manifest)
+    format: Format = "flat" if first.manifest.format == "flat" else "parquet"
+    return replace(
+        _uncounted(Path(first.folder).name, (str(first.data),), column),
+        format=format,
+        content="tokens",
+        masked=first.manifest.format == "padded",
+        pretokenized=tuple(one.folder for one in made),
+    )
 
 
 def _uncounted(name: str, files: tuple[str, ...], column: str) -> Corpus:

@@ -24,7 +24,8 @@ def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, An
     left = documents
     for name in corpus.files:
         row = 0
-        for values in columns.read(name, corpus.format, corpus.column, corpus.content, corpus.split):
+        how = corpus.format, corpus.column, corpus.content, corpus.split
+        for values in columns.read(name, *how, masked=corpus.masked):
             taken = values if left is None else values[:left]
             if corpus.content == "chat":
                 taken = _rendered(corpus, taken, name, row)
@@ -45,7 +46,7 @@ def iter_texts(corpus: Corpus, rows: int = ROW_GROUP) -> Iterator[list[str]]:
         raise InputError(
             f"data.corpus: column {corpus.column!r} of {corpus.name} holds token ids, and no text: nothing can be "
             "learned from it or tokenized; give the tokenizer that made them (data.tokenizer.pretrained or "
-            "sentencepiece), and data.path: tokens-padded or tokens-stream"
+            "sentencepiece), and data.path: tokens-padded, tokens-stream or tokens-mmap"
         )
     for group in _groups(corpus, rows):
         yield [text for piece in group for text in piece.to_pylist()]

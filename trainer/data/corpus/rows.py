@@ -23,7 +23,7 @@ def by_row(corpus: Corpus, who: str) -> Corpus:
     if corpus.content == "tokens":
         raise InputError(
             f"{who} tokenizes text, and column {corpus.column!r} of {corpus.name} holds token ids; allowed: data.path "
-            "tokens-padded, tokens-stream"
+            "tokens-padded, tokens-stream, tokens-mmap"
         )
     if (
         corpus.format == "parquet"

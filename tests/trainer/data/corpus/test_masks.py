@@ -1,0 +1,89 @@
+"""A column attention_mask beside one of token ids: padding is no token, whatever the file's format."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.config import CorpusConfig
+from trainer.data.corpus import iter_encoded, prepare_corpus
+from trainer.errors import InputError
+
+FORMATS = ("parquet", "arrow", "jsonl")
+Row = list[tuple[int, int]]  # ids, each with its mask
+
+
+def written(rows: list[Row], format: str, folder: Path, mask: pa.DataType | None = None) -> str:
+    path = folder / f"x.{format}"
+    ids, masks = ([[pair[part] for pair in row] for row in rows] for part in (0, 1))
+    table = pa.table({
+        "input_ids": pa.array(ids, pa.list_(pa.int32())),
+        "attention_mask": pa.array(masks, pa.list_(mask or pa.int8())),
+    })  # fmt: skip
+    if format == "parquet":
+        pq.write_table(table, path, row_group_size=3)
+    elif format == "arrow":
+        with pa.ipc.new_stream(str(path), table.schema) as stream:
+            stream.write_table(table, max_chunksize=2)
+    else:
+        lines = [{"attention_mask": one, "input_ids": row} for row, one in zip(ids, masks, strict=True)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def documents(path: str) -> list[list[int]]:
+    corpus = prepare_corpus(CorpusConfig(path=path, column="input_ids"))
+    found: list[list[int]] = []
+    for encoded in iter_encoded(corpus):
+        ends = encoded.lengths.cumsum()
+        found += [encoded.ids[end - n : end].tolist() for end, n in zip(ends, encoded.lengths, strict=True)]
+    assert corpus.documents == len(found)
+    assert corpus.empty == found.count([])
+    return found
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.lists(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 1)), max_size=8), min_size=1, max_size=9),
+    format=st.sampled_from(FORMATS),
+)
+def test_tokens_are_those_whose_mask_is_not_0(rows: list[Row], format: str) -> None:
+    rows = [*rows, [(7, 1)]]  # a corpus without a token is refused
+    with tempfile.TemporaryDirectory() as folder:
+        assert documents(written(rows, format, Path(folder))) == [[at for at, real in row if real] for row in rows]
+
+
+def test_the_largest_id_is_one_that_is_no_padding(tmp_path: Path) -> None:
+    path = written([[(3, 1), (9000, 0)]], "parquet", tmp_path)
+    assert prepare_corpus(CorpusConfig(path=path, column="input_ids")).largest_id == 3
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_mask_of_another_length_is_refused_with_its_row(format: str, tmp_path: Path) -> None:
+    path = Path(written([[(1, 1)], [(2, 1)], [(3, 1)]], format, tmp_path))
+    ids, masks = [[1], [2, 2], [3]], [[1], [1], [1]]
+    if format == "jsonl":
+        lines = [{"input_ids": one, "attention_mask": mask} for one, mask in zip(ids, masks, strict=True)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    else:
+        table = pa.table({"input_ids": ids, "attention_mask": masks})
+        if format == "parquet":
+            pq.write_table(table, path)
+        else:
+            with pa.ipc.new_stream(str(path), table.schema) as stream:
+                stream.write_table(table)
+    with pytest.raises(InputError, match=r"row 1 \(from 0\): attention_mask"):
+        documents(str(path))
+
+
+def test_a_mask_that_is_none_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"input_ids": [[1, 2]], "attention_mask": ["11"]}), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="column 'attention_mask' is string"):
+        documents(str(tmp_path / "x.parquet"))

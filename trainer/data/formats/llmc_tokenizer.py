@@ -1,0 +1,124 @@
+"""Writes the tokenizer file of llm.c (https://github.com/karpathy/llm.c, llmc/tokenizer.h), by which it prints samples.
+
+A header of 256 int32 (magic 20240328, version 2, number of ids, end-of-text id), little-endian, then for each id one
+byte with a length from 1 to 255, and that many bytes of text. llm.c prints ids by putting their bytes end to end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.special_ids import special_ids
+from trainer.data.tokenizers import TokenizerInfo, sentencepiece_model
+from trainer.errors import InputError, one_line
+from trainer.files import expanded, write_atomically
+
+MAGIC, VERSION = 20240328, 2
+HEADER = 256  # int32 values
+LONGEST = 255  # bytes of a token: its length is one byte
+_SPACE = "\u2581"  # of SentencePiece
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True)
+class WrittenTokenizer:
+    """What a file holds. ``unused``: ids that stand for no token, written as placeholders."""
+
+    vocab_size: int
+    eos_id: int
+    unused: int
+
+
+def write_tokenizer(info: TokenizerInfo, out: Path) -> WrittenTokenizer:
+    """Write the file. Raises InputError where llm.c could not read or use it."""
+    if info.eos_id is None:
+        raise InputError(f"{info.location}: it has no end-of-text id, with which llm.c begins each sample")
+    tokens: list[bytes] = [b""] * info.vocab_size
+    for at, token in _token_bytes(info):
+        if len(token) > LONGEST:
+            raise InputError(
+                f"{info.location}: token {at} has {len(token):,} bytes ({one_line(repr(token)):.40}); llm.c's file has "
+                f"room for {LONGEST}"
+            )
+        tokens[at] = token
+    unused = tokens.count(b"")
+    header = np.zeros(HEADER, "<i4")
+    header[:4] = MAGIC, VERSION, info.vocab_size, info.eos_id
+    # llm.c refuses an empty token. A model never chooses an id that stands for none.
+    named = [token or f"<|unused {at}|>".encode() for at, token in enumerate(tokens)]
+    content = header.tobytes() + b"".join(bytes([len(token)]) + token for token in named)
+
+    def write(to: Path) -> None:
+        to.write_bytes(content)
+
+    write_atomically(expanded(out).absolute(), write)
+    return WrittenTokenizer(info.vocab_size, info.eos_id, unused)
+
+
+def _token_bytes(info: TokenizerInfo) -> Iterator[tuple[int, bytes]]:
+    """Each id that stands for something, and the bytes that it adds to a text; special tokens as they are written."""
+    if info.kind == "sentencepiece":
+        model = sentencepiece_model(info.location)
+        special = special_ids(info).ids
+        for at in range(model.get_piece_size()):
+            piece = model.id_to_piece(at)
+            yield at, piece.encode() if at in special else _of_piece(piece)
+        return
+    if not info.location.endswith(".json"):
+        raise InputError(f"{info.location}: only transformers can decode its ids; give one with a tokenizer.json")
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(info.location)
+    added = {at: token.content for at, token in backend.get_added_tokens_decoder().items()}
+    text_of = _decoding(json.loads(Path(info.location).read_text(encoding="utf-8")).get("decoder"), info.location)
+    for token, at in backend.get_vocab(with_added_tokens=True).items():
+        yield at, added[at].encode() if at in added else text_of(token)
+
+
+def _decoding(decoder: Any, location: str) -> Any:
+    """How a token of this decoder of `tokenizers` becomes bytes. Raises InputError for one that is not known."""
+    steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
+    kinds = {step["type"] for step in steps}
+    if "ByteLevel" in kinds:
+        return _of_byte_level
+    if "WordPiece" in kinds:
+        return _of_word_piece
+    if "Metaspace" in kinds or any(step.get("pattern") == {"String": _SPACE} for step in steps):
+        return _of_piece
+    raise InputError(
+        f"{location}: how its tokens become text is not known here (decoder {', '.join(sorted(kinds)) or 'none'}); "
+        "allowed: ByteLevel, Metaspace, WordPiece, SentencePiece models"
+    )
+
+
+def _of_piece(piece: str) -> bytes:
+    found = _BYTE.fullmatch(piece)
+    return bytes([int(found[1], 16)]) if found is not None else piece.replace(_SPACE, " ").encode()
+
+
+def _of_word_piece(token: str) -> bytes:
+    return token.removeprefix("##").encode() if token.startswith("##") else f" {token}".encode()
+
+
+def _of_byte_level(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF[letter] for letter in token)
+    except KeyError:  # a token that was put into the vocabulary as it is written
+        return token.encode()
+
+
+def _byte_of_letter() -> dict[str, int]:
+    """Bytes by the letters that stand for them in byte-level tokenizers: printable ones for themselves."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_of_letter()

@@ -1,0 +1,107 @@
+"""Says what a pretokenized folder was made from and what it holds: its manifest.json.
+
+DIR/flat, DIR/token-list, DIR/padded    of harness data pretokenize --out DIR: tokens, manifest.json, tokenizer/
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from trainer.data import cache
+from trainer.data.formats.flat import TOKENS, FlatTokens, open_flat
+from trainer.errors import InputError
+from trainer.files import read_json
+
+Format = Literal["padded", "token-list", "flat"]
+MANIFEST_SCHEMA = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Records what a pretokenized folder was made from and what it holds."""
+
+    schema: int
+    format: str
+    sequence_length: int | None  # None for token-list and flat: they hold whole documents
+    corpus: str
+    corpus_fingerprint: str
+    tokenizer: str
+    tokenizer_fingerprint: str
+    engine: str  # library and version that tokenized
+    pad_id: int
+    eos_id: int | None
+    documents: int
+    empty: int  # documents without a token
+    tokens: int  # of the whole documents, end-of-document ids included, truncation and padding not
+    rows_tokens: int  # stored tokens: after truncation, without padding
+    data_bytes: int
+    data_fingerprint: str
+    writer: str
+    token_type: str | None = None  # of flat tokens: uint16 or uint32
+
+    @property
+    def cut(self) -> int:
+        """Tokens that padded rows have no room for."""
+        return self.tokens - self.rows_tokens
+
+    @property
+    def padding(self) -> int:
+        """Tokens of padding that fill the rows."""
+        return 0 if self.sequence_length is None else self.documents * self.sequence_length - self.rows_tokens
+
+
+@dataclass(frozen=True)
+class Pretokenized:
+    """A checked pretokenized folder."""
+
+    folder: str
+    manifest: Manifest
+
+    @property
+    def data(self) -> Path:
+        """The file with the tokens."""
+        return Path(self.folder) / data_file(self.manifest.format)
+
+    def flat(self) -> FlatTokens:
+        """The tokens of the format *flat*, mapped into memory."""
+        return open_flat(Path(self.folder), np.dtype(self.manifest.token_type).newbyteorder("<"))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest. Raises InputError where there is none, or where another program wrote it."""
+    path = folder / MANIFEST
+    try:
+        content = read_json(path)
+        if content.get("schema") != MANIFEST_SCHEMA:
+            raise InputError(f"{path}: schema {content.get('schema')!r}, this version reads {MANIFEST_SCHEMA}")
+        return TypeAdapter(Manifest).validate_python(content)
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"{folder}: not a pretokenized folder (no readable manifest.json)") from error
+    except (ValidationError, ValueError, AttributeError) as error:
+        raise InputError(f"{path}: not a pretokenization manifest") from error
+
+
+def check_data(folder: Path, manifest: Manifest) -> None:
+    """Raise InputError where the folder's files are not those that were written."""
+    data = folder / data_file(manifest.format)
+    size = data.stat().st_size if data.is_file() else -1
+    if size != manifest.data_bytes or cache.file_fingerprint(data) != manifest.data_fingerprint:
+        what = (
+            "is missing" if size < 0 else f"was changed after it was written ({size} bytes, {manifest.data_bytes} then)"
+        )
+        raise InputError(f"{data}: {what}; delete the folder, and it will be made again")
+    if (found := cache.damage(folder, may_hold_more=True)) is not None:  # the user's folder may
+        raise InputError(f"{folder}: {found}; delete the folder, and it will be made again")
+
+
+def data_file(format: str) -> str:
+    """The name of the file that holds a format's tokens."""
+    return TOKENS if format == "flat" else "data.parquet"
