@@ -20,7 +20,7 @@ from harness.analysis.exposure import TRANSFER
 from harness.analysis.intervals import Stretches, clip
 from harness.analysis.launches import device_work_of, launch_bound_shares
 from harness.analysis.lead_use import LeadUse, UsedLead, lead_use, used_leads
-from harness.analysis.long_steps import LeftOut, RunLongSteps, run_long_steps, without_long
+from harness.analysis.long_steps import LeftOut, Places, longest_phases, without_long
 from harness.analysis.replay.recording import record
 from harness.analysis.room import room_ns
 from harness.analysis.spans import spans_of
@@ -86,7 +86,7 @@ class RunLedger:
     diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
     used_leads: dict[int, UsedLead] = field(default_factory=dict)  # by repetition, of those of which it is known
     losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
-    long_steps: RunLongSteps = field(default_factory=RunLongSteps)
+    longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see ``long_steps.longest_phases``
     left_out: LeftOut = field(default_factory=LeftOut)
     # What a step of several ranks would be shorter by if none had any data work; None of one rank, or not known.
     data_costs_all_ms: float | None = None
@@ -236,7 +236,7 @@ def _measure(run: RunData) -> RunLedger | None:
         diverged=diverged,
         used_leads=_used_leads(run, steps),
         losses=StepLosses(run),
-        long_steps=run_long_steps(wall, PHASES, lambda phase: values(f"{phase}_ns")),
+        longest=longest_phases(PHASES, lambda phase: values(f"{phase}_ns")),
         left_out=_left_out(run, steps, measured),
     )
 
@@ -261,8 +261,8 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
     def values(name: str) -> Array:
         return column(steps, name)[known]
 
-    long = run_long_steps(values("wall_ns"), PHASES, lambda phase: values(f"{phase}_ns"), inside[known])
-    return LeftOut(column(steps, "wall_ns")[inside] / 1e6, long)
+    longest = longest_phases(PHASES, lambda phase: values(f"{phase}_ns"), inside[known])
+    return LeftOut(column(steps, "wall_ns")[inside] / 1e6, longest)
 
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:

@@ -304,7 +304,7 @@ _NO_RUN = ModelSpeed(no_mfu=NoMfu("no run"))
 def _totals(blocks: Blocks) -> ArmTotals:
     runs = list(blocks.values())
     steps = np.concatenate([run.step_ms for run in runs])
-    wall = float(steps.mean())
+    wall, typical_ms = float(steps.mean()), float(np.median(steps))
     tokens = [run.tokens for run in runs if run.tokens is not None]
     phase_ms = stage_means(runs, "phase_ms")
     open_busy = any(run.device_busy_ms is None for run in runs)
@@ -313,9 +313,9 @@ def _totals(blocks: Blocks) -> ArmTotals:
         tokens_per_s=_over_repetitions(runs, tokens_per_s),
         trained_tokens_per_s=_over_repetitions(runs, trained_tokens_per_s),
         step_ms=_over_repetitions(runs, lambda one: (one.wall_ns / 1e6, float(one.steps))),
-        p50_ms=float(np.percentile(steps, 50)),
+        p50_ms=typical_ms,
         p95_ms=float(np.percentile(steps, 95)),
-        long_steps=long_steps([run.long_steps for run in runs], len(steps)),
+        long_steps=long_steps(steps, np.concatenate([run.longest for run in runs]), PHASES, typical_ms),
         step_kinds=step_kinds([run.step_ms for run in runs]),
         useful_fraction=useful_fraction(blocks),
         tokens_per_step=sum(tokens) / len(steps) if len(tokens) == len(runs) else None,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.comparisons import AGREE
-from harness.analysis.long_steps import LongSteps
+from harness.analysis.long_steps import FEW, LongSteps
 from harness.analysis.ranks import GroupGain
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import ArmReport, ArmTotals
@@ -51,11 +51,12 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     part = part_of(_mean_ms(arm))
     step = f"{part(totals.step_ms.median)} a step"
     # Blocks may be alike and steps are not (a checkpoint now and then), or the other way round.
-    typical_ms = totals.p50_ms or totals.step_ms.median
+    long = totals.long_steps
+    typical_ms = long.others_ms if long is not None else totals.p50_ms or totals.step_ms.median
     if (kinds := _kinds(totals, part)) is not None:
         step = f"{part(_mean_ms(arm))} a step on average, {kinds}"
     elif abs(_mean_ms(arm) / typical_ms - 1) > UNLIKE:
-        step = f"{part(_mean_ms(arm))} a step on average, typically {part(typical_ms)}{_long(totals.long_steps, part)}"
+        step = f"{part(_mean_ms(arm))} a step on average, typically {part(typical_ms)}{_long(long, part)}"
     served = f" {copies_text(arm, name)}" if arm.copies else ""
     data = _data(arm)
     if arm.ranks is not None:
@@ -72,7 +73,8 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
     """Of which two kinds the steps are; None where they are of one, or the slow ones are told as exceptions."""
     found, long = totals.step_kinds, totals.long_steps
-    if found is None or (long is not None and 2 * long.steps >= found.slow_share * found.of):
+    exception = found is not None and found.slow_share <= FEW
+    if found is None or (exception and long is not None and 2 * long.steps >= found.slow_share * found.of):
         return None
     none = "though hardly a step is like that" if found.like_mean <= BETWEEN else "of two kinds"
     where = "" if found.slow_runs is None else f" (the long ones in {found.slow_runs} of {count(found.runs, 'block')})"
