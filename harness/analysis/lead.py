@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.makers import Makers, in_turn
+from harness.analysis.makers import Makers, round_robin
 
 Array = NDArray[np.float64]
 # Of the time of making a batch: a worker that had been asked for its next batch and began it so much later was held up
@@ -56,7 +56,7 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
     """The lead of each batch. A worker is asked for ``prefetch`` batches ahead; by default they make them in turn."""
     lead = np.where(made.awaited, 0.0, np.maximum(0.0, made.taken - made.ready))
     count = len(lead)
-    makers = makers or in_turn(count, workers)
+    makers = makers or round_robin(count, workers)
     before, ahead = makers.before(), makers.in_flight(prefetch)
     later = np.flatnonzero(before >= 0)
     gap, asked = np.zeros(count), np.full(count, -np.inf)

@@ -25,7 +25,7 @@ class Makers(NamedTuple):
     workers: int
 
     @property
-    def take_turns(self) -> bool:
+    def is_round_robin(self) -> bool:
         """Whether the workers made the batches in turn, all of them."""
         if not self.workers or not len(self.worker):
             return True
@@ -67,7 +67,7 @@ class Makers(NamedTuple):
         return found
 
 
-def in_turn(count: int, workers: int) -> Makers:
+def round_robin(count: int, workers: int) -> Makers:
     """Workers that make ``count`` batches in turn, the first worker the first one."""
     return Makers(np.arange(count) % max(1, workers), workers)
 
@@ -80,6 +80,6 @@ def makers_of(recorded: NDArray[np.int16], count: int, workers: int) -> Makers:
     known = np.flatnonzero(worker != NO_WORKER)
     places = np.arange(count)
     if not len(known):
-        return in_turn(count, workers)
+        return round_robin(count, workers)
     nearest = known[np.maximum(0, np.searchsorted(known, places, side="right") - 1)]
     return Makers((worker[nearest] + places - nearest) % workers, workers)

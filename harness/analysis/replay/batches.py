@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.makers import Makers, in_turn
+from harness.analysis.makers import Makers, round_robin
 from harness.analysis.replay.handover import (
     DATALOADER,
     AssumedCost,
@@ -87,7 +87,7 @@ class RecordedBatches:
     worked_ns: tuple[float | None, ...]  # by pause: how far each builder got meanwhile; None where that does not show
     assumed: tuple[AssumedCost, ...] = ()  # costs that were never observed
     arrivals: bool = False  # whether it was recorded when batches had arrived and were unpacked
-    makers: Makers = field(default_factory=lambda: in_turn(0, 0))  # who made each; inline: no worker
+    makers: Makers = field(default_factory=lambda: round_robin(0, 0))  # who made each; inline: no worker
 
     def __len__(self) -> int:
         return len(self.inner)

@@ -197,7 +197,11 @@ class _Walk:
 
     def _request(self) -> None:
         number = self.requested
-        worker = number % self.p.workers if self.p.turns is None else int(self.p.turns[number % len(self.p.turns)])
+        worker = (
+            number % self.p.workers
+            if self.p.worker_of is None
+            else int(self.p.worker_of[number % len(self.p.worker_of)])
+        )
         costs = self._next_costs()
         built = _built(_later(self.worker_free[worker], _after(self.now, costs.wake, TRANSFER)), costs)
         self.worker_free[worker] = _after(built, costs.after, TRANSFER)

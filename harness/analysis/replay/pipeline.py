@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.makers import in_turn
+from harness.analysis.makers import round_robin
 from harness.analysis.replay.contention import ALONE, Demand, Stretch, stretched
 from harness.analysis.replay.costs import batch_costs
 from harness.analysis.replay.programs import Event
@@ -69,7 +69,7 @@ class Pipeline:
     exact: bool  # the loader is where it was recorded at each of these
     drained: NDArray[np.bool_]  # (steps,) ends only when the device has done what was queued before it began
     workers: int
-    turns: NDArray[np.int64] | None  # (batches,) the worker that makes each; None: they make them in turn
+    worker_of: NDArray[np.int64] | None  # (batches,) the worker that makes each; None: they make them in turn
     in_flight: int
     ranks: int
     queue_depth: int | None
@@ -109,7 +109,7 @@ def build(
     main_ns = np.array([cpu for _, cpu in made])[recording.step_class][recording.measured].mean()
     fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
     per_step = float(fetches[recording.step_class][recording.measured].mean())
-    makers = recording.batches.makers if workers == recording.workers else in_turn(0, workers)
+    makers = recording.batches.makers if workers == recording.workers else round_robin(0, workers)
     in_flight = makers.in_flight(prefetch)
     order, measured, resumes = _steps(recording, in_flight, most_steps, exact=exact)
 
@@ -133,7 +133,7 @@ def build(
         exact=exact,
         drained=_drained(recording, edits, measured, resumes),
         workers=workers,
-        turns=None if makers.take_turns else makers.worker[tape.batches],
+        worker_of=None if makers.is_round_robin else makers.worker[tape.batches],
         in_flight=in_flight,
         ranks=edits.ranks or 1,
         queue_depth=None if QUEUE_LIMIT in edits.without else recording.queue_depth,
@@ -352,6 +352,6 @@ def shape_of(pipeline: Pipeline) -> Hashable:
         tuple(program.operations for program in pipeline.programs),
         pipeline.step_program.tobytes(),
         pipeline.drained.tobytes(),
-        None if pipeline.turns is None else pipeline.turns.tobytes(),
+        None if pipeline.worker_of is None else pipeline.worker_of.tobytes(),
         (pipeline.workers, pipeline.in_flight, pipeline.ranks, pipeline.queue_depth, pipeline.exact),
     )

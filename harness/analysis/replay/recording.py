@@ -100,6 +100,11 @@ class Recording:
         return cast("Result", self._results[key])
 
     @property
+    def busy_workers(self) -> int:
+        """Loader workers that made batches; 0: inline."""
+        return self.batches.makers.busy
+
+    @property
     def measured_ms(self) -> float:
         """Mean time of a measured step in milliseconds."""
         return float(self.wall_ns[self.measured].mean()) / 1e6

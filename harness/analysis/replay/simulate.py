@@ -131,7 +131,9 @@ class _Loop:
         self.places: list[NDArray[np.int64]] = list(np.indices(self.shape))  # of replicates, and of ranks
         self.one_pipe = pipeline.workers > 1 and bool(pipeline.costs[UNPACK].any())
         # Not unpacked by all replicates; of one worker each, if all replicates have the same one.
-        self.in_pipe: list[deque[_Built]] = [deque() for _ in range(pipeline.workers if pipeline.turns is None else 1)]
+        self.in_pipe: list[deque[_Built]] = [
+            deque() for _ in range(pipeline.workers if pipeline.worker_of is None else 1)
+        ]
         self.waits = np.zeros((len(STAGES), *self.shape))
         self.idle = np.zeros(self.shape)
         self.counts = False
@@ -235,7 +237,7 @@ class _Loop:
         """Unpack the messages in the pipe up to that of ``batch``, in the order in which they arrive."""
         wanted = None if batch.unpacked is None else ~batch.unpacked
         found, costs = [batch.arrived], [batch.costs[UNPACK]]
-        own_pipes = self.p.turns is None
+        own_pipes = self.p.worker_of is None
         for messages in self.in_pipe:
             while messages and messages[0].unpacked is not None and messages[0].unpacked.all():
                 messages.popleft()
@@ -315,11 +317,11 @@ class _Loop:
 
     def _worker(self) -> Worker:
         """The worker that makes the next batch."""
-        turns = self.p.turns
-        if turns is None:
+        worker_of = self.p.worker_of
+        if worker_of is None:
             return self.requested % self.p.workers
         replicates, ranks = self.places
-        return turns[(self.first_batch + self.requested) % len(turns)], replicates, ranks
+        return worker_of[(self.first_batch + self.requested) % len(worker_of)], replicates, ranks
 
     def _resume(self, resume: Resume, *, first: bool) -> None:
         """The loop goes on after standing still: the device is done, the loader has got as far as ``resume`` says.
