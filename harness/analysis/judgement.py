@@ -18,7 +18,8 @@ from harness.study.run_data import RunData
 # unequal: some workers made no batches, or too few, as their dataset gave them none.
 # restarts: the loader begins anew in each epoch. Replay has workers ask for the next epoch's batches before this one
 # ends, which no DataLoader does.
-Bar = Literal["no loader", "unequal", "restarts"]
+# sampler: it chooses what to read in the main thread, which no worker does for it.
+Bar = Literal["no loader", "unequal", "sampler", "restarts"]
 _REFUSED = {
     "no core": "its main thread had no core for too much of the time",
     "blocked": "too much of its time was not seen",
@@ -42,5 +43,8 @@ def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | Non
         return "no loader"
     if workers and replays.unequal:
         return "unequal"
-    hidden = unseen(runs)
-    return "restarts" if hidden is not None and hidden.restarting > MOST_RESTARTING else None
+    if (hidden := unseen(runs)) is None:
+        return None
+    if workers and hidden.sampling > MOST_RESTARTING:
+        return "sampler"
+    return "restarts" if hidden.restarting > MOST_RESTARTING else None

@@ -177,6 +177,8 @@ def barred_text(bar: Bar, name: str) -> str:
             because = "its batches come from a function of its own, not from a DataLoader"
         case "unequal":
             because = "some of its workers made no batches, or too few, as its dataset gave them too few items"
+        case "sampler":
+            because = "its sampler takes much of a step in the main thread, which no loader worker does for it"
         case "restarts":
             because = "its loader begins anew in each epoch, and when it then asks for batches is not known"
     return f"Other loader settings (workers, prefetch) are not predicted for {name}: {because}."
