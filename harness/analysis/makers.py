@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from harness.analysis.intervals import Int
 from harness.analysis.spans import NO_WORKER
 
-SEEN_ROUNDS = 2  # requests of every worker, of which a worker that makes batches answers at least one
+# Requests to every worker, at least. A worker that makes batches answers one of them.
+SEEN_ROUNDS = 2
 UNEQUAL = 1.5  # times an equal share of the batches: a worker that made more of them made some of the others'
 
 
@@ -26,7 +27,7 @@ class Makers(NamedTuple):
 
     @property
     def is_round_robin(self) -> bool:
-        """Whether the workers made the batches in turn, all of them."""
+        """True if all workers made batches, one after the other."""
         if not self.workers or not len(self.worker):
             return True
         return np.array_equal(self.worker, (self.worker[0] + np.arange(len(self.worker))) % self.workers)
@@ -59,7 +60,7 @@ class Makers(NamedTuple):
         return self.workers * prefetch - self.idle * (prefetch - 1)
 
     def before(self) -> Int:
-        """The batch that the same worker made before, by batch; -1 where there is none."""
+        """Return for each batch the one that the same worker made before, -1 where there is none."""
         order = np.argsort(self.worker, kind="stable")
         found = np.full(len(order), -1)
         same = self.worker[order[1:]] == self.worker[order[:-1]]

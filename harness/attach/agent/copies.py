@@ -15,7 +15,7 @@ from typing import Any
 from _harness_agent import record
 from torch import Tensor
 
-BATCHES = 2  # of each worker: one alone may be equal by chance
+BATCHES = 2  # hashed batches of each worker: a single one may be equal by chance
 MOST_COMPARED = 64  # batches of a loader that are compared: by then each worker that makes any has made some
 MOST_BYTES = 1 << 16  # of a tensor
 DIGEST_BYTES = 16
@@ -52,7 +52,7 @@ class FirstBatches:
 
 
 def _digest(tensors: Iterable[Any]) -> bytes:
-    """Hash of the beginnings of the tensors; empty where there is none to read."""
+    """Return a hash of the first bytes of each tensor, empty where none can be read."""
     made = hashlib.blake2b(digest_size=DIGEST_BYTES)
     some = False
     for one in tensors:
