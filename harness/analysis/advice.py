@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from harness.analysis.judgement import bar_of, refusal
+from harness.analysis.judgement import Bar, bar_of, refusal
 from harness.analysis.ledger import Blocks
 from harness.analysis.replay.handover import MOST_HANDOVER
 from harness.analysis.replay.predict import Replays
@@ -102,7 +102,7 @@ def advise(
         from_blocks=plain.interval_from == "blocks",
         noise_floor=noise_floor,
         iterable=is_iterable(arm, runs) and not all(run.record.facts.copies == 1 for run in own),
-        no_loader=_no_loader(own, replays, least),
+        barred=_loader_bar(own, replays, least),
         assumptions=tuple(dict.fromkeys(text for one in found for text in one.prediction.assumptions)),
     )
 
@@ -227,11 +227,12 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
     return "serial" if one.serial is not None and one.serial - 1 <= max(least, TOLERANCE) else None
 
 
-def _no_loader(own: Sequence[RunData], replays: Replays, least: float) -> bool:
-    """True if batches of a function of the program cost enough time for a DataLoader with workers to be a question."""
-    if all(run.record.facts.has_loader for run in own):
-        return False
-    return _clears(replays.predict(without_stages(STAGES)).speedup, least)
+def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar | None:
+    """Why more workers are not predicted; None where they are, and where data work costs no time worth a change."""
+    bar = bar_of(parse_edits([f"workers={max(WORKERS[0], 2 * replays.workers)}"]), own, replays)
+    if bar is None or not _clears(replays.predict(without_stages(STAGES)).speedup, least):
+        return None
+    return bar
 
 
 def _clears(speedup: Estimate, least: float) -> bool:

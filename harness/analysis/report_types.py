@@ -260,7 +260,7 @@ class ArmAdvice:
     assumptions: tuple[Assumption, ...] = ()
     refused: str | None = None
     iterable: bool = False  # its dataset has no index: each loader worker has all of it, unless it shares itself out
-    no_loader: bool = False  # its batches come from no DataLoader and cost time: workers are not predicted
+    barred: Bar | None = None  # why more workers are not predicted, where data work costs time
 
 
 @dataclass(frozen=True)

@@ -193,10 +193,10 @@ def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
             best = bars.get(one.bar)
             if best is None or one.speedup.median > best.speedup.median * (1 + ALIKE):
                 bars[one.bar] = one
-    lines = [barred_text("no loader", name)] if found.no_loader else []
+    lines = [barred_text(found.barred, name)] if found.barred is not None else []
     for bar, one in bars.items():
         if bar != "serial":
-            lines.append(barred_text(bar, name))
+            lines += [barred_text(bar, name)] if bar != found.barred else []
         elif one.serial is not None:
             lines.append(
                 f"{change_text(one, names)} would make {name} {ratio(one.speedup.median)} as fast "

@@ -89,7 +89,7 @@ def test_workers_are_offered_to_a_loader_and_not_to_a_function_of_the_program(
     runs = runs_of(INLINE, **BY_HAND)
     found, note = advised(runs)
     assert found.options == ()
-    assert found.no_loader
+    assert found.barred == "no loader"
     said = "Other loader settings (workers, prefetch) are not predicted for a: its batches come from a function"
     assert note.startswith(said)
     status, out, err = ask(tmp_path, capsys, runs, "--set", "workers=2")
@@ -130,6 +130,17 @@ def test_more_workers_are_tried_where_those_there_are_only_wait_and_the_sentence
     assert not [one for one in busy.options if one.cost == "processes"]
     many, _ = advised(runs_of(STORE, cores=64, **LOADER))
     assert [one.change for one in many.options if one.worth and one.cost == "processes"] == ["workers=8"]
+
+
+def test_nothing_is_untried_only_where_no_reason_bars_a_change() -> None:
+    """Waits at the ends of epochs: two workers promise nothing that is sure, and are not predicted for that reason."""
+    found, note = advised(runs_of(INLINE, **LOADER, restarting_share=0.2))
+    assert found.barred == "restarts"
+    assert not any(one.worth for one in found.options)
+    assert "nothing untried" not in note
+    quick, note = advised(runs_of(INLINE.having(read=0.05, pack=0.05), **LOADER, restarting_share=0.2))
+    assert quick.barred is None
+    assert "nothing untried" in note
 
 
 @pytest.mark.parametrize(
