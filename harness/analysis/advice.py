@@ -13,31 +13,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from harness.analysis.judgement import Bar, bar_of, refusal
 from harness.analysis.ledger import Blocks
 from harness.analysis.replay.handover import MOST_HANDOVER
 from harness.analysis.replay.predict import Replays
 from harness.analysis.replay.prediction import TOLERANCE, Prediction
+from harness.analysis.replay.removals import without_stages
 from harness.analysis.replay.validation_arms import validation_arms
-from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
+from harness.analysis.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
 from harness.analysis.speeds import speed, steps_per_s
 from harness.analysis.statistics import Estimate, Likeness
-from harness.analysis.unseen import MOST_RESTARTING, Unseen, unseen
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing, flatten, lookup, lookup_number
+from harness.study.contract import STAGES
 from harness.study.run_data import RunData
 from trainer.config import BEFORE
 from trainer.errors import InputError
 
 REPLICATES = 8  # per run: half of what a prediction that is asked for takes
 WORKERS = (2, 4)
+MORE_WORKERS = (2, 4)  # times the workers of a program that has as many already
 # What another arm may do otherwise for its data path to be tried.
 PATH_KEYS = {"data.path", "data.access", "data.tokenizer.engine"}
-_REFUSED = {
-    "no core": "its main thread had no core for too much of the time",
-    "blocked": "too much of its time was not seen",
-    "device": "what its device did was not recorded",
-    "ranks": "its ranks wait for one another, so its own steps do not tell what one of them would gain",
-}
 NUMBERS: tuple[AdviceCost, ...] = ("processes", "memory")  # kinds of changes that are values of one setting
 NO_TOKENIZING = "tokenize=0"
 LEAST_GAIN = 0.01  # share of the speed: less is worth no change, and no replay tells it from none
@@ -67,15 +64,15 @@ def advise(
 
     ``alike``: how alike neighbouring blocks are, which widens the intervals of what was measured.
     """
-    hidden = unseen(runs.get(arm, ()))
-    if hidden is not None and hidden.reason is not None:
-        return ArmAdvice(arm, noise_floor=noise_floor, refused=_REFUSED[hidden.reason])
+    own = runs.get(arm, ())
+    if (why := refusal(own)) is not None:
+        return ArmAdvice(arm, noise_floor=noise_floor, refused=why)
     try:
-        replays = Replays(runs.get(arm, ()), REPLICATES)
+        replays = Replays(own, REPLICATES)
         plain = replays.predict(parse_edits([]))
         found = [*_edited(arm, runs, replays), *_fed(arm, runs, replays)]
     except InputError as error:
-        return ArmAdvice(arm, noise_floor=noise_floor, refused=str(error))
+        return ArmAdvice(arm, noise_floor=noise_floor, refused=str(error).removeprefix("replay: "))
     believed = plain.validation.within_tolerance and plain.interval_from == "blocks"
     least = max(noise_floor or 0.0, plain.validation.typical, LEAST_GAIN)
     measured = [
@@ -84,23 +81,19 @@ def advise(
     contradicted = [_contradicts(one, was, least) for one, was in zip(found, measured, strict=True)]
     # What replay does not know of one number of workers it does not know of another.
     withheld = {one.cost for one, wrong in zip(found, contradicted, strict=True) if wrong and one.cost in NUMBERS}
-    options = [
-        Advice(
-            one.change,
-            one.speedup,
-            one.cost,
-            worth=believed
+    options = []
+    for one, was, wrong in zip(found, measured, contradicted, strict=True):
+        validation = one.prediction.validation
+        promises = (
+            believed
             and not wrong
             and one.cost not in withheld
-            and one.prediction.validation.within_tolerance
-            and _clears(one.speedup, max(least, one.prediction.validation.typical), one.serial)
-            and not _restarted(one, hidden),
-            measured=was,
-            serial=one.serial,
-            contradicted=wrong,
+            and validation.within_tolerance
+            and _clears(one.speedup, max(least, validation.typical))
         )
-        for one, was, wrong in zip(found, measured, contradicted, strict=True)
-    ]
+        bar = _bar(one, max(least, validation.typical), own, replays) if promises else None
+        worth = promises and bar is None
+        options.append(Advice(one.change, one.speedup, one.cost, worth, was, one.serial, wrong, bar))
     return ArmAdvice(
         arm,
         tuple(sorted(_smallest(options), key=lambda one: -one.speedup.median)),
@@ -108,7 +101,8 @@ def advise(
         within_tolerance=plain.validation.within_tolerance,
         from_blocks=plain.interval_from == "blocks",
         noise_floor=noise_floor,
-        iterable=is_iterable(arm, runs),
+        iterable=is_iterable(arm, runs) and not all(run.record.facts.copies == 1 for run in own),
+        barred=_loader_bar(own, replays, least),
         assumptions=tuple(dict.fromkeys(text for one in found for text in one.prediction.assumptions)),
     )
 
@@ -126,12 +120,14 @@ def is_iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
 
 def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
     records = [run.record for found in runs.values() for run in found]
-    for change, cost in _edits(runs[arm]):
+    for change, cost in _edits(runs[arm], replays):
         edits = parse_edits([change])
+        if bar_of(edits, runs[arm], replays) == "no loader":
+            continue
         tried = _pretokenized(arm, runs) if cost == "pretokenized copy" else validation_arms(records, arm, edits)
         found = replays.predict(edits)
         more_workers = cost == "processes"
-        side_by_side = more_workers or (change == NO_TOKENIZING and replays.workers > 1)
+        side_by_side = more_workers or (change == NO_TOKENIZING and replays.busy_workers > 1)
         yield _Option(
             change,
             cost,
@@ -201,15 +197,18 @@ def _differing(arm: str, other: str, runs: Mapping[str, Sequence[RunData]]) -> d
     return {key: values.get(key) for key in differing(ours, theirs) if key != "seed"}
 
 
-def _edits(runs: Sequence[RunData]) -> list[tuple[str, AdviceCost]]:
+def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceCost]]:
     """The edits that change something about these runs, with what each costs its user."""
     config, facts = runs[0].record.config, runs[0].record.facts
     workers = int(lookup_number(config, "data.workers", 0))
     prefetch = int(lookup_number(config, "data.prefetch", 2))
-    found: list[tuple[str, AdviceCost]] = [(f"workers={n}", "processes") for n in WORKERS if n > workers]
+    numbers = [n for n in WORKERS if n > workers]
+    if workers >= max(WORKERS):  # more processes help where they wait: for a disk or a network, not for a core
+        numbers = [times * workers for times in MORE_WORKERS if replays.has_cores_for(times * workers)]
+    found: list[tuple[str, AdviceCost]] = [(f"workers={n}", "processes") for n in numbers]
     if workers:
         found.append((f"prefetch={2 * prefetch}", "memory"))
-    if not str(lookup(config, "data.path", "")).startswith("tokens"):
+    if not str(lookup(config, "data.path", "")).startswith("tokens") and replays.tokenizes:
         found.append((NO_TOKENIZING, "pretokenized copy"))
     sync = lookup(config, "compute.sync", BEFORE["compute.sync"])
     reads_norm = sync == "norm" and lookup(config, "compute.check_finite", True) is not False
@@ -218,12 +217,26 @@ def _edits(runs: Sequence[RunData]) -> list[tuple[str, AdviceCost]]:
     return found
 
 
-def _clears(speedup: Estimate, least: float, serial: float | None) -> bool:
-    """Whether a speed-up is surely one, by more than ``least``. ``serial``: of stages that wait in turn for what serves
-    one worker: nobody knows whether it does.
+def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -> AdviceBar | None:
+    """Why a change that promises a speed-up is not recommended all the same; None where it is.
+
+    "serial": of stages that wait in turn for what serves one worker, and whether it does was not measured.
     """
-    if serial is not None and serial - 1 <= max(least, TOLERANCE):
-        return False
+    if one.cost in NUMBERS and (bar := bar_of(parse_edits([one.change]), own, replays)) is not None:
+        return bar
+    return "serial" if one.serial is not None and one.serial - 1 <= max(least, TOLERANCE) else None
+
+
+def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar | None:
+    """Why more workers are not predicted; None where they are, and where data work costs no time worth a change."""
+    bar = bar_of(parse_edits([f"workers={max(WORKERS[0], 2 * replays.workers)}"]), own, replays)
+    if bar is None or not _clears(replays.predict(without_stages(STAGES)).speedup, least):
+        return None
+    return bar
+
+
+def _clears(speedup: Estimate, least: float) -> bool:
+    """Whether a speed-up is surely one, by more than ``least``."""
     return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > least
 
 
@@ -238,14 +251,6 @@ def _contradicts(one: _Option, measured: Estimate | None, least: float) -> bool:
         return False
     low = min(one.speedup.ci_low or 0.0, one.serial or math.inf)
     return not low / (1 + least) <= measured.median <= (one.speedup.ci_high or math.inf) * (1 + least)
-
-
-def _restarted(one: _Option, hidden: Unseen | None) -> bool:
-    """Whether a loader that begins anew in each epoch says little of what more workers or batches ahead would give.
-
-    Replay has them ask for the next epoch's batches before this one ends, which no DataLoader does.
-    """
-    return one.cost in ("processes", "memory") and hidden is not None and hidden.restarting > MOST_RESTARTING
 
 
 def _smallest(options: Sequence[Advice]) -> list[Advice]:

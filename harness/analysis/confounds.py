@@ -94,6 +94,7 @@ IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
 # Facts that are measured, and differ from run to run.
 MEASURED = {
     "measured_compilations", "unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share",
+    "sampling_share", "copies",
     "epoch_ends", "evaluating_steps", "evaluating_share", "marked_steps", "skipped_steps", "parameters_digest",
     "tokenizer_proof",
 }  # fmt: skip

@@ -58,6 +58,7 @@ DEVICE_COLUMNS = (
 )
 
 
+ABOVE_WORK = 0.01  # of the steps: batches that were made before the first of them are not in their work
 _LONG_AGO_NS = 2**60  # before a run: sums of times stay within 64 bits
 
 
@@ -268,4 +269,21 @@ def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Re
     inline = recording is None or not recording.workers
     if inline and not asynchronous and np.array_equal(times.work, times.during):
         return Split(times.during)
-    return "not replayable" if recording is None else split(recording, waits_ns)
+    if recording is None:
+        return "not replayable"
+    found = split(recording, waits_ns)
+    return "above its work" if isinstance(found, Split) and _above_work(found.exposed, times, recording) else found
+
+
+def _above_work(exposed: Int, times: StageTimes, recording: Recording) -> bool:
+    """True if a stage cost the measured steps more than all of its work took: then the replay is not the run.
+
+    A hand-over leaves no trace in the steps that did not wait for it. Time of a worker between two of its batches is no
+    work: where it is said to cost much, other workers made the batches.
+    """
+    steps = len(exposed)
+    counted = recording.measured[:steps]
+    most = times.work[:steps][counted].sum(axis=0).astype(np.float64)
+    most[TRANSFER] += float(recording.batches.handover[recording.batches.usable].sum())
+    above = exposed[counted].sum(axis=0) - most
+    return bool((above > ABOVE_WORK * recording.wall_ns[:steps][counted].sum()).any())

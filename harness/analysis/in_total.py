@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.long_steps import LONG, LongSteps, long_steps
+from harness.analysis.long_steps import FEW, LONG, LongSteps, long_steps
+from harness.study.contract import PHASES
 
 if TYPE_CHECKING:
     from harness.analysis.ledger import Blocks, RunLedger
@@ -59,8 +60,7 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
     runs = other if apart < 0 else base
     long = None
     if by_long / apart >= 0.5:  # else blocks are unlike
-        steps_of = sum(len(run.step_ms) + len(run.left_out.step_ms) for run in runs)
-        long = long_steps([run.long_steps for run in runs] + [run.left_out.long for run in runs], steps_of)
+        long = _long(runs, long_ms)
     least = steps
     if len(shared) > 1:
         without = [ours.mean_ms(but=one) / theirs.mean_ms(but=one) for one in range(len(shared))]
@@ -70,14 +70,26 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
         measured * least / steps,
         "candidate" if apart < 0 else "baseline",
         long,
-        sum(run.left_out.long.steps for run in runs) if long is not None else 0,
-        _with_long(runs) if long is not None else _slower(base, other, steps, apart),
+        sum(_count(run.left_out.step_ms, long_ms) for run in runs) if long is not None else 0,
+        _with_long(runs, long_ms) if long is not None else _slower(base, other, steps, apart),
         len(runs),
     )
 
 
-def _with_long(runs: Sequence[RunLedger]) -> int:
-    return sum(run.long_steps.steps + run.left_out.long.steps > 0 for run in runs)
+def _long(runs: Sequence[RunLedger], long_ms: float) -> LongSteps | None:
+    """The steps above this bound, those that begin a turn among them; None where they are no exception."""
+    step_ms = np.concatenate([times for run in runs for times in (run.step_ms, run.left_out.step_ms)])
+    longest = np.concatenate([places for run in runs for places in (run.longest, run.left_out.longest)])
+    found = long_steps(step_ms, longest, PHASES, long_ms / LONG)
+    return found if found is not None and found.steps <= FEW * found.of else None
+
+
+def _with_long(runs: Sequence[RunLedger], long_ms: float) -> int:
+    return sum(_count(run.step_ms, long_ms) + _count(run.left_out.step_ms, long_ms) > 0 for run in runs)
+
+
+def _count(step_ms: NDArray[np.float64], long_ms: float) -> int:
+    return int((step_ms > long_ms).sum())
 
 
 def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:

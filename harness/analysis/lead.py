@@ -23,6 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.makers import Makers, round_robin
+
 Array = NDArray[np.float64]
 # Of the time of making a batch: a worker that had been asked for its next batch and began it so much later was held up
 # (an epoch ended). Less is what a worker does between two batches.
@@ -50,15 +52,18 @@ class Leads(NamedTuple):
     idle: Array
 
 
-def leads_of(made: MadeBatches, workers: int, prefetch: int) -> Leads:
-    """The lead of each batch. A worker makes each ``workers``-th batch, and is asked for ``prefetch`` of them ahead."""
+def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | None = None) -> Leads:
+    """The lead of each batch. A worker is asked for ``prefetch`` batches ahead; by default they make them in turn."""
     lead = np.where(made.awaited, 0.0, np.maximum(0.0, made.taken - made.ready))
-    count, ahead = len(lead), workers * prefetch
+    count = len(lead)
+    makers = makers or round_robin(count, workers)
+    before, ahead = makers.before(), makers.in_flight(prefetch)
+    later = np.flatnonzero(before >= 0)
     gap, asked = np.zeros(count), np.full(count, -np.inf)
-    gap[workers:] = made.began[workers:] - made.ready[: max(0, count - workers)]
+    gap[later] = made.began[later] - made.ready[before[later]]
     asked[ahead:] = made.received[: max(0, count - ahead)]
     busy = np.zeros(count, dtype=np.bool_)
-    busy[workers:] = asked[workers:] < made.ready[: max(0, count - workers)]
+    busy[later] = asked[later] < made.ready[before[later]]
     known = busy & np.isfinite(gap)
     making = made.ready - made.began
     between = float(np.median(gap[known])) if known.any() else 0.0

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.exposure import BatchWaits
 from harness.analysis.lead import Leads, MadeBatches, leads_of, used_up_ns
+from harness.analysis.makers import makers_of
 from harness.analysis.replay.batches import BUILT
 from harness.analysis.spans import RunSpans
 from harness.analysis.statistics import MIN_BLOCKS, reach_of_mean
@@ -69,7 +70,8 @@ def used_leads(
     """
     if asynchronous and not len(spans.kernels):
         return {}
-    leads = leads_of(_made(spans, waits, on_device=asynchronous), workers, prefetch) if workers else None
+    makers = makers_of(spans.makers, len(waits.rows), workers)
+    leads = leads_of(_made(spans, waits, on_device=asynchronous), workers, prefetch, makers) if workers else None
     starts, ends = bounds(steps)
     at_start, at_end = (_ahead_ns(spans, moments) for moments in (starts, ends))
     measured = integers(steps, "warmup", null=1) == 0
@@ -88,7 +90,7 @@ def used_leads(
             continue
         first, last = stretch[0], stretch[-1]
         batches = by_row[np.searchsorted(rows_of, first) : np.searchsorted(rows_of, last, side="right")]
-        used = 0.0 if leads is None else used_up_ns(Leads(leads.lead[batches], leads.idle[batches]), workers)
+        used = 0.0 if leads is None else used_up_ns(Leads(leads.lead[batches], leads.idle[batches]), makers.busy)
         if used is not None:
             found[repetition] = UsedLead(used, float(ends[last] - starts[first]), float(at_end[last] - at_start[first]))
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,7 +20,8 @@ from harness.analysis.exposure import TRANSFER
 from harness.analysis.intervals import Stretches, clip
 from harness.analysis.launches import device_work_of, launch_bound_shares
 from harness.analysis.lead_use import LeadUse, UsedLead, lead_use, used_leads
-from harness.analysis.long_steps import LeftOut, RunLongSteps, run_long_steps, without_long
+from harness.analysis.long_steps import LeftOut, Places, longest_phases, without_long
+from harness.analysis.makers import makers_of
 from harness.analysis.replay.recording import record
 from harness.analysis.room import room_ns
 from harness.analysis.spans import spans_of
@@ -86,8 +87,9 @@ class RunLedger:
     diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
     used_leads: dict[int, UsedLead] = field(default_factory=dict)  # by repetition, of those of which it is known
     losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
-    long_steps: RunLongSteps = field(default_factory=RunLongSteps)
+    longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see ``long_steps.longest_phases``
     left_out: LeftOut = field(default_factory=LeftOut)
+    idle_workers: int = 0  # loader workers that made no batch
     # What a step of several ranks would be shorter by if none had any data work; None of one rank, or not known.
     data_costs_all_ms: float | None = None
 
@@ -142,12 +144,24 @@ class RunLedger:
         return None if (found := self.bound_shares) is None else found.bound
 
     @property
+    def split_by_replay(self) -> bool:
+        """True if its waits were split by stage, which took a replay."""
+        facts = self.record.facts
+        workers = lookup_number(self.record.config, "data.workers", facts.workers or 0)
+        return bool(self.exposed_ms) and bool(workers or facts.asynchronous)
+
+    @property
     def by_repetition(self) -> bool:
         """Whether its repetitions alternated with those of the runs of the same session."""
         return self.record.interleave == "slices" and bool(self.record.session)
 
 
 Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
+
+
+def without_split(ledger: RunLedger) -> RunLedger:
+    """``ledger`` where the replay that split its waits by stage is off."""
+    return replace(ledger, exposed_ms={}, hidden_ms={}, waited_otherwise_ms=(), unsplit="replay is off")
 
 
 def measure(run: RunData) -> RunLedger | None:
@@ -236,9 +250,16 @@ def _measure(run: RunData) -> RunLedger | None:
         diverged=diverged,
         used_leads=_used_leads(run, steps),
         losses=StepLosses(run),
-        long_steps=run_long_steps(wall, PHASES, lambda phase: values(f"{phase}_ns")),
+        longest=longest_phases(PHASES, lambda phase: values(f"{phase}_ns")),
         left_out=_left_out(run, steps, measured),
+        idle_workers=_idle_workers(run),
     )
+
+
+def _idle_workers(run: RunData) -> int:
+    workers = int(lookup_number(run.record.config, "data.workers", run.record.facts.workers or 0))
+    made = spans_of(run).makers if workers and run.has_spans else None
+    return 0 if made is None or not len(made) else makers_of(made, len(made), workers).idle
 
 
 def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
@@ -261,8 +282,8 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
     def values(name: str) -> Array:
         return column(steps, name)[known]
 
-    long = run_long_steps(values("wall_ns"), PHASES, lambda phase: values(f"{phase}_ns"), inside[known])
-    return LeftOut(column(steps, "wall_ns")[inside] / 1e6, long)
+    longest = longest_phases(PHASES, lambda phase: values(f"{phase}_ns"), inside[known])
+    return LeftOut(column(steps, "wall_ns")[inside] / 1e6, longest)
 
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:

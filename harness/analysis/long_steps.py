@@ -2,100 +2,91 @@
 
 A step in twenty that writes a checkpoint makes the mean several times what a step typically takes, in every block: the
 median over blocks is one of such means.
+
+A step is long by what is typical of all steps of the arm, as the mean is one of all of them. In a block of which most
+steps are long, its own median would call none of them long.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-LONG = 3.0  # times its run's median: a step that lasts longer is long
+Array = NDArray[np.float64]
+Places = NDArray[np.int8]
+LONG = 3.0  # times what is typical: a step that lasts longer is long
 FEW = 0.25  # of the steps: more are no exception
+NO_PHASE = -1
 
 
 @dataclass(frozen=True)
 class LongSteps:
-    """The long ones among ``of`` measured steps of all runs; ``mean_ms``: of these. ``phase``: that with most of what
-    they last longer than their run's steps typically do; "" where none has more than half of it.
+    """The long ones among ``of`` measured steps of all runs. Both means together are the mean of all steps.
+
+    ``phase``: that with most of what they last longer than a step typically does; "" where none has more than half.
     """
 
     steps: int
     of: int
-    mean_ms: float
+    mean_ms: float  # of these
+    others_ms: float  # mean of the others
     phase: str
     range_ms: tuple[float, float] = (0.0, 0.0)  # the shortest and the longest of them
 
 
 @dataclass(frozen=True)
-class RunLongSteps:
-    """Those of one run: how many, their times together in ms, and by phase what of that is above its median."""
-
-    steps: int = 0
-    sum_ms: float = 0.0
-    excess_ms: Mapping[str, float] = field(default_factory=dict)
-    range_ms: tuple[float, float] = (0.0, 0.0)  # the shortest and the longest
-
-
-@dataclass(frozen=True)
 class LeftOut:
-    """Steps before the measured ones of a run's later turns, which no figure holds, and the long ones among them.
+    """Steps before the measured ones of a run's later turns, which no figure holds.
 
     The first step of a turn is not among them: the run was suspended until then, and what that costs is no training.
     """
 
-    step_ms: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    long: RunLongSteps = field(default_factory=RunLongSteps)
+    step_ms: Array = field(default_factory=lambda: np.zeros(0))
+    longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see :func:`longest_phases`
 
 
-def run_long_steps(
-    wall_ns: NDArray[np.float64],
-    phases: Sequence[str],
-    phase_ns: Callable[[str], NDArray[np.float64]],
-    counted: NDArray[np.bool_] | None = None,
-) -> RunLongSteps:
-    """``wall_ns``: of steps, ``phase_ns`` gives those of a phase; NaN where one was not measured.
+def longest_phases(
+    phases: Sequence[str], phase_ns: Callable[[str], Array], counted: NDArray[np.bool_] | None = None
+) -> Places:
+    """The phase that lasts most above its median, by step: its place in ``phases``, NO_PHASE where none was measured.
 
-    ``counted``: the steps among which long ones are looked for, all where it is None. Others only say what is typical.
+    ``phase_ns`` gives the times of a phase; NaN where one was not measured. ``counted``: the steps that are asked
+    about, all where it is None. The others only say what is typical.
     """
-    long = _is_long(wall_ns) if counted is None else counted & _is_long(wall_ns, wall_ns[~counted])
-    if not long.any():
-        return RunLongSteps()
-    excess = {
-        name: float(np.nansum(of[long] - np.nanmedian(of))) / 1e6
-        for name in phases
-        if not np.isnan(of := phase_ns(name)).all()
-    }
-    times_ms = wall_ns[long] / 1e6
-    ends = float(times_ms.min()), float(times_ms.max())
-    return RunLongSteps(int(long.sum()), float(times_ms.sum()), excess, ends)
+    excess = np.array([_above_typical(phase_ns(name), counted) for name in phases])
+    found = np.where(np.isneginf(excess).all(axis=0), NO_PHASE, excess.argmax(axis=0)).astype(np.int8)
+    return found if counted is None else found[counted]
 
 
-def without_long(wall_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+def _above_typical(phase_ns: Array, counted: NDArray[np.bool_] | None) -> Array:
+    typical = phase_ns if counted is None or counted.all() else phase_ns[~counted]
+    known = typical[~np.isnan(typical)]
+    return np.nan_to_num(phase_ns - np.median(known), nan=-np.inf) if len(known) else np.full(len(phase_ns), -np.inf)
+
+
+def without_long(wall_ns: Array) -> Array:
     """Times of a run, (steps,), each long step as a typical one; as they are where long ones are no exception."""
-    long = _is_long(wall_ns)
+    long = wall_ns > LONG * np.median(wall_ns)
     return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= FEW else wall_ns
 
 
-def _is_long(wall_ns: NDArray[np.float64], typical_ns: NDArray[np.float64] | None = None) -> NDArray[np.bool_]:
-    """``typical_ns``: times that say what is typical; all of them where it is None."""
-    found: NDArray[np.bool_] = wall_ns > LONG * np.median(wall_ns if typical_ns is None else typical_ns)
-    return found
-
-
-def long_steps(runs: Sequence[RunLongSteps], of: int) -> LongSteps | None:
-    """Of all ``runs``, with ``of`` steps together; None where there are none, or so many that they are no exception."""
-    steps = sum(run.steps for run in runs)
-    if not steps or steps > FEW * of:
+def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_ms: float) -> LongSteps | None:
+    """The long ones of ``step_ms``; None where there are none. ``longest``: see :func:`longest_phases`."""
+    long = step_ms > LONG * typical_ms
+    if not long.any() or long.all():
         return None
-    excess: Counter[str] = Counter()
-    for run in runs:
-        excess.update(run.excess_ms)
-    total = sum(one for one in excess.values() if one > 0)
-    phase = next((name for name, one in excess.items() if one > total / 2), "")
-    ends = [run.range_ms for run in runs if run.steps]
-    within = min(low for low, _ in ends), max(high for _, high in ends)
-    return LongSteps(steps, of, sum(run.sum_ms for run in runs) / steps, phase, within)
+    excess = step_ms[long] - typical_ms
+    known = longest[long] != NO_PHASE
+    by_phase = np.bincount(longest[long][known], weights=excess[known], minlength=len(phases))
+    most = int(by_phase.argmax())
+    return LongSteps(
+        steps=int(long.sum()),
+        of=len(step_ms),
+        mean_ms=float(step_ms[long].mean()),
+        others_ms=float(step_ms[~long].mean()),
+        phase=phases[most] if by_phase[most] > excess.sum() / 2 else "",
+        range_ms=(float(step_ms[long].min()), float(step_ms[long].max())),
+    )

@@ -15,6 +15,7 @@ from harness.analysis.comparisons import Absent, Measured, Missing
 from harness.analysis.confounds import Confound
 from harness.analysis.data_paths import DataPath
 from harness.analysis.dose import Dose
+from harness.analysis.judgement import Bar
 from harness.analysis.lead_use import LeadUse
 from harness.analysis.learning import Learning
 from harness.analysis.long_steps import LongSteps
@@ -36,6 +37,7 @@ from harness.analysis.unseen import Unseen
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
 
+AdviceBar = Bar | Literal["serial"]
 AdviceCost = Literal["processes", "memory", "pretokenized copy", "late check", "its data path"]
 
 
@@ -159,8 +161,9 @@ class ArmReport:
     # What encodes where it was chosen, and what it proved: see RunFacts.
     tokenizer_engine: str | None = None
     tokenizer_proof: str | None = None
-    # Loader workers that each serve all of an iterable dataset, unless it shares itself out; 0 where there is no such.
-    copies: int = 0
+    copies: int = 0  # loader workers that were seen to make the same batches; 0 where none were
+    workers: int = 0  # of its loader
+    idle_workers: int = 0  # of these, in every block: they made no batch
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,7 @@ class Advice:
     ``measured``: what an arm of the same study that already is so measured. ``serial``: of more workers, times as fast
     where what their stages wait for (a lock, a disk) serves one of them at a time; None where that is as fast.
     ``contradicted``: ``measured`` is not what was predicted, so no other value of that setting is worth trying.
+    ``bar``: why it is not recommended although the prediction promises enough.
     """
 
     change: str
@@ -240,6 +244,7 @@ class Advice:
     measured: Estimate | None = None
     serial: float | None = None
     contradicted: bool = False
+    bar: AdviceBar | None = None
 
 
 @dataclass(frozen=True)
@@ -255,6 +260,7 @@ class ArmAdvice:
     assumptions: tuple[Assumption, ...] = ()
     refused: str | None = None
     iterable: bool = False  # its dataset has no index: each loader worker has all of it, unless it shares itself out
+    barred: Bar | None = None  # why more workers are not predicted, where data work costs time
 
 
 @dataclass(frozen=True)

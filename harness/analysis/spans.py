@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,10 @@ KIND_OF_ROLE = {
 OTHER = len(KINDS)  # of a span that analysis does not read
 KEPT_SPANS = 1_000_000  # of one run: about 30 MB
 NOT_MEASURED = -1  # of CPU times
+NO_WORKER = -1  # of a batch: the main thread made it, or its maker was not recorded
+LOADER = "loader-"  # how the role of a loader worker begins, before its number
+MOST_WORKERS = 10_000  # a larger number in a role is damage
+MOST_BATCHES = 2**20  # of one run whose makers are kept: far more than are replayed
 UNANNOUNCED = "unannounced"  # how the site of a blocking call ends that nobody timed: torch told of it in one step
 # What analysis reads of the spans table.
 COLUMNS = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
@@ -79,6 +83,8 @@ class RunSpans:
     launches: Spans  # when the host queued that, in the same order
     blocking: Spans  # calls of the main thread that waited for the device; their names are call sites
     unpackings: Spans  # from when a worker's batch had arrived until it was unpacked
+    # By batch: the worker that made it, or NO_WORKER.
+    makers: NDArray[np.int16] = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
 
     @property
     def rows(self) -> int:
@@ -87,7 +93,7 @@ class RunSpans:
 
     def between(self, since_ns: int, until_ns: int) -> RunSpans:
         """The spans that overlap [since_ns, until_ns)."""
-        return RunSpans(self.names, *(spans.between(since_ns, until_ns) for spans in self._kinds))
+        return replace(self, **{kind: getattr(self, kind).between(since_ns, until_ns) for kind in KINDS})
 
     @property
     def _kinds(self) -> tuple[Spans, ...]:
@@ -116,6 +122,7 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
     """The spans in record batches of the spans table that have at least :data:`COLUMNS`; each is let go when read."""
     names: dict[str, int] = {}
     kinds = {kind: _Growing() for kind in KINDS}
+    makers = np.zeros(0, dtype=np.int16)
     first_rank: int | None = None
     for batch in batches:
         role, roles = _coded(batch.column("role"))
@@ -127,6 +134,7 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
             first_rank = int(ranks[0])
         if len(other_ranks := np.flatnonzero(ranks != first_rank)):
             kind[other_ranks] = OTHER
+        workers = np.array([_worker(one) for one in roles] or [NO_WORKER], dtype=np.int16)[role]
         numbers = {column: _integers(batch.column(column)) for column in COLUMNS[3:]}
         for number, growing in enumerate(kinds.values()):
             own = np.flatnonzero(kind == number)
@@ -138,7 +146,25 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
                 numbers["batch"][chosen],
                 numbers["cpu_ns"][chosen],
             )
-    return RunSpans(tuple(names), **{kind: growing.spans for kind, growing in kinds.items()})
+        kept = (numbers["batch"] >= 0) & (numbers["batch"] < MOST_BATCHES)
+        own = np.flatnonzero((workers != NO_WORKER) & (kind == KINDS.index("stages")) & kept)
+        makers = _with_makers(makers, numbers["batch"][own], workers[own])
+    return RunSpans(tuple(names), **{kind: growing.spans for kind, growing in kinds.items()}, makers=makers)
+
+
+def _worker(role: str) -> int:
+    number = role.removeprefix(LOADER)
+    known = number != role and number.isdecimal() and len(number) < len(str(MOST_WORKERS))
+    return int(number) if known else NO_WORKER
+
+
+def _with_makers(makers: NDArray[np.int16], batches: Int, workers: NDArray[np.int16]) -> NDArray[np.int16]:
+    """``makers`` by batch, to which the ``workers`` of these ``batches`` are added."""
+    missing = int(batches.max(initial=-1)) + 1 - len(makers)
+    if missing > 0:
+        makers = np.concatenate([makers, np.full(max(missing, len(makers)), NO_WORKER, dtype=np.int16)])
+    makers[batches] = workers
+    return makers
 
 
 def begun_when_launched(spans: RunSpans) -> RunSpans:

@@ -30,11 +30,14 @@ NEAR = 0.1  # of the mean: a step that is no further off is like it
 
 @dataclass(frozen=True)
 class StepKinds:
-    """Both kinds among ``of`` measured steps. ``slow_runs``: runs that have the slow kind, where each run has one."""
+    """Both kinds among ``of`` measured steps. Their means by their shares are the mean of all steps.
+
+    ``slow_runs``: runs that have the slow kind, where each run has one.
+    """
 
     of: int
     slow_share: float
-    fast_ms: float  # medians
+    fast_ms: float  # means
     slow_ms: float
     like_mean: float  # share of the steps that are near their mean
     runs: int
@@ -46,11 +49,11 @@ def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
     of = sum(map(len, runs))
     if of < LEAST_STEPS:
         return None
-    runs = _drawn(runs, of)
     steps = np.concatenate(runs)
     if steps.min() <= 0:
         return None
-    logs = np.log(steps)
+    runs = _drawn(runs, of)
+    logs = np.log(np.concatenate(runs))
     first = _split(np.sort(logs))
     fast, slow = _centres(logs, sum(first) / 2) or first
     middle = (fast + slow) / 2
@@ -67,7 +70,9 @@ def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
             return None
         slow_runs = int((shares > 0.5).sum())
     like_mean = float((np.abs(steps / steps.mean() - 1) <= NEAR).mean())
-    return StepKinds(of, share, float(np.exp(fast)), float(np.exp(slow)), like_mean, len(shares), slow_runs)
+    is_slow = np.log(steps) > middle
+    means = float(steps[~is_slow].mean()), float(steps[is_slow].mean())
+    return StepKinds(of, float(is_slow.mean()), *means, like_mean, len(shares), slow_runs)
 
 
 def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:

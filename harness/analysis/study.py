@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.advice import advise, is_iterable
+from harness.analysis.advice import advise
 from harness.analysis.bounds import mean_shares
 from harness.analysis.claims import JudgedClaim, RunUse, arm_use, judge, use_of
 from harness.analysis.comparisons import (
@@ -25,13 +25,14 @@ from harness.analysis.data_paths import data_paths
 from harness.analysis.drift import drift
 from harness.analysis.explain import explain, explain_arm
 from harness.analysis.learning import learning
-from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over, measure
+from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over, measure, without_split
 from harness.analysis.long_steps import long_steps
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences
 from harness.analysis.probes.probe_cost import probe_costs
 from harness.analysis.problems import failures, probe_problems, study_problems
 from harness.analysis.ranks import RankSteps, group_gain, rank_steps
+from harness.analysis.replay.predict import Replays
 from harness.analysis.report_types import (
     ArmAdvice,
     ArmExplained,
@@ -58,6 +59,7 @@ from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
+from trainer.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -190,10 +192,23 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
         if ledger is not None:
             ledgers.setdefault(run.record.arm, {})[run.record.block] = ledger
             measured.setdefault(run.record.arm, []).append(run)
+    for name, found in measured.items():
+        if found[0].record.control is None and not _splits(found, ledgers[name]):
+            ledgers[name] = {block: without_split(ledger) for block, ledger in ledgers[name].items()}
     declared = _arms(study, records)
     controls = {(arm.control, arm.of): ledgers.get(arm.name, {}) for arm in declared if arm.control and arm.of}
     blocks = study.blocks or len({record.block for group in records.values() for record in group})
     return _Arms(records, ledgers, measured, ranks, declared, Controls(controls), blocks)
+
+
+def _splits(runs: Sequence[RunData], blocks: Blocks) -> bool:
+    """True if the split of an arm's waits by stage is a fact: it needs no replay, or its replay is the run."""
+    if not any(ledger.split_by_replay for ledger in blocks.values()):
+        return True
+    try:
+        return Replays(runs).validation.within_tolerance
+    except InputError:
+        return True  # another block of the same run, say, was split
 
 
 def _advice(
@@ -282,14 +297,16 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         ranks=ranks_of(arms.runs.get(name, ())),
         tokenizer_engine=facts.tokenizer_engine,
         tokenizer_proof=facts.tokenizer_proof,
-        copies=_copies(name, arms, facts),
+        copies=_copies(blocks),
+        workers=facts.workers or 0,
+        idle_workers=min((run.idle_workers for run in blocks.values()), default=0),
     )
 
 
-def _copies(name: str, arms: _Arms, facts: RunFacts) -> int:
-    """See ``ArmReport.copies``."""
-    workers = facts.workers or 0
-    return workers if workers > 1 and arms.runs.get(name) and is_iterable(name, arms.runs) else 0
+def _copies(blocks: Blocks) -> int:
+    """See ``ArmReport.copies``; 1 is a worker that makes batches of its own."""
+    most = max((run.record.facts.copies or 0 for run in blocks.values()), default=0)
+    return most if most > 1 else 0
 
 
 def _skipped_steps(runs: Sequence[RunData]) -> int | None:
@@ -304,7 +321,7 @@ _NO_RUN = ModelSpeed(no_mfu=NoMfu("no run"))
 def _totals(blocks: Blocks) -> ArmTotals:
     runs = list(blocks.values())
     steps = np.concatenate([run.step_ms for run in runs])
-    wall = float(steps.mean())
+    wall, typical_ms = float(steps.mean()), float(np.median(steps))
     tokens = [run.tokens for run in runs if run.tokens is not None]
     phase_ms = stage_means(runs, "phase_ms")
     open_busy = any(run.device_busy_ms is None for run in runs)
@@ -313,9 +330,9 @@ def _totals(blocks: Blocks) -> ArmTotals:
         tokens_per_s=_over_repetitions(runs, tokens_per_s),
         trained_tokens_per_s=_over_repetitions(runs, trained_tokens_per_s),
         step_ms=_over_repetitions(runs, lambda one: (one.wall_ns / 1e6, float(one.steps))),
-        p50_ms=float(np.percentile(steps, 50)),
+        p50_ms=typical_ms,
         p95_ms=float(np.percentile(steps, 95)),
-        long_steps=long_steps([run.long_steps for run in runs], len(steps)),
+        long_steps=long_steps(steps, np.concatenate([run.longest for run in runs]), PHASES, typical_ms),
         step_kinds=step_kinds([run.step_ms for run in runs]),
         useful_fraction=useful_fraction(blocks),
         tokens_per_step=sum(tokens) / len(steps) if len(tokens) == len(runs) else None,

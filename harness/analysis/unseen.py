@@ -26,6 +26,8 @@ class Unseen:
     device: bool = False  # an asynchronous one computed: the host's waits say nothing of what they cost there
     ranks: int = 1  # that wait for one another: what one of them would gain by itself, nobody knows from its own steps
     restarting: float = 0.0  # waits in which an epoch ended and the next one's first batch came
+    sampling: float = 0.0  # in a DataLoader's sampler, in the main thread
+    workers: int = 0  # of its DataLoader
     # Loader workers whose loader began no epoch anew in the measured steps of any block; 0: it did, or it is not known.
     never_restarted: int = 0
     tokenizing: float = 0.0  # in the training loop itself, in no fetch: part of no claim about data
@@ -59,6 +61,8 @@ def unseen(runs: Sequence[RunData]) -> Unseen | None:
         blocked=sum(one.unseen_share or 0.0 for one in facts) / len(facts),
         place=next((one.unseen_place for one in facts if one.unseen_place is not None), None),
         waiting=sum(one.waiting_share or 0.0 for one in facts) / len(facts),
+        sampling=sum(one.sampling_share or 0.0 for one in facts) / len(facts),
+        workers=max(one.workers or 0 for one in facts),
         restarting=sum(one.restarting_share or 0.0 for one in facts) / len(facts),
         never_restarted=max(one.workers or 0 for one in facts) if all(one.epoch_ends == 0 for one in facts) else 0,
         tokenizing=sum(one.tokenizing_share or 0.0 for one in facts) / len(facts),

@@ -14,12 +14,13 @@ from harness.attach.frames import AttachedProcess, Made, events
 from harness.launch.tables import RunTables
 from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP
 from harness.probes.ledger.steps import StepRecorder
-from trainer.telemetry import BatchTrace, Kernel
+from trainer.telemetry import BatchTrace, Kernel, RawSpan
 
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
 EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE = 6, 7, 9, 10, 13
 OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE}  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
+SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
 REPETITION_STEPS = 20  # steps that are summed up together
 LEAST_STEPS, MOST_BLOCKS = 10, 10  # of a block, and of a run
@@ -44,6 +45,7 @@ class StepTotals:
     waiting_ns: int = 0  # the main thread was ready to run and had no core
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
     restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch of the next one
+    sampling_ns: int = 0  # in a DataLoader's sampler, in the main thread
     epoch_ends: int = 0  # of a DataLoader, in measured steps
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
@@ -65,6 +67,10 @@ class StepTotals:
     @property
     def restarting_share(self) -> float:
         return self.restarting_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def sampling_share(self) -> float:
+        return self.sampling_ns / self.wall_ns if self.wall_ns else 0.0
 
     @property
     def evaluating_share(self) -> float:
@@ -258,6 +264,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.wall_ns += wall_ns
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
     totals.restarting_ns += _restarting(body)
+    totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)
     totals.epoch_ends += sum(event[0] == RECEIVED and _ended(event) for event in body)
     totals.fetches[sum(event[0] == RECEIVED and not _ended(event) for event in body)] += 1
     if not begun[2] or not ended[2]:
@@ -271,6 +278,13 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     share = 1 - in_phases_cpu_ns / max(cpu_now - cpu_then, 1)
     waited_outside_ns = max(waited_ns - max(0, in_phases_ns - in_phases_cpu_ns), round(share * waited_ns))
     totals.unseen_blocked_ns += max(0, min(off_core_ns - waited_outside_ns, wall_ns - in_phases_ns))
+
+
+def _sampling(received: Event) -> int:
+    trace = received[1]
+    if trace is None or trace[0] != MAIN:
+        return 0
+    return sum(end_ns - start_ns for name, start_ns, end_ns, _ in trace[4] if name == SAMPLE)
 
 
 def _restarting(body: Sequence[Event]) -> int:
@@ -316,8 +330,12 @@ def _with_maker(event: Event, made_by: MadeBy) -> Event:
     """A batch's arrival with the stages of its making; tokens that the batch does not show are not known."""
     kind, trace, tokens, _, samples = event
     if _ended(event):
-        return kind, BatchTrace(trace[1], trace[2], MAIN, -1, tuple(tuple(piece) for piece in trace[4])), 0, None, 0
+        return kind, BatchTrace(trace[1], trace[2], MAIN, -1, _stages(trace[4])), 0, None, 0
     return kind, None if trace is None else _trace(trace, made_by), tokens or None, None, samples or None
+
+
+def _stages(pieces: Sequence[Any]) -> tuple[RawSpan, ...]:
+    return tuple((READ if name == SAMPLE else name, *rest) for name, *rest in pieces)
 
 
 def _ended(received: Event) -> bool:
@@ -328,6 +346,6 @@ def _ended(received: Event) -> bool:
 def _trace(trace: Sequence[Any], made_by: MadeBy) -> BatchTrace | None:
     role, pid, tid, number, pieces = trace
     if role == MAIN:
-        return BatchTrace(pid, tid, MAIN, number, tuple(tuple(piece) for piece in pieces))
+        return BatchTrace(pid, tid, MAIN, number, _stages(pieces))
     made = made_by.get(pid, ())
     return BatchTrace(pid, tid, role, number, made[number].pieces) if 0 <= number < len(made) else None

@@ -180,6 +180,8 @@ def record_of(
             waiting_share=round(totals.waiting_share, 4),
             tokenizing_share=round(totals.tokenizing_share, 4),
             restarting_share=round(totals.restarting_share, 4),
+            sampling_share=round(totals.sampling_share, 4),
+            copies=max(one.noted("copies"), default=None),
             epoch_ends=totals.epoch_ends if one.noted("loader") else None,
             evaluating_steps=totals.evaluating,
             evaluating_share=round(totals.evaluating_share, 4),

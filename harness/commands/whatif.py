@@ -38,8 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them; print it, or JSON."""
+    from harness.analysis.judgement import bar_of, refusal
     from harness.analysis.replay import Replays, parse_edits
     from harness.analysis.replay.sweep import parse_sweep, sweep
+    from harness.report import advice as report_advice
     from harness.report import whatif as report
     from harness.study.store import StudyFolder
 
@@ -51,7 +53,14 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     study = folder.read_study()
     runs = list(folder.runs())
     arm = _arm(arguments.arm, runs)
-    replays = Replays([run for run in runs if run.record.arm == arm])
+    own = [run for run in runs if run.record.arm == arm]
+    if (why := refusal(own)) is not None:
+        raise InputError(f"whatif: {report_advice.cannot_be_replayed(arm, why)}")
+    replays = Replays(own)
+    asked = [edits, *(edits.with_text(f"{swept[0]}={text}") for _, text in swept[1])] if swept else [edits]
+    for one in asked:
+        if (bar := bar_of(one, own, replays)) is not None:
+            raise InputError(f"whatif: {report_advice.barred_text(bar, arm)}")
     prediction = replays.predict(edits)
     checks = _checks(runs, arm, edits)
     found = report.answer_json(study.scenario, arm, prediction, checks)

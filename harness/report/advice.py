@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis.advice import LEAST_GAIN
+from harness.analysis.advice import ALIKE, LEAST_GAIN
+from harness.analysis.judgement import Bar
 from harness.analysis.replay.handover import MOST_HANDOVER
 from harness.analysis.replay.prediction import TOLERANCE
-from harness.analysis.report_types import Advice, AdviceCost, ArmAdvice
+from harness.analysis.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
 from harness.analysis.statistics import MIN_BLOCKS, Estimate
 from harness.report.assumptions import assumption_lines
 from harness.report.names import ArmNames
@@ -136,7 +137,10 @@ def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> st
 
 def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> list[str]:
     """Why there is nothing to try for the other arms, one sentence for each reason."""
-    refused = [one.arm for one in found if one.refused is not None]
+    refused: dict[str, list[str]] = {}
+    for one in found:
+        if one.refused is not None:
+            refused.setdefault(one.refused, []).append(one.arm)
     replayed = [one for one in found if one.refused is None]
     off = [one for one in replayed if not one.within_tolerance]
     few = [one.arm for one in replayed if one.within_tolerance and not one.from_blocks]
@@ -150,13 +154,55 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
         )
     if few:
         lines.append(f"Nothing is recommended for {_named(few, names)}: an interval needs {MIN_BLOCKS} blocks.")
-    if refused:
-        lines.append(f"{_named(refused, names)} cannot be replayed.")
-    if rest:
+    lines += [cannot_be_replayed(_named(arms, names), why) for why, arms in refused.items()]
+    lines += [text for one in found if one.arm in rest for text in _barred(one, names)]
+    explained = {one.arm for one in found if _barred(one, names)}
+    if rest := [arm for arm in rest if arm not in explained]:
         lines.append(
             f"For {_named(rest, names)} replay finds nothing untried that clears its interval, its error, the noise "
             f"floor and {percent(LEAST_GAIN)}."
         )
+    return lines
+
+
+def cannot_be_replayed(named: str, why: str) -> str:
+    """The sentence about arms of which nothing can be predicted; ``harness whatif`` says the same."""
+    return f"{named} cannot be replayed: {why}."
+
+
+def barred_text(bar: Bar, name: str) -> str:
+    """Why another number of workers, or of batches ahead, is not predicted; ``harness whatif`` says the same."""
+    match bar:
+        case "no loader":
+            because = "its batches come from a function of its own, not from a DataLoader"
+        case "unequal":
+            because = "some of its workers made no batches, or too few, as its dataset gave them too few items"
+        case "sampler":
+            because = "its sampler takes much of a step in the main thread, which no loader worker does for it"
+        case "restarts":
+            because = "its loader begins anew in each epoch, and when it then asks for batches is not known"
+    return f"Other loader settings (workers, prefetch) are not predicted for {name}: {because}."
+
+
+def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
+    """Why changes that promise enough are not recommended, a sentence for each reason."""
+    name = names.short(found.arm)
+    bars: dict[AdviceBar, Advice] = {}
+    for one in sorted(found.options, key=lambda one: one.speedup.median):  # a larger number has to be better
+        if one.bar is not None and one.measured is None:
+            best = bars.get(one.bar)
+            if best is None or one.speedup.median > best.speedup.median * (1 + ALIKE):
+                bars[one.bar] = one
+    lines = [barred_text(found.barred, name)] if found.barred is not None else []
+    for bar, one in bars.items():
+        if bar != "serial":
+            lines += [barred_text(bar, name)] if bar != found.barred else []
+        elif one.serial is not None:
+            lines.append(
+                f"{change_text(one, names)} would make {name} {ratio(one.speedup.median)} as fast "
+                f"({interval(one.speedup)}) if what the stages wait for ({_WAITED_FOR}) serves several workers at a "
+                f"time, and {ratio(one.serial)} if it serves one: which of these holds was not measured. Try it."
+            )
     return lines
 
 

@@ -27,6 +27,7 @@ CAUSES = {
 UNSPLIT = {
     "not replayable": "its tables do not hold enough for a replay",
     "replay is off": "the replay of the run as it was is off by more than its tolerance",
+    "above its work": "by replay a stage would cost the step more than all of its work",
     "device not recorded": "what its device did was not recorded",
     "no times": "its steps have no times",
     "spans missing": "its spans are missing or damaged",

@@ -22,10 +22,10 @@ from harness.report.changes import change
 from harness.report.confounds import confound_lines
 from harness.report.lone_arms import (
     Headline,
-    copies_text,
     engine_lines,
     group_lines,
     left_out_lines,
+    loader_texts,
     lone_lines,
     skipped_lines,
 )
@@ -118,8 +118,8 @@ def _headline(
     if isinstance(c, NotCompared):
         return Headline(subject, f"not measured ({missing_text(c.missing)})", "")
     subject += _device(report, c, names)
-    served = [arm for one in (c.candidate, c.baseline) if (arm := report.arm(one)) is not None and arm.copies]
-    support = [copies_text(served[0], names.short(served[0].name))] if served else []
+    served = [arm for one in (c.candidate, c.baseline) if (arm := report.arm(one)) is not None]
+    support = [text for arm in served for text in loader_texts(arm, names.short(arm.name))][:1]
     if c.drift is not None:
         support.append(_drift(c.drift, baseline))
     support += [_data(c, baseline)] if with_data else []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.comparisons import AGREE
-from harness.analysis.long_steps import LongSteps
+from harness.analysis.long_steps import FEW, LongSteps
 from harness.analysis.ranks import GroupGain
 from harness.analysis.replay.prediction import TOLERANCE
 from harness.analysis.report_types import ArmReport, ArmTotals
@@ -51,12 +51,13 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     part = part_of(_mean_ms(arm))
     step = f"{part(totals.step_ms.median)} a step"
     # Blocks may be alike and steps are not (a checkpoint now and then), or the other way round.
-    typical_ms = totals.p50_ms or totals.step_ms.median
+    long = totals.long_steps
+    typical_ms = long.others_ms if long is not None else totals.p50_ms or totals.step_ms.median
     if (kinds := _kinds(totals, part)) is not None:
         step = f"{part(_mean_ms(arm))} a step on average, {kinds}"
     elif abs(_mean_ms(arm) / typical_ms - 1) > UNLIKE:
-        step = f"{part(_mean_ms(arm))} a step on average, typically {part(typical_ms)}{_long(totals.long_steps, part)}"
-    served = f" {copies_text(arm, name)}" if arm.copies else ""
+        step = f"{part(_mean_ms(arm))} a step on average, typically {part(typical_ms)}{_long(long, part)}"
+    served = "".join(f" {text}" for text in loader_texts(arm, name))
     data = _data(arm)
     if arm.ranks is not None:
         data = f"As for rank 0: {data[0].lower()}{data[1:]}"
@@ -72,7 +73,8 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
     """Of which two kinds the steps are; None where they are of one, or the slow ones are told as exceptions."""
     found, long = totals.step_kinds, totals.long_steps
-    if found is None or (long is not None and 2 * long.steps >= found.slow_share * found.of):
+    exception = found is not None and found.slow_share <= FEW
+    if found is None or (exception and long is not None and 2 * long.steps >= found.slow_share * found.of):
         return None
     none = "though hardly a step is like that" if found.like_mean <= BETWEEN else "of two kinds"
     where = "" if found.slow_runs is None else f" (the long ones in {found.slow_runs} of {count(found.runs, 'block')})"
@@ -91,12 +93,21 @@ def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
     return f" ({found.steps:,} of {count(found.of, 'step')} {take} {part(found.mean_ms)}{where})"
 
 
-def copies_text(arm: ArmReport, name: str) -> str:
-    """What is false about speed where each loader worker serves the same documents; see ``ArmReport.copies``."""
-    return (
-        f"Unless its iterable dataset shares itself out, the {arm.copies} workers of {name} serve each document "
-        f"{arm.copies} times."
-    )
+def loader_texts(arm: ArmReport, name: str) -> list[str]:
+    """What is wrong with how a dataset gives its items to loader workers: to each of them, or to some of them only."""
+    remedy = "share its items out by worker (torch.utils.data.get_worker_info)"
+    found = []
+    if arm.copies:
+        found.append(
+            f"{arm.copies} of the {arm.workers} loader workers of {name} made the same batches: they serve each "
+            f"document {arm.copies} times. Let its dataset {remedy}."
+        )
+    if arm.idle_workers:
+        found.append(
+            f"{arm.idle_workers} of the {arm.workers} loader workers of {name} made no batch, as its dataset gave them "
+            f"no items. Give it at least {arm.workers} shards, or let it {remedy}."
+        )
+    return found
 
 
 def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
@@ -335,12 +346,21 @@ def _restarts(arm: ArmReport) -> str:
         return " No epoch ends in these steps: what it costs to begin the loader anew is in no figure."
     if arm.unseen is None or arm.unseen.restarting <= MOST_RESTARTING:
         return ""
-    step_ms = _mean_ms(arm)
-    waits = part_of(step_ms)(arm.unseen.restarting * step_ms)
-    return (
-        f" {waits} of a step is waits in which an epoch ends and the loader begins anew: replay keeps them, and what "
-        "more workers would give is not known beside them (persistent_workers=True starts none again)."
-    )
+    part, step_ms = part_of(_mean_ms(arm)), _mean_ms(arm)
+    restarting = part(arm.unseen.restarting * step_ms)
+    waits = f" {restarting} of a step is waits in which an epoch ends and the loader begins anew"
+    if arm.unseen.workers:
+        return (
+            f"{waits}: replay keeps them, and what more workers would give is not known beside them "
+            "(persistent_workers=True starts none again)."
+        )
+    sampler = ""
+    if arm.unseen.sampling >= NOTHING:
+        sampler = (
+            f" Its sampler takes {part(arm.unseen.sampling * step_ms)} of a step in the main thread, which no loader "
+            "worker does for it: draw fewer items, or draw them more quickly."
+        )
+    return f"{waits}: replay keeps what is not reading in them.{sampler}"
 
 
 def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:

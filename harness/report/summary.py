@@ -92,6 +92,7 @@ def _advice(found: ArmAdvice) -> Json:
         "refused": found.refused,
         "replay_error": None if found.refused is not None else finite(found.error),
         "within_tolerance": found.within_tolerance,
+        "barred": found.barred,
         "options": [
             {
                 "change": one.change,
@@ -100,6 +101,7 @@ def _advice(found: ArmAdvice) -> Json:
                 "measured": estimate_json(one.measured),
                 "serial": finite(one.serial),
                 "worth": one.worth,
+                "barred": one.bar,
             }
             for one in found.options
         ],

@@ -10,7 +10,7 @@ from harness.analysis.statistics import Estimate
 from harness.report.as_json import estimate_json
 from harness.report.assumptions import assumption_lines
 from harness.report.sweeps import crossing_text, sweep_sentence
-from harness.report.words import count, ms, number, percent, ratio, signed_percent
+from harness.report.words import count, interval, ms, number, percent, ratio, signed_percent
 from trainer.json_types import Json
 
 # Arms of the study that already are what the edits ask for, each with its measured step time in milliseconds.
@@ -29,7 +29,7 @@ def prediction_lines(scenario: str, arm: str, p: Prediction, checks: ValidationA
     how = "" if p.interval_from == "blocks" else " (interval from replicates of too few runs: it knows nothing of luck)"
     lines.append(
         f"{label:<10} {_ms(p.step_ms)} per step{how}: {ratio(p.ratio.median)} the measured step, "
-        f"{ratio(p.speedup.median)} as fast"
+        f"{ratio(p.speedup.median)} as fast{_interval(p)}"
     )
     if p.tokens_per_s is not None:
         ranks = p.edits.ranks or 1
@@ -131,6 +131,11 @@ def prediction_json(p: Prediction) -> dict[str, Json]:
 
 def _arms_json(arms: ValidationArms) -> list[Json]:
     return [{"arm": name, "step_ms": estimate_json(value)} for name, value in arms]
+
+
+def _interval(p: Prediction) -> str:
+    speedup = p.over_blocks(p.speedup)
+    return f" ({interval(speedup)})" if speedup.ci_low is not None and speedup.ci_high is not None else ""
 
 
 def _span(value: Estimate) -> str:

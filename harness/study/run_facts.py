@@ -47,6 +47,8 @@ class RunFacts:
     skipped_steps: Annotated[int, Field(ge=0)] | None = None
     torch: str | None = None  # its version
     iterable: bool | None = None  # whether the user's dataset has no index: each loader worker then has all of it
+    # Loader workers whose first batches were seen to be equal; 1: each has batches of its own; None: not compared.
+    copies: SmallCount | None = None
     tokenizer_fingerprint: str | None = None
     corpus_fingerprint: str | None = None
     tokenizer_engine: str | None = None  # library and version that encodes
@@ -73,6 +75,7 @@ class RunFacts:
     waiting_share: float | None = None
     tokenizing_share: float | None = None
     restarting_share: float | None = None  # waits in which an epoch ended and the next one's first batch came
+    sampling_share: float | None = None  # in a DataLoader's sampler, in the main thread
     epoch_ends: Annotated[int, Field(ge=0)] | None = None  # of a program's DataLoader, in measured steps
     evaluating_steps: int | None = None  # left out, as an evaluation ran within; warm-up steps are not among them
     evaluating_share: float | None = None  # of the time of these and the measured steps
@@ -96,6 +99,11 @@ class RunFacts:
     def times_fetches(self) -> bool:
         """Whether what gives it its data is timed: a program of somebody else may have a way that nobody knows."""
         return self.attached is None or any(part.startswith("fetch") for part in self.attached.split("; "))
+
+    @property
+    def has_loader(self) -> bool:
+        """True if its batches come from a DataLoader, whose workers can be changed."""
+        return self.attached is None or "fetch: DataLoader" in self.attached
 
     def only(self, names: Iterable[str]) -> RunFacts:
         """These facts alone, as far as the run has them."""

@@ -188,7 +188,7 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
         repetition, index = divmod(batch, scale.shape[1])
         now += 1_000 if index == 0 else 0  # the loop pauses between repetitions
         began = now
-        role = "loader-0" if arm.workers else "main"
+        role = f"loader-{batch % arm.workers}" if arm.workers else "main"
         # the worker may start once the batch two before this one has been taken: prefetch of two
         clock = max(worker_free, finished[batch - 2] if batch >= 2 else start) if arm.workers else now
         recorded = []

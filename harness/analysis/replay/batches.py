@@ -1,7 +1,8 @@
 """Reads the cost of every batch, for its builder and its receiver, from the loader's spans and the host's waits.
 
-A DataLoader worker builds its batches one after the other; the request for batch i + workers x prefetch leaves when the
-main thread receives batch i, and batches are delivered in order (torch/utils/data/dataloader.py, _process_data):
+A DataLoader worker builds its batches one after the other; the request for batch i + workers x prefetch (fewer where
+some workers have no items, see ``harness.analysis.makers``) leaves when the main thread receives batch i, and batches
+are delivered in order (torch/utils/data/dataloader.py, _process_data):
 
     request b                                                    received b
         |--wake--|--read--|--tokenize--|--pack--|--after--| (free for its next batch)
@@ -15,13 +16,14 @@ and their own fetches then last that much less.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.makers import Makers, round_robin
 from harness.analysis.replay.handover import (
     DATALOADER,
     AssumedCost,
@@ -85,6 +87,7 @@ class RecordedBatches:
     worked_ns: tuple[float | None, ...]  # by pause: how far each builder got meanwhile; None where that does not show
     assumed: tuple[AssumedCost, ...] = ()  # costs that were never observed
     arrivals: bool = False  # whether it was recorded when batches had arrived and were unpacked
+    makers: Makers = field(default_factory=lambda: round_robin(0, 0))  # who made each; inline: no worker
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -94,7 +97,7 @@ def batches(
     fetches: Sequence[FetchWait],
     stages: Mapping[int, Sequence[StageRow]],
     pauses: Sequence[tuple[int, int]],
-    workers: int,
+    makers: Makers,
     prefetch: int,
     tensors: int,
     declared_transfer_ms: float,
@@ -103,7 +106,7 @@ def batches(
 ) -> RecordedBatches:
     """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop was suspended.
 
-    ``unpackings``: by the number of the batch, where that was recorded.
+    ``makers``: of as many batches as there are ``fetches``. ``unpackings``: by the number of the batch, where recorded.
     """
     count = len(fetches)
     rows = [[row for row in stages.get(number, ()) if row.name in BUILT] for number in range(count)]
@@ -118,11 +121,11 @@ def batches(
     clean = ~(known & crosses(first, last, pauses))
     measured = np.array([fetch.measured for fetch in fetches])
     arrivals = False
-    if workers:
+    if makers.workers:
         arrived, unpacked, awaited = _columns(unpackings, count)
         waits = (wait_start, wait_end, measured, pauses)
         seen = Seen(first, last, known & clean, *waits, arrived, unpacked, awaited == 1)
-        parts, assumed = handed_over(seen, workers, prefetch, tensors, declared_transfer_ms * 1e6, transport)
+        parts, assumed = handed_over(seen, makers, prefetch, tensors, declared_transfer_ms * 1e6, transport)
         arrivals = arrivals_recorded(seen)
         if transport.own_connections:
             parts["unpack"] = np.zeros(count)
@@ -146,6 +149,7 @@ def batches(
         worked_ns=tuple(_worked(first, last, needed, pause) for pause in pauses),
         assumed=assumed,
         arrivals=arrivals,
+        makers=makers,
         **parts,
     )
 

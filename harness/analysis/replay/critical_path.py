@@ -93,6 +93,7 @@ assert _Cost._fields == Costs._fields
 
 class _Batch(NamedTuple):
     number: int
+    worker: int
     costs: _Cost
     built: _Reached
 
@@ -195,22 +196,26 @@ class _Walk:
         return _Cost(*self.p.costs[:, 0, place].tolist())
 
     def _request(self) -> None:
-        worker = self.requested % self.p.workers
+        number = self.requested
+        worker = (
+            number % self.p.workers
+            if self.p.worker_of is None
+            else int(self.p.worker_of[number % len(self.p.worker_of)])
+        )
         costs = self._next_costs()
         built = _built(_later(self.worker_free[worker], _after(self.now, costs.wake, TRANSFER)), costs)
         self.worker_free[worker] = _after(built, costs.after, TRANSFER)
-        self.on_the_way.append(_Batch(self.requested, costs, built))
+        self.on_the_way.append(_Batch(number, worker, costs, built))
 
     def _resume(self, resume: Resume) -> None:
         first = self.now.before is None
-        while len(self.on_the_way) < self.p.workers * self.p.prefetch:
+        while len(self.on_the_way) < self.p.in_flight:
             self._request()
         if first or resume.repetition:
             for place, batch in enumerate(self.on_the_way):
                 built = _after(self.now, float(resume.ends_ns[place]), BUILDING)
                 self.on_the_way[place] = batch._replace(built=built)
-                worker = (self.requested - len(self.on_the_way) + place) % self.p.workers
-                self.worker_free[worker] = _after(built, batch.costs.after, TRANSFER)
+                self.worker_free[batch.worker] = _after(built, batch.costs.after, TRANSFER)
         else:
             self.now = _after(self.now, resume.worked_ns, PAUSED)
         self.device_free = self.now

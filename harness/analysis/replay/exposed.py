@@ -33,7 +33,7 @@ from harness.analysis.replay.simulate import simulate
 from harness.study.contract import STAGES
 
 Array = NDArray[np.float64]
-Unsplit = Literal["not replayable", "replay is off", "device not recorded"]
+Unsplit = Literal["not replayable", "replay is off", "above its work", "device not recorded"]
 _ROUNDS = 50  # of fitting the shares of steps to their waits
 _SEED_SHARE = 1e-3  # of a step's wait that follows the shares of the whole repetition: a step without any has these
 

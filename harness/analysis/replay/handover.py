@@ -19,6 +19,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.intervals import Int
+from harness.analysis.makers import Makers
+
 Array = NDArray[np.float64]
 RECEIVED_SHARE = 0.75  # of a hand-over, where a recording does not show it: a batch that lies ready costs that part
 
@@ -70,7 +73,7 @@ class AssumedCost:
 
 
 def handed_over(
-    seen: Seen, workers: int, prefetch: int, tensors: int, declared_ns: float, transport: Transport = DATALOADER
+    seen: Seen, makers: Makers, prefetch: int, tensors: int, declared_ns: float, transport: Transport = DATALOADER
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
     """Estimate after, wake, handover, its bound, receive and unpack (see ``batches``) of every batch, and list what was
     assumed.
@@ -78,11 +81,12 @@ def handed_over(
     A cost that was not observed for a batch is copied from the nearest earlier batch with it, so no value is NaN.
     ``tensors``: per batch. ``declared_ns``: a cost that the configuration adds in the worker, after the last stage.
     """
-    after, wake, most_after, most_wake = _around(seen, workers, prefetch)
+    ahead = makers.in_flight(prefetch)
+    after, wake, most_after, most_wake = _around(seen, makers.before(), ahead)
     if arrivals_recorded(seen):
         parts, assumed = _observed(seen, declared_ns)
     else:
-        parts, assumed = _estimated(seen, workers * prefetch, tensors * transport.tensor_ms * 1e6, declared_ns)
+        parts, assumed = _estimated(seen, ahead, tensors * transport.tensor_ms * 1e6, declared_ns)
     # What was waited bounds what is taken for a batch, so the figure that was assumed may be more than any of them.
     counted = seen.measured if seen.measured.any() else np.ones(len(seen.measured), dtype=np.bool_)
     taken = {"receive": parts["receive"], "hand-over": parts["handover"]}
@@ -200,16 +204,17 @@ def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.where(positions < 0, int(np.argmax(known)), positions)
 
 
-def _around(seen: Seen, workers: int, prefetch: int) -> tuple[Array, Array, Array, Array]:
+def _around(seen: Seen, before: Int, ahead: int) -> tuple[Array, Array, Array, Array]:
     """Measure the time between two batches of one worker: (after, wake, the upper bounds of both); NaN is unknown.
 
     A worker whose next batch was already requested shows ``after``; one that waited for a request shows ``wake``.
+    ``before``: by batch, the one that its worker made before, or -1. ``ahead``: batches that are on their way.
     """
-    count, ahead = len(seen.first), workers * prefetch
+    count = len(seen.first)
     after, wake = np.full(count, np.nan), np.full(count, np.nan)
     most_after, most_wake = np.full(count, np.inf), np.full(count, np.inf)
-    later = np.arange(workers, count)
-    earlier = later - workers
+    later = np.flatnonzero(before >= 0)
+    earlier = before[later]
     request = np.where(later >= ahead, seen.wait_end[np.maximum(later - ahead, 0)], -np.inf)
     free = seen.last[earlier]
     kept = seen.known[later] & seen.known[earlier]

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.makers import round_robin
 from harness.analysis.replay.contention import ALONE, Demand, Stretch, stretched
 from harness.analysis.replay.costs import batch_costs
 from harness.analysis.replay.programs import Event
@@ -68,7 +69,8 @@ class Pipeline:
     exact: bool  # the loader is where it was recorded at each of these
     drained: NDArray[np.bool_]  # (steps,) ends only when the device has done what was queued before it began
     workers: int
-    prefetch: int
+    worker_of: NDArray[np.int64] | None  # (batches,) the worker that makes each; None: they make them in turn
+    in_flight: int
     ranks: int
     queue_depth: int | None
     asynchronous: bool
@@ -107,7 +109,9 @@ def build(
     main_ns = np.array([cpu for _, cpu in made])[recording.step_class][recording.measured].mean()
     fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
     per_step = float(fetches[recording.step_class][recording.measured].mean())
-    order, measured, resumes = _steps(recording, workers * prefetch, most_steps, exact=exact)
+    makers = recording.batches.makers if workers == recording.workers else round_robin(0, workers)
+    in_flight = makers.in_flight(prefetch)
+    order, measured, resumes = _steps(recording, in_flight, most_steps, exact=exact)
 
     def starts() -> NDArray[np.int64]:
         if exact:
@@ -129,7 +133,8 @@ def build(
         exact=exact,
         drained=_drained(recording, edits, measured, resumes),
         workers=workers,
-        prefetch=prefetch,
+        worker_of=None if makers.is_round_robin else makers.worker[tape.batches],
+        in_flight=in_flight,
         ranks=edits.ranks or 1,
         queue_depth=None if QUEUE_LIMIT in edits.without else recording.queue_depth,
         asynchronous=recording.asynchronous,
@@ -137,7 +142,7 @@ def build(
             float(main_ns),
             cpu_ns * per_step if workers else 0.0,
             recording.threads,
-            workers,
+            makers.busy,
             edits.cores or recording.cores,
         ),
     )
@@ -347,5 +352,6 @@ def shape_of(pipeline: Pipeline) -> Hashable:
         tuple(program.operations for program in pipeline.programs),
         pipeline.step_program.tobytes(),
         pipeline.drained.tobytes(),
-        (pipeline.workers, pipeline.prefetch, pipeline.ranks, pipeline.queue_depth, pipeline.exact),
+        None if pipeline.worker_of is None else pipeline.worker_of.tobytes(),
+        (pipeline.workers, pipeline.in_flight, pipeline.ranks, pipeline.queue_depth, pipeline.exact),
     )

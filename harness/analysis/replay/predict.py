@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.replay.assumptions import Assumption, assumptions
+from harness.analysis.replay.batches import RecordedBatches
 from harness.analysis.replay.consistent import Make, consistent, spread_offsets
 from harness.analysis.replay.contention import Stretch, stretch
 from harness.analysis.replay.critical_path import PathLink, PathTime, critical_path_ms
@@ -91,6 +92,32 @@ class Replays:
         return self._runs[0].recording.workers
 
     @property
+    def busy_workers(self) -> int:
+        """Those of them that made batches."""
+        return max(run.recording.busy_workers for run in self._runs)
+
+    @property
+    def unequal(self) -> bool:
+        """True if one worker made far more batches than an equal share: a change of their number is not known."""
+        return any(run.recording.batches.makers.unequal for run in self._runs)
+
+    @property
+    def tokenizes(self) -> bool:
+        """True if tokenizing was recorded in the making of batches."""
+        return any(bool(run.recording.batches.stage["tokenize"].any()) for run in self._runs)
+
+    @property
+    def validation(self) -> ReplayValidation:
+        """How far the unedited replay is off."""
+        return _validation([replace(run, before=run.in_order or run.before) for run in self._runs])
+
+    def has_cores_for(self, workers: int) -> bool:
+        """True if so many workers and the main thread have a core each, or need no more than there are."""
+        first = self._runs[0].recording
+        wall_ns, cpu_ns = _making_ns([run.recording.batches for run in self._runs])
+        return workers < first.cores or workers * cpu_ns < (first.cores - 1) * wall_ns
+
+    @property
     def receiving(self) -> Literal["recorded", "not recorded"] | None:
         """Whether what receiving a worker's batch costs was recorded in every run; None without workers."""
         found = [run.recording.batches.arrivals for run in self._runs if run.recording.workers]
@@ -125,8 +152,8 @@ class Replays:
         one another, which fewer workers would not have.
         """
         waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
-        workers = _either(edits.workers, self.workers)
-        return (workers > 1 and waited_ms > step_ms) or (workers < self.workers > 1 and waited_ms > step_ms / 2)
+        workers, busy = _either(edits.workers, self.busy_workers), self.busy_workers
+        return (workers > 1 and waited_ms > step_ms) or (workers < busy > 1 and waited_ms > step_ms / 2)
 
     def _predicted(self, runs: Sequence[_Run], edits: Edits) -> Prediction:
         found = []
@@ -303,6 +330,12 @@ def _error(recording: Recording) -> float:
     return float(alone.step_ms[0]) * 1e6 / float(covered.mean()) - 1
 
 
+def _making_ns(made: Sequence[RecordedBatches]) -> tuple[float, float]:
+    """Wall and CPU time of all stages of these batches."""
+    wall = sum(float(values[one.usable].sum()) for one in made for values in one.stage.values())
+    return wall, sum(float(values[one.usable].sum()) for one in made for values in one.cpu.values())
+
+
 def _either(edited: int | None, recorded: int) -> int:
     return recorded if edited is None else edited
 
@@ -349,13 +382,7 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
         ratio=ratio,
         speedup=inverse(ratio),
         interval_from="blocks" if len(found) >= MIN_BLOCKS else "replicates",
-        validation=ReplayValidation(
-            {one.run.recording.block: one.run.error for one in found},
-            {
-                one.run.recording.block: float(one.before.step_ms.mean()) / one.run.recording.measured_ms - 1
-                for one in found
-            },
-        ),
+        validation=_validation([replace(one.run, before=one.before) for one in found]),
         waits_ms=_waits([one.after for one in found]),
         was_waits_ms=_waits([one.before for one in found]),
         starved_ms=_idle_ms([one.after for one in found]),
@@ -363,6 +390,13 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
         block_ms={one.run.recording.block: float(one.after.step_ms.mean()) for one in found},
         assumptions=assumed,
         emulated=any(one.run.recording.emulated for one in found),
+    )
+
+
+def _validation(runs: Sequence[_Run]) -> ReplayValidation:
+    return ReplayValidation(
+        {one.recording.block: one.error for one in runs},
+        {one.recording.block: float(one.before.step_ms.mean()) / one.recording.measured_ms - 1 for one in runs},
     )
 
 

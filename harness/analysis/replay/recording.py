@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.intervals import Stretches
 from harness.analysis.launches import NEGLIGIBLE, DeviceWork, Reading, device_work
+from harness.analysis.makers import makers_of
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, Unpacking, batches
 from harness.analysis.replay.handover import DATALOADER, MOST_HANDOVER, RECEIVED_SHARE, RING, Transport
 from harness.analysis.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
@@ -52,7 +53,7 @@ class Resume(NamedTuple):
 
     repetition: bool  # a repetition begins; False: the loop only paused for a moment
     worked_ns: float  # how far each builder got meanwhile
-    ends_ns: Array  # (workers x prefetch,) as recorded: when each of the next batches was built, from the step's start
+    ends_ns: Array  # (batches in flight,) as recorded: when each of the next batches was built, from the step's start
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,11 @@ class Recording:
         if key not in self._results:
             self._results[key] = work()
         return cast("Result", self._results[key])
+
+    @property
+    def busy_workers(self) -> int:
+        """Loader workers that made batches; 0: inline."""
+        return self.batches.makers.busy
 
     @property
     def measured_ms(self) -> float:
@@ -240,7 +246,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         ],
         stages,
         [(int(ends[k - 1]), int(starts[k])) for k in paused if suspended[k]],
-        workers,
+        makers_of(spans_of(run).makers, len(fetches), workers),
         prefetch,
         tensors,
         lookup_number(config, "data.inject.transfer_ms", 0.0),
@@ -267,7 +273,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         classes=step_classes,
         step_class=step_class,
         measured=measured,
-        resumes=_resumes(paused.tolist(), suspended, starts, ends, fetches, built, workers * prefetch),
+        resumes=_resumes(paused.tolist(), suspended, starts, ends, fetches, built, built.makers.in_flight(prefetch)),
         held_up_ns=_held_up_ns(step_classes, measured, held),
         held_up=bool(held.any()),
         wall_ns=(ends - starts).astype(np.float64),

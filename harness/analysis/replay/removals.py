@@ -108,7 +108,7 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
     nothing without a phase that only waited.
     """
     kind, name = part
-    if recording.workers > 1 and part != ("cause", DATA):
+    if recording.busy_workers > 1 and part != ("cause", DATA):
         waited_ms = sum(spent for stage, spent in recording.off_core_ms.items() if (kind, name) != ("stage", stage))
         if waited_ms > now_ms:
             return max(now_ms, min(waited_ms, was_ms))

@@ -60,17 +60,23 @@ def simulate(
     return _Loop(pipeline, offsets, variants, account=account).run()
 
 
+# The place of a worker in arrays of (workers, replicates, ranks): its number, or that of each replicate and rank.
+Worker = int | tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
 class _Built:
     """A batch on its way; (replicates, ranks) each.
 
-    ``costs``, when its last stage ended (``end``), when its fetch ends at the earliest (``delivered``), when its
-    message arrives (``arrived``), and whether the main thread has unpacked that (``unpacked``; None: nowhere yet).
+    ``worker``, ``costs``, when its last stage ended (``end``), when its fetch ends at the earliest (``delivered``),
+    when its message arrives (``arrived``), and whether the main thread has unpacked that (``unpacked``; None: nowhere
+    yet).
     """
 
-    __slots__ = ("_arrived", "costs", "end", "unpacked")
+    __slots__ = ("_arrived", "costs", "end", "unpacked", "worker")
 
-    def __init__(self, costs: Array, end: Array) -> None:
+    def __init__(self, costs: Array, end: Array, worker: Worker = 0) -> None:
         self.costs = costs
+        self.worker = worker
         self.unpacked: NDArray[np.bool_] | None = None
         self.built(end)
 
@@ -121,9 +127,13 @@ class _Loop:
         self.requested = 0
         self.coming: Array = np.empty((0, 0, 0, 0))  # costs of the batches from ``coming_from`` on
         self.coming_from = 0
-        self.worker_free = [np.zeros(self.shape)] * pipeline.workers
+        self.worker_free = np.zeros((pipeline.workers, *self.shape))
+        self.places: list[NDArray[np.int64]] = list(np.indices(self.shape))  # of replicates, and of ranks
         self.one_pipe = pipeline.workers > 1 and bool(pipeline.costs[UNPACK].any())
-        self.in_pipe: list[deque[_Built]] = [deque() for _ in range(pipeline.workers)]  # not unpacked by all replicates
+        # Not unpacked by all replicates; of one worker each, if all replicates have the same one.
+        self.in_pipe: list[deque[_Built]] = [
+            deque() for _ in range(pipeline.workers if pipeline.worker_of is None else 1)
+        ]
         self.waits = np.zeros((len(STAGES), *self.shape))
         self.idle = np.zeros(self.shape)
         self.counts = False
@@ -227,15 +237,18 @@ class _Loop:
         """Unpack the messages in the pipe up to that of ``batch``, in the order in which they arrive."""
         wanted = None if batch.unpacked is None else ~batch.unpacked
         found, costs = [batch.arrived], [batch.costs[UNPACK]]
+        own_pipes = self.p.worker_of is None
         for messages in self.in_pipe:
             while messages and messages[0].unpacked is not None and messages[0].unpacked.all():
                 messages.popleft()
             for message in messages:
-                if message is batch:
+                if message is batch and own_pipes:
                     break
                 before = message.arrived < batch.arrived
-                if message.unpacked is None and not before.any():
-                    break  # nor is any later one of that worker
+                if not before.any() and message.unpacked is None:
+                    if own_pipes:
+                        break  # nor is any later one of that worker
+                    continue
                 if wanted is not None:
                     before &= wanted
                 if message.unpacked is not None:
@@ -293,14 +306,22 @@ class _Loop:
         return costs
 
     def _request(self) -> None:
-        worker = self.requested % self.p.workers
+        worker = self._worker()
         costs = self._next_costs()
         end = np.maximum(self.worker_free[worker], self.now + costs[WAKE]) + costs[WORK]
         self.worker_free[worker] = end + costs[AFTER]
-        built = _Built(costs, end)
+        built = _Built(costs, end, worker)
         self.on_the_way.append(built)
         if self.one_pipe:
-            self.in_pipe[worker].append(built)
+            self.in_pipe[worker if isinstance(worker, int) else 0].append(built)
+
+    def _worker(self) -> Worker:
+        """The worker that makes the next batch."""
+        worker_of = self.p.worker_of
+        if worker_of is None:
+            return self.requested % self.p.workers
+        replicates, ranks = self.places
+        return worker_of[(self.first_batch + self.requested) % len(worker_of)], replicates, ranks
 
     def _resume(self, resume: Resume, *, first: bool) -> None:
         """The loop goes on after standing still: the device is done, the loader has got as far as ``resume`` says.
@@ -308,7 +329,7 @@ class _Loop:
         An exact replay begins, and resumes after having been suspended, with the batches on their way as recorded.
         Time that the loop spent elsewhere for a moment (shorter pauses) passes for the loader as well.
         """
-        while len(self.on_the_way) < self.p.workers * self.p.prefetch:
+        while len(self.on_the_way) < self.p.in_flight:
             self._request()
         if self.p.exact and (first or resume.repetition):
             for place, batch in enumerate(self.on_the_way):
@@ -320,6 +341,5 @@ class _Loop:
 
     def _free_workers(self) -> None:
         """Each worker is free once it has built the last of its batches that are on their way."""
-        for place, batch in enumerate(self.on_the_way):
-            worker = (self.requested - len(self.on_the_way) + place) % self.p.workers
-            self.worker_free[worker] = batch.end + batch.costs[AFTER]
+        for batch in self.on_the_way:
+            self.worker_free[batch.worker] = batch.end + batch.costs[AFTER]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from _harness_agent import arrivals, boundaries, controls, guard, record, stages
+from _harness_agent import arrivals, boundaries, controls, copies, guard, record, stages
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -20,6 +20,8 @@ _made_here = 0  # batches of this process, where it is a worker
 _depth = 0  # of fetches within fetches: a dataset may read another loader
 _MOST_TENSORS = 16  # of a batch that are looked at for its size
 _SERVED = "_harness_served"  # attribute of an iterator: what is known of it
+LOADER = "loader-"  # how the role of a loader worker begins, before its number
+SAMPLE = "sample"  # the stage in which a sampler chooses what to read; the study counts it as reading
 
 
 class _Served(NamedTuple):
@@ -30,6 +32,7 @@ class _Served(NamedTuple):
     loader: tuple[int, int]  # workers, and batches in flight for each
     shared: bool  # a dataset without an index: each worker has all of it, unless it shares itself out
     by_worker: bool  # who asks for them is a worker of another loader
+    first: copies.FirstBatches | None  # of several workers that share a dataset
 
 
 def forget() -> None:
@@ -44,6 +47,7 @@ def patch() -> None:
     from torch.utils.data._utils import fetch
 
     _replace(dataloader._BaseDataLoaderIter, "__next__", _next)
+    _replace(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
     multi = dataloader._MultiProcessingDataLoaderIter
     _replace(multi, "_process_data", _process_data)
     _replace(multi, "_reset", _reset)
@@ -136,7 +140,9 @@ def _look_at(iterator: Any) -> _Served:
         arrivals.watch(iterator)
     loader = workers, int(getattr(iterator, "_prefetch_factor", None) or 2)
     by_worker = get_worker_info() is not None
-    served = _Served(id(dataset), workers > 0, loader, isinstance(dataset, IterableDataset), by_worker)
+    shared = isinstance(dataset, IterableDataset)
+    first = copies.FirstBatches() if shared and workers > 1 else None
+    served = _Served(id(dataset), workers > 0, loader, shared, by_worker, first)
     setattr(iterator, _SERVED, served)
     return served
 
@@ -158,6 +164,8 @@ def _ended(served: _Served | None, batch: Any) -> None:
     if served.shared and not this.doubtful and "iterable" not in this.noted:
         this.noted.add("iterable")
         record.note("iterable", True)
+    if batch is not None and served.first is not None and trace[0].startswith(LOADER):
+        served.first.add(trace[0], _tensors(batch))
     if batch is not None:
         boundaries.received(trace, *sizes(batch), served.loader)
     else:  # an epoch ended: a wait for data all the same, and no batch
@@ -182,7 +190,7 @@ def _from_worker(iterator: Any, worker_id: int) -> None:
     pid = int(iterator._workers[worker_id].pid)
     number = _received_of.get(pid, 0)
     _received_of[pid] = number + 1
-    boundaries.made_by((f"loader-{worker_id}", pid, pid, -1 if pid in _doubtful else number, ()))
+    boundaries.made_by((f"{LOADER}{worker_id}", pid, pid, -1 if pid in _doubtful else number, ()))
 
 
 def _reset(before: Any) -> Any:
@@ -199,6 +207,22 @@ def _drained(iterator: Any) -> None:
     arrivals.forget(iterator)
     if getattr(iterator, "_tasks_outstanding", 0) or getattr(iterator, "_task_info", None):
         _doubtful.update(int(worker.pid) for worker in iterator._workers)
+
+
+def _next_index(before: Any) -> Any:
+    """What the next batch is made of. An epoch's first call draws the order of a sampler, which may take seconds."""
+
+    def _next_index(self: Any) -> Any:
+        if not guard.on or _depth != 1 or self._num_workers or get_ident() != boundaries.main_thread:
+            return before(self)
+        opened = guard.carefully(stages.begin, SAMPLE)
+        try:
+            return before(self)
+        finally:
+            if opened:
+                guard.carefully(stages.end)
+
+    return _next_index
 
 
 def _fetch(before: Any) -> Any:

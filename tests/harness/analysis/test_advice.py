@@ -208,7 +208,7 @@ def test_the_error_that_is_said_is_the_one_that_is_judged(monkeypatch: pytest.Mo
 
 def test_what_cannot_be_replayed_says_so() -> None:
     steps = next_steps([ArmAdvice("text", refused="no spans")], ArmNames(["text"]))
-    assert (steps.ranked, steps.note) == ((), "text cannot be replayed.")
+    assert (steps.ranked, steps.note) == ((), "text cannot be replayed: no spans.")
 
 
 def predicted(truth: Truth, change: str) -> tuple[Advice, float]:

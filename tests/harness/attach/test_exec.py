@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.ledger import measure
 from harness.attach.frames import ProcessFacts
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
@@ -269,6 +270,36 @@ def test_the_end_of_an_epoch_is_waited_for_like_a_batch_and_what_follows_the_las
         waited_ns = sum(row["fetch_ns"] for row in measured if row["step"] in (10, 20, 30, 40))
         share = waited_ns / sum(row["wall_ns"] for row in measured)
         assert run.record.facts.restarting_share == pytest.approx(share, abs=0.001)
+
+
+@pytest.mark.parametrize(("way", "copies"), [("copied", 2), ("shared", 1), ("constant", None), ("one-shard", None)])
+def test_workers_that_make_equal_batches_are_seen_to_and_others_are_not(
+    way: str, copies: int | None, tmp_path: Path
+) -> None:
+    """A constant batch says nothing of who made it. Of a stream with one shard, one worker makes every batch."""
+    done = attached(tmp_path, program("streams", way))
+    assert done.returncode == 0, done.stderr
+    runs = list(study_in(tmp_path).runs())
+    assert {run.record.facts.copies for run in runs} == {copies}
+    assert {run.record.facts.iterable for run in runs} == {True}
+    ledgers = [one for run in runs if (one := measure(run)) is not None]
+    assert {one.idle_workers for one in ledgers} == {3 if way == "one-shard" else 0}
+    assert ("made the same batches" in " ".join(done.stdout.split())) is (way == "copied")
+
+
+def test_the_order_that_a_sampler_draws_is_reading_in_the_main_thread_and_no_transfer(tmp_path: Path) -> None:
+    done = attached(tmp_path, program("streams", "sampler", 36))
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path)
+    drawing = [row for row in rows(study) if row["work_read_ns"] >= 50e6]
+    assert len(drawing) == 6  # of 6 steps each epoch
+    assert all(row["during_wait_transfer_ns"] < 25e6 for row in drawing)
+    for run in study.runs():
+        facts = run.record.facts
+        assert facts.sampling_share is not None
+        assert facts.sampling_share >= 0.5 * (facts.restarting_share or 0)
+    assert "persistent_workers" not in done.stdout
+    assert "Its sampler takes" in " ".join(done.stdout.split())
 
 
 def test_the_fetch_and_the_end_of_a_step_can_be_named(tmp_path: Path) -> None:

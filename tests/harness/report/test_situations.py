@@ -256,17 +256,19 @@ def test_a_step_in_twenty_that_lasts_a_second_is_told_from_the_others() -> None:
     assert lines(study(Arm("text"), steps=20, repetitions=1)).startswith("text: 31.0 ms a step. ")
 
 
-def test_of_an_iterable_dataset_the_headline_says_that_workers_may_repeat_it() -> None:
+def test_that_workers_repeat_a_dataset_is_said_only_where_their_batches_were_seen_to_be_equal() -> None:
     facts = {"iterable": True}
     arms = [Arm(f"workers-{n}", tokenize=9.0, workers=min(n, 1), facts={**facts, "workers": n}) for n in (0, 2)]
-    said = "Unless its iterable dataset shares itself out, the 2 workers of workers-2 serve each document 2 times."
-    (line,) = first_screen(study(*arms)).headlines
+    seen = [arms[0], replace(arms[1], facts={**arms[1].facts, "copies": 2})]
+    said = "2 of the 2 loader workers of workers-2 made the same batches: they serve each document 2 times."
+    (line,) = first_screen(study(*seen)).headlines
     assert said in line.support
-    assert said in lines(study(arms[1]))
-    one = [replace(arm, facts={**facts, "workers": min(n, 1)}) for n, arm in enumerate(arms)]
-    assert "iterable" not in lines(study(*one))
-    indexed = [replace(arm, facts={**arm.facts, "iterable": False}) for arm in arms]
-    assert "iterable" not in lines(study(*indexed))
+    assert said in lines(study(seen[1]))
+    for copies in (None, 1):  # not compared; each worker with batches of its own
+        own = replace(arms[1], facts={**arms[1].facts, "copies": copies})
+        report = study(own)
+        assert report.arms[0].copies == 0
+        assert "made the same batches" not in lines(report)
 
 
 def test_what_is_hidden_is_not_said_to_cost_nothing() -> None:

@@ -29,7 +29,7 @@ TEXT, TOKENS = Arm("text", tokenize=9.0), Arm("tokens", tokenize=0.0, declared={
 STUDY = analyse(*build([TEXT, TOKENS, *TEXT.controls("a-a")], [("text", "tokens")], blocks=3))
 OF_WORDS = {words: verdict for verdict, words in VERDICTS.items()}
 
-SAVES = LongSteps(3, 600, 1500.0, "log")
+SAVES = LongSteps(3, 600, 1500.0, 31.0, "log")
 # A ratio, its noise floor and the losses, for every kind of verdict.
 KINDS: Mapping[str, StudyReport] = {
     "gain": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01),

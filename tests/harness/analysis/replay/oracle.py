@@ -36,6 +36,8 @@ class Truth:
     dynamic: bool = False  # a step takes as much longer or shorter as its batch's documents are
     workers: int = 1
     prefetch: int = 2
+    # Workers whose dataset gives them no items. Each leaves the requests after its first one unanswered.
+    idle: int = 0
     handover: float = 0.9
     receive: float = 0.3
     # Part of receive. Where set, all workers send through one pipe. What comes is unpacked in that order, also before
@@ -107,7 +109,8 @@ class _Rank:
         self.norm_done: simpy.Event | None = None
         for worker in range(truth.workers):
             env.process(self.work(worker))
-        for batch in range(truth.workers * truth.prefetch):
+        self.in_flight = truth.workers * truth.prefetch - truth.idle * (truth.prefetch - 1)
+        for batch in range(self.in_flight):
             self.ask(batch, 0.0)
         env.process(self.compute())
         self.finished = env.process(self.loop())
@@ -138,7 +141,7 @@ class _Rank:
 
         def travel() -> Iterator[simpy.Event]:
             yield self.env.timeout(wake)
-            yield self.inbox[batch % self.t.workers].put(batch)
+            yield self.inbox[batch % (self.t.workers - self.t.idle)].put(batch)
 
         self.env.process(travel())
 
@@ -192,7 +195,7 @@ class _Rank:
             else:
                 yield from self.unpack_up_to(batch)
                 yield self.env.timeout(self.t.receive - self.t.unpack)
-            self.ask(batch + self.t.workers * self.t.prefetch, self.t.wake)
+            self.ask(batch + self.in_flight, self.t.wake)
         else:
             yield from self.build(batch, "main")
             yield self.env.timeout(self.t.remainder)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.analysis.makers import round_robin
 from harness.analysis.replay import handover
 from harness.analysis.replay.handover import Seen, handed_over
 
@@ -59,7 +60,7 @@ def elements(steps: int, *, arrivals: bool) -> int:
         awaited=(number % 2 == 0).view(Counted),
     )
     Counted.elements = 0
-    costs, _ = handed_over(seen, workers=2, prefetch=2, tensors=3, declared_ns=0.0)
+    costs, _ = handed_over(seen, round_robin(steps, 2), prefetch=2, tensors=3, declared_ns=0.0)
     assert all(np.isfinite(cost).all() for cost in costs.values())
     return Counted.elements
 

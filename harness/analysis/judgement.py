@@ -1,0 +1,50 @@
+"""Decides what a replay may be asked about an arm: the report's advice and ``harness whatif`` both read it here.
+
+Some arms cannot be replayed at all (:func:`refusal`): too much of their time was not seen. Of others some changes are
+barred (:func:`bar_of`), as the recording does not show what they depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from harness.analysis.replay.predict import Replays
+from harness.analysis.unseen import MOST_RESTARTING, unseen
+from harness.scenario.edits import Edits
+from harness.study.run_data import RunData
+
+# no loader: batches come from a function of the program, not from a DataLoader.
+# unequal: some workers made no batches, or too few, as their dataset gave them none.
+# restarts: the loader begins anew in each epoch. Replay has workers ask for the next epoch's batches before this one
+# ends, which no DataLoader does.
+# sampler: it chooses what to read in the main thread, which no worker does for it.
+Bar = Literal["no loader", "unequal", "sampler", "restarts"]
+_REFUSED = {
+    "no core": "its main thread had no core for too much of the time",
+    "blocked": "too much of its time was not seen",
+    "device": "what its device did was not recorded",
+    "ranks": "its ranks wait for one another, so its own steps do not tell what one of them would gain",
+}
+
+
+def refusal(runs: Sequence[RunData]) -> str | None:
+    """Why nothing can be predicted of ``runs``; None where a replay may be asked."""
+    hidden = unseen(runs)
+    return None if hidden is None or hidden.reason is None else _REFUSED[hidden.reason]
+
+
+def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | None:
+    """Why a prediction of ``runs`` under ``edits`` is not to be had; None where it is."""
+    workers = edits.workers is not None and edits.workers != replays.workers
+    if not workers and edits.prefetch is None:
+        return None
+    if not all(run.record.facts.has_loader for run in runs):
+        return "no loader"
+    if workers and replays.unequal:
+        return "unequal"
+    if (hidden := unseen(runs)) is None:
+        return None
+    if workers and hidden.sampling > MOST_RESTARTING:
+        return "sampler"
+    return "restarts" if hidden.restarting > MOST_RESTARTING else None

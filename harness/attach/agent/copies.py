@@ -1,0 +1,66 @@
+"""Compares the first batches of a loader's workers: equal ones show that each worker serves all of the dataset.
+
+Only a dataset without an index can do that (torch's IterableDataset). A few batches of each worker are hashed, of each
+tensor in the host's memory the first bytes. A batch is only read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from _harness_agent import record
+from torch import Tensor
+
+BATCHES = 2  # hashed batches of each worker: a single one may be equal by chance
+MOST_COMPARED = 64  # batches of a loader that are compared: by then each worker that makes any has made some
+MOST_BYTES = 1 << 16  # of a tensor
+DIGEST_BYTES = 16
+
+
+class FirstBatches:
+    """The hashes of one loader's first batches, by worker."""
+
+    __slots__ = ("by_worker", "left", "written")
+
+    def __init__(self) -> None:
+        self.by_worker: dict[str, list[bytes]] = {}
+        self.left = MOST_COMPARED
+        self.written = 0
+
+    def add(self, worker: str, tensors: Iterable[Any]) -> None:
+        """Compare a batch of ``worker``; note how many workers made the same first batches, once that is known."""
+        if not self.left:
+            return
+        self.left -= 1
+        found = self.by_worker.setdefault(worker, [])
+        if len(found) >= BATCHES:
+            return
+        found.append(_digest(tensors))
+        whole = [tuple(one) for one in self.by_worker.values() if len(one) == BATCHES]
+        # Batches that are all the same say nothing of who made them.
+        known = [one for one in whole if len(set(one)) == BATCHES and b"" not in one]
+        if len(known) < 2:
+            return
+        alike = max(Counter(known).values())
+        if alike > self.written:
+            self.written = alike
+            record.note("copies", alike)
+
+
+def _digest(tensors: Iterable[Any]) -> bytes:
+    """Return a hash of the first bytes of each tensor, empty where none can be read."""
+    made = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    some = False
+    for one in tensors:
+        if type(one) is not Tensor or one.device.type != "cpu" or not one.is_contiguous():
+            continue
+        size = min(one.numel() * one.element_size(), MOST_BYTES)
+        if size:
+            made.update(repr(tuple(one.shape)).encode())
+            made.update(ctypes.string_at(one.data_ptr(), size))
+            some = True
+    return made.digest() if some else b""
