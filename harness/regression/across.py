@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from harness.analysis.confounds import LOAD, USEFUL
+from harness.analysis.confounds import LOAD, USEFUL, alike_environment
 from harness.analysis.statistics import CONFIDENCE, Estimate, from_block_values
 from harness.regression.days import STARTUP, BetweenDays, Days
 from harness.regression.decision import Decision, fractions, judge
@@ -26,11 +26,10 @@ from harness.regression.thresholds import (
     CLOCK_ALIKE,
     COMMON_MOVE_ARMS,
     COMMON_MOVE_SHARE,
-    MEMORY_ALIKE,
     NOTICEABLE,
 )
 from trainer.config import BEFORE
-from trainer.json_types import Json, JsonObject
+from trainer.json_types import JsonObject
 
 # Configuration that decides how much a step has to do, or how: other values, another question. Corpus and tokenizer
 # are compared by the fingerprints of what they hold. A key that one side lacks came later: it forbids nothing.
@@ -93,7 +92,7 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
     for key in sorted(set(baseline.environment) | set(candidate.environment)):
         if key != "git_commit":
             ours_is, theirs_is = baseline.environment.get(key), candidate.environment.get(key)
-            if key == "memory_bytes" and _alike(ours_is, theirs_is):
+            if alike_environment(key, ours_is, theirs_is):
                 continue
             known = key in baseline.environment and key in candidate.environment  # else one is of an older version
             check(f"environment.{key}", ours_is, theirs_is, known and key in MACHINE)
@@ -140,13 +139,6 @@ def _with_before(config: JsonObject, synchronous: bool) -> JsonObject:
 def _alike_losses(ours: float | None, theirs: float | None) -> bool:
     """Whether both learned the same; older baselines do not say."""
     return ours is None or theirs is None or abs(theirs - ours) <= LOSS_ALIKE * min(abs(ours), abs(theirs))
-
-
-def _alike(ours_bytes: Json, theirs_bytes: Json) -> bool:
-    """Whether two amounts of memory differ by no more than kernels take for themselves."""
-    if not isinstance(ours_bytes, int | float) or not isinstance(theirs_bytes, int | float) or not theirs_bytes:
-        return False
-    return abs(ours_bytes / theirs_bytes - 1) < MEMORY_ALIKE
 
 
 def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
