@@ -67,8 +67,10 @@ def compare_series(
 ) -> Across:
     """Compares ``candidate`` with ``baseline``; undecided where a difference forbids it that is not ``allowed``.
 
-    ``days``: the sessions kept of this arm; without them what days differ by is assumed.
+    ``days``: the sessions kept of this arm; without them what days differ by is assumed. A study is the same as itself.
     """
+    if is_same_study(baseline, candidate):
+        return Across(candidate.arm, _same_study(candidate, limits))
     found = differences(baseline, candidate)
     allowed = set(allowed)
     refused = [one for one in found if one.forbids and one.key not in allowed]
@@ -79,6 +81,32 @@ def compare_series(
         missing = WhyUndecided("differences")
         comparison = nothing(*sides, limits.step, missing, comparison.blocks, differences=[*refused, *warned])
     return Across(candidate.arm, comparison, refused, warned)
+
+
+def is_same_study(baseline: BlockSeries, candidate: BlockSeries) -> bool:
+    """True if both are one arm of one study: begun in the same second, on the same machine, with the same times."""
+    first, second = (
+        (one.scenario, one.arm, one.created_utc, one.blocks, one.part_ms[STEP], one.environment, one.facts)
+        for one in (baseline, candidate)
+    )
+    return first == second
+
+
+def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
+    """A study against itself: no change, which no interval has to show."""
+    blocks = len(series.blocks)
+    step_ms, none = median(series.part_ms[STEP]), Estimate(0.0, 0.0, 0.0, blocks)
+    return StateComparison(
+        series.arm,
+        series.created_utc,
+        series.created_utc,
+        blocks,
+        Decision("same", limits.step, none, CONFIDENCE),
+        baseline_ms=step_ms,
+        candidate_ms=step_ms,
+        same_study=True,
+        emulated=series.emulated,
+    )
 
 
 def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Difference]:
