@@ -28,7 +28,7 @@ from harness.analysis.statistics import (
 )
 from harness.analysis.uneven import UnevenWaits, uneven_waits
 from harness.analysis.unseen import MOST_WAITING, waiting_share
-from harness.analysis.verdicts import UndecidedKind, Verdict, confidence_of_each, judge
+from harness.analysis.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, judge
 
 SAME = 0.01  # tokens per step that differ by less are called the same
 # Positions per step of an arm and its ideal-data control that differ by less: the few batches that it repeats stand for
@@ -136,6 +136,7 @@ class Measured:
     used_lead: tuple[float, float] = (0.0, 0.0)
     same_again: Estimate | None = None  # the A/A control of ``noise_floor_of``: how many times as fast as its arm
     in_total: InTotal | None = None  # where long steps that the median passes over make all time together another
+    steps: Judged | None = None  # of ``step_time``, whatever steps hold and learn: every sentence about it reads this
 
     @property
     def measured_per_step(self) -> float | None:
@@ -205,23 +206,22 @@ def compare(
     if best is None:
         return Missing("no throughput")
     measure, rate, _ = best
-    alike = alike_blocks(baseline, arms, controls)
-    ratio = speed(base, other, rate, alike=alike)
-    assert ratio is not None
+    waiting = [waiting_share([run.record.facts for run in blocks.values()]) for blocks in (base, other)]
+    judging = _Judging(
+        (baseline, candidate),
+        arms,
+        controls,
+        alike_blocks(baseline, arms, controls),
+        confidence_of_each(comparisons),
+        allowance,
+        no_core=any(share is not None and share > MOST_WAITING for share in waiting),
+        used_lead=(used_share(base), used_share(other)),
+    )
     isolated = _isolated(baseline, candidate, controls)
     from_waits = gain_from_waits(base)
-    found = ideal_speed(baseline, base, controls, alike)
+    found = ideal_speed(baseline, base, controls, judging.alike)
     ideal = None if isinstance(found, Absent) else found
     limit = without_data(from_waits, ideal)
-    same, floor_of = _same_again(baseline, candidate, arms, controls, rate)
-    absent: dict[Figure, Absent | None] = {
-        "isolated": isolated if isinstance(isolated, Absent) else None,
-        "ideal": found if isinstance(found, Absent) else None,
-        "ceiling": Absent("ranks" if _open_ranks(base) else "no finite ceiling") if limit is None else None,
-        "noise_floor": same if isinstance(same, Absent) else None,
-    }
-    noise_floor = allowance if isinstance(same, Absent) else same.distance
-    same_again = None if isinstance(same, Absent) else same
     positions = _quotient(per_step_of(other, "tokens"), per_step_of(base, "tokens"))
     trained = _quotient(per_step_of(other, "trained_tokens"), per_step_of(base, "trained_tokens"))
     learned_from = positions if trained is None else trained
@@ -232,47 +232,90 @@ def compare(
         controls.get("a-a", baseline),
         tokens_ratio=1.0 if learned_from is None or abs(learned_from - 1) <= SAME else learned_from,
     )
-    together = speed(base, other, rate, confidence_of_each(comparisons), alike)
-    waiting = [waiting_share([run.record.facts for run in blocks.values()]) for blocks in (base, other)]
-    no_core = any(share is not None and share > MOST_WAITING for share in waiting)
-    shares = used_share(base), used_share(other)
-    step_time = speed(base, other, steps_per_s, alike=alike)
-    whole = None if step_time is None else in_total(base, other, step_time.median, ratio.median)
-    judged = judge(
-        together or ratio,
-        noise_floor,
-        losses,
-        no_core=no_core,
-        used_lead=shares,
-        same_again=same_again,
-        in_total=None if whole is None else whole.least,
-    )
+    by_rate = judging.by(rate, losses)
+    each = {"trained tokens/s": trained, "tokens/s": positions}.get(measure)
+    absent: dict[Figure, Absent | None] = {
+        "isolated": isolated if isinstance(isolated, Absent) else None,
+        "ideal": found if isinstance(found, Absent) else None,
+        "ceiling": Absent("ranks" if _open_ranks(base) else "no finite ceiling") if limit is None else None,
+        "noise_floor": by_rate.same if isinstance(by_rate.same, Absent) else None,
+    }
     return Measured(
         measure=measure,
-        ratio=ratio,
-        tokens_ratio=speed(base, other, tokens_per_s, alike=alike),
-        step_time=step_time,
+        ratio=by_rate.ratio,
+        tokens_ratio=speed(base, other, tokens_per_s, alike=judging.alike),
+        step_time=speed(base, other, steps_per_s, alike=judging.alike),
         isolated=None if isinstance(isolated, Absent) else isolated,
         ceiling=limit,
         from_waits=from_waits,
         ideal=ideal,
-        noise_floor=noise_floor,
-        noise_floor_of=floor_of,
+        noise_floor=by_rate.noise_floor,
+        noise_floor_of=by_rate.floor_of,
         positions_per_step=positions,
         trained_per_step=trained,
         baseline_waits=_waits(base),
         candidate_waits=_waits(other),
-        verdict=judged.verdict,
-        resolution=judged.resolution,
+        verdict=by_rate.judged.verdict,
+        resolution=by_rate.judged.resolution,
         absent={figure: why for figure, why in absent.items() if why is not None},
-        together=together,
+        together=by_rate.together,
         comparisons=comparisons,
-        undecided=judged.undecided,
+        undecided=by_rate.judged.undecided,
         losses=losses,
-        used_lead=shares,
-        same_again=same_again,
-        in_total=whole,
+        used_lead=judging.used_lead,
+        same_again=None if isinstance(by_rate.same, Absent) else by_rate.same,
+        in_total=by_rate.in_total,
+        # Steps that hold as much are as fast as what they hold: their times are judged by the same figures.
+        steps=judging.by(rate if each is not None and abs(each - 1) <= SAME else steps_per_s).judged,
     )
+
+
+@dataclass(frozen=True)
+class _ByRate:
+    """One comparison by one rate: the ratio, what no change looks like, and the verdict that these allow."""
+
+    ratio: Estimate
+    together: Estimate | None
+    same: Estimate | Absent
+    floor_of: str | None
+    noise_floor: float | None
+    in_total: InTotal | None
+    judged: Judged
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """What every figure of one comparison is judged by; see :func:`compare` and ``verdicts.judge``."""
+
+    names: tuple[str, str]
+    arms: Mapping[str, Blocks]
+    controls: Controls
+    alike: Likeness | None
+    confidence: float  # of each comparison of the study
+    allowance: float | None
+    no_core: bool
+    used_lead: tuple[float, float]
+
+    def by(self, rate: Rate, losses: Losses | None = None) -> _ByRate:
+        """By ``rate``, which both arms have. ``losses``: None where only the speed is judged."""
+        base, other = (self.arms[name] for name in self.names)
+        ratio = speed(base, other, rate, alike=self.alike)
+        assert ratio is not None
+        together = speed(base, other, rate, self.confidence, self.alike)
+        same, floor_of = _same_again(*self.names, self.arms, self.controls, rate)
+        noise_floor = self.allowance if isinstance(same, Absent) else same.distance
+        steps = speed(base, other, steps_per_s, alike=self.alike)
+        whole = None if steps is None else in_total(base, other, steps.median, ratio.median)
+        judged = judge(
+            together or ratio,
+            noise_floor,
+            losses,
+            no_core=self.no_core,
+            used_lead=self.used_lead,
+            same_again=None if isinstance(same, Absent) else same,
+            in_total=None if whole is None else whole.least,
+        )
+        return _ByRate(ratio, together, same, floor_of, noise_floor, whole, judged)
 
 
 def used_share(blocks: Blocks) -> float:

@@ -12,6 +12,7 @@ from harness.analysis.bounds import mean_shares
 from harness.analysis.claims import JudgedClaim, RunUse, arm_use, judge, use_of
 from harness.analysis.comparisons import (
     Controls,
+    Measured,
     Missing,
     alike_blocks,
     arm_floor,
@@ -120,6 +121,7 @@ def analyse(
             [arm.name for arm in arms.declared if arm.control is None],
             arms.ledgers,
             arms.controls,
+            lambda baseline, arm: _measured(study, (baseline, arm), arms),
         ),
     )
 
@@ -207,17 +209,22 @@ def _advice(
     return tuple(advise(arm, arms.runs, arms.of, floor, arms.alike(arm)) for arm, floor in floors.items())
 
 
-def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comparison | NotCompared:
-    by_name = {arm.name: arms.of(arm.name) for arm in arms.declared}
-    measured = compare(
+def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
+    """What the runs of two arms say; judged alike for whatever the page says of these two."""
+    return compare(
         *names,
-        by_name,
+        {arm.name: arms.of(arm.name) for arm in arms.declared},
         arms.controls,
         comparisons=len(study.comparisons),
         allowance=_declared_floor(study),
     )
+
+
+def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comparison | NotCompared:
+    measured = _measured(study, names, arms)
     if isinstance(measured, Missing):
         return NotCompared(*names, replace(measured, failures=failures(names, arms.records)))
+    by_name = {arm.name: arms.of(arm.name) for arm in arms.declared}
     base, other = (by_name[name] for name in names)
     cards = device_health({name: arms.runs.get(name, ()) for name in names})
     return Comparison(
