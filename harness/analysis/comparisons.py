@@ -13,7 +13,7 @@ from typing import Literal
 
 from harness.analysis.bounds import AT_WORK, Bound, agreed
 from harness.analysis.in_total import InTotal, in_total
-from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over
+from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over, part_over
 from harness.analysis.losses import Losses, compare_losses
 from harness.analysis.problems import RunFailure
 from harness.analysis.speeds import MEASURES, Rate, per_step_of, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
@@ -34,6 +34,7 @@ SAME = 0.01  # tokens per step that differ by less are called the same
 # Positions per step of an arm and its ideal-data control that differ by less: the few batches that it repeats stand for
 # all of the arm's.
 ALIKE_POSITIONS = 0.03
+CLOSE = 0.02  # ceilings whose medians differ by less are one figure
 AGREE = 0.01  # witnesses that are closer to one another agree: intervals and floors of repeated steps may be next to 0
 
 Figure = Literal["isolated", "ideal", "ceiling", "predicted", "noise_floor"]
@@ -154,16 +155,25 @@ class Measured:
 
     @property
     def ceilings(self) -> tuple[float, float] | None:
-        """The ceiling by either witness, the smaller one first, where they disagree: neither then is to be believed.
+        """The ceiling by either witness, the smaller one first, where they say different things; None where they agree
+        within :data:`CLOSE`, or only one of them is known.
 
-        An ideal-data control repeats few batches, which may be unlike the rest; a replay knows no cores and caches.
+        An ideal-data control repeats few batches, which may be unlike the rest; a replay knows no cores and caches. On
+        a busy machine both intervals may be wide enough to meet, and one median is still not what data costs.
         """
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
             return None
-        if self.agree(replayed, ideal):
-            return None
-        return min(replayed.median, ideal.median), max(replayed.median, ideal.median)
+        low, high = sorted((replayed.median, ideal.median))
+        return (low, high) if self.ceilings_apart or high > low * (1 + CLOSE) else None
+
+    @property
+    def ceilings_apart(self) -> bool:
+        """True if the witnesses of the ceiling disagree by more than their intervals and the noise floor allow."""
+        replayed, ideal = self.from_waits, self.ideal
+        if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
+            return False
+        return not self.agree(replayed, ideal)
 
 
 @dataclass(frozen=True)
@@ -379,7 +389,7 @@ def gain_from_waits(blocks: Blocks) -> Estimate | None:
     likely: list[float] = []
     least: list[float] = []
     most: list[float] = []
-    for run in blocks.values():
+    for run in split_runs([*blocks.values()]):
         several = run.ranks > 1
         waited, wall = run.data_costs_all_ms if several else run.waited_ms, run.mean_step_ms
         if waited is None:
@@ -407,14 +417,26 @@ def _least_likely_most(run: RunLedger, waited_ms: float) -> tuple[float, float, 
     return low, waited_ms, high
 
 
+def split_runs(runs: Sequence[RunLedger]) -> list[RunLedger]:
+    """Those whose waits are known by stage, all where none are: everything said of data work is of these."""
+    return [run for run in runs if run.exposed_ms] or list(runs)
+
+
+def waited_over(runs: Sequence[RunLedger]) -> float | None:
+    """What data costs a step, in mean milliseconds; no stage of it costs more."""
+    return part_over(runs, lambda run: run.waited_ms, split_runs(runs))
+
+
 def waited_range(runs: Sequence[RunLedger]) -> tuple[float, float] | None:
     """The least and the most that data work may cost a step, means over ``runs``; None where it is known of each."""
     if all(run.waited_range_ms is None for run in runs):
         return None
-    known = [(run, _least_likely_most(run, run.waited_ms)) for run in runs if run.waited_ms is not None]
-    steps = sum(len(run.step_ms) for run, _ in known)
-    low, high = (sum(one[place] * len(run.step_ms) for run, one in known) / steps for place in (0, 2))
-    return low, high
+
+    def end(run: RunLedger, place: int) -> float | None:
+        return None if run.waited_ms is None else _least_likely_most(run, run.waited_ms)[place]
+
+    low, high = (part_over(runs, lambda run, place=place: end(run, place), split_runs(runs)) for place in (0, 2))  # type: ignore[misc]
+    return None if low is None or high is None else (low, high)
 
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
@@ -473,18 +495,18 @@ def _waits(blocks: Blocks) -> Waits:
     runs = list(blocks.values())
     return Waits(
         step_ms=mean_over(runs, lambda run: run.mean_step_ms) or 0.0,
-        waited_ms=mean_over(runs, lambda run: run.waited_ms),
+        waited_ms=waited_over(runs),
         exposed_ms=stage_means(runs, "exposed_ms"),
         hidden_ms=stage_means(runs, "hidden_ms"),
-        contended_ms=mean_over(runs, lambda run: run.contended_ms),
+        contended_ms=part_over(runs, lambda run: run.contended_ms),
         stage_work_ms=stage_means(runs, "work_ms"),
         parallel_ms=stage_means(runs, "parallel_ms"),
         between_steps_ms=stage_means(runs, "between_steps_ms"),
-        slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
+        slack_ms=part_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
-        open_ms=mean_over(runs, lambda run: run.device_open_ms),
+        open_ms=part_over(runs, lambda run: run.device_open_ms),
         bounds=bounds_of(runs),
-        uneven=uneven_waits(runs),
+        uneven=uneven_waits(split_runs(runs)),
         busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > AT_WORK for run in runs),
         room_unknown=any(math.isnan(run.device_room_ms or 0.0) for run in runs),
         waited_range_ms=waited_range(runs),
@@ -510,9 +532,14 @@ StageFigure = Literal[
 
 
 def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
-    """Mean milliseconds per step over ``runs`` of every stage or phase that any of them measured."""
-    means: dict[str, float] = {}
-    for key in dict.fromkeys(key for run in runs for key in getattr(run, name)):
-        known = [(getattr(run, name)[key], len(run.step_ms)) for run in runs if key in getattr(run, name)]
-        means[key] = sum(value * steps for value, steps in known) / sum(steps for _, steps in known)
+    """Mean milliseconds per step over ``runs`` of every stage or phase that any of them measured.
+
+    All of them are of the same runs, so that they add up to no more than their whole.
+    """
+    known = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
+    means = {}
+    for key in dict.fromkeys(key for run in known for key in getattr(run, name)):
+        found = part_over(runs, lambda run, key=key: getattr(run, name).get(key, 0.0), known)  # type: ignore[misc]
+        assert found is not None
+        means[key] = found
     return means

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.comparisons import Controls, Measured, Missing
+from harness.analysis.comparisons import Controls, Measured, Missing, waited_over
 from harness.analysis.ledger import Blocks, RepetitionTotals, RunLedger, mean_over
 from harness.analysis.speeds import Rate, rates_of, speed, tokens_per_s, trained_tokens_per_s
 from harness.analysis.statistics import Estimate, estimate
@@ -72,7 +72,7 @@ def _path(arm: str, baseline: str, ledgers: Mapping[str, Blocks], controls: Cont
         times=speed(controls.get("data-only", baseline), alone, tokens_per_s),
         loop_ms=mean_over(list(alone.values()), _loop_ms),
         step_ms=_per_block(training, lambda one: (one.wall_ns / 1e6, float(one.steps))),
-        waited_ms=mean_over(list(training.values()), lambda run: run.waited_ms),
+        waited_ms=waited_over(list(training.values())),
         mean_step_ms=mean_over(list(training.values()), lambda run: run.mean_step_ms),
         training_times=None if measured is None else measured.ratio,
         measure="" if measured is None else measured.measure,

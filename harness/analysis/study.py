@@ -18,6 +18,7 @@ from harness.analysis.comparisons import (
     arm_floor,
     bounds_of,
     compare,
+    split_runs,
     stage_means,
     waited_range,
 )
@@ -26,7 +27,7 @@ from harness.analysis.data_paths import data_paths
 from harness.analysis.drift import drift
 from harness.analysis.explain import explain, explain_arm
 from harness.analysis.learning import learning
-from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over, measure
+from harness.analysis.ledger import Blocks, RunLedger, arm_lead, measure, part_over
 from harness.analysis.long_steps import long_steps
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences
@@ -335,17 +336,17 @@ def _totals(blocks: Blocks) -> ArmTotals:
         parallel_ms=stage_means(runs, "parallel_ms"),
         between_steps_ms=stage_means(runs, "between_steps_ms"),
         unsplit=next((run.unsplit for run in runs if run.unsplit and not run.exposed_ms), None),
-        contended_ms=mean_over(runs, lambda run: run.contended_ms),
+        contended_ms=part_over(runs, lambda run: run.contended_ms),
         waited_range_ms=waited_range(runs),
-        device_busy_ms=None if open_busy else mean_over(runs, lambda run: run.device_busy_ms),
-        device_launch_bound_ms=mean_over(runs, lambda run: run.device_launch_bound_ms),
-        device_open_ms=mean_over(runs, lambda run: run.device_open_ms),
+        device_busy_ms=None if open_busy else part_over(runs, lambda run: run.device_busy_ms),
+        device_launch_bound_ms=part_over(runs, lambda run: run.device_launch_bound_ms),
+        device_open_ms=part_over(runs, lambda run: run.device_open_ms),
         launch_bound=_launch_bound(runs),
-        device_starved_ms=mean_over(runs, lambda run: run.device_starved_ms),
-        slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
+        device_starved_ms=part_over(runs, lambda run: run.device_starved_ms),
+        slack_ms=part_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
         bounds=bounds_of(runs),
-        uneven=uneven_waits(runs),
+        uneven=uneven_waits(split_runs(runs)),
         bound_shares=mean_shares([run.bound_shares for run in runs if run.bound_shares is not None]),
         loss=loss_of(runs),
         diverged=sum(run.diverged for run in runs),

@@ -361,7 +361,7 @@ def disagreements(c: Comparison) -> list[str]:
         return found
     core = "" if waits.contended_ms is None else f" (waiting for a core: {ms(waits.contended_ms)} per step)"
     ideal, replayed = m.ideal, m.from_waits
-    if m.ceilings is not None and replayed is not None and ideal is not None:
+    if m.ceilings_apart and replayed is not None and ideal is not None:
         what = f"{c.baseline} with ideal data is {ratio(ideal.median)} as fast ({interval(ideal)})"
         if ideal.median > replayed.median:
             found.append(

@@ -93,7 +93,8 @@ def test_a_wait_of_some_blocks_is_said_of_these() -> None:
         ({1: 25.0}, 2, "25.3 ms of each 55.0 ms step in 1 of 2 blocks and 0.60 ms in the others"),
         # Three kinds: the others are not as their mean either.
         ({0: 30.0, 1: 30.0, 2: 8.0}, 5, "30.3 ms of each 60.0 ms step in 2 of 5 blocks and 0.60 ms to 8.30 ms in the"),
-        ({0: 30.0, 1: 40.0}, 5, "30.3 ms to 40.3 ms of each 65.0 ms step in 2 of 5 blocks and 0.60 ms in the others"),
+        # Half of a step of 60 ms, and 40.3 ms of one of 70 ms.
+        ({0: 30.0, 1: 40.0}, 5, "32.8 ms to 37.4 ms of each 65.0 ms step in 2 of 5 blocks and 0.60 ms in the others"),
         # All wait, for about as long as one another, in two groups by chance: what is said of all holds of each.
         ({0: 25.0, 1: 25.4, 2: 27.0, 3: 27.2}, 4, ""),
         (dict.fromkeys(range(4), 25.0), 4, ""),
