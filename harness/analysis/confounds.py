@@ -90,6 +90,8 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "corpus_fingerprint": ("data.corpus", "data.source"),
     "tokenizer_engine": ("data.tokenizer", "data.source"),
     "tokenizer_proof": MEASURED,
+    "stored_bytes": ("data",),
+    "text_bytes": ("data",),
     "questions_fingerprint": ("evaluation",),
     "model_fingerprint": ("model.factory", "model.config", "model.pretrained", "model.vocab_size"),
     "program_fingerprint": (COMMAND,),

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.analysis.advice import advise, is_iterable
 from harness.analysis.bounds import mean_shares
-from harness.analysis.claims import JudgedClaim, RunUse, arm_use, judge, use_of
+from harness.analysis.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.analysis.comparisons import (
     Controls,
     Measured,
@@ -55,11 +55,12 @@ from harness.analysis.target_loss import Learned, learned
 from harness.analysis.uneven import uneven_waits
 from harness.analysis.unseen import unseen
 from harness.analysis.whole_run import release, work_out
-from harness.scenario.claims import CLAIMS, ClaimName
+from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
 from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
+from trainer.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -142,22 +143,29 @@ def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, Run
     named = study.scenario_text.get("claims")
     found = []
     for one in named if isinstance(named, list) else []:
-        if isinstance(one, Mapping) and one.get("claim") in CLAIMS:
-            arm, baseline = str(one.get("arm")), one.get("baseline")
+        if isinstance(one, Mapping) and (kind := _claimed(one)) is not None:
+            of = one["arms"] if isinstance(one.get("arms"), list) else [one.get("arm"), one.get("baseline")]
+            arm, name = str(of[0]), None if len(of) < 2 or of[1] is None else str(of[1])
             records = arms.records.get(arm, [])
-            config = records[0].config if records else {}
-            cores = records[0].facts.cores if records else None
-            claim: ClaimName = one["claim"]
-            name = None if baseline is None else str(baseline)
             others = [] if name is None else arms.records.get(name, [])
             controls = [
                 (str(again.of), again.name)
                 for again in arms.declared
                 if again.control == "a-a" and again.of in (arm, name)
             ]
+            config = records[0].config if records else {}
+            cores = records[0].facts.cores if records else None
             other = others[0].config if others else None
-            found.append(judge(claim, arm, name, uses, config, cores, other, controls))
+            found.append(judge(kind, arm, name, uses, config, cores, other, controls))
     return tuple(found)
+
+
+def _claimed(one: JsonObject) -> ClaimName | ClaimKind | None:
+    """A claim of a study.json: a common one by its name, or one with bounds of its own; None of a later version's."""
+    if "figure" in one:
+        return own_kind(one)
+    name = one.get("claim")
+    return name if name in CLAIMS else None
 
 
 def _learned(study: StudyRecord, arms: _Arms) -> tuple[Learned, ...]:
