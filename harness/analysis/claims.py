@@ -19,14 +19,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from harness.analysis.ledger import RunLedger
 from harness.analysis.probes.host_load import host_load
 from harness.analysis.statistics import Estimate, from_amounts, from_block_values, from_blocks
-from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
+from harness.scenario.claims import CLAIMS, SHARES, ClaimKind, ClaimName, Figure
 from harness.scenario.overrides import differing, lookup, lookup_number
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
 from trainer.json_types import JsonObject
 
 COMPUTE = ("h2d", "forward", "backward", "optimizer")
@@ -59,6 +60,8 @@ class RunUse:
     tokens_per_s: float | None
     trained_tokens_per_s: float | None = None  # without padding
     ranks: int = 1
+    chunk_ms: float | None = None  # data work for one batch, wherever it ran
+    stored_per_text: float | None = None  # bytes of pretokenized data per byte of the text that it was made from
 
 
 @dataclass(frozen=True)
@@ -85,17 +88,19 @@ class JudgedClaim:
     which the arms differ too. ``untested``: the strategy that both arms have where the claim is about two.
     """
 
-    claim: ClaimName
+    claim: ClaimName | None  # None: one with bounds of the scenario's own
     arm: str
     baseline: str | None
     figure: Estimate | None
     outcome: Outcome
+    kind: ClaimKind
     values: tuple[float, float] | None = None  # "cpu use": the cores of baseline and arm
     processes: int | None = None  # "processes", "pool": how many, on so many cores
     cores: int | None = None
     noise_floor: float | None = None  # of a ratio, as a fraction
     differs: tuple[str, ...] = ()
     untested: str | None = None
+    without: tuple[str, ...] = ()  # arms no finished run of which has such a figure
 
 
 def use_of(run: RunData, ledger: RunLedger) -> RunUse:
@@ -129,7 +134,13 @@ def use_of(run: RunData, ledger: RunLedger) -> RunUse:
         None if tokens is None else tokens / wall_s,
         None if ledger.trained_tokens is None else ledger.trained_tokens / wall_s,
         ranks,
+        sum(ledger.work_ms.values()) if ledger.work_ms else None,
+        _stored_per_text(ledger.record.facts),
     )
+
+
+def _stored_per_text(facts: RunFacts) -> float | None:
+    return facts.stored_bytes / facts.text_bytes if facts.stored_bytes and facts.text_bytes else None
 
 
 def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[str, float], float | None]:
@@ -208,8 +219,20 @@ def _share(values: Sequence[float]) -> Estimate | None:
     return replace(found, ci_low=max(0.0, found.ci_low), ci_high=min(1.0, found.ci_high))
 
 
+def own_kind(claim: JsonObject) -> ClaimKind | None:
+    """The kind of a claim with bounds of its own; None of one that this version does not know."""
+    figure, low, high, arms = (claim.get(key) for key in ("figure", "from", "to", "arms"))
+    if figure not in get_args(Figure) or not isinstance(arms, list) or not arms:
+        return None
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return None
+    ratio = len(arms) > 1
+    text = claim.get("text") or f"{figure}{' is times as much' if ratio else ''}: {low:g} to {high:g}"
+    return ClaimKind(str(text), cast("Figure", figure), low, high, ratio)
+
+
 def judge(
-    claim: ClaimName,
+    claim: ClaimName | ClaimKind,
     arm: str,
     baseline: str | None,
     uses: Mapping[str, Mapping[int, RunUse]],
@@ -222,7 +245,8 @@ def judge(
 
     ``config``: of ``arm``. ``controls``: (arm, its A/A control) of both arms, as far as there are any.
     """
-    kind = CLAIMS[claim]
+    kind = claim if isinstance(claim, ClaimKind) else CLAIMS[claim]
+    common = None if isinstance(claim, ClaimKind) else claim
     ours = uses.get(arm, {})
     theirs = uses.get(baseline, {}) if baseline is not None else {}
     values = floor = None
@@ -235,22 +259,29 @@ def judge(
             values = tuple(one.median for one in both if one is not None)
     else:
         found = [one for _, use in sorted(ours.items()) if (one := _figure(kind, use)) is not None]
-        figure = _share(found)
+        figure = _share(found) if kind.of in SHARES else from_amounts(found)
     parallel = claim in ("processes", "pool")
-    of_tokenizing = kind.of == "tokenizing speed" and baseline_config is not None
+    of_tokenizing = common is not None and kind.of == "tokenizing speed" and baseline_config is not None
     untested = _same_strategy(config, baseline_config or {}) if of_tokenizing else None
+    others = _other_keys(config, baseline_config or {}, STRATEGIES if of_tokenizing else FIXES)
     return JudgedClaim(
-        claim,
+        common,
         arm,
         baseline,
         figure,
         "not measurable" if untested is not None else _outcome(figure, kind, floor or 0.0),
+        kind,
         values if values is not None and len(values) == 2 else None,
         int(lookup_number(config, "data.tokenize_processes", 2)) if parallel else None,
         cores if parallel else None,
         floor,
-        _other_keys(config, baseline_config, STRATEGIES if of_tokenizing else FIXES) if baseline_config else (),
+        others if baseline_config and common is not None else (),
         untested,
+        tuple(
+            name
+            for name in (arm, baseline)
+            if name is not None and all(_figure(kind, use) is None for use in uses.get(name, {}).values())
+        ),
     )
 
 
@@ -288,6 +319,16 @@ def _figure(kind: ClaimKind, use: RunUse) -> float | None:
             return use.all_cores
         case "training speed":
             return use.tokens_per_s if use.trained_tokens_per_s is None else use.trained_tokens_per_s
+        case "chunk ms":
+            return use.chunk_ms
+        case "step ms":
+            return use.step_ms
+        case "tokens/s":
+            return use.tokens_per_s
+        case "device use":
+            return None if use.idle_share is None else 1 - use.idle_share
+        case "stored bytes per byte of text":
+            return use.stored_per_text
 
 
 def _outcome(figure: Estimate | None, kind: ClaimKind, floor: float) -> Outcome:

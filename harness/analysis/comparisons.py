@@ -13,7 +13,7 @@ from typing import Literal
 
 from harness.analysis.bounds import AT_WORK, Bound, agreed
 from harness.analysis.in_total import InTotal, in_total
-from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over
+from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over, part_over
 from harness.analysis.losses import Losses, compare_losses
 from harness.analysis.problems import RunFailure
 from harness.analysis.speeds import MEASURES, Rate, per_step_of, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
@@ -28,12 +28,13 @@ from harness.analysis.statistics import (
 )
 from harness.analysis.uneven import UnevenWaits, uneven_waits
 from harness.analysis.unseen import MOST_WAITING, waiting_share
-from harness.analysis.verdicts import UndecidedKind, Verdict, confidence_of_each, judge
+from harness.analysis.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, judge
 
 SAME = 0.01  # tokens per step that differ by less are called the same
 # Positions per step of an arm and its ideal-data control that differ by less: the few batches that it repeats stand for
 # all of the arm's.
 ALIKE_POSITIONS = 0.03
+CLOSE = 0.02  # ceilings whose medians differ by less are one figure
 AGREE = 0.01  # witnesses that are closer to one another agree: intervals and floors of repeated steps may be next to 0
 
 Figure = Literal["isolated", "ideal", "ceiling", "predicted", "noise_floor"]
@@ -136,6 +137,7 @@ class Measured:
     used_lead: tuple[float, float] = (0.0, 0.0)
     same_again: Estimate | None = None  # the A/A control of ``noise_floor_of``: how many times as fast as its arm
     in_total: InTotal | None = None  # where long steps that the median passes over make all time together another
+    steps: Judged | None = None  # of ``step_time``, whatever steps hold and learn: every sentence about it reads this
 
     @property
     def measured_per_step(self) -> float | None:
@@ -153,16 +155,25 @@ class Measured:
 
     @property
     def ceilings(self) -> tuple[float, float] | None:
-        """The ceiling by either witness, the smaller one first, where they disagree: neither then is to be believed.
+        """The ceiling by either witness, the smaller one first, where they say different things; None where they agree
+        within :data:`CLOSE`, or only one of them is known.
 
-        An ideal-data control repeats few batches, which may be unlike the rest; a replay knows no cores and caches.
+        An ideal-data control repeats few batches, which may be unlike the rest; a replay knows no cores and caches. On
+        a busy machine both intervals may be wide enough to meet, and one median is still not what data costs.
         """
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
             return None
-        if self.agree(replayed, ideal):
-            return None
-        return min(replayed.median, ideal.median), max(replayed.median, ideal.median)
+        low, high = sorted((replayed.median, ideal.median))
+        return (low, high) if self.ceilings_apart or high > low * (1 + CLOSE) else None
+
+    @property
+    def ceilings_apart(self) -> bool:
+        """True if the witnesses of the ceiling disagree by more than their intervals and the noise floor allow."""
+        replayed, ideal = self.from_waits, self.ideal
+        if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
+            return False
+        return not self.agree(replayed, ideal)
 
 
 @dataclass(frozen=True)
@@ -205,23 +216,22 @@ def compare(
     if best is None:
         return Missing("no throughput")
     measure, rate, _ = best
-    alike = alike_blocks(baseline, arms, controls)
-    ratio = speed(base, other, rate, alike=alike)
-    assert ratio is not None
+    waiting = [waiting_share([run.record.facts for run in blocks.values()]) for blocks in (base, other)]
+    judging = _Judging(
+        (baseline, candidate),
+        arms,
+        controls,
+        alike_blocks(baseline, arms, controls),
+        confidence_of_each(comparisons),
+        allowance,
+        no_core=any(share is not None and share > MOST_WAITING for share in waiting),
+        used_lead=(used_share(base), used_share(other)),
+    )
     isolated = _isolated(baseline, candidate, controls)
     from_waits = gain_from_waits(base)
-    found = ideal_speed(baseline, base, controls, alike)
+    found = ideal_speed(baseline, base, controls, judging.alike)
     ideal = None if isinstance(found, Absent) else found
     limit = without_data(from_waits, ideal)
-    same, floor_of = _same_again(baseline, candidate, arms, controls, rate)
-    absent: dict[Figure, Absent | None] = {
-        "isolated": isolated if isinstance(isolated, Absent) else None,
-        "ideal": found if isinstance(found, Absent) else None,
-        "ceiling": Absent("ranks" if _open_ranks(base) else "no finite ceiling") if limit is None else None,
-        "noise_floor": same if isinstance(same, Absent) else None,
-    }
-    noise_floor = allowance if isinstance(same, Absent) else same.distance
-    same_again = None if isinstance(same, Absent) else same
     positions = _quotient(per_step_of(other, "tokens"), per_step_of(base, "tokens"))
     trained = _quotient(per_step_of(other, "trained_tokens"), per_step_of(base, "trained_tokens"))
     learned_from = positions if trained is None else trained
@@ -232,47 +242,90 @@ def compare(
         controls.get("a-a", baseline),
         tokens_ratio=1.0 if learned_from is None or abs(learned_from - 1) <= SAME else learned_from,
     )
-    together = speed(base, other, rate, confidence_of_each(comparisons), alike)
-    waiting = [waiting_share([run.record.facts for run in blocks.values()]) for blocks in (base, other)]
-    no_core = any(share is not None and share > MOST_WAITING for share in waiting)
-    shares = used_share(base), used_share(other)
-    step_time = speed(base, other, steps_per_s, alike=alike)
-    whole = None if step_time is None else in_total(base, other, step_time.median, ratio.median)
-    judged = judge(
-        together or ratio,
-        noise_floor,
-        losses,
-        no_core=no_core,
-        used_lead=shares,
-        same_again=same_again,
-        in_total=None if whole is None else whole.least,
-    )
+    by_rate = judging.by(rate, losses)
+    each = {"trained tokens/s": trained, "tokens/s": positions}.get(measure)
+    absent: dict[Figure, Absent | None] = {
+        "isolated": isolated if isinstance(isolated, Absent) else None,
+        "ideal": found if isinstance(found, Absent) else None,
+        "ceiling": Absent("ranks" if _open_ranks(base) else "no finite ceiling") if limit is None else None,
+        "noise_floor": by_rate.same if isinstance(by_rate.same, Absent) else None,
+    }
     return Measured(
         measure=measure,
-        ratio=ratio,
-        tokens_ratio=speed(base, other, tokens_per_s, alike=alike),
-        step_time=step_time,
+        ratio=by_rate.ratio,
+        tokens_ratio=speed(base, other, tokens_per_s, alike=judging.alike),
+        step_time=speed(base, other, steps_per_s, alike=judging.alike),
         isolated=None if isinstance(isolated, Absent) else isolated,
         ceiling=limit,
         from_waits=from_waits,
         ideal=ideal,
-        noise_floor=noise_floor,
-        noise_floor_of=floor_of,
+        noise_floor=by_rate.noise_floor,
+        noise_floor_of=by_rate.floor_of,
         positions_per_step=positions,
         trained_per_step=trained,
         baseline_waits=_waits(base),
         candidate_waits=_waits(other),
-        verdict=judged.verdict,
-        resolution=judged.resolution,
+        verdict=by_rate.judged.verdict,
+        resolution=by_rate.judged.resolution,
         absent={figure: why for figure, why in absent.items() if why is not None},
-        together=together,
+        together=by_rate.together,
         comparisons=comparisons,
-        undecided=judged.undecided,
+        undecided=by_rate.judged.undecided,
         losses=losses,
-        used_lead=shares,
-        same_again=same_again,
-        in_total=whole,
+        used_lead=judging.used_lead,
+        same_again=None if isinstance(by_rate.same, Absent) else by_rate.same,
+        in_total=by_rate.in_total,
+        # Steps that hold as much are as fast as what they hold: their times are judged by the same figures.
+        steps=judging.by(rate if each is not None and abs(each - 1) <= SAME else steps_per_s).judged,
     )
+
+
+@dataclass(frozen=True)
+class _ByRate:
+    """One comparison by one rate: the ratio, what no change looks like, and the verdict that these allow."""
+
+    ratio: Estimate
+    together: Estimate | None
+    same: Estimate | Absent
+    floor_of: str | None
+    noise_floor: float | None
+    in_total: InTotal | None
+    judged: Judged
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """What every figure of one comparison is judged by; see :func:`compare` and ``verdicts.judge``."""
+
+    names: tuple[str, str]
+    arms: Mapping[str, Blocks]
+    controls: Controls
+    alike: Likeness | None
+    confidence: float  # of each comparison of the study
+    allowance: float | None
+    no_core: bool
+    used_lead: tuple[float, float]
+
+    def by(self, rate: Rate, losses: Losses | None = None) -> _ByRate:
+        """By ``rate``, which both arms have. ``losses``: None where only the speed is judged."""
+        base, other = (self.arms[name] for name in self.names)
+        ratio = speed(base, other, rate, alike=self.alike)
+        assert ratio is not None
+        together = speed(base, other, rate, self.confidence, self.alike)
+        same, floor_of = _same_again(*self.names, self.arms, self.controls, rate)
+        noise_floor = self.allowance if isinstance(same, Absent) else same.distance
+        steps = speed(base, other, steps_per_s, alike=self.alike)
+        whole = None if steps is None else in_total(base, other, steps.median, ratio.median)
+        judged = judge(
+            together or ratio,
+            noise_floor,
+            losses,
+            no_core=self.no_core,
+            used_lead=self.used_lead,
+            same_again=None if isinstance(same, Absent) else same,
+            in_total=None if whole is None else whole.least,
+        )
+        return _ByRate(ratio, together, same, floor_of, noise_floor, whole, judged)
 
 
 def used_share(blocks: Blocks) -> float:
@@ -336,7 +389,7 @@ def gain_from_waits(blocks: Blocks) -> Estimate | None:
     likely: list[float] = []
     least: list[float] = []
     most: list[float] = []
-    for run in blocks.values():
+    for run in split_runs([*blocks.values()]):
         several = run.ranks > 1
         waited, wall = run.data_costs_all_ms if several else run.waited_ms, run.mean_step_ms
         if waited is None:
@@ -364,14 +417,26 @@ def _least_likely_most(run: RunLedger, waited_ms: float) -> tuple[float, float, 
     return low, waited_ms, high
 
 
+def split_runs(runs: Sequence[RunLedger]) -> list[RunLedger]:
+    """Those whose waits are known by stage, all where none are: everything said of data work is of these."""
+    return [run for run in runs if run.exposed_ms] or list(runs)
+
+
+def waited_over(runs: Sequence[RunLedger]) -> float | None:
+    """What data costs a step, in mean milliseconds; no stage of it costs more."""
+    return part_over(runs, lambda run: run.waited_ms, split_runs(runs))
+
+
 def waited_range(runs: Sequence[RunLedger]) -> tuple[float, float] | None:
     """The least and the most that data work may cost a step, means over ``runs``; None where it is known of each."""
     if all(run.waited_range_ms is None for run in runs):
         return None
-    known = [(run, _least_likely_most(run, run.waited_ms)) for run in runs if run.waited_ms is not None]
-    steps = sum(len(run.step_ms) for run, _ in known)
-    low, high = (sum(one[place] * len(run.step_ms) for run, one in known) / steps for place in (0, 2))
-    return low, high
+
+    def end(run: RunLedger, place: int) -> float | None:
+        return None if run.waited_ms is None else _least_likely_most(run, run.waited_ms)[place]
+
+    low, high = (part_over(runs, lambda run, place=place: end(run, place), split_runs(runs)) for place in (0, 2))  # type: ignore[misc]
+    return None if low is None or high is None else (low, high)
 
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
@@ -430,18 +495,18 @@ def _waits(blocks: Blocks) -> Waits:
     runs = list(blocks.values())
     return Waits(
         step_ms=mean_over(runs, lambda run: run.mean_step_ms) or 0.0,
-        waited_ms=mean_over(runs, lambda run: run.waited_ms),
+        waited_ms=waited_over(runs),
         exposed_ms=stage_means(runs, "exposed_ms"),
         hidden_ms=stage_means(runs, "hidden_ms"),
-        contended_ms=mean_over(runs, lambda run: run.contended_ms),
+        contended_ms=part_over(runs, lambda run: run.contended_ms),
         stage_work_ms=stage_means(runs, "work_ms"),
         parallel_ms=stage_means(runs, "parallel_ms"),
         between_steps_ms=stage_means(runs, "between_steps_ms"),
-        slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
+        slack_ms=part_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
-        open_ms=mean_over(runs, lambda run: run.device_open_ms),
+        open_ms=part_over(runs, lambda run: run.device_open_ms),
         bounds=bounds_of(runs),
-        uneven=uneven_waits(runs),
+        uneven=uneven_waits(split_runs(runs)),
         busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > AT_WORK for run in runs),
         room_unknown=any(math.isnan(run.device_room_ms or 0.0) for run in runs),
         waited_range_ms=waited_range(runs),
@@ -467,9 +532,14 @@ StageFigure = Literal[
 
 
 def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
-    """Mean milliseconds per step over ``runs`` of every stage or phase that any of them measured."""
-    means: dict[str, float] = {}
-    for key in dict.fromkeys(key for run in runs for key in getattr(run, name)):
-        known = [(getattr(run, name)[key], len(run.step_ms)) for run in runs if key in getattr(run, name)]
-        means[key] = sum(value * steps for value, steps in known) / sum(steps for _, steps in known)
+    """Mean milliseconds per step over ``runs`` of every stage or phase that any of them measured.
+
+    All of them are of the same runs, so that they add up to no more than their whole.
+    """
+    known = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
+    means = {}
+    for key in dict.fromkeys(key for run in known for key in getattr(run, name)):
+        found = part_over(runs, lambda run, key=key: getattr(run, name).get(key, 0.0), known)  # type: ignore[misc]
+        assert found is not None
+        means[key] = found
     return means

@@ -19,7 +19,7 @@ from harness.analysis.speeds import COUNTED, alternated, per_step_of
 from harness.machine.environment import OWN_PACKAGE
 from harness.scenario.overrides import flatten, lookup
 from harness.study.records import COMMAND, RunRecord
-from trainer.json_types import JsonObject
+from trainer.json_types import Json, JsonObject
 
 ConfoundKind = Literal[
     "diverged",
@@ -55,28 +55,64 @@ BATCHES = (
     "data.tokenizer", "data.source", "data.arguments", "data.global_order", "evaluation", "optimizer.accumulation",
     "model.objective", "launch", "resume", "seed",
 )  # fmt: skip
-# Facts follow from configuration: a declared key that starts with one of these explains a differing fact.
-EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
+# Why a fact may differ between two arms, for every fact of a run. MEASURED: every run has another value, which is no
+# choice and confounds nothing. Otherwise a fact follows from configuration: a declared key that starts with one of
+# these explains it, and no key explains an empty tuple.
+MEASURED = None
+_OF_PROFILE = ("compute.device", "compute.precision", "compute.threads", "compute.work", "launch")
+REASONS: Mapping[str, tuple[str, ...] | None] = {
+    "profile": _OF_PROFILE,
+    "profile_reason": _OF_PROFILE,
+    "peak_flops_per_s": _OF_PROFILE,
+    "dtype": _OF_PROFILE,
+    "peak_source": _OF_PROFILE,
+    "peak_measured": _OF_PROFILE,
+    "price_per_hour_usd": _OF_PROFILE,
     "parameters": ("model", "data.tokenizer"),
     "flops_per_token": ("model", "data.tokenizer", "data.sequence_length", "compute.flops_convention"),
     "flops_convention": ("compute.flops_convention", "model"),
     "attention": ("model", "compute.device"),
+    "measured_compilations": MEASURED,
     "device": ("compute.device",),
     "asynchronous": ("compute.device",),
+    "emulated": ("compute.device",),
     "emulation": ("compute", "model", "optimizer", "data.batch_size", "data.sequence_length", "data.tokenizer"),
     "device_count": ("compute.device", "launch"),
     "ranks": ("launch",),
+    "nodes": ("launch",),
     "parallel": ("launch",),
     "threads": ("compute.threads", "launch"),
+    "workers": ("data.workers", COMMAND),
+    "cores": ("launch",),
+    "torch": (),
+    "iterable": ("data.source", COMMAND),
     "tokenizer_fingerprint": ("data.tokenizer", "data.corpus", "data.source"),  # a trained tokenizer follows its corpus
     "corpus_fingerprint": ("data.corpus", "data.source"),
     "tokenizer_engine": ("data.tokenizer", "data.source"),
+    "tokenizer_proof": MEASURED,
+    "stored_bytes": ("data",),
+    "text_bytes": ("data",),
+    "questions_fingerprint": ("evaluation",),
     "model_fingerprint": ("model.factory", "model.config", "model.pretrained", "model.vocab_size"),
-    "vocab_size": ("model", "data.tokenizer", "data.source"),
-    "workers": ("data.workers", COMMAND),
-    "iterable": ("data.source", COMMAND),
-    "attached": (COMMAND,),
     "program_fingerprint": (COMMAND,),
+    "vocab_size": ("model", "data.tokenizer", "data.source"),
+    "attached": (COMMAND,),
+    "step_ends": (COMMAND,),
+    "clock_error_ns": MEASURED,
+    "checkpoint_writing_ns": MEASURED,
+    "parameters_digest": MEASURED,
+    "skipped_steps": MEASURED,
+    "unseen_share": MEASURED,
+    "unseen_place": MEASURED,
+    "waiting_share": MEASURED,
+    "tokenizing_share": MEASURED,
+    "restarting_share": MEASURED,
+    "sampling_share": MEASURED,
+    "copies": MEASURED,
+    "epoch_ends": MEASURED,
+    "evaluating_steps": MEASURED,
+    "evaluating_share": MEASURED,
+    "marked_steps": MEASURED,
 }
 # Facts that are fingerprints of code of the user's own, where the configuration has the key: two states of it differ.
 OF_USER_CODE = {
@@ -91,13 +127,7 @@ IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
     "program_fingerprint": "mixed code",
     "model_fingerprint": "mixed code",
 }
-# Facts that are measured, and differ from run to run.
-MEASURED = {
-    "measured_compilations", "unseen_share", "unseen_place", "waiting_share", "tokenizing_share", "restarting_share",
-    "sampling_share", "copies",
-    "epoch_ends", "evaluating_steps", "evaluating_share", "marked_steps", "skipped_steps", "parameters_digest",
-    "tokenizer_proof",
-}  # fmt: skip
+MEMORY_ALIKE = 0.05  # relative, of the machine's memory: a few pages more or less come with every kernel
 
 
 @dataclass(frozen=True)
@@ -217,11 +247,11 @@ def _facts(baseline: Blocks, candidate: Blocks) -> list[Confound]:
     for ours, theirs in _pairs(baseline, candidate):
         declared = _declared(ours, theirs)
         first, second = ours.facts.to_json(), theirs.facts.to_json()
-        for key in sorted((set(first) & set(second)) - MEASURED):
+        for key in sorted(set(first) & set(second)):
             one, other = first[key], second[key]
-            explained = any(
-                name == root or name.startswith(f"{root}.") for name in declared for root in EXPLAINED_BY.get(key, ())
-            )
+            if (roots := REASONS.get(key, ())) is MEASURED:
+                continue
+            explained = any(name == root or name.startswith(f"{root}.") for name in declared for root in roots)
             if CODE in declared and key in OF_USER_CODE:
                 explained |= all(lookup(side.config, OF_USER_CODE[key]) is not None for side in (ours, theirs))
             if one != other and not explained:
@@ -235,9 +265,16 @@ def _environment(baseline: Blocks, candidate: Blocks) -> list[Confound]:
         declared = OWN_STATE if CODE in _declared(ours, theirs) else set()
         for key in sorted((set(ours.environment) | set(theirs.environment)) - declared):
             one, other = ours.environment.get(key), theirs.environment.get(key)
-            if one != other:
+            if not alike_environment(key, one, other):
                 found.append(Confound("environment", key=key, values=(one, other)))
     return found
+
+
+def alike_environment(key: str, one: Json, other: Json) -> bool:
+    """True if two values of an entry of the environment say the same: memory is measured, and no two boots agree."""
+    if key == "memory_bytes" and isinstance(one, int | float) and isinstance(other, int | float) and other:
+        return abs(one / other - 1) < MEMORY_ALIKE
+    return one == other
 
 
 def _useful(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:

@@ -6,13 +6,14 @@ A sample is one row of a batch: ``data.sequence_length`` positions, padding incl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.comparisons import Controls
+from harness.analysis.comparisons import Controls, Measured, Missing, waited_over
 from harness.analysis.ledger import Blocks, RepetitionTotals, RunLedger, mean_over
-from harness.analysis.speeds import MEASURES, Rate, rates_of, speed, tokens_per_s, trained_tokens_per_s
+from harness.analysis.speeds import Rate, rates_of, speed, tokens_per_s, trained_tokens_per_s
 from harness.analysis.statistics import Estimate, estimate
+from harness.analysis.verdicts import Judged
 from harness.scenario.overrides import lookup, lookup_number
 from trainer.json_types import JsonObject
 
@@ -30,18 +31,25 @@ class DataPath:
     loop_ms: float | None = None  # alone: of a step, what is not fetching its batch
     step_ms: Estimate | None = None  # in training
     waited_ms: float | None = None  # in training: what data work costs a step
+    mean_step_ms: float | None = None  # in training: what ``waited_ms`` is a part of
     training_times: Estimate | None = None
     measure: str = ""  # what ``training_times`` counts
+    step_time: Estimate | None = None  # in training: the baseline's / the arm's
+    steps: Judged | None = None  # of ``step_time``, as every comparison of the study is judged
+
+
+# Compares an arm with a baseline, (baseline, arm), as the study compares its arms.
+Compare = Callable[[str, str], Measured | Missing]
 
 
 def data_paths(
-    scenario: JsonObject, arms: Sequence[str], ledgers: Mapping[str, Blocks], controls: Controls
+    scenario: JsonObject, arms: Sequence[str], ledgers: Mapping[str, Blocks], controls: Controls, compared: Compare
 ) -> tuple[DataPath, ...]:
     """One for each of ``arms`` (no controls), where ``scenario`` has an ``isolated_baseline``."""
     named = scenario.get("isolated_baseline")
     if not isinstance(named, str):
         return ()
-    return tuple(_path(arm, _baseline_of(arm, named, arms), ledgers, controls) for arm in arms)
+    return tuple(_path(arm, _baseline_of(arm, named, arms), ledgers, controls, compared) for arm in arms)
 
 
 def _baseline_of(arm: str, named: str, arms: Sequence[str]) -> str:
@@ -51,9 +59,10 @@ def _baseline_of(arm: str, named: str, arms: Sequence[str]) -> str:
     return same if same in arms else named
 
 
-def _path(arm: str, baseline: str, ledgers: Mapping[str, Blocks], controls: Controls) -> DataPath:
+def _path(arm: str, baseline: str, ledgers: Mapping[str, Blocks], controls: Controls, compared: Compare) -> DataPath:
     alone, training = controls.get("data-only", arm), ledgers.get(arm, {})
-    measure, training_times = _in_training(ledgers.get(baseline, {}), training)
+    found = compared(baseline, arm)
+    measured = None if isinstance(found, Missing) else found
     return DataPath(
         arm=arm,
         baseline=baseline,
@@ -63,18 +72,13 @@ def _path(arm: str, baseline: str, ledgers: Mapping[str, Blocks], controls: Cont
         times=speed(controls.get("data-only", baseline), alone, tokens_per_s),
         loop_ms=mean_over(list(alone.values()), _loop_ms),
         step_ms=_per_block(training, lambda one: (one.wall_ns / 1e6, float(one.steps))),
-        waited_ms=mean_over(list(training.values()), lambda run: run.waited_ms),
-        training_times=training_times,
-        measure=measure,
+        waited_ms=waited_over(list(training.values())),
+        mean_step_ms=mean_over(list(training.values()), lambda run: run.mean_step_ms),
+        training_times=None if measured is None else measured.ratio,
+        measure="" if measured is None else measured.measure,
+        step_time=None if measured is None else measured.step_time,
+        steps=None if measured is None else measured.steps,
     )
-
-
-def _in_training(baseline: Blocks, training: Blocks) -> tuple[str, Estimate | None]:
-    """By the best measure that both count."""
-    for name, rate in MEASURES:
-        if (found := speed(baseline, training, rate)) is not None:
-            return name, found
-    return "", None
 
 
 def _per_block(blocks: Blocks, rate: Rate | None) -> Estimate | None:

@@ -406,6 +406,22 @@ def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None
     return sum(value * steps for value, steps in known) / sum(steps for _, steps in known) if known else None
 
 
+def part_over(
+    runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None], known: Sequence[RunLedger] | None = None
+) -> float | None:
+    """Mean of a part of a step over all measured steps of ``runs``, which is never above the mean step.
+
+    ``known``: the runs that have it, None: those for which ``get`` does. Where others do not, it is the share of their
+    steps that it is in these, as their steps may be longer or shorter.
+    """
+    known = [run for run in known or runs if get(run) is not None]
+    found = mean_over(known, get)
+    if found is None or len(known) == len(runs):
+        return found
+    steps_ms = [mean_over(some, lambda run: run.mean_step_ms) or 0.0 for some in (known, runs)]
+    return found / steps_ms[0] * steps_ms[1] if steps_ms[0] else found
+
+
 def _mean_ms(nanoseconds: Array) -> float | None:
     known = nanoseconds[~np.isnan(nanoseconds)]
     return float(known.mean()) / 1e6 if known.size else None

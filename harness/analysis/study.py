@@ -9,14 +9,16 @@ import numpy as np
 
 from harness.analysis.advice import advise
 from harness.analysis.bounds import mean_shares
-from harness.analysis.claims import JudgedClaim, RunUse, arm_use, judge, use_of
+from harness.analysis.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.analysis.comparisons import (
     Controls,
+    Measured,
     Missing,
     alike_blocks,
     arm_floor,
     bounds_of,
     compare,
+    split_runs,
     stage_means,
     waited_range,
 )
@@ -25,7 +27,7 @@ from harness.analysis.data_paths import data_paths
 from harness.analysis.drift import drift
 from harness.analysis.explain import explain, explain_arm
 from harness.analysis.learning import learning
-from harness.analysis.ledger import Blocks, RunLedger, arm_lead, mean_over, measure, without_split
+from harness.analysis.ledger import Blocks, RunLedger, arm_lead, measure, part_over, without_split
 from harness.analysis.long_steps import long_steps
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health, differences
@@ -54,12 +56,13 @@ from harness.analysis.target_loss import Learned, learned
 from harness.analysis.uneven import uneven_waits
 from harness.analysis.unseen import unseen
 from harness.analysis.whole_run import release, work_out
-from harness.scenario.claims import CLAIMS, ClaimName
+from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
 from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
 from trainer.errors import InputError
+from trainer.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ def analyse(
             [arm.name for arm in arms.declared if arm.control is None],
             arms.ledgers,
             arms.controls,
+            lambda baseline, arm: _measured(study, (baseline, arm), arms),
         ),
     )
 
@@ -141,22 +145,29 @@ def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, Run
     named = study.scenario_text.get("claims")
     found = []
     for one in named if isinstance(named, list) else []:
-        if isinstance(one, Mapping) and one.get("claim") in CLAIMS:
-            arm, baseline = str(one.get("arm")), one.get("baseline")
+        if isinstance(one, Mapping) and (kind := _claimed(one)) is not None:
+            of = one["arms"] if isinstance(one.get("arms"), list) else [one.get("arm"), one.get("baseline")]
+            arm, name = str(of[0]), None if len(of) < 2 or of[1] is None else str(of[1])
             records = arms.records.get(arm, [])
-            config = records[0].config if records else {}
-            cores = records[0].facts.cores if records else None
-            claim: ClaimName = one["claim"]
-            name = None if baseline is None else str(baseline)
             others = [] if name is None else arms.records.get(name, [])
             controls = [
                 (str(again.of), again.name)
                 for again in arms.declared
                 if again.control == "a-a" and again.of in (arm, name)
             ]
+            config = records[0].config if records else {}
+            cores = records[0].facts.cores if records else None
             other = others[0].config if others else None
-            found.append(judge(claim, arm, name, uses, config, cores, other, controls))
+            found.append(judge(kind, arm, name, uses, config, cores, other, controls))
     return tuple(found)
+
+
+def _claimed(one: JsonObject) -> ClaimName | ClaimKind | None:
+    """A claim of a study.json: a common one by its name, or one with bounds of its own; None of a later version's."""
+    if "figure" in one:
+        return own_kind(one)
+    name = one.get("claim")
+    return name if name in CLAIMS else None
 
 
 def _learned(study: StudyRecord, arms: _Arms) -> tuple[Learned, ...]:
@@ -222,17 +233,22 @@ def _advice(
     return tuple(advise(arm, arms.runs, arms.of, floor, arms.alike(arm)) for arm, floor in floors.items())
 
 
-def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comparison | NotCompared:
-    by_name = {arm.name: arms.of(arm.name) for arm in arms.declared}
-    measured = compare(
+def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
+    """What the runs of two arms say; judged alike for whatever the page says of these two."""
+    return compare(
         *names,
-        by_name,
+        {arm.name: arms.of(arm.name) for arm in arms.declared},
         arms.controls,
         comparisons=len(study.comparisons),
         allowance=_declared_floor(study),
     )
+
+
+def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comparison | NotCompared:
+    measured = _measured(study, names, arms)
     if isinstance(measured, Missing):
         return NotCompared(*names, replace(measured, failures=failures(names, arms.records)))
+    by_name = {arm.name: arms.of(arm.name) for arm in arms.declared}
     base, other = (by_name[name] for name in names)
     cards = device_health({name: arms.runs.get(name, ()) for name in names})
     return Comparison(
@@ -345,17 +361,17 @@ def _totals(blocks: Blocks) -> ArmTotals:
         parallel_ms=stage_means(runs, "parallel_ms"),
         between_steps_ms=stage_means(runs, "between_steps_ms"),
         unsplit=next((run.unsplit for run in runs if run.unsplit and not run.exposed_ms), None),
-        contended_ms=mean_over(runs, lambda run: run.contended_ms),
+        contended_ms=part_over(runs, lambda run: run.contended_ms),
         waited_range_ms=waited_range(runs),
-        device_busy_ms=None if open_busy else mean_over(runs, lambda run: run.device_busy_ms),
-        device_launch_bound_ms=mean_over(runs, lambda run: run.device_launch_bound_ms),
-        device_open_ms=mean_over(runs, lambda run: run.device_open_ms),
+        device_busy_ms=None if open_busy else part_over(runs, lambda run: run.device_busy_ms),
+        device_launch_bound_ms=part_over(runs, lambda run: run.device_launch_bound_ms),
+        device_open_ms=part_over(runs, lambda run: run.device_open_ms),
         launch_bound=_launch_bound(runs),
-        device_starved_ms=mean_over(runs, lambda run: run.device_starved_ms),
-        slack_ms=mean_over(runs, lambda run: run.device_slack_ms),
+        device_starved_ms=part_over(runs, lambda run: run.device_starved_ms),
+        slack_ms=part_over(runs, lambda run: run.device_slack_ms),
         starved_ms=stage_means(runs, "starved_ms"),
         bounds=bounds_of(runs),
-        uneven=uneven_waits(runs),
+        uneven=uneven_waits(split_runs(runs)),
         bound_shares=mean_shares([run.bound_shares for run in runs if run.bound_shares is not None]),
         loss=loss_of(runs),
         diverged=sum(run.diverged for run in runs),

@@ -29,7 +29,7 @@ class UnevenWaits:
     waited_ms: float  # of these
     step_ms: float  # of these
     others_ms: float  # what the others wait
-    waited_range_ms: tuple[float, float]  # the least and the most that one of these waits
+    waited_range_ms: tuple[float, float]  # the least and the most that one of these waits, of a step of ``step_ms``
     others_range_ms: tuple[float, float]  # of the others
 
     @property
@@ -59,13 +59,16 @@ def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
     if abs(mean(shares) - median(shares)) <= APART and not _two_kinds(shares, middle):
         return None
     waited_ms, others_ms = ([run.waited_ms or 0.0 for run in kind] for kind in (more, others))
+    step_ms = mean(run.mean_step_ms for run in more)
+    # A block that waits longest may be the one with the longest steps: its wait is a share of these.
+    of_step_ms = [(run.waited_ms or 0.0) / run.mean_step_ms * step_ms for run in more]
     return UnevenWaits(
         blocks=tuple(run.record.block for run in more),
         of=len(known),
         waited_ms=mean(waited_ms),
-        step_ms=mean(run.mean_step_ms for run in more),
+        step_ms=step_ms,
         others_ms=mean(others_ms),
-        waited_range_ms=(min(waited_ms), max(waited_ms)),
+        waited_range_ms=(min(of_step_ms), max(of_step_ms)),
         others_range_ms=(min(others_ms), max(others_ms)),
     )
 

@@ -93,7 +93,8 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
 
     comparisons = [one.comparison for one in found]
     move = common_move(comparisons)
-    notes = [WARNING, *([] if move is None else [regression.common_move_note(move)])]
+    notes = [] if all(one.same_study for one in comparisons) else [WARNING]
+    notes += [] if move is None else [regression.common_move_note(move)]
     if as_json:
         print(json.dumps(regression.as_json(comparisons, notes), indent=1, default=str))
     else:

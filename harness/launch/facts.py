@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.launch.nodes import nodes_of
@@ -27,6 +28,7 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
 
     from trainer.compute.emulated import assumptions
     from trainer.data.dataset import iterable_sources
+    from trainer.data.pretokenize import read_manifest
     from trainer.devices.flops import flops_per_token, parameters
     from trainer.model import shape_of
 
@@ -37,6 +39,7 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
     flops = flops_per_token(shape, length, convention) if computed and shape is not None else None
     device = config.compute.emulated if computed else None
     profile = _device_profile(config, compute)
+    stored = None if prepared.pretokenized is None else read_manifest(Path(prepared.pretokenized))
     nulls = {"emulation", "profile", "parameters", "flops_per_token"}  # run.json has these, known or not
     return RunFacts(
         emulation=assumptions(config, shape) if device is not None and shape is not None else None,
@@ -63,6 +66,8 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
         tokenizer_engine=prepared.tokenizer.engine or None,
         tokenizer_proof=None if prepared.tokenizer.proof is None else prepared.tokenizer.proof.text,
         iterable=iterable_sources.get(config.data.source or ""),
+        stored_bytes=None if stored is None else stored.data_bytes,
+        text_bytes=None if stored is None else stored.text_bytes,
         questions_fingerprint=_questions_fingerprint(config),
         nulls=frozenset(nulls if profile.profile is None else {*nulls, "price_per_hour_usd"}),
     )

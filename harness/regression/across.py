@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from harness.analysis.confounds import LOAD, USEFUL
+from harness.analysis.confounds import LOAD, USEFUL, alike_environment
 from harness.analysis.statistics import CONFIDENCE, Estimate, from_block_values
 from harness.regression.days import STARTUP, BetweenDays, Days
 from harness.regression.decision import Decision, fractions, judge
@@ -26,11 +26,10 @@ from harness.regression.thresholds import (
     CLOCK_ALIKE,
     COMMON_MOVE_ARMS,
     COMMON_MOVE_SHARE,
-    MEMORY_ALIKE,
     NOTICEABLE,
 )
 from trainer.config import BEFORE
-from trainer.json_types import Json, JsonObject
+from trainer.json_types import JsonObject
 
 # Configuration that decides how much a step has to do, or how: other values, another question. Corpus and tokenizer
 # are compared by the fingerprints of what they hold. A key that one side lacks came later: it forbids nothing.
@@ -68,8 +67,10 @@ def compare_series(
 ) -> Across:
     """Compares ``candidate`` with ``baseline``; undecided where a difference forbids it that is not ``allowed``.
 
-    ``days``: the sessions kept of this arm; without them what days differ by is assumed.
+    ``days``: the sessions kept of this arm; without them what days differ by is assumed. A study is the same as itself.
     """
+    if is_same_study(baseline, candidate):
+        return Across(candidate.arm, _same_study(candidate, limits))
     found = differences(baseline, candidate)
     allowed = set(allowed)
     refused = [one for one in found if one.forbids and one.key not in allowed]
@@ -80,6 +81,32 @@ def compare_series(
         missing = WhyUndecided("differences")
         comparison = nothing(*sides, limits.step, missing, comparison.blocks, differences=[*refused, *warned])
     return Across(candidate.arm, comparison, refused, warned)
+
+
+def is_same_study(baseline: BlockSeries, candidate: BlockSeries) -> bool:
+    """True if both are one arm of one study: begun in the same second, on the same machine, with the same times."""
+    first, second = (
+        (one.scenario, one.arm, one.created_utc, one.blocks, one.part_ms[STEP], one.environment, one.facts)
+        for one in (baseline, candidate)
+    )
+    return first == second
+
+
+def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
+    """A study against itself: no change, which no interval has to show."""
+    blocks = len(series.blocks)
+    step_ms, none = median(series.part_ms[STEP]), Estimate(0.0, 0.0, 0.0, blocks)
+    return StateComparison(
+        series.arm,
+        series.created_utc,
+        series.created_utc,
+        blocks,
+        Decision("same", limits.step, none, CONFIDENCE),
+        baseline_ms=step_ms,
+        candidate_ms=step_ms,
+        same_study=True,
+        emulated=series.emulated,
+    )
 
 
 def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Difference]:
@@ -93,7 +120,7 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
     for key in sorted(set(baseline.environment) | set(candidate.environment)):
         if key != "git_commit":
             ours_is, theirs_is = baseline.environment.get(key), candidate.environment.get(key)
-            if key == "memory_bytes" and _alike(ours_is, theirs_is):
+            if alike_environment(key, ours_is, theirs_is):
                 continue
             known = key in baseline.environment and key in candidate.environment  # else one is of an older version
             check(f"environment.{key}", ours_is, theirs_is, known and key in MACHINE)
@@ -140,13 +167,6 @@ def _with_before(config: JsonObject, synchronous: bool) -> JsonObject:
 def _alike_losses(ours: float | None, theirs: float | None) -> bool:
     """Whether both learned the same; older baselines do not say."""
     return ours is None or theirs is None or abs(theirs - ours) <= LOSS_ALIKE * min(abs(ours), abs(theirs))
-
-
-def _alike(ours_bytes: Json, theirs_bytes: Json) -> bool:
-    """Whether two amounts of memory differ by no more than kernels take for themselves."""
-    if not isinstance(ours_bytes, int | float) or not isinstance(theirs_bytes, int | float) or not theirs_bytes:
-        return False
-    return abs(ours_bytes / theirs_bytes - 1) < MEMORY_ALIKE
 
 
 def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 Outcome = Literal["slower", "faster", "same", "undecided"]
 # Why nothing is decided: fewer blocks than an interval takes; a change no larger than the noise floor; an interval that
-# holds both what is allowed and what is not; the same with a median so near the limit that hardly any number of blocks
-# would tell; nothing to compare at all.
+# holds both what is allowed and what is not; the same with a median so near the limit, or with blocks that scatter so
+# much, that hardly any number of blocks would tell; nothing to compare at all.
 # Of studies of different days: a change that days alone may make.
 Undecided = Literal[
-    "too few blocks", "within the noise", "both possible", "at the limit", "not compared", "day to day"
+    "too few blocks", "within the noise", "both possible", "at the limit", "scattered", "not compared", "day to day"
 ]  # fmt: skip
 
 
@@ -100,7 +100,9 @@ def judge(found: Estimate | None, within: float, noise: Estimate | None, level: 
     if outcome != "undecided":
         return Decision(outcome, within, change, level, shown)
     more_blocks = _more_blocks(found, edge, level)
-    why: Undecided = "at the limit" if more_blocks is None else "both possible"
+    why: Undecided = "both possible"
+    if more_blocks is None:
+        why = "at the limit" if abs(abs(found.median) - edge) < edge / 2 else "scattered"
     return Decision("undecided", within, change, level, shown, more_blocks, why)
 
 

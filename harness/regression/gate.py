@@ -123,6 +123,7 @@ class StateComparison:
     other_work: str | None = None  # a difference that makes the two sides do different work
     used_lead: str | None = None  # batches that lay ready, by which a side was as much faster as is allowed, or changed
     emulated: bool = False
+    same_study: bool = False  # both sides are one study: there is nothing to compare
 
     @property
     def verdict(self) -> Outcome:

@@ -34,6 +34,7 @@ APART = (
     f"fewer than {MIN_SESSIONS}, assumed to have a standard deviation of {percent(DAY_DEVIATION)}. Noise floor: how "
     "far the baseline's A/A control reached from 0, in its study."
 )
+SAME_STUDY = "the same study: nothing to compare"
 _WORST_FIRST: tuple[Outcome, ...] = ("slower", "undecided", "faster", "same")
 _JUNIT = {"slower": "failure", "undecided": "skipped", "error": "error"}
 SCHEMA = 1
@@ -87,6 +88,7 @@ def reason(decision: Decision) -> str:
         "within the noise": "no larger than the noise floor: the baseline differs as much from its own A/A control",
         "both possible": "the interval still holds both what is allowed and what is not",
         "at the limit": "the change is about as large as what is allowed: hardly any number of blocks would decide",
+        "scattered": "blocks scatter by far more than what is allowed: hardly any number of them would decide",
         "not compared": "nothing was compared",
         "day to day": _days(decision),
     }[decision.why]
@@ -168,6 +170,8 @@ def sentence(c: StateComparison) -> str:
     """One comparison in a sentence that stands for itself."""
     if c.missing is not None:
         return f"{c.name}: undecided, {missing(c)}"
+    if c.same_study:
+        return f"{c.name}: {SAME_STUDY}"
     step = c.step
     emulated = " (emulated device)" if c.emulated else ""
     assert c.baseline_ms is not None
@@ -211,7 +215,10 @@ def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), 
     inside = [line for c in comparisons for line in _inside(c)]
     if inside:
         parts.append("\n".join(f"- {safe(line)}" for line in inside))
-    parts.append(_footnote(comparisons) if alternated else APART)
+    if alternated:
+        parts.append(_footnote(comparisons))
+    elif not all(one.same_study for one in comparisons):
+        parts.append(APART)
     return "\n\n".join(parts) + "\n"
 
 
@@ -250,7 +257,7 @@ def _rows(c: StateComparison) -> list[list[str]]:
             *times,
             change(c.step),
             _floor_cell(c.step),
-            _cell(c.step),
+            SAME_STUDY if c.same_study else _cell(c.step),
         ]
     ]
     rows += [

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from harness.analysis.confounds import useful_fraction
+from harness.analysis.confounds import alike_environment, useful_fraction
 from harness.analysis.ledger import Blocks, mean_over, measure
 from harness.analysis.losses import loss_of
 from harness.analysis.probes.device_health import device_health
@@ -103,7 +103,11 @@ def _series(
     clocks = [card.sm_clock_mhz for card in device_health({arm: list(group.values())}) if card.sm_clock_mhz]
     first = records[0]
     for record in records:
-        differs = [key for key in first.environment if record.environment.get(key) != first.environment[key]]
+        differs = [
+            key
+            for key, value in first.environment.items()
+            if not alike_environment(key, record.environment.get(key), value)
+        ]
         if differs:
             raise InputError(
                 f"{study.scenario}: {arm}: block {record.block} ran in another environment than block {first.block} "

@@ -30,7 +30,6 @@ KEPT_SESSIONS = 30  # in a baseline file: more hardly narrow the quantile
 DAY_DEVIATION = 0.08
 
 # Two studies of different times: differences too small to matter.
-MEMORY_ALIKE = 0.05  # relative, of the machine's memory: a few pages more or less come with every kernel
 CLOCK_ALIKE = 0.01  # relative, of mean SM clocks
 # All arms moved alike: rather the machine than the code.
 COMMON_MOVE_ARMS = 3  # at least: two arms move alike by chance

@@ -14,7 +14,7 @@ from harness.analysis.statistics import MIN_BLOCKS, Estimate
 from harness.report.assumptions import assumption_lines
 from harness.report.names import ArmNames
 from harness.report.tables import NOT_MEASURED, ratio_cell, safe, table
-from harness.report.words import interval, listing, percent, ratio
+from harness.report.words import interval, listing, percent, percent_over, ratio
 
 MOST = 5  # on the first screen
 _WAITED_FOR = "a disk, a network, a lock, threads of a tokenizer"
@@ -150,7 +150,7 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
         worst = max(one.error for one in off)
         lines.append(
             f"Nothing is recommended for {_named([one.arm for one in off], names)}: the unedited replay is "
-            f"{percent(worst)} off, more than {percent(TOLERANCE)}."
+            f"{percent_over(worst, TOLERANCE)} off, more than {percent(TOLERANCE)}."
         )
     if few:
         lines.append(f"Nothing is recommended for {_named(few, names)}: an interval needs {MIN_BLOCKS} blocks.")

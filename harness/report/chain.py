@@ -17,7 +17,7 @@ from harness.analysis.comparisons import SAME, Measured, Waits
 from harness.analysis.report_types import Comparison, PredictedRatio
 from harness.report.absent import absent_text, reason
 from harness.report.dose import dose_line
-from harness.report.sentences import WORTH, between, ceiling_text, in_blocks, left_open, whose
+from harness.report.sentences import WORTH, between, ceiling_text, in_blocks, left_open, steps_text, whose
 from harness.report.words import interval, listing, part_of, percent, ratio
 
 BOUNDS: dict[Bound, str] = {
@@ -192,8 +192,7 @@ def _predicted(c: Comparison) -> Iterator[ChainLink]:
 
 
 def _measured(m: Measured) -> Iterator[ChainLink]:
-    if m.step_time is not None:
-        text = f"steps are {ratio(m.step_time.median)} as fast ({interval(m.step_time)})"
+    if m.step_time is not None and (text := steps_text(m.step_time, m.steps)) is not None:
         yield ChainLink("measured", m.step_time.median, text)
     each = m.measured_per_step
     if each is not None and abs(each - 1) > SAME:

@@ -9,7 +9,7 @@ from harness.analysis.statistics import Estimate
 from harness.report.names import ArmNames
 from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, safe, table
 from harness.report.words import count, listing, number, percent, ratio
-from harness.scenario.claims import CLAIMS
+from harness.scenario.claims import SHARES, ClaimKind
 
 MOST_KEYS = 4  # named of those in which arms differ
 
@@ -61,23 +61,38 @@ def _parts(known: Mapping[str, str]) -> str:
 
 
 def sentence(one: JudgedClaim, names: ArmNames) -> str:
-    """``"Batching makes tokenization 20 to 30 % faster" does not hold here: 1.03x [1.01x to 1.05x] (a against b).``"""
-    kind = CLAIMS[one.claim]
-    verdict = "not measurable here" if one.outcome == "not measurable" else f"{one.outcome} here"
+    """``"Batching makes tokenization 20 to 30 % faster": does not hold here: 1.03x [1.01x to 1.05x] (a against b).``"""
+    kind = one.kind
     against = "" if one.baseline is None else f" against {names.short(one.baseline)}"
-    found = "nothing was measured" if one.figure is None else _figure(one.figure, as_ratio=kind.ratio)
-    what = {"tokenizing speed": " as fast", "training speed": " the trained tokens per second"}.get(kind.of, "")
+    found, what = "nothing was measured", ""
+    if one.figure is not None:
+        found = _figure(one.figure, kind)
+        what = {"tokenizing speed": " as fast", "training speed": " the trained tokens per second"}.get(kind.of, "")
+    elif one.without:
+        found = f"no finished run of {listing([names.short(arm) for arm in one.without])} has that figure"
     cpu = "" if one.values is None else f" of the cores ({number(one.values[0])} to {number(one.values[1])})"
-    reason = ""
-    if one.outcome == "not measurable" and one.figure is not None:
-        few = one.figure.ci_low is None
-        wider = "" if one.noise_floor is None else f", with the noise floor of {percent(one.noise_floor)},"
-        reason = f"; the interval{wider} reaches across the claim's bounds"
-        if few or one.untested is not None:
-            reason = "; too few blocks for an interval" if few else ""
     text = f"{kind.text[0].upper()}{kind.text[1:]}"
-    limits = f"{_most(one)}{_limits(one)}{reason}"
-    return f"“{text}”: {verdict}: {found}{what}{cpu} ({names.short(one.arm)}{against}){limits}."
+    limits = f"{_most(one)}{_limits(one)}{_why_open(one)}"
+    measured = f"{found}{what if kind.ratio else ''}{cpu}"
+    return f"“{text}”: {_verdict(one)}: {measured} ({names.short(one.arm)}{against}){limits}."
+
+
+def _verdict(one: JudgedClaim) -> str:
+    if one.claim is None:
+        return {"holds": "held", "does not hold": "not held", "not measurable": "not measured"}[one.outcome]
+    return "not measurable here" if one.outcome == "not measurable" else f"{one.outcome} here"
+
+
+def _why_open(one: JudgedClaim) -> str:
+    """Why a figure that was measured says neither."""
+    if one.outcome != "not measurable" or one.figure is None:
+        return ""
+    if one.figure.ci_low is None:
+        return "; too few blocks for an interval"
+    if one.untested is not None:
+        return ""
+    wider = "" if one.noise_floor is None else f", with the noise floor of {percent(one.noise_floor)},"
+    return f"; the interval{wider} reaches across the claim's bounds"
 
 
 def _most(one: JudgedClaim) -> str:
@@ -89,7 +104,7 @@ def _most(one: JudgedClaim) -> str:
     low = one.figure.median if one.figure.ci_low is None else one.figure.ci_low
     if low > most:
         return f"; more than {shared} can give by sharing the work, so something else is faster as well"
-    return f"; {shared} can be no more than {most}x by sharing the work" if most < CLAIMS[one.claim].low else ""
+    return f"; {shared} can be no more than {most}x by sharing the work" if most < one.kind.low else ""
 
 
 def _processes(number: int) -> str:
@@ -102,13 +117,13 @@ def _limits(one: JudgedClaim) -> str:
     if one.differs:
         others = listing([*one.differs[:MOST_KEYS], *(["others"] if len(one.differs) > MOST_KEYS else [])])
         text += f"; the arms differ in {others} as well"
-    if CLAIMS[one.claim].ratio and one.figure is not None and one.noise_floor is None:
+    if one.kind.ratio and one.figure is not None and one.noise_floor is None:
         text += "; no A/A control says how far two runs of one arm lie apart"
     return text
 
 
-def _figure(figure: Estimate, *, as_ratio: bool) -> str:
-    show = ratio if as_ratio else percent
+def _figure(figure: Estimate, kind: ClaimKind) -> str:
+    show = ratio if kind.ratio else percent if kind.of in SHARES else number
     if figure.ci_low is None or figure.ci_high is None:
         return f"{show(figure.median)} [no interval]"
     return f"{show(figure.median)} [{show(figure.ci_low)} to {show(figure.ci_high)}]"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from harness.analysis.data_paths import DataPath
 from harness.analysis.statistics import Estimate
 from harness.report.names import ArmNames
+from harness.report.sentences import steps_text
 from harness.report.tables import NOT_MEASURED, estimate_cell, number_cell, ratio_cell, safe, table
 from harness.report.words import ms, number, part_of, ratio
 
@@ -65,12 +66,12 @@ def _findings(found: Sequence[DataPath], names: ArmNames) -> list[str]:
         assert best.times is not None
         line = f"Alone {names.short(best.arm)} is {ratio(best.times.median)} as fast as {names.short(baseline)}"
         base = next((one for one in found if one.arm == baseline), None)
-        if base is not None and base.step_ms is not None and best.step_ms is not None:
-            if base.waited_ms is not None:
-                part = part_of(base.step_ms.median)
-                waits = f"{part(base.waited_ms)} of its {part(base.step_ms.median)} a step"
-                line += f"; data costs {names.short(baseline)} {waits}"
-            line += f"; trained with, steps are {ratio(base.step_ms.median / best.step_ms.median)} as fast"
+        if base is not None and base.mean_step_ms is not None and base.waited_ms is not None:
+            part = part_of(base.mean_step_ms)
+            waits = f"{part(base.waited_ms)} of its {part(base.mean_step_ms)} a step"
+            line += f"; data costs {names.short(baseline)} {waits}"
+        if (trained_with := steps_text(best.step_time, best.steps)) is not None:
+            line += f"; trained with, {trained_with}"
         if best.training_times is not None:  # what a step holds counts in it, too: padding is no data work
             line += f"; by {best.measure}, which count what a step holds, {ratio(best.training_times.median)}"
         lines.append(f"{line}.")

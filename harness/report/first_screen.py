@@ -308,8 +308,9 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     known = (m.isolated, could_gain(m), believed_ratio(c), m.ratio)
     figures = [NOT_MEASURED if one is None else f"{ratio(one.median)}{_or_none(one)}" for one in known]
     each = m.measured_per_step
-    if m.step_time is not None and each is not None and abs(each - 1) > SAME:
-        figures[-1] += f" ({ratio(m.step_time.median)} a step)"  # as the ceiling is
+    if m.step_time is not None and m.steps is not None and each is not None and abs(each - 1) > SAME:
+        unsure = " or none" if m.steps.verdict in ("none", "undecided") else ""
+        figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # as the ceiling is
     if m.ceilings is not None:
         figures[1] = ceiling_text(m)
     predicted = c.explained.predicted

@@ -21,7 +21,7 @@ from harness.report.absent import reason
 from harness.report.dose import dose_line
 from harness.report.names import ArmNames
 from harness.report.sentences import WORTH, either_way, in_blocks
-from harness.report.words import capitalised, count, interval, listing, part_of, percent, ratio
+from harness.report.words import capitalised, count, interval, listing, part_of, percent, percent_over, ratio
 from harness.study.contract import STAGES
 
 MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
@@ -49,7 +49,8 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
         return []
     name = names.short(arm.name)
     part = part_of(_mean_ms(arm))
-    step = f"{part(totals.step_ms.median)} a step"
+    # The mean also where it is hardly another figure than the median: what follows are parts of it.
+    step = f"{part(_mean_ms(arm))} a step"
     # Blocks may be alike and steps are not (a checkpoint now and then), or the other way round.
     long = totals.long_steps
     typical_ms = long.others_ms if long is not None else totals.p50_ms or totals.step_ms.median
@@ -66,7 +67,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
     if arm.unseen is not None:
-        lines += _unseen(arm.unseen, totals.step_ms.median)
+        lines += _unseen(arm.unseen, _mean_ms(arm))
     return [*lines, *left_out_lines([arm], names), *skipped_lines([arm], names), *engine_lines([arm], names)]
 
 
@@ -158,8 +159,7 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
         gain = None
     waits = {arm.name: arm.totals.phase_ms["fetch"] for arm in ranks}
     last = max(ranks, key=lambda arm: waits[arm.name])
-    step = last.totals.step_ms
-    step_ms = step.median if step is not None else 0.0
+    step_ms = _mean_ms(last)
     most_ms = max(wait for name, wait in waits.items() if name != last.name)
     part = part_of(step_ms)
     support = []
@@ -374,7 +374,7 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
     if one.reason == "no core":
         yield Headline(
             "Not to be trusted",
-            f"the main thread was ready but had no core for {percent(one.waiting)} of the time "
+            f"the main thread was ready but had no core for {percent_over(one.waiting, MOST_WAITING)} of the time "
             f"(over {percent(MOST_WAITING)})",
             "These times say more about who else wanted its cores (other processes, more threads of its own than "
             "cores, a CPU quota); nothing is said of what a change would save.",

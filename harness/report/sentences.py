@@ -13,14 +13,13 @@ from harness.analysis.report_types import Comparison, NotCompared, PredictedRati
 from harness.analysis.statistics import MIN_BLOCKS, Estimate
 from harness.analysis.uneven import UnevenWaits
 from harness.analysis.unseen import MOST_WAITING
-from harness.analysis.verdicts import COARSE
+from harness.analysis.verdicts import COARSE, Judged
 from harness.report.absent import ASK_FOR, absent_text, missing_text
 from harness.report.dose import dose_line
 from harness.report.noteworthy import also_noteworthy, long_steps_text, same_again_text
 from harness.report.words import amount, capitalised, count, interval, listing, ms, part_of, percent, ratio, unit
 
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
-ABOUT = 0.03  # times of steps whose ratio lies within so much of 1, with all of its interval, are about the same
 NOTHING = 0.001  # a share of the step below this is called nothing
 DOUBLED = 1.0  # an unseen difference of this share of the speed, or more, has no useful figure
 
@@ -197,27 +196,28 @@ def _steps(m: Measured) -> str | None:
         return None
     if m.undecided in ("long steps", "a-a apart", "no core", "lead"):  # what bars the verdict bars these times as well
         return None
-    floor = m.noise_floor or 0.0
-    text = _time(m.step_time, floor) if m.step_time is not None else "The time of a step was not measured"
+    text = capitalised(steps_text(m.step_time, m.steps) or "the time of a step was not measured")
     if abs(trained / positions - 1) <= SAME or abs(positions - 1) <= SAME or m.tokens_ratio is None:
         return text
     rate = f"{ratio(m.tokens_ratio.median)} the tokens/s, {interval(m.tokens_ratio)}"
     return f"{text} for {ratio(positions)} as many positions, padding included ({rate})"
 
 
-def _time(speed: Estimate, floor: float) -> str:
-    """``Steps take 9 % less time (…)``; where the interval holds 1, or the median does not clear the noise floor,
-    whether that is as good as no difference.
-    """
+def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
+    """``steps take 9 % less time (…)``, as their times were judged; None where these were not measured."""
+    if speed is None or judged is None:
+        return None
     figures = f"({ratio(speed.median)} as fast, {interval(speed)})"
-    if speed.ci_low is None or speed.ci_high is None:
-        return f"Steps take {ratio(1 / speed.median)} the time {figures}"
-    if speed.ci_low <= 1 <= speed.ci_high or abs(speed.median - 1) <= floor:
-        alike = (speed.distance or 0.0) <= ABOUT
-        what = "Steps take about the same time" if alike else "Whether steps take another time is not known"
-        return f"{what} {figures}"
-    less = "less" if speed.median > 1 else "more"
-    return f"Steps take {percent(1 / speed.median - 1)} {less} time {figures}"
+    match judged.verdict:
+        case "undecided":
+            return f"whether steps take another time is not known {figures}"
+        case "none":
+            within = percent(judged.resolution or 0.0).removeprefix("under ")
+            return f"steps take about the same time, within {within} {figures}"
+        case verdict:
+            return (
+                f"steps take {percent(1 / speed.median - 1)} {'less' if verdict == 'gain' else 'more'} time {figures}"
+            )
 
 
 def whose(arm: str, waits: Waits) -> str:
@@ -361,7 +361,7 @@ def disagreements(c: Comparison) -> list[str]:
         return found
     core = "" if waits.contended_ms is None else f" (waiting for a core: {ms(waits.contended_ms)} per step)"
     ideal, replayed = m.ideal, m.from_waits
-    if m.ceilings is not None and replayed is not None and ideal is not None:
+    if m.ceilings_apart and replayed is not None and ideal is not None:
         what = f"{c.baseline} with ideal data is {ratio(ideal.median)} as fast ({interval(ideal)})"
         if ideal.median > replayed.median:
             found.append(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from harness.analysis.probes.probe_cost import ProbeCost
 from harness.analysis.statistics import Estimate
 
+MOST_DIGITS = 6  # after the point: of a share that is above a limit by less
 PROBES = {
     "ledger": "step ledger (always on)",
     "torch_profiler": "torch_profiler, while it records",
@@ -25,6 +26,15 @@ def percent(fraction: float) -> str:
     if 0 < value < 0.05:
         return "under 0.1 %"
     return f"{value:.1f} %" if value < 9.95 else f"{value:.0f} %"
+
+
+def percent_over(fraction: float, limit: float) -> str:
+    """``fraction`` with so many digits that it reads as more than ``limit``: ``10.04 %`` beside ``over 10 %``."""
+    value, most = abs(fraction) * 100, limit * 100
+    if fraction <= limit or round(value, 1 if value < 9.95 else 0) > most:
+        return percent(fraction)
+    longer = (f"{value:.{digits}f} %" for digits in range(1, MOST_DIGITS) if round(value, digits) > most)
+    return next(longer, percent(fraction))
 
 
 def number(value: float) -> str:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from harness.scenario.errors import Problem, did_you_mean, dotted_keys, problems_of
 from harness.scenario.matrix import Variant, count_arms, points, value_name, variants
-from harness.scenario.model import Compare, Scenario
+from harness.scenario.model import Claim, Compare, Scenario
 from harness.scenario.overrides import DottedKeyError, edit_texts, expand, flatten, has
 from harness.scenario.yaml import MAX_ARMS, KeyPath
 from trainer.config import TrainerConfig
@@ -141,11 +141,11 @@ def _compare(scenario: Scenario) -> Iterator[Problem]:
 def _claims(scenario: Scenario) -> Iterator[Problem]:
     arms = [f"{arm}{point.suffix}" for arm in scenario.arms for point in points(scenario.matrix)]
     for index, claim in enumerate(scenario.claims):
-        for side in ("arm", "baseline"):
-            name = getattr(claim, side)
+        for side, name in (("arm", claim.arm), ("baseline", claim.baseline)):
             if name is not None and name not in arms:
                 guess = did_you_mean(name, arms) or ";"
-                yield Problem(("claims", index, side), f"no arm {name!r}{guess} arms: {', '.join(arms)}")
+                key = side if isinstance(claim, Claim) else "arms"
+                yield Problem(("claims", index, key), f"no arm {name!r}{guess} arms: {', '.join(arms)}")
 
 
 def _named_arms(scenario: Scenario) -> Iterator[Problem]:

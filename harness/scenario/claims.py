@@ -1,7 +1,7 @@
-"""What a scenario may ask the report to judge: common claims about tokenization and what it costs in training.
+"""What a scenario may ask the report to judge: common claims about tokenization, and claims with bounds of its own.
 
-Each claim is a range that a measured figure either lies in or not. The ranges are the claims' own words; where a claim
-names one figure, the range around it is said here.
+Each claim is a range that a measured figure either lies in or not. The ranges of the common ones are the claims' own
+words; where a claim names one figure, the range around it is said here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,20 @@ ClaimName = Literal[
 ]
 
 
+# What may be claimed of an arm, or of its ratio to another arm's.
+Figure = Literal[
+    "tokenizing speed", "chunk ms", "step ms", "tokens/s", "training speed", "sync share", "tokenization share",
+    "device use", "cpu use", "stored bytes per byte of text",
+]  # fmt: skip
+SHARES: tuple[Figure, ...] = ("sync share", "tokenization share", "device use")
+
+
 @dataclass(frozen=True)
 class ClaimKind:
     """``text``: as it is commonly made. The figure ``of`` an arm, or its ratio to a baseline's: ``low`` to ``high``."""
 
     text: str
-    of: Literal["tokenizing speed", "sync share", "tokenization share", "cpu use", "training speed"]
+    of: Figure
     low: float
     high: float
     ratio: bool = True  # to a baseline

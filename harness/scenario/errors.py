@@ -32,21 +32,31 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the pydantic model inside an annotation (``X | None``, ``list[X]``), or None."""
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """List the pydantic models inside an annotation (``X | None``, ``list[X | Y]``)."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(model_in, get_args(annotation))), None)
+        return [annotation]
+    return [model for one in get_args(annotation) for model in models_in(one)]
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the first pydantic model inside an annotation, or None."""
+    return next(iter(models_in(annotation)), None)
 
 
 def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     """Follow ``path`` from ``model`` to a model; None where it leads to a value or nowhere."""
-    current: type[BaseModel] | None = model
+    return next(iter(sections_at(model, path)), None)
+
+
+def sections_at(model: type[BaseModel], path: KeyPath) -> list[type[BaseModel]]:
+    """Follow ``path`` from ``model`` to every model that may stand there."""
+    current: list[type[BaseModel]] = [model]
     for part in path:
-        if current is None or isinstance(part, int):
+        if not current or isinstance(part, int):
             continue
-        field = current.model_fields.get(part)
-        current = model_in(field.annotation) if field else None
+        field = current[0].model_fields.get(part)
+        current = models_in(field.annotation) if field else []
     return current
 
 
@@ -60,7 +70,8 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     return keys
 
 
-_MARKS = {"[key]", "[device]", "[emulated]"}  # pydantic's for a key, and the tags of a union (trainer.config)
+# pydantic's for a key, and the tags of unions (trainer.config, scenario.model)
+_MARKS = {"[key]", "[device]", "[emulated]", "[claim]", "[figure]"}
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterable[tuple[str, Problem]]:
@@ -107,8 +118,8 @@ def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
 
 def _unknown(model: type[BaseModel], path: KeyPath) -> str:
     key = str(path[-1])
-    section = section_at(model, path[:-1])
-    allowed = list(section.model_fields) if section else []
+    sections = sections_at(model, path[:-1])
+    allowed = list(dict.fromkeys(field.alias or name for one in sections for name, field in one.model_fields.items()))
     guess = did_you_mean(key, allowed)
     if not guess:
         everywhere = dotted_keys(model)

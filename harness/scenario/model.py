@@ -9,9 +9,19 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SkipValidation,
+    Tag,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
-from harness.scenario.claims import CLAIMS, ClaimName
+from harness.scenario.claims import CLAIMS, SHARES, ClaimName, Figure
 from trainer.config import Config
 from trainer.json_types import Json
 from trainer.user_code import named_function
@@ -74,6 +84,51 @@ class Claim(Config):
             needs = "needs a baseline" if self.baseline is None else "takes no baseline"
             raise ValueError(f"the claim {self.claim!r} {needs}")
         return self
+
+
+class OwnClaim(Config):
+    """A claim with bounds of its own: a figure of one arm, or how many times that of a second arm it is."""
+
+    figure: Figure
+    """`tokenizing speed` (1000 tokens per ms of tokenization), `chunk ms` (data work for one batch), `step ms`,
+    `tokens/s`, `training speed` (trained tokens/s), `sync share`, `tokenization share` and `device use` (of the step,
+    0 to 1), `cpu use` (cores, all processes), `stored bytes per byte of text` (of pretokenized data)."""
+    arms: list[str] = Field(min_length=1, max_length=2)
+    """One arm: its own figure. Two: the first one's figure / the second one's. Names after the matrix."""
+    low: float = Field(alias="from", ge=0, allow_inf_nan=False)
+    """The least that is claimed, in the figure's unit, or times as much."""
+    high: float = Field(alias="to", ge=0, allow_inf_nan=False)
+    """The most that is claimed."""
+    text: str = Field(default="", max_length=200)
+    """The claim as it was made, for the report; made of the other keys where it is empty."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> OwnClaim:
+        if self.low > self.high:
+            raise ValueError(f"from {self.low:g} is above to {self.high:g}")
+        if len(self.arms) == 1 and self.figure in SHARES and self.low > 1:
+            raise ValueError(f"{self.figure} is a share, from 0 to 1: from {self.low:g} is above that")
+        return self
+
+    @model_serializer(mode="plain")
+    def _as_written(self) -> dict[str, Json]:
+        return {"figure": self.figure, "arms": [*self.arms], "from": self.low, "to": self.high, "text": self.text}
+
+    @property
+    def arm(self) -> str:
+        return self.arms[0]
+
+    @property
+    def baseline(self) -> str | None:
+        return self.arms[1] if len(self.arms) > 1 else None
+
+
+def _claim_tag(given: Any) -> str:
+    own = isinstance(given, OwnClaim) or (isinstance(given, dict) and "claim" not in given)
+    return "[figure]" if own else "[claim]"
+
+
+AnyClaim = Annotated[Annotated[Claim, Tag("[claim]")] | Annotated[OwnClaim, Tag("[figure]")], Discriminator(_claim_tag)]
 
 
 class TorchProfilerConfig(Config):
@@ -218,8 +273,9 @@ class Scenario(Config):
     installed the arm is left out of the study, and the report says so."""
     noise_floor: float | None = Field(None, gt=0, lt=1)
     """What a difference must exceed where no A/A control shows it, as a fraction (0.02: 2 %): from another study."""
-    claims: list[Claim] = Field(default_factory=list)
-    """Common claims about tokenization that the report judges by these arms, with a table of where each step goes."""
+    claims: list[AnyClaim] = Field(default_factory=list)
+    """Claims that the report judges by these arms, with a table of where each step goes: common ones about
+    tokenization by name, others as a figure with bounds."""
     target_loss: float | None = Field(None, gt=0, allow_inf_nan=False)
     """The report then says what each arm learned: its last loss, and after how many steps and tokens it was there."""
     repeats: int = Field(5, ge=1, le=1000)

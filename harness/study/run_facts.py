@@ -54,6 +54,9 @@ class RunFacts:
     tokenizer_engine: str | None = None  # library and version that encodes
     # What that engine proved and how fast others were, in words; None where it is the library of the tokenizer's maker.
     tokenizer_proof: str | None = None
+    # Of pretokenized data: its file, and the UTF-8 of the documents that it was made from.
+    stored_bytes: Annotated[int, Field(ge=0)] | None = None
+    text_bytes: Annotated[int, Field(ge=0)] | None = None
     questions_fingerprint: str | None = None  # of the file of multiple-choice questions
     model_fingerprint: str | None = None  # of the code or the files (config, weights) of a model of the user's own
     program_fingerprint: str | None = None  # of a program's own code, without libraries (harness.attach)

@@ -258,19 +258,23 @@ def judged(
     in_total: InTotal | None = None,
 ) -> StudyReport:
     """``report`` with each comparison's measured ratio, of times as well, replaced, and judged anew."""
-    found = judge(
-        together or ratio,
-        noise_floor,
-        losses,
-        no_core=no_core,
-        used_lead=used_lead,
-        same_again=same_again,
-        in_total=None if in_total is None else in_total.least,
+    found, steps = (
+        judge(
+            together or ratio,
+            noise_floor,
+            learned,
+            no_core=no_core,
+            used_lead=used_lead,
+            same_again=same_again,
+            in_total=None if in_total is None else in_total.least,
+        )
+        for learned in (losses, None)
     )
     absent: dict[Figure, Absent] = {"noise_floor": Absent("no a-a control")} if noise_floor is None else {}
     changes = {
         "ratio": ratio,
         "step_time": ratio,
+        "steps": steps,
         "together": together or ratio,
         "comparisons": 1 if together is None else 7,
         "noise_floor": noise_floor,

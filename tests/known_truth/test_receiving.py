@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 from harness.analysis.replay import parse_edits, predict
+from harness.analysis.replay.handover import RECEIVED_SHARE
 from harness.analysis.replay.recording import record
 from harness.launch.tables import RunTables
 from harness.probes.ledger.run_queue import RunQueue
@@ -36,6 +38,7 @@ from trainer.data.loader import Batches, LateBatch
 WARMUP, STEPS = 6, 40
 COMPUTE_MS = 10.0
 LITTLE = 0.1  # quantile
+SHIFT_MS = 6.0  # of the 12 declared
 WITHIN_MS = 1.0  # what a machine's own hand-over takes, and varies by from run to run, beside the 8 or 12 declared
 
 
@@ -115,6 +118,16 @@ def received_ms(found: RunData) -> float:
     return float(np.quantile(batches.receive[batches.usable], LITTLE)) / 1e6
 
 
+def arrived_later(found: RunData, later_ms: float) -> RunData:
+    """The same run with every batch arrived that much later in the main process: unpacking it took so much less."""
+    assert found.spans is not None
+    spans = found.spans.to_pydict()
+    for place, role in enumerate(spans["role"]):
+        if role == RECEIVE:
+            spans["start_ns"][place] += round(later_ms * 1e6)
+    return RunData(found.record, found.steps, pa.table(spans, schema=found.spans.schema), None)
+
+
 def values_ms(found: RunData, column: str) -> list[float]:
     """Of the measured steps."""
     assert found.steps is not None
@@ -132,18 +145,24 @@ def little_ms(found: RunData, column: str) -> float:
 def test_a_run_that_waits_shows_what_receiving_costs(tmp_path: Path, send: float, receive: float) -> None:
     costs = Costs(40.0, send, receive)
     waiting, edited = run(costs, tmp_path / "waiting"), run(replace(costs, tokenize=0.0), tmp_path / "edited")
-    assert little_ms(waiting, "fetch") > 20, "it waits"
-    true = little_ms(edited, "fetch")  # there every batch lies ready, so its fetch is what receiving costs
-    assert receive <= true <= receive + 2 * WITHIN_MS
-    assert not record(waiting).batches.assumed
-    assert received_ms(waiting) == pytest.approx(true, abs=WITHIN_MS)
-    predicted = predict([waiting], parse_edits(["tokenize=0"])).step_ms.median
+    assert little_ms(waiting, "fetch") > receive + 2 * WITHIN_MS, "it waits, and for more than receiving"
     # Without a core the steps of either run last longer, which says nothing about the other's.
-    late = sum(np.mean(values_ms(one, "wall")) - np.median(values_ms(one, "wall")) for one in (waiting, edited))
     waited = sum(np.mean(values_ms(one, "contended")) for one in (waiting, edited))
+    late = sum(np.mean(values_ms(one, "wall")) - np.median(values_ms(one, "wall")) for one in (waiting, edited))
+    true = little_ms(edited, "fetch")  # there every batch lies ready, so its fetch is what receiving costs
+    assert receive <= true <= receive + 2 * WITHIN_MS + waited
+    assert not record(waiting).batches.assumed
+    assert received_ms(waiting) == pytest.approx(true, abs=WITHIN_MS + waited)
+    predicted = predict([waiting], parse_edits(["tokenize=0"])).step_ms.median
     assert predicted == pytest.approx(np.median(values_ms(edited, "wall")), abs=WITHIN_MS + abs(late) + waited)
     assert waiting.spans is not None
     without = waiting.spans.filter([role != RECEIVE for role in waiting.spans.column("role").to_pylist()])
     older = RunData(waiting.record, waiting.steps, without, None)
     assert [one.part for one in record(older).batches.assumed] == ["receive"]
-    assert abs(received_ms(older) - true) > 2 * WITHIN_MS, "what is assumed without those spans is another figure"
+    # What is assumed without those spans is a share of the hand-over, whoever paid for it. A busy machine only adds to
+    # that, so by chance it may be what receiving took: the spans are shown to decide by changing nothing but them.
+    assert received_ms(older) >= RECEIVED_SHARE * (send + receive)
+    if receive > SHIFT_MS:
+        assert received_ms(arrived_later(waiting, SHIFT_MS)) == pytest.approx(received_ms(waiting) - SHIFT_MS, abs=0.01)
+    else:
+        assert received_ms(older) > received_ms(waiting) + 2 * WITHIN_MS

@@ -161,14 +161,16 @@ def test_padding_is_told_apart_from_speed():
     assert c.measured.ratio.median == pytest.approx(2.4, rel=0.03)
     assert c.measured.tokens_ratio.ci_low <= 1 <= c.measured.tokens_ratio.ci_high
     assert "in trained tokens/s with 2.40x as many of them per step (2.4" in sentence(c)
-    assert "Steps take about the same time (" in sentence(c)
+    assert c.measured.steps is not None
+    assert c.measured.steps.verdict == "none"
     assert any("useful tokens" in line for line in confound_lines(c.confounds))
 
 
 def test_a_larger_batch_is_told_apart_from_speed():
     c = compared([BASE, Arm("batch-2", tokens=4096, trained=3800)], ("text-padded", "batch-2"))
     assert "with 2.00x as many of them per step" in sentence(c)
-    assert "Steps take about the same time" in sentence(c)
+    assert c.measured.steps is not None
+    assert c.measured.steps.undecided == "no noise floor"
     arms = [BASE, Arm("both", tokens=4096, trained=1900), *BASE.controls("a-a")]
     both = compared(arms, ("text-padded", "both"))
     assert both.measured.verdict == "none"

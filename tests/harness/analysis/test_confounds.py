@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.analysis.confounds import flatten
+from harness.analysis.confounds import MEASURED, REASONS, flatten
 from harness.analysis.study import analyse
 from harness.report.confounds import confound_lines
 from harness.study.records import ArmRecord, ComparisonRecord
+from harness.study.run_facts import NAMES
 from tests.harness.synthetic import NOISE, Arm, build
 
 BASE = Arm("base")
@@ -44,6 +45,31 @@ def test_arms_that_differ_in_nothing_have_no_confounds():
 )
 def test_an_undeclared_difference_is_listed(candidate, words):
     assert any(words in line for line in listed(candidate)), listed(candidate)
+
+
+def test_every_fact_of_a_run_has_a_reason_to_differ_or_is_measured():
+    assert set(REASONS) == set(NAMES)
+
+
+def test_facts_that_are_the_noise_of_a_measurement_are_no_confounds():
+    """Two nodes of Slurm: the error of their clocks is another number in every run, and so is their memory."""
+    noise = {"clock_error_ns": 32_884, "checkpoint_writing_ns": 5, "epoch_ends": 3, "marked_steps": [4]}
+    assert all(REASONS[name] is MEASURED for name in noise)
+    base = Arm("base", facts={"nodes": 2, **noise}, environment={"memory_bytes": 33_567_264_768})
+    other = {"nodes": 2, "clock_error_ns": 28_443, "checkpoint_writing_ns": 9, "epoch_ends": 2, "marked_steps": [7]}
+    for memory, keys in ((33_567_260_672, []), (67_000_000_000, ["memory_bytes"])):
+        arms = [base, Arm("c", facts=other, environment={"memory_bytes": memory})]
+        (comparison,) = analyse(*build(arms, [("base", "c")], blocks=2)).compared
+        assert [one.key for one in comparison.confounds] == keys
+
+
+def test_what_a_profile_says_of_another_precision_follows_from_it():
+    one = {"profile": "h100-sxm", "dtype": "bfloat16", "peak_flops_per_s": 989e12, "peak_source": "bf16"}
+    other = {"profile": "h100-sxm", "dtype": "float32", "peak_flops_per_s": 67e12, "peak_source": "fp32"}
+    for declared, keys in ((["compute.precision"], []), ([], ["dtype", "peak_flops_per_s", "peak_source"])):
+        arms = [Arm("base", facts=one), Arm("c", facts=other, declared=dict.fromkeys(declared, "fp32"))]
+        (comparison,) = analyse(*build(arms, [("base", "c")], blocks=2)).compared
+        assert [one.key for one in comparison.confounds] == keys
 
 
 def test_declared_differences_are_not_listed():

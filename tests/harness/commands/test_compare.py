@@ -74,6 +74,10 @@ def test_a_baseline_is_kept_listed_and_checked(before: str, tmp_path: Path) -> N
     assert "synthetic, text:" in listed
     assert "7 blocks" in listed
     check = ("baseline", "check", "--baselines", kept)
+    for itself in (harness(*check, before, "--json"), harness("compare", before, before, "--json")):
+        assert itself.returncode == 0, itself.stdout
+        (one,) = json.loads(itself.stdout)["contests"]
+        assert (one["verdict"], one["same_study"]) == ("same", True)
     assert harness(*check, made(tmp_path / "b", 1.5, seed=1)).returncode == 3
     slower = made(tmp_path / "c", 1.2, seed=1)
     assert harness(*check, slower).returncode == 4  # one session does not say what a day may do

@@ -63,6 +63,26 @@ def test_the_decision_within_what_can_be_compared(factor: float, verdict: str) -
     assert (found.comparison.verdict, found.refused) == (verdict, [])
 
 
+@pytest.mark.parametrize("spread", [0.003, 3.0])
+@pytest.mark.parametrize("kept", [Days(), STEADY, days(1.2, 1.19, 1.21, 1.2)])
+def test_a_study_is_the_same_as_itself(kept: Days, spread: float) -> None:
+    """However its blocks scatter and whatever days do; failed runs and a busy machine are no difference either."""
+    one = series(spread=spread, failed_runs=1, other_cpu_cores=2.0)
+    found = compare_series(one, replace(one, interleave="slices"), LIMITS, days=kept)
+    comparison = found.comparison
+    assert (comparison.verdict, comparison.same_study, comparison.step.outcome) == ("same", True, "same")
+    assert comparison.step.change is not None
+    assert (comparison.step.change.ci_low, comparison.step.change.ci_high) == (0.0, 0.0)
+    assert (found.refused, found.warned) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"created_utc": "2026-02-01"}, {"arm": "y"}, {"part_ms": {"step": [10.0] * 7}}, {"scenario": "other"}]
+)
+def test_another_study_is_not_the_same_study(changes: dict[str, Any]) -> None:
+    assert not compare_series(series(), replace(series(), **changes), LIMITS).comparison.same_study
+
+
 def test_what_days_differ_by_is_assumed_until_enough_sessions_are_kept() -> None:
     found = [compare_series(series(), series(factor, seed=1), LIMITS).comparison for factor in (1.0, 1.1, 1.2, 1.5)]
     assert [one.verdict for one in found] == ["undecided", "undecided", "undecided", "slower"]

@@ -119,3 +119,12 @@ def test_a_change_as_large_as_the_limit_is_said_to_be_hopeless() -> None:
     found = decide(centred, 0.01)
     assert (found.outcome, found.more_blocks) == ("undecided", None)
     assert found.why == "at the limit"
+
+
+def test_no_change_among_blocks_that_scatter_is_not_said_to_be_as_large_as_the_limit() -> None:
+    values = drawn(np.random.default_rng(6), 0.0, 9, spread=3.0)
+    centred = [value - float(np.median(values)) for value in values]
+    found = decide(centred, 0.01)
+    assert (found.outcome, found.more_blocks, found.why) == ("undecided", None, "scattered")
+    assert found.change is not None
+    assert found.change.median == pytest.approx(0.0, abs=1e-12)

@@ -27,7 +27,7 @@ from harness.study.contract import STEP_COLUMNS
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
 from harness.study.tables import make_table
-from tests.harness.synthetic import Arm, build
+from tests.harness.synthetic import NOISE, Arm, build
 from trainer.errors import InputError
 
 # Of 2048 tokens in a step: 8 and 6.4 ms of tokenizing (1.25 times as fast), then 1.6 ms (5 times) and none.
@@ -78,7 +78,7 @@ def test_claims_are_judged_by_the_declared_truth() -> None:
     assert "can be no more" not in said[1]
     slow = replace(found.claims[2], figure=Estimate(0.9, 0.8, 1.0, 7))
     assert "; 2 processes on 1 core can be no more than 1x by sharing the work" in claims_text.sentence(slow, names)
-    assert said[-1].endswith("not measurable here: nothing was measured (fixed against no such arm).")
+    assert (found.claims[-1].figure, found.claims[-1].without) == (None, ("fixed", "no such arm"))
     text = claims_text.section(found.uses, found.claims, names)
     assert all(line in text for line in said[:2])
     (row,) = (line for line in text.splitlines() if line.startswith("| plain |"))
@@ -92,6 +92,63 @@ def claim_of(arms: list[Arm], claim: str = "batching", baseline: str | None = "p
     asked = [{"claim": claim, "arm": "batched", "baseline": baseline}]
     (found,) = analyse(replace(record, scenario_text={**record.scenario_text, "claims": asked}), runs).claims
     return found, claims_text.sentence(found, ArmNames([arm.name for arm in arms]))
+
+
+OWN = [
+    ("tokenizing speed", ["batched", "plain"], 1.2, 1.3, "holds"),
+    ("tokenizing speed", ["batched", "plain"], 2, 3, "does not hold"),
+    ("chunk ms", ["plain"], 7.5, 9.5, "holds"),
+    ("chunk ms", ["plain"], 0, 5, "does not hold"),
+    ("step ms", ["plain"], 10, 40, "holds"),
+    ("tokens/s", ["fixed"], 0, 10, "does not hold"),
+    ("tokens/s", ["fixed", "plain"], 50, 200, "holds"),
+    ("sync share", ["waits"], 0.4, 0.6, "holds"),
+    ("device use", ["plain"], 0.3, 0.9, "not measurable"),  # a CPU is no device that the host runs ahead of
+    ("cpu use", ["no such arm"], 1, 2, "not measurable"),
+    ("stored bytes per byte of text", ["stored"], 2, 3, "holds"),
+    ("stored bytes per byte of text", ["plain"], 2, 3, "not measurable"),
+]
+
+
+def test_claims_with_bounds_of_ones_own_are_judged_by_the_declared_truth() -> None:
+    stored = replace(ARMS[-1], name="stored", facts={"stored_bytes": 2500, "text_bytes": 1000})
+    record, runs = build([*ARMS, stored], blocks=5, repetitions=2, noise=dict.fromkeys(NOISE, 0.002))
+    asked = [{"figure": figure, "arms": arms, "from": low, "to": high} for figure, arms, low, high, _ in OWN]
+    unknown = {"figure": "of a later version", "arms": ["plain"], "from": 1, "to": 2}
+    damaged = {"figure": "step ms", "arms": ["plain"], "from": "a", "to": None}
+    found = analyse(replace(record, scenario_text={"claims": [*asked, unknown, damaged]}), runs).claims
+    assert [one.outcome for one in found] == [outcome for *_, outcome in OWN]
+    assert [one.without for one in found if one.figure is None] == [("plain",), ("no such arm",), ("plain",)]
+    assert [(one.kind.of, one.kind.low, one.kind.high) for one in found] == [(of, *ends) for of, _, *ends, _ in OWN]
+    names = ArmNames([arm.name for arm in (*ARMS, stored)])
+    words = {"holds": ": held: ", "does not hold": ": not held: ", "not measurable": ": not measured: "}
+    assert all(words[one.outcome] in claims_text.sentence(one, names) for one in found)
+
+
+def test_a_claim_of_ones_own_is_kept_as_it_was_written() -> None:
+    own = {"figure": "step ms", "arms": ["a", "b"], "from": 2.0, "to": 3.0, "text": "twice"}
+    scenario = Scenario.model_validate({"name": "x", "question": "?", "arms": {"a": {}, "b": {}}, "claims": [own]})
+    assert scenario.model_dump(mode="json")["claims"] == [own]
+    assert Scenario.model_validate(scenario.model_dump(mode="json")).claims == scenario.claims
+
+
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        ({"figure": "speed"}, "figure"),
+        ({"from": 4}, "from 4 is above to 3"),
+        ({"from": -1}, "from"),
+        ({"to": float("inf")}, "to"),
+        ({"arms": []}, "arms"),
+        ({"arms": ["a", "b", "a"]}, "arms"),
+        ({"figure": "sync share", "from": 2, "arms": ["a"]}, "is a share"),
+        ({"arm": "a"}, "arm"),
+    ],
+)
+def test_a_claim_that_says_nothing_is_refused(claim: dict[str, Any], words: str) -> None:
+    own = {"figure": "step ms", "arms": ["a", "b"], "from": 2, "to": 3, **claim}
+    with pytest.raises(ValidationError, match=words):
+        Scenario.model_validate({"name": "x", "question": "?", "arms": {"a": {}, "b": {}}, "claims": [own]})
 
 
 def test_a_claim_is_no_surer_than_the_arm_against_itself() -> None:

@@ -280,7 +280,7 @@ def slower(run: RunData, slow: Callable[[int, int], bool]) -> RunData:
             "43.0 ms a step on average, though hardly a step is like that: 60 % take about 31.0 ms and 40 % about "
             "61.0 ms (the long ones in 2 of 5 blocks).",
         ),
-        (lambda block, place: (block, place) == (1, 5), "31.0 ms a step."),
+        (lambda block, place: (block, place) == (1, 5), "31.3 ms a step."),
         (lambda *_: False, "31.0 ms a step."),
     ],
 )
