@@ -28,7 +28,7 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
 
     from trainer.compute.emulated import assumptions
     from trainer.data.dataset import iterable_sources
-    from trainer.data.pretokenize import read_manifest
+    from trainer.data.manifest import read_manifest
     from trainer.devices.flops import flops_per_token, parameters
     from trainer.model import shape_of
 
