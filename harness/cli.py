@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from harness import __version__
@@ -21,7 +22,6 @@ from trainer.errors import MACHINE_FAULTS, InputError, visible
 from trainer.files import check_utf8
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
-COMMAND_LINES = ("program", "against")  # arguments that are run as they are
 MOST_SHOWN = 500  # characters of a text that cannot be written
 MOST_MISTAKES = 20  # of one file that are listed after the first
 
@@ -160,8 +160,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(parts: list[str]) -> int:
     try:
+        _check_names(parts)
         arguments = _parse(parts)
-        _check_names(arguments)
         status = COMMANDS[arguments.command].function()(arguments, ["harness", *parts])
         sys.stdout.flush()
     except InputError as error:
@@ -191,12 +191,13 @@ def _run(parts: list[str]) -> int:
     return status
 
 
-def _check_names(arguments: argparse.Namespace) -> None:
+def _check_names(parts: list[str]) -> None:
     """Raise InputError for an argument that is not UTF-8. Commands that are run are passed on as they are."""
-    for name, value in vars(arguments).items():
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and name not in COMMAND_LINES:
-                check_utf8(text, f"{arguments.command}: {name.replace('_', '-')}")
+    for before, part in pairwise(["harness", *parts]):
+        if part == "--":
+            return
+        if before != "--against":
+            check_utf8(part, before if before.startswith("--") else "argument")
 
 
 def _no_memory(error: ImportError | MemoryError) -> str | None:

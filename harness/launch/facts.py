@@ -67,7 +67,7 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
         tokenizer_proof=None if prepared.tokenizer.proof is None else prepared.tokenizer.proof.text,
         iterable=iterable_sources.get(config.data.source or ""),
         stored_bytes=None if stored is None else stored.data_bytes,
-        text_bytes=None if stored is None else stored.text_bytes,
+        text_bytes=None if stored is None else prepared.corpus.text_bytes,
         questions_fingerprint=_questions_fingerprint(config),
         nulls=frozenset(nulls if profile.profile is None else {*nulls, "price_per_hour_usd"}),
     )

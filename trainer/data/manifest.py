@@ -44,8 +44,6 @@ class Manifest:
     data_fingerprint: str
     writer: str
     token_type: str | None = None  # of flat tokens: uint16 or uint32
-    # Of the documents' UTF-8; None of token ids, where writing was resumed, and of folders of older versions.
-    text_bytes: int | None = None
 
     @property
     def cut(self) -> int:

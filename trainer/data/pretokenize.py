@@ -197,13 +197,11 @@ def _write(
             tally.add(lengths)
             rows.add(ids, lengths)
         progress(journal.documents, 0)
-        text_bytes = None if journal.documents or corpus.content == "tokens" else 0
         for group in source(journal.documents):
             journal.add(group.ids, group.lengths)
             tally.add(group.lengths)
             rows.add(group.ids, group.lengths)
             progress(len(group.lengths), group.text_bytes)
-            text_bytes = None if text_bytes is None else text_bytes + group.text_bytes
         digests = journal.finish() if expected.format == "flat" else {}
     if tally.documents != corpus.documents:
         raise InputError(
@@ -228,7 +226,6 @@ def _write(
         data_fingerprint=digests[TOKENS][: cache.FINGERPRINT_LENGTH] if flat else cache.file_fingerprint(data),
         writer=_library(flat),
         token_type=kind.name if flat else None,
-        text_bytes=text_bytes,
     )
     write_text(to / MANIFEST, json.dumps(asdict(manifest), indent=1) + "\n")
     return digests

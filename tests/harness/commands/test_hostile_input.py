@@ -83,13 +83,21 @@ def test_the_home_folder_of_nobody_for_the_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["report", "STUDY"], ["compare", "STUDY", "STUDY"], ["train", "quickstart", "--out", "STUDY"]]
+    "words",
+    [
+        ["report", "STUDY"],
+        ["compare", "STUDY", "STUDY"],
+        ["train", "quickstart", "--out", "STUDY"],
+        ["init", "mine.yaml", "--parquet", "STUDY"],
+    ],
 )
 def test_a_path_that_is_no_utf_8_is_one_line(tmp_path: Path, words: list[str]) -> None:
     """pyarrow takes no such path: it was a traceback."""
     name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
     line = refused(*(name if word == "STUDY" else word for word in words))
-    assert f" {tmp_path}/\\udcff: its name is not UTF-8; rename it" in line
+    before = words[words.index("STUDY") - 1]
+    where = before if before.startswith("--") else "argument"
+    assert line == f"harness: {where}: {tmp_path}/\\udcff: its name is not UTF-8; rename it"
 
 
 def test_names_of_columns_that_steer_a_terminal(tmp_path: Path) -> None:

@@ -64,7 +64,6 @@ def test_a_corpus_of_any_format(tmp_path: Path) -> None:
         (["--batch-size", "many"], "batch_size"),
         (["--name", "../evil"], "name"),
         (["--device", "tpu"], "device"),
-        (["--parquet", "\udc80x"], "--parquet"),
         (["--column", "a\nb"], "--column"),
     ],
 )

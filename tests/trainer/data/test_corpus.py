@@ -46,6 +46,7 @@ def test_only_the_first_documents_count(corpus_glob: str, texts: list[str], limi
     assert all_texts(corpus) == texts[:limit]
     assert corpus.documents == min(limit, len(texts))
     assert corpus.empty == texts[:limit].count("")
+    assert corpus.text_bytes == sum(len(text.encode()) for text in texts[:limit])
 
 
 def test_no_file(tmp_path: Path) -> None:

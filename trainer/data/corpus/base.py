@@ -54,6 +54,7 @@ class Corpus:
     template: ChatTemplate | None = None  # of a column of chats
     largest_id: int | None = None  # of a column of token ids
     largest_at: str = ""  # where that id is, for messages
+    text_bytes: int | None = None  # length of the documents in UTF-8; None for token ids and chats
     masked: bool = False  # the column attention_mask says which token ids are none, but padding
     pretokenized: tuple[
         str, ...

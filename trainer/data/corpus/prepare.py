@@ -51,10 +51,10 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
     def check() -> list[Any]:
         found = _check(corpus, key, config.documents, remote)
         check_unchanged(replace(corpus, known=tuple(known)))
-        return [found.documents, found.empty] if not (reading or remote) else list(asdict(found).values())
+        return list(asdict(found).values())
 
-    # An earlier version accepted what this one refuses: it must not be remembered as checked.
-    checked = {"arrow": ["to its end mark"], "jsonl": ["no key twice"]}.get(corpus.format, [])
+    # Earlier versions accepted what this one refuses, and remembered less of a check.
+    checked = [{"arrow": "to its end mark", "jsonl": "no key twice"}.get(corpus.format), "bytes of text"]
     remembered = cache.remember("corpus", [known, corpus.column, config.documents, *reading, *checked], check)
     found = _Checked(*remembered)
     if corpus.rows_expected not in (None, found.documents) and config.documents is None:
@@ -71,6 +71,7 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
         fingerprint=fingerprint,
         largest_id=found.largest_id,
         largest_at=found.largest_at,
+        text_bytes=found.text_bytes,
         known=tuple(known),
     )
 
@@ -237,12 +238,15 @@ class _Checked:
     largest_id: int | None = None
     largest_at: str = ""
     digest: str = ""  # of the documents; of remote ones alone
+    text_bytes: int | None = None  # length of the documents in UTF-8; None for token ids
 
 
 def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checked:
     """Check the first ``limit`` documents and count them."""
+    import pyarrow.compute as pc
+
     digest, ids = _Digest(), _LargestId()
-    documents = empty = nulls = 0
+    documents = empty = nulls = text_bytes = 0
     first_null = ""
     for name, row, values in pieces(corpus, limit):
         if values.null_count:
@@ -251,7 +255,9 @@ def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checke
         elif corpus.content == "tokens":
             ids.add(name, row, values)
         documents += len(values)
-        empty += _count_empty(values, corpus.content)
+        lengths = _lengths(values, corpus.content)
+        empty += int(pc.sum(pc.equal(lengths, 0)).as_py() or 0)
+        text_bytes += int(pc.sum(lengths).as_py() or 0)
         if hashed:
             digest.add(values, corpus.content)
     if nulls:
@@ -263,7 +269,8 @@ def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checke
         what = "no documents" if not documents else f"{documents} documents, all of them empty"
         where = "" if corpus.format == "text" else f"column {corpus.column!r} of "
         raise InputError(f"{key}: empty corpus: {what} in {where}{', '.join(corpus.files[:3])}")
-    return _Checked(documents, empty, ids.largest, ids.place, digest.text() if hashed else "")
+    known_bytes = text_bytes if corpus.content == "text" else None
+    return _Checked(documents, empty, ids.largest, ids.place, digest.text() if hashed else "", known_bytes)
 
 
 class _LargestId:
@@ -296,11 +303,11 @@ class _LargestId:
             self.largest, self.place = most, place(flat.index(most).as_py())
 
 
-def _count_empty(values: Any, content: Content) -> int:
+def _lengths(values: Any, content: Content) -> Any:
+    """Return the length of each document, in tokens or in bytes of UTF-8."""
     import pyarrow.compute as pc
 
-    lengths = pc.list_value_length(values) if content == "tokens" else pc.binary_length(values)
-    return int(pc.sum(pc.equal(lengths, 0)).as_py() or 0)
+    return pc.list_value_length(values) if content == "tokens" else pc.binary_length(values)
 
 
 class _Digest:
