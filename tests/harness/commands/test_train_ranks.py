@@ -133,7 +133,7 @@ def test_two_ranks_are_killed_and_go_on_with_the_same_losses(tmp_path: Path, par
     assert {"steps.parquet", "steps.rank-1.parquet", "spans.rank-1.parquet"} <= set(records["two"].digests)
     last = tmp_path / f"two/checkpoints/step-{STEPS:08d}"
     about = json.loads((last / "checkpoint.json").read_text())
-    names = {"rank-0.pt", "rank-1.pt", "state.pt"}
+    names = {"rank-0.pt", "rank-1.pt", "state.pt", "facts.json", "tokenizer.json", "tokenizer_config.json"}
     names |= (
         {"model.safetensors", "config.json"} if parallel == "ddp" else {".metadata", "__0_0.distcp", "__1_0.distcp"}
     )
