@@ -176,7 +176,7 @@ def _run(parts: list[str]) -> int:
     except UnicodeEncodeError as error:
         if not "\ud800" <= error.object[error.start] <= "\udfff":
             raise
-        # A lone surrogate stands for a byte of a name that is not UTF-8.
+        # A lone surrogate represents a byte that is not UTF-8.
         print(f"harness: {visible(error.object)[:MOST_SHOWN]}: is not UTF-8; rename it, or its folder", file=sys.stderr)
         return 2
     except OSError as error:  # a full disk, a folder that may not be read: what was written stays as it is

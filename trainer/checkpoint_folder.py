@@ -49,8 +49,8 @@ class WholeState:
     """Each part whole, in one process: weights as safetensors, the rest by torch.save."""
 
     def __init__(self, model: Any = None, tokenizer: Path | None = None) -> None:
-        """``model``: whose config is written beside its weights, where it is one of transformers. ``tokenizer``: a
-        folder whose files are copied beside them."""
+        """Keep the arguments. ``model``: a transformers model, whose config is written beside its weights, or another
+        one. ``tokenizer``: folder whose files are copied beside the weights."""
         self._tokenizer = tokenizer
         self._config = getattr(model, "config", None)
         self._kind = type(model).__name__

@@ -156,7 +156,7 @@ class RanksSaver(Saver):
 
 
 def make_store(rank: Rank, model: Any = None, tokenizer: Path | None = None) -> WholeState | RanksState:
-    """What writes and reads the checkpoints of ``rank``. ``model``, ``tokenizer``: see :class:`WholeState`."""
+    """Return the store that writes and reads checkpoints of ``rank``. Other arguments: see :class:`WholeState`."""
     return WholeState(model, tokenizer) if rank.of == 1 else RanksState(rank, model, tokenizer)
 
 
@@ -170,7 +170,7 @@ def make_saver(
     tokenizer: Path | None = None,
     epochs: Epochs = lambda: None,
 ) -> Saver:
-    """The saver of ``rank``, of one process or of several. ``tokenizer``: a folder that checkpoints carry a copy of."""
+    """Return the saver of ``rank``. ``tokenizer``: folder that is copied into each checkpoint."""
     store = make_store(rank, parts.get("model"), tokenizer)
     if isinstance(store, WholeState):
         return Saver(config, folder, parts, about, store, ready, epochs)

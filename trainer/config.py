@@ -78,14 +78,14 @@ class EvaluationConfig(Config):
     every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
     """Steps between two passes; null: one pass alone, when training ends. There is one then in any case."""
     every_epochs: float | None = Field(None, gt=0, le=1_000_000)
-    """Instead of every_steps: epochs of the documents that are trained on between two passes (0.5: twice in each)."""
+    """Instead of every_steps: epochs of the training documents between two passes (0.5: two passes per epoch)."""
     fraction: float | None = Field(None, gt=0, lt=1)
     """Share of the documents that no step trains on: those whose content's hash is below it. Default: 0.05."""
     documents: int | None = Field(None, ge=1)
     """Instead of fraction: about so many of the corpus' documents."""
     corpus: CorpusConfig | None = None
-    """Instead of fraction: documents of a corpus of your own (llm.c's -iv), in their order, with the keys of
-    data.corpus. It is tokenized by the tokenizer of data.corpus, every document of which is trained on then."""
+    """Instead of fraction: documents of a separate corpus (llm.c's -iv), in their order, with the keys of data.corpus.
+    The tokenizer of data.corpus tokenizes it. Training then uses every document of data.corpus."""
     batches: int = Field(16, ge=1, le=100_000)
     """Batches of one pass at most, of data.batch_size each. They are made once and stay in the host's memory."""
     source: Annotated[str, AfterValidator(named_function)] | None = None
@@ -108,23 +108,23 @@ class EvaluationConfig(Config):
 
 
 class SampleConfig(Config):
-    """Text that the model writes while it is trained, as with llm.c's -s. `harness train` alone writes it.
+    """Text that the model writes during training, as with llm.c's -s. Only `harness train` writes it.
 
-    It is printed, and kept in samples.jsonl. Its time is in no step.
+    It is printed and stored in samples.jsonl. Its time is not counted in any step.
     """
 
     every_steps: int = Field(ge=1, le=1_000_000_000)
-    """Steps from one text to the next."""
+    """Steps between two texts."""
     prompt: str = ""
-    """What the model continues; '' begins a new document."""
+    """Text that the model continues; '' begins a new document."""
     tokens: int = Field(64, ge=1, le=100_000)
-    """How many follow the prompt at most."""
+    """Maximum number of tokens after the prompt."""
     temperature: float = Field(1.0, ge=0, le=1000)
-    """Logits are divided by it; 0: the most likely token."""
+    """Divisor of the logits; 0: always the most likely token."""
     top_k: int | None = Field(None, ge=1)
-    """Draw among so many most likely tokens; null: among all."""
+    """Number of most likely tokens to draw from; null: all tokens."""
     seed: int = Field(0, ge=0, lt=2**62)
-    """Of the draws, which are the same for each text."""
+    """Seed of the draws. Every text starts from the same seed."""
 
 
 class OptimizerConfig(Config):
@@ -161,8 +161,7 @@ class CheckpointConfig(Config):
     every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
     """Optimizer steps from one checkpoint to the next."""
     every_epochs: float | None = Field(None, gt=0, le=1_000_000)
-    """Epochs of the documents that are trained on from one checkpoint to the next. With several ranks those of rank 0
-    decide."""
+    """Epochs of the training documents between two checkpoints. With several ranks the epochs of rank 0 decide."""
     every_minutes: float | None = Field(None, gt=0, le=10_000)
     """Minutes from one checkpoint to the next; 10 where neither is given. With several ranks the clock of rank 0
     decides, and tells the others after each step."""
@@ -212,7 +211,7 @@ class TrainerConfig(Config):
     """Save the state of the training as it goes. `harness train` does in any case; a study removes what it saved."""
     evaluation: EvaluationConfig | None = None
     sample: SampleConfig | None = None
-    """Let the model write text as it is trained; null: none."""
+    """Let the model write text during training; null: no text."""
     resume: ResumeConfig | None = None
     """Begin at a step of another trainer's training, from its weights; None: at step 0, from the model's own."""
     steps: int = Field(40, ge=1, le=10_000_000)

@@ -64,9 +64,9 @@ class CorpusConfig(Config):
     format: Literal["auto", "parquet", "jsonl", "text", "arrow"] = "auto"
     """Of path. auto: by the name and, where it does not say it, by the first bytes."""
     column: str = "text"
-    """Strings; with path also lists of token ids (no tokenizer is run then; data.tokenizer is the one that made them),
-    without those whose attention_mask is 0 where such a column lies beside it, or lists of messages {role, content},
-    which chat_template renders. Text files have no columns."""
+    """Column with strings. With path it may also have lists of token ids, which no tokenizer processes; data.tokenizer
+    is then the one that made them. Ids whose attention_mask is 0 are left out, if the files have that column. With path
+    it may also have lists of messages {role, content}, which chat_template renders. Text files have no columns."""
     split: Literal["file", "line", "blank-line"] = "file"
     """What a document of a text file is: the file, a line, or what stands between blank lines."""
     chat_template: str | None = None

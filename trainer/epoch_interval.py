@@ -1,4 +1,4 @@
-"""Says when another so many epochs of the documents are done, as every_steps does for steps."""
+"""Reports the end of every interval of a number of epochs, like every_steps for steps."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 from trainer.errors import InputError
 
-_SLACK = 1e-9  # of intervals: an epoch that ends with a step is done, whatever the division rounds to
+_SLACK = 1e-9  # intervals; covers the rounding of the division at the end of an epoch
 
-Epochs = Callable[[], float | None]  # that are done; None where an epoch has no known length
+Epochs = Callable[[], float | None]  # returns the completed epochs; None if their length is unknown
 
 
 class EpochInterval:
     """Counts the intervals of ``every`` epochs that are done."""
 
     def __init__(self, every: float, epochs: Epochs, key: str) -> None:
-        """Count from where the training stands. ``key``: names the interval in an error."""
+        """Count from the current position of the training. ``key``: names the interval in an error."""
         self._every, self._epochs, self._key = every, epochs, key
         self._counted = self._done()
 

@@ -66,9 +66,9 @@ class Evaluator:
         return self._interval is not None and self._interval.is_over()
 
     def after(self, step: int, kinds: frozenset[Kind] = KINDS, *, epochs_are_over: bool = False) -> None:
-        """Take note of a step that ended, and make what of the ``kinds`` of passes is due.
+        """Record the end of a step, and run the passes of ``kinds`` that are due.
 
-        ``epochs_are_over``: as a checkpoint of that step says, of a part that ended before it made the pass.
+        ``epochs_are_over``: True if the checkpoint of that step records a pass that was due but not made.
         """
         self._last = step
         if self._interval is not None:
@@ -137,9 +137,9 @@ def make_evaluator(
     rank: Rank = ALONE,
     epochs: Epochs = lambda: None,
 ) -> Evaluator:
-    """The evaluator that ``config`` asks for, with its batches made. Start loader workers first: this may tokenize.
+    """Return the evaluator of ``config`` with its batches. Start loader workers first, as this may tokenize.
 
-    ``epochs``: how many are done, for every_epochs. Every rank must call it.
+    ``epochs``: returns the completed epochs, for every_epochs. Every rank must call this function.
     """
     asked, prints = config.evaluation, rank.is_first
     assert asked is not None

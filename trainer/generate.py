@@ -122,9 +122,9 @@ def generate(
 
 
 def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str) -> list[int]:
-    """The ids of ``prompt``; of one without any, what stands before a document: the id that ends the one before it.
+    """Return the ids of ``prompt``. For a prompt without ids, return the id that ends the preceding document.
 
-    Raises InputError, naming ``key``, for what is no text, and where no id begins a document.
+    Raises InputError, naming ``key``, for a prompt that is not text, or if no id begins or ends a document.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
         raise InputError(f"{key}: holds bytes that are no text (UTF-8)")

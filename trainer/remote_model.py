@@ -1,4 +1,4 @@
-"""Copies a model, or a run, that lies behind a URL to this machine, for as long as this process runs."""
+"""Copies a model or a run from a URL to this machine. The copy exists as long as this process runs."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from trainer.errors import InputError, one_line
 from trainer.files import expanded
 
 CHECKPOINTS = "checkpoints"  # of a training's folder
-NO_TABLES = (CHECKPOINTS, KEPT, "plots", "trials", "timeline.json.gz")  # in the folder of a run: a plot reads none
+# Entries of a run's folder that a plot does not read.
+NO_TABLES = (CHECKPOINTS, KEPT, "plots", "trials", "timeline.json.gz")
 Needed = Callable[[Any, PurePosixPath], tuple[PurePosixPath, dict[str, int]]]
-"""The folder that is copied, and which files of it, with their sizes in bytes."""
+"""Function that returns the folder to copy from, and the files to copy with their sizes in bytes."""
 
 
 def tables_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """The records and tables of a training or a study, without what it trained."""
+    """Return the files of a training or a study that a plot reads, without checkpoints and pictures."""
     base, sizes = _whole(filesystem, root)
     return base, {name: size for name, size in sizes.items() if name.split("/")[0] not in NO_TABLES}
 
 
 def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """The file or folder; of a training's folder its newest checkpoint and its tokenizer."""
+    """Return the file or folder; for a training's folder only its newest checkpoint and its tokenizer."""
     base, sizes = _whole(filesystem, root)
     if base != root:
         return base, sizes
-    if ABOUT in sizes and root.parent.name == CHECKPOINTS:  # one checkpoint; the tokenizer lies beside all of them
+    if ABOUT in sizes and root.parent.name == CHECKPOINTS:  # one checkpoint; its tokenizer is in the training's folder
         training = root.parent.parent
         found = {f"{CHECKPOINTS}/{root.name}/{name}": size for name, size in sizes.items()}
         return training, found | {f"{KEPT}/{name}": size for name, size in _below(filesystem, training / KEPT).items()}
-    # A checkpoint is whole once its last file is there.
+    # A checkpoint is complete once its last file exists.
     whole = {name.split("/")[1] for name in sizes if name.startswith(f"{CHECKPOINTS}/") and name.endswith(f"/{ABOUT}")}
     if whole:
         newest = max(whole, key=lambda name: (len(name), name))
@@ -49,7 +50,7 @@ def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, d
 
 
 def fetched(url: str, key: str, needed: Needed = model_of_run) -> Path:
-    """The copy of what is ``needed`` of the file or folder behind ``url``.
+    """Return a local copy of the files that ``needed`` selects from the file or folder at ``url``.
 
     It is removed when this process ends: what is loaded may be read until then. Raises InputError, naming ``key``,
     where nothing lies there or it cannot be read.
@@ -93,7 +94,7 @@ _located_once = cache(located)
 
 
 def _whole(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """A file and the folder that it lies in, or a folder and all files below it."""
+    """Return the folder of a file and that file, or a folder and all files below it, with their sizes in bytes."""
     import pyarrow.fs as fs
 
     info = filesystem.get_file_info(str(root))

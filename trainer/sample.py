@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Sample(NamedTuple):
-    """What the model wrote after step ``step``: ``text`` with the prompt, ``ids`` without it."""
+    """Text that the model wrote after step ``step``. ``text`` includes the prompt, ``ids`` does not."""
 
     step: int
     text: str
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
 
 
 class TextSampler:
-    """Says when text is due, and writes it."""
+    """Decides when text is due, and writes it."""
 
     def __init__(self, config: SampleConfig, prepared: Prepared, compute: Compute) -> None:
         """Raises InputError where the model cannot continue the prompt."""
@@ -50,7 +50,7 @@ class TextSampler:
 
     def after(self, step: int) -> Sample:
         """Write the text that is due after ``step``. Raises InputError where the weights are not finite."""
-        self._compute.synchronize()  # in the step whose work it is: see trainer.evaluate
+        self._compute.synchronize()  # Queued work counts as part of its own step: see trainer.evaluate.
         telemetry.pause()
         with telemetry.span("evaluate"):
             tokenizer = self._tokenizer

@@ -32,7 +32,7 @@ from trainer.errors import InputError
 
 REPLICATES = 8  # per run: half of what a prediction that is asked for takes
 WORKERS = (2, 4)
-MORE_WORKERS = (2, 4)  # times the workers of a program that has as many already
+MORE_WORKERS = (2, 4)  # multiples of the current number of workers
 # What another arm may do otherwise for its data path to be tried.
 PATH_KEYS = {"data.path", "data.access", "data.tokenizer.engine"}
 NUMBERS: tuple[AdviceCost, ...] = ("processes", "memory")  # kinds of changes that are values of one setting
@@ -218,9 +218,9 @@ def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceC
 
 
 def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -> AdviceBar | None:
-    """Why a change that promises a speed-up is not recommended all the same; None where it is.
+    """Return why a change with a predicted speed-up is not recommended; None if it is recommended.
 
-    "serial": of stages that wait in turn for what serves one worker, and whether it does was not measured.
+    "serial": no speed-up remains if workers wait for one shared resource. A run with more workers would show it.
     """
     if one.cost in NUMBERS and (bar := bar_of(parse_edits([one.change]), own, replays)) is not None:
         return bar
@@ -228,7 +228,7 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
 
 
 def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar | None:
-    """Why more workers are not predicted; None where they are, and where data work costs no time worth a change."""
+    """Return why more workers are not predicted; None if they are, or if data work costs too little to matter."""
     bar = bar_of(parse_edits([f"workers={max(WORKERS[0], 2 * replays.workers)}"]), own, replays)
     if bar is None or not _clears(replays.predict(without_stages(STAGES)).speedup, least):
         return None
@@ -236,7 +236,7 @@ def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar |
 
 
 def _clears(speedup: Estimate, least: float) -> bool:
-    """Whether a speed-up is surely one, by more than ``least``."""
+    """True if the interval of ``speedup`` is above 1, and its median above 1 by more than ``least``."""
     return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > least
 
 

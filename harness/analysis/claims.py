@@ -88,7 +88,7 @@ class JudgedClaim:
     which the arms differ too. ``untested``: the strategy that both arms have where the claim is about two.
     """
 
-    claim: ClaimName | None  # None: one with bounds of the scenario's own
+    claim: ClaimName | None  # name of a common claim; None if the scenario gives the bounds
     arm: str
     baseline: str | None
     figure: Estimate | None
@@ -100,7 +100,7 @@ class JudgedClaim:
     noise_floor: float | None = None  # of a ratio, as a fraction
     differs: tuple[str, ...] = ()
     untested: str | None = None
-    without: tuple[str, ...] = ()  # arms no finished run of which has such a figure
+    without: tuple[str, ...] = ()  # arms without a finished run that has the figure
 
 
 def use_of(run: RunData, ledger: RunLedger) -> RunUse:
@@ -220,7 +220,7 @@ def _share(values: Sequence[float]) -> Estimate | None:
 
 
 def own_kind(claim: JsonObject) -> ClaimKind | None:
-    """The kind of a claim with bounds of its own; None of one that this version does not know."""
+    """Return the kind of a claim with its own bounds; None if this version does not know its figure."""
     figure, low, high, arms = (claim.get(key) for key in ("figure", "from", "to", "arms"))
     if figure not in get_args(Figure) or not isinstance(arms, list) or not arms:
         return None

@@ -137,7 +137,7 @@ class Measured:
     used_lead: tuple[float, float] = (0.0, 0.0)
     same_again: Estimate | None = None  # the A/A control of ``noise_floor_of``: how many times as fast as its arm
     in_total: InTotal | None = None  # where long steps that the median passes over make all time together another
-    steps: Judged | None = None  # of ``step_time``, whatever steps hold and learn: every sentence about it reads this
+    steps: Judged | None = None  # verdict on ``step_time``, for every sentence about it
 
     @property
     def measured_per_step(self) -> float | None:
@@ -155,8 +155,9 @@ class Measured:
 
     @property
     def ceilings(self) -> tuple[float, float] | None:
-        """The ceiling by either witness, the smaller one first, where they say different things; None where they agree
-        within :data:`CLOSE`, or only one of them is known.
+        """Return both estimates of the ceiling, the smaller one first, if they disagree by more than :data:`CLOSE`.
+
+        Return None if they agree, or if only one of them is known.
 
         An ideal-data control repeats few batches, which may be unlike the rest; a replay knows no cores and caches. On
         a busy machine both intervals may be wide enough to meet, and one median is still not what data costs.
@@ -275,14 +276,14 @@ def compare(
         used_lead=judging.used_lead,
         same_again=None if isinstance(by_rate.same, Absent) else by_rate.same,
         in_total=by_rate.in_total,
-        # Steps that hold as much are as fast as what they hold: their times are judged by the same figures.
+        # Steps with equal work are judged by the rate of that work, so that both verdicts agree.
         steps=judging.by(rate if each is not None and abs(each - 1) <= SAME else steps_per_s).judged,
     )
 
 
 @dataclass(frozen=True)
 class _ByRate:
-    """One comparison by one rate: the ratio, what no change looks like, and the verdict that these allow."""
+    """One comparison by one rate: the ratio, the noise floor, and the verdict."""
 
     ratio: Estimate
     together: Estimate | None
@@ -295,19 +296,19 @@ class _ByRate:
 
 @dataclass(frozen=True)
 class _Judging:
-    """What every figure of one comparison is judged by; see :func:`compare` and ``verdicts.judge``."""
+    """Inputs that judge every figure of one comparison; see :func:`compare` and ``verdicts.judge``."""
 
     names: tuple[str, str]
     arms: Mapping[str, Blocks]
     controls: Controls
     alike: Likeness | None
-    confidence: float  # of each comparison of the study
+    confidence: float  # confidence level of each comparison of the study
     allowance: float | None
     no_core: bool
     used_lead: tuple[float, float]
 
     def by(self, rate: Rate, losses: Losses | None = None) -> _ByRate:
-        """By ``rate``, which both arms have. ``losses``: None where only the speed is judged."""
+        """Compare both arms by ``rate``, which both must have. ``losses``: None to judge the speed alone."""
         base, other = (self.arms[name] for name in self.names)
         ratio = speed(base, other, rate, alike=self.alike)
         assert ratio is not None
@@ -418,12 +419,12 @@ def _least_likely_most(run: RunLedger, waited_ms: float) -> tuple[float, float, 
 
 
 def split_runs(runs: Sequence[RunLedger]) -> list[RunLedger]:
-    """Those whose waits are known by stage, all where none are: everything said of data work is of these."""
+    """Return the runs that figures of data work are from: those with waits split by stage, or all if there are none."""
     return [run for run in runs if run.exposed_ms] or list(runs)
 
 
 def waited_over(runs: Sequence[RunLedger]) -> float | None:
-    """What data costs a step, in mean milliseconds; no stage of it costs more."""
+    """Return the mean milliseconds that a step waits for data. No single stage costs more."""
     return part_over(runs, lambda run: run.waited_ms, split_runs(runs))
 
 

@@ -108,7 +108,7 @@ class ArmMeasurement:
 
     @property
     def slowest_step(self) -> int:
-        """The number of the slowest of the last :data:`WORST_OF` of these steps, from 0."""
+        """Return the number (from 0) of the slowest of the last :data:`WORST_OF` steps."""
         end = max(1, self.unsettled) + len(self.plain_s)
         return max(range(max(end - WORST_OF, end - len(self.plain_s)), end), key=self.steps_s.__getitem__)
 
@@ -243,7 +243,7 @@ class ArmCost:
     checkpoints: int
     saving: Spread  # of all of them
     ending: Spread
-    slowest_step: int  # whose time is the worst case of ``step``, unless the median is above it
+    slowest_step: int  # number of the step that is the worst case of ``step``, unless the median is above it
 
     @property
     def total(self) -> Spread:

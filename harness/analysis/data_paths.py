@@ -31,11 +31,11 @@ class DataPath:
     loop_ms: float | None = None  # alone: of a step, what is not fetching its batch
     step_ms: Estimate | None = None  # in training
     waited_ms: float | None = None  # in training: what data work costs a step
-    mean_step_ms: float | None = None  # in training: what ``waited_ms`` is a part of
+    mean_step_ms: float | None = None  # mean step in training, including ``waited_ms``
     training_times: Estimate | None = None
     measure: str = ""  # what ``training_times`` counts
-    step_time: Estimate | None = None  # in training: the baseline's / the arm's
-    steps: Judged | None = None  # of ``step_time``, as every comparison of the study is judged
+    step_time: Estimate | None = None  # step time in training: baseline / arm
+    steps: Judged | None = None  # verdict on ``step_time``, by the same rules as every comparison of the study
 
 
 # Compares an arm with a baseline, (baseline, arm), as the study compares its arms.

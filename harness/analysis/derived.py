@@ -58,7 +58,8 @@ DEVICE_COLUMNS = (
 )
 
 
-ABOVE_WORK = 0.01  # of the steps: batches that were made before the first of them are not in their work
+# Share of the measured time. Batches made before the first measured step are not in the work of the steps.
+ABOVE_WORK = 0.01
 _LONG_AGO_NS = 2**60  # before a run: sums of times stay within 64 bits
 
 
@@ -276,7 +277,7 @@ def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Re
 
 
 def _above_work(exposed: Int, times: StageTimes, recording: Recording) -> bool:
-    """True if a stage cost the measured steps more than all of its work took: then the replay is not the run.
+    """True if a stage cost the measured steps more than all of its work took: then the replay does not match the run.
 
     A hand-over leaves no trace in the steps that did not wait for it. Time of a worker between two of its batches is no
     work: where it is said to cost much, other workers made the batches.

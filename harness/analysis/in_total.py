@@ -77,7 +77,7 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
 
 
 def _long(runs: Sequence[RunLedger], long_ms: float) -> LongSteps | None:
-    """The steps above this bound, those that begin a turn among them; None where they are no exception."""
+    """Return the steps above ``long_ms``, including the first of a repetition; None if more than :data:`FEW` are."""
     step_ms = np.concatenate([times for run in runs for times in (run.step_ms, run.left_out.step_ms)])
     longest = np.concatenate([places for run in runs for places in (run.longest, run.left_out.longest)])
     found = long_steps(step_ms, longest, PHASES, long_ms / LONG)

@@ -1,4 +1,4 @@
-"""Decides what a replay may be asked about an arm: the report's advice and ``harness whatif`` both read it here.
+"""Decides which predictions a replay of an arm supports, for the report's advice and ``harness whatif``.
 
 Some arms cannot be replayed at all (:func:`refusal`): too much of their time was not seen. Of others some changes are
 barred (:func:`bar_of`), as the recording does not show what they depend on.
@@ -29,13 +29,13 @@ _REFUSED = {
 
 
 def refusal(runs: Sequence[RunData]) -> str | None:
-    """Why nothing can be predicted of ``runs``; None where a replay may be asked."""
+    """Return why ``runs`` support no prediction; None if a replay supports one."""
     hidden = unseen(runs)
     return None if hidden is None or hidden.reason is None else _REFUSED[hidden.reason]
 
 
 def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | None:
-    """Why a prediction of ``runs`` under ``edits`` is not to be had; None where it is."""
+    """Return why ``runs`` cannot be predicted under ``edits``; None if they can."""
     workers = edits.workers is not None and edits.workers != replays.workers
     if not workers and edits.prefetch is None:
         return None

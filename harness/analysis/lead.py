@@ -53,7 +53,7 @@ class Leads(NamedTuple):
 
 
 def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | None = None) -> Leads:
-    """The lead of each batch. A worker is asked for ``prefetch`` batches ahead; by default they make them in turn."""
+    """Return the lead of each batch for workers with ``prefetch`` batches in flight. ``makers`` None: in turn."""
     lead = np.where(made.awaited, 0.0, np.maximum(0.0, made.taken - made.ready))
     count = len(lead)
     makers = makers or round_robin(count, workers)

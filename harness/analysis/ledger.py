@@ -160,7 +160,7 @@ Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
 
 
 def without_split(ledger: RunLedger) -> RunLedger:
-    """``ledger`` where the replay that split its waits by stage is off."""
+    """Return ``ledger`` without its split of waits by stage, as the replay that split them is off."""
     return replace(ledger, exposed_ms={}, hidden_ms={}, waited_otherwise_ms=(), unsplit="replay is off")
 
 

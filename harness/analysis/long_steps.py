@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int8]
-LONG = 3.0  # times what is typical: a step that lasts longer is long
+LONG = 3.0  # A step is long if it lasts more than this many times a typical step.
 FEW = 0.25  # of the steps: more are no exception
 NO_PHASE = -1
 
 
 @dataclass(frozen=True)
 class LongSteps:
-    """The long ones among ``of`` measured steps of all runs. Both means together are the mean of all steps.
+    """Long steps among ``of`` measured steps of all runs. The weighted mean of both means is the mean of all steps.
 
-    ``phase``: that with most of what they last longer than a step typically does; "" where none has more than half.
+    ``phase``: the phase with most of the time above a typical step; "" if no phase has more than half of it.
     """
 
     steps: int
     of: int
-    mean_ms: float  # of these
+    mean_ms: float  # mean of the long steps
     others_ms: float  # mean of the others
     phase: str
     range_ms: tuple[float, float] = (0.0, 0.0)  # the shortest and the longest of them
@@ -51,7 +51,7 @@ class LeftOut:
 def longest_phases(
     phases: Sequence[str], phase_ns: Callable[[str], Array], counted: NDArray[np.bool_] | None = None
 ) -> Places:
-    """The phase that lasts most above its median, by step: its place in ``phases``, NO_PHASE where none was measured.
+    """Return the index in ``phases`` of the phase furthest above its median, by step; NO_PHASE if none was measured.
 
     ``phase_ns`` gives the times of a phase; NaN where one was not measured. ``counted``: the steps that are asked
     about, all where it is None. The others only say what is typical.
@@ -68,13 +68,13 @@ def _above_typical(phase_ns: Array, counted: NDArray[np.bool_] | None) -> Array:
 
 
 def without_long(wall_ns: Array) -> Array:
-    """Times of a run, (steps,), each long step as a typical one; as they are where long ones are no exception."""
+    """Replace the time of each long step of a run by the median, unless more than :data:`FEW` of the steps are long."""
     long = wall_ns > LONG * np.median(wall_ns)
     return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= FEW else wall_ns
 
 
 def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_ms: float) -> LongSteps | None:
-    """The long ones of ``step_ms``; None where there are none. ``longest``: see :func:`longest_phases`."""
+    """Return the long steps of ``step_ms``; None if there are none. ``longest``: see :func:`longest_phases`."""
     long = step_ms > LONG * typical_ms
     if not long.any() or long.all():
         return None

@@ -1,7 +1,7 @@
-"""Says which loader worker made each batch, and how many batches are on their way at once.
+"""Determines which loader worker made each batch, and how many batches are in flight at once.
 
-A DataLoader asks its workers in turn. A worker that has no items left (of an iterable dataset that shares itself out)
-is asked no more, so that the others make its batches. An epoch's end begins the turns anew.
+A DataLoader sends requests to its workers in turn. A worker without items left (of an iterable dataset that divides its
+items among workers) gets no more requests, so that the others make its batches. Each epoch starts a new round.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from harness.analysis.intervals import Int
 from harness.analysis.spans import NO_WORKER
 
-# Requests to every worker, at least. A worker that makes batches answers one of them.
+# Requests that every worker must have. A worker that makes batches has then answered at least one.
 SEEN_ROUNDS = 2
-UNEQUAL = 1.5  # times an equal share of the batches: a worker that made more of them made some of the others'
+# Multiple of an equal share of the batches. A worker that made more of them made batches in place of others.
+UNEQUAL = 1.5
 
 
 class Makers(NamedTuple):
-    """``worker``: of each batch in order of receipt, (batches,). ``workers``: how many the loader has."""
+    """``worker``: maker of each batch in order of receipt, (batches,). ``workers``: number of the loader's workers."""
 
     worker: Int
     workers: int
@@ -52,15 +53,15 @@ class Makers(NamedTuple):
         return bool(np.bincount(self.worker).max() * self.workers > UNEQUAL * len(self.worker))
 
     def in_flight(self, prefetch: int) -> int:
-        """Batches that are on their way at once.
+        """Return the number of batches in flight at once.
 
-        A loader asks each worker for ``prefetch`` batches at first. One without items answers the first request, which
-        another worker gets in its place. It never answers the other ones, which nobody gets.
+        A loader first sends each worker ``prefetch`` requests. A worker without items answers the first one, which the
+        loader sends to another worker instead. The other requests to it are lost.
         """
         return self.workers * prefetch - self.idle * (prefetch - 1)
 
     def before(self) -> Int:
-        """Return for each batch the one that the same worker made before, -1 where there is none."""
+        """Return the index of the same worker's previous batch for each batch; -1 for the first batch of a worker."""
         order = np.argsort(self.worker, kind="stable")
         found = np.full(len(order), -1)
         same = self.worker[order[1:]] == self.worker[order[:-1]]
@@ -69,12 +70,12 @@ class Makers(NamedTuple):
 
 
 def round_robin(count: int, workers: int) -> Makers:
-    """Workers that make ``count`` batches in turn, the first worker the first one."""
+    """Return the makers of ``count`` batches that workers make in turn, starting with the first worker."""
     return Makers(np.arange(count) % max(1, workers), workers)
 
 
 def makers_of(recorded: NDArray[np.int16], count: int, workers: int) -> Makers:
-    """The makers of ``count`` batches of a loader with ``workers``, as far as they were recorded; else in turn."""
+    """Return the makers of ``count`` batches of a loader with ``workers``; in turn where they were not recorded."""
     worker = np.full(count, NO_WORKER, dtype=np.int64)
     worker[: len(recorded)] = recorded[:count]
     worker[worker >= workers] = NO_WORKER

@@ -161,9 +161,9 @@ class ArmReport:
     # What encodes where it was chosen, and what it proved: see RunFacts.
     tokenizer_engine: str | None = None
     tokenizer_proof: str | None = None
-    copies: int = 0  # loader workers that were seen to make the same batches; 0 where none were
-    workers: int = 0  # of its loader
-    idle_workers: int = 0  # of these, in every block: they made no batch
+    copies: int = 0  # loader workers that made the same batches; 0 if none did
+    workers: int = 0  # number of loader workers
+    idle_workers: int = 0  # workers that made no batch in any block
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class ArmAdvice:
     assumptions: tuple[Assumption, ...] = ()
     refused: str | None = None
     iterable: bool = False  # its dataset has no index: each loader worker has all of it, unless it shares itself out
-    barred: Bar | None = None  # why more workers are not predicted, where data work costs time
+    barred: Bar | None = None  # reason that more workers are not predicted, if data work costs time
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ KIND_OF_ROLE = {
 OTHER = len(KINDS)  # of a span that analysis does not read
 KEPT_SPANS = 1_000_000  # of one run: about 30 MB
 NOT_MEASURED = -1  # of CPU times
-NO_WORKER = -1  # of a batch: the main thread made it, or its maker was not recorded
-LOADER = "loader-"  # how the role of a loader worker begins, before its number
-MOST_WORKERS = 10_000  # a larger number in a role is damage
-MOST_BATCHES = 2**20  # of one run whose makers are kept: far more than are replayed
+NO_WORKER = -1  # maker of a batch that the main thread made, or whose maker was not recorded
+LOADER = "loader-"  # prefix of a loader worker's role, before its number
+MOST_WORKERS = 10_000  # A larger number in a role means a damaged record.
+MOST_BATCHES = 2**20  # batches of one run whose makers are kept; a replay needs far fewer
 UNANNOUNCED = "unannounced"  # how the site of a blocking call ends that nobody timed: torch told of it in one step
 # What analysis reads of the spans table.
 COLUMNS = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
@@ -83,7 +83,7 @@ class RunSpans:
     launches: Spans  # when the host queued that, in the same order
     blocking: Spans  # calls of the main thread that waited for the device; their names are call sites
     unpackings: Spans  # from when a worker's batch had arrived until it was unpacked
-    # By batch: the worker that made it, or NO_WORKER.
+    # (batches,) number of the worker that made each batch, or NO_WORKER
     makers: NDArray[np.int16] = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
 
     @property
@@ -159,7 +159,7 @@ def _worker(role: str) -> int:
 
 
 def _with_makers(makers: NDArray[np.int16], batches: Int, workers: NDArray[np.int16]) -> NDArray[np.int16]:
-    """``makers`` by batch, to which the ``workers`` of these ``batches`` are added."""
+    """Return ``makers``, extended if necessary, with the ``workers`` of these ``batches``."""
     missing = int(batches.max(initial=-1)) + 1 - len(makers)
     if missing > 0:
         makers = np.concatenate([makers, np.full(max(missing, len(makers)), NO_WORKER, dtype=np.int16)])

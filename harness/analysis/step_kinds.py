@@ -30,9 +30,9 @@ NEAR = 0.1  # of the mean: a step that is no further off is like it
 
 @dataclass(frozen=True)
 class StepKinds:
-    """Both kinds among ``of`` measured steps. Their means by their shares are the mean of all steps.
+    """Fast and slow steps among ``of`` measured steps. The weighted mean of both means is the mean of all steps.
 
-    ``slow_runs``: runs that have the slow kind, where each run has one.
+    ``slow_runs``: number of runs with mostly slow steps, if most runs have a single kind; else None.
     """
 
     of: int

@@ -163,7 +163,7 @@ def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, Run
 
 
 def _claimed(one: JsonObject) -> ClaimName | ClaimKind | None:
-    """A claim of a study.json: a common one by its name, or one with bounds of its own; None of a later version's."""
+    """Return a claim of study.json, common or with its own bounds; None for a claim of a later version."""
     if "figure" in one:
         return own_kind(one)
     name = one.get("claim")
@@ -213,7 +213,7 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
 
 
 def _splits(runs: Sequence[RunData], blocks: Blocks) -> bool:
-    """True if the split of an arm's waits by stage is a fact: it needs no replay, or its replay is the run."""
+    """True if the split of an arm's waits by stage is valid: it needs no replay, or its replay matches the run."""
     if not any(ledger.split_by_replay for ledger in blocks.values()):
         return True
     try:
@@ -234,7 +234,7 @@ def _advice(
 
 
 def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
-    """What the runs of two arms say; judged alike for whatever the page says of these two."""
+    """Compare the runs of two arms, by the same rules for every part of the report."""
     return compare(
         *names,
         {arm.name: arms.of(arm.name) for arm in arms.declared},
@@ -320,7 +320,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
 
 
 def _copies(blocks: Blocks) -> int:
-    """See ``ArmReport.copies``; 1 is a worker that makes batches of its own."""
+    """Return ``ArmReport.copies``. Recorded values of 1 become 0, as all workers made different batches."""
     most = max((run.record.facts.copies or 0 for run in blocks.values()), default=0)
     return most if most > 1 else 0
 

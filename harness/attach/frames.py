@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from harness.probes.ledger.rows import PAUSE, STEP
 
 SUFFIX = ".frames"
-ATTACHED = "attached"  # as in agent/record.py
+ATTACHED = "attached"  # The name must match agent/record.py.
 _LENGTH_BYTES = 4
 _SCHEDSTAT = re.compile(rb"(\d+ \d+ \d+\s*)?")  # a line of the kernel; none of a thread that has ended
 MOST_FRAME_BYTES = 1 << 28  # of one step: more is no frame of ours
@@ -35,7 +35,7 @@ class ProcessFacts:
     """Who a process is, as the agent in it says."""
 
     pid: int
-    tid: int  # of the thread that trains, as a rule the main one
+    tid: int  # thread id of the thread that trains, usually the main thread
     rank: int | None  # of a distributed program, as its launcher says (torchrun, Slurm)
     world: int | None
     python: str  # version

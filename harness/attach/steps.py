@@ -45,7 +45,7 @@ class StepTotals:
     waiting_ns: int = 0  # the main thread was ready to run and had no core
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
     restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch of the next one
-    sampling_ns: int = 0  # in a DataLoader's sampler, in the main thread
+    sampling_ns: int = 0  # time in a DataLoader's sampler, in the main thread
     epoch_ends: int = 0  # of a DataLoader, in measured steps
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is

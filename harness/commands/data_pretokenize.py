@@ -32,7 +32,7 @@ FORMATS: dict[str, tuple[Format, ...]] = {
     "all": ("flat", "padded", "token-list"),
 }
 ENGINES = ("local", "spark")
-SPARK_FILE = "spark.json"  # in --out: which Spark tokenized; the formats' folders are the same by any engine
+SPARK_FILE = "spark.json"  # file in --out that records Spark's master; format folders do not depend on the engine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +96,7 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _padded_line(facts: Manifest) -> str:
-    """What rows of one length leave of the documents: tokens in, kept, cut, and padding added."""
+    """Format how many tokens padded rows keep and cut, and how much padding they add."""
     cut, padding = facts.cut / facts.tokens, facts.padding / (facts.padding + facts.rows_tokens)
     return (
         f"of {facts.tokens:,} tokens {facts.rows_tokens:,} are kept and {facts.cut:,} cut ({cut:.1%}); "

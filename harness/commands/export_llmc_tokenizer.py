@@ -11,7 +11,7 @@ from trainer.files import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which tokenizer, and what file."""
+    """Add the tokenizer to export and the output file."""
     parser.add_argument(
         "tokenizer", metavar="TOKENIZER", help="a training's folder or a checkpoint, pretokenized files, a "
         "tokenizer.json, a folder or name for AutoTokenizer, or a SentencePiece .model",
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the file; say what it holds."""
+    """Write the file and print a summary of it."""
     from harness.commands.data_needs import given_tokenizer
     from trainer.data.formats.llmc_tokenizer import write_tokenizer
     from trainer.data.kept_tokenizer import kept
@@ -32,6 +32,6 @@ def export(arguments: argparse.Namespace, _command: list[str]) -> int:
     if info is None:
         raise InputError(f"{arguments.tokenizer}: none can be trained here; give one that was")
     found = write_tokenizer(info, out)
-    unused = f"; {found.unused:,} of them stand for no token" if found.unused else ""
+    unused = f"; {found.unused:,} of them have no token" if found.unused else ""
     say(f"{out}: {found.vocab_size:,} ids, end of text {found.eos_id}, {expanded(out).stat().st_size:,} bytes{unused}")
     return 0

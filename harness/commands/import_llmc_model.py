@@ -35,7 +35,7 @@ def read(arguments: argparse.Namespace, _command: list[str]) -> int:
     header, weights = as_folder(expanded(arguments.file), Path(arguments.out), tokenizer)
     say(f"{arguments.out}: {header.title}, {header.dtype}; the file has no optimizer's moments")
     if tokenizer is None:
-        say("it has no tokenizer, and AutoTokenizer makes up an empty one; --tokenizer NAME writes the model's there")
+        say("the folder has no tokenizer, so AutoTokenizer makes an empty one; --tokenizer NAME writes one there")
     if wrong := not_finite(weights):
         say(f"{wrong:,} of its weights are NaN or infinite")
     return 0

@@ -1,6 +1,6 @@
-"""harness plot: draws the losses of several runs over one another, and what they answered of multiple choice.
+"""harness plot: draws the losses and the multiple-choice scores of several runs.
 
-A table beside the pictures has the lowest losses of every run, and what it took.
+A table beside the pictures lists the lowest losses, the time and the cost of every run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="a folder of harness train, a study, or a main.log of llm.c; also behind a URL (s3://BUCKET/FOLDER)",
     )
-    parser.add_argument(
-        "--out", required=True, metavar="DIR", help=f"the folder that gets {LOSS}, {CHOICES} and {TABLE}"
-    )
-    parser.add_argument("--only", choices=["training", "validation"], help="draw these losses, and nothing else")
+    parser.add_argument("--out", required=True, metavar="DIR", help=f"folder for {LOSS}, {CHOICES} and {TABLE}")
+    parser.add_argument("--only", choices=["training", "validation"], help="draw only these losses")
     parser.add_argument("--x", choices=["steps", "tokens"], default="steps", help="the axis (default: %(default)s)")
     parser.add_argument(
         "--measure", choices=["acc", "acc_norm", "acc_tokens"],
@@ -83,7 +81,7 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Path, has_losses: bool) -> None:
-    """The picture of multiple choice, where a run was asked any."""
+    """Draw multiple-choice scores, if a run has any."""
     from harness.report.drawing import drawn
     from harness.report.run_curves import MEASURES, MOST_RUNS, best_measure, choices_figure
     from trainer.files import write_bytes
@@ -105,7 +103,7 @@ def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Pa
 
 
 def notes(run: PlottedRun, only: LossKind | None = None) -> list[str]:
-    """What of it is not drawn though it was asked for, a line each."""
+    """Return one line for each requested curve or point that is not drawn."""
     import numpy as np
 
     found = []

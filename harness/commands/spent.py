@@ -1,4 +1,4 @@
-"""harness spent: adds up what trainings, studies, cost probes and sweeps have taken, in hours and money."""
+"""harness spent: adds up the hours and the cost of trainings, studies, cost probes and sweeps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MOST_USD = 1e6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The folders, and a price for all of them."""
+    """Add the folders, and one price for all of them."""
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="folders of harness train, run, cost and sweep, or folders above them"
     )
-    parser.add_argument("--price", type=float, metavar="USD", help="of an hour of all, in place of recorded prices")
+    parser.add_argument("--price", type=float, metavar="USD", help="US dollars per hour, in place of recorded prices")
     parser.add_argument("--json", action="store_true", help="print the expenses as JSON")
 
 
@@ -31,7 +31,7 @@ def spent(arguments: argparse.Namespace, _command: list[str]) -> int:
     price = arguments.price
     if price is not None and not (math.isfinite(price) and 0 < price <= MOST_USD):
         raise InputError(f"--price: {price:g}; allowed: more than 0, at most {MOST_USD:,.0f}")
-    found: dict[str, Expense] = {}  # by folder: one may be given twice, or lie below another one
+    found: dict[str, Expense] = {}  # expenses by folder: arguments may repeat or overlap
     for given in arguments.folders:
         place = expanded(given)
         if not place.is_dir():
@@ -39,7 +39,7 @@ def spent(arguments: argparse.Namespace, _command: list[str]) -> int:
         lying = list(expenses(place, price))
         if not lying:
             raise InputError(
-                f"{place}: no training, study, cost probe or sweep lies in or below it; give a folder of harness "
+                f"{place}: contains no training, study, cost probe or sweep; give a folder of harness "
                 "train, run, cost or sweep"
             )
         for one in lying:

@@ -1,4 +1,4 @@
-"""Finds what trainings, studies, cost probes and sweeps below a folder have taken, in hours and money.
+"""Finds the hours and the cost of trainings, studies, cost probes and sweeps below a folder.
 
 A study or a training with a budget notes what it spent (cost.json). A cost probe is one study, from its start to its
 end. Of others the runs say when they began and ended: runs that took turns count once, and a part of a training that
@@ -22,22 +22,22 @@ from trainer.errors import InputError
 from trainer.files import read_json
 
 Kind = Literal["cost probe", "sweep", "training", "study"]
-SWEEP, TRIAL_SPENT = "sweep.json", "trials/*/spent.json"  # as harness.sweep.store writes them
+SWEEP, TRIAL_SPENT = "sweep.json", "trials/*/spent.json"  # files that harness.sweep.store writes
 
 
 @dataclass(frozen=True)
 class Expense:
-    """What one folder has taken."""
+    """Time and cost of one folder."""
 
     kind: Kind
     folder: Path
     seconds: float
     usd: float | None
-    """None where no price is known."""
+    """None if no price is known."""
 
 
 def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[Expense | InputError]:
-    """Every folder at or below ``place`` that took time, in the order of their names; of one that is damaged the error.
+    """Yield the expense of every folder at or below ``place``, by name; the error in place of a damaged one.
 
     A folder within such a folder (a sweep's trial) is part of it. ``price_usd_per_hour``: in place of recorded ones.
     """
@@ -52,7 +52,7 @@ def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[E
 
 
 def expense_of(folder: Path, price_usd_per_hour: float | None = None) -> Expense:
-    """What the sweep, study or training in ``folder`` has taken. Raises InputError where its record is damaged."""
+    """Return time and cost of the sweep, study or training in ``folder``. Raises InputError for a damaged record."""
     if (folder / SWEEP).is_file():
         return _of_sweep(folder, price_usd_per_hour)
     store = StudyFolder(folder)
@@ -71,7 +71,7 @@ def expense_of(folder: Path, price_usd_per_hour: float | None = None) -> Expense
 
 
 def seconds_of(records: Iterable[RunRecord]) -> float:
-    """How long at least one of the runs was there; runs that did not note when they began and ended count as 0."""
+    """Return the seconds in which at least one run was running. Runs without recorded begin and end count as 0."""
     found, reached_s = 0.0, 0.0
     for begin_s, end_s in sorted(_span(one) for one in records if one.started_utc and one.ended_utc):
         found += max(0.0, end_s - max(begin_s, reached_s))
@@ -80,7 +80,7 @@ def seconds_of(records: Iterable[RunRecord]) -> float:
 
 
 def _span(record: RunRecord) -> tuple[float, float]:
-    """When a run's process began, with what was imported for it, and ended."""
+    """Return the begin and the end of a run's process in Unix seconds, including imports and shutdown."""
     begin, end = (datetime.fromisoformat(one).timestamp() for one in (record.started_utc, record.ended_utc))
     return begin - (record.import_ns or 0) / 1e9, end + (record.ending_ns or 0) / 1e9
 
@@ -96,7 +96,7 @@ def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | Non
 
 
 def _price(study: StudyRecord, records: Sequence[RunRecord]) -> float | None:
-    """Of an hour: as the scenario says, else of the devices that ran; an emulated device was not rented."""
+    """Return US dollars per hour: the scenario's price, else that of the devices. Emulated devices have none."""
     given = study.scenario_text.get("price_usd_per_hour")
     if isinstance(given, int | float) and not isinstance(given, bool):
         return float(given)

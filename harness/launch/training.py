@@ -97,7 +97,7 @@ class Watch(Protocol):
 
     @property
     def evaluates(self) -> bool:
-        """True if a training that it ends has the passes of its end."""
+        """True if a training that :meth:`step` ends still makes its final passes."""
         ...
 
 
@@ -118,7 +118,8 @@ class Trained:
     diverged: bool = False  # its gradient norm was not finite
 
 
-# In a checkpoint: where ranks receive differently many; where evaluation.every_epochs asks for a pass after it.
+# Optional keys of a checkpoint. tokens_of_all: tokens of all ranks, if ranks receive different numbers of tokens.
+# epochs_are_over: true if a pass of evaluation.every_epochs follows the checkpoint.
 TOKENS_OF_ALL, EPOCHS_ARE_OVER = "tokens_of_all", "epochs_are_over"
 
 
@@ -151,7 +152,7 @@ class Training:
         self._compute: Compute | None = None
         self._epochs_are_over = False
         self._sampler: TextSampler | None = None
-        self._samples: SampleTable | None = None  # None in all ranks but the first
+        self._samples: SampleTable | None = None  # rank 0 has one; None in other ranks
         self._skipped = self._compiled = 0  # before this part, and before its measured steps
         self._digest: str | None = None
         self.rank = ALONE
@@ -339,7 +340,7 @@ class Training:
                 assert table is not None
                 table.flush()
                 of_all: dict[str, int] = {} if self._group is None else {TOKENS_OF_ALL: self._agreed[2]}
-                if evaluator is not None and evaluator.epochs_are_over:  # the pass comes after this checkpoint
+                if evaluator is not None and evaluator.epochs_are_over:  # The pass follows this checkpoint.
                     of_all[EPOCHS_ARE_OVER] = True
                 return {"tokens": recorder.tokens, **of_all, "config": identity(self.config), "fingerprints": prints}
 
@@ -438,13 +439,13 @@ class Training:
         return "done" if order == "finish" else "interrupted"
 
     def _write_text(self, progress: TrainingProgress) -> None:
-        """Let the model write, where that is due: every rank does, and the first one keeps it."""
+        """Write sample text if it is due. Every rank takes part; rank 0 stores the text."""
         sampler, step = self._sampler, self._steps - 1
         if sampler is None or not sampler.is_due(step):
             return
         try:
             found = sampler.after(step)
-        except InputError as error:  # its weights are not finite: whether that ends the training is not decided here
+        except InputError as error:  # The weights are not finite. This alone does not end the training.
             print(f"after {self._steps:,} steps: no text: {error}", file=sys.stderr)
             return
         if self._samples is not None:

@@ -95,20 +95,20 @@ class SampleTable:
     """samples.jsonl: a line for each text that the model wrote."""
 
     def __init__(self, path: Path, steps: int) -> None:
-        """Go on after ``steps`` steps: lines beyond are of texts that are written again."""
+        """Resume after ``steps`` steps. Remove later lines, as their texts are written again."""
         self._path = path
         if path.exists():
-            lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold what str.splitlines cuts at
+            lines = path.read_text(encoding="utf-8").split("\n")  # str.splitlines would also cut within texts.
             write_text(path, "".join(line + "\n" for line in lines if _step(line) < steps))
 
     def add(self, sample: Sample) -> None:
-        """Texts are rare: each is handed to the system at once."""
+        """Append a text and flush it at once, as texts are rare."""
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(sample._asdict(), ensure_ascii=False) + "\n")
 
 
 def _step(line: str) -> float:
-    """Of a line of samples.jsonl; beyond all others for what a killed process left half written."""
+    """Return the step of a line of samples.jsonl; infinity for a line that a killed process left half written."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -50,7 +50,7 @@ _State = tuple[int, int]  # size in bytes and time of change in ns
 
 
 class _CopiedFile(NamedTuple):
-    """``state``: the file here when it was copied. ``there_ns``: its time of change there; None: not kept there."""
+    """``state``: local file at the time of copying. ``there_ns``: modification time at the URL; None if it has none."""
 
     state: _State
     there_ns: int | None
@@ -58,7 +58,7 @@ class _CopiedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Uploaded:
-    """How copying ended: files that are there, and those that are not, with the reason of the last attempt.
+    """Result of an upload: the number of copied files, the missing files, and the reason of the last failed attempt.
 
     ``left_out``: names that are never copied, each with its reason.
     """
@@ -74,7 +74,7 @@ class Destination:
     """A folder behind a URL, and what of a local folder is there."""
 
     def __init__(self, folder: Path, url: str, *, verify: bool = False) -> None:
-        """``verify``: :meth:`compare` also reads back every file there.
+        """Open the URL. ``verify``: :meth:`compare` also reads every copied file back.
 
         Raises InputError for a URL that nothing here can open, or one within ``folder``.
         """
@@ -98,7 +98,7 @@ class Destination:
         return [f"{visible(name)} ({why})" for name, why in _walk(self.folder) if why]
 
     def compare(self) -> None:
-        """Forget copies that are gone at the URL or were changed there, so that they are missing again.
+        """Mark copies that were removed or changed at the URL as missing.
 
         A place that cannot be listed is believed.
         """
@@ -114,7 +114,7 @@ class Destination:
                 del self._there[name]
 
     def _same_content(self, name: str) -> bool:
-        """Return True if the file here, where it still is, has the bytes of the one there."""
+        """Return True if the local file, unless it was removed, has the bytes of the remote one."""
         try:
             with (
                 open(self.folder / name, "rb") as ours,
@@ -219,7 +219,7 @@ class Destination:
         if not self._begun:
             self._refuse_another()
             self._begun = True
-            self._keep()  # After a kill the files that lie there are known to be of this folder.
+            self._keep()  # A resumed upload then recognizes the copied files as those of this folder.
         path = self.folder / name
         state = _state(path)
         target = f"{self._root}/{name}"
@@ -232,10 +232,11 @@ class Destination:
             fs.copy_files(str(path), temporary, fs.LocalFileSystem(), self._filesystem, use_threads=False)
             self._filesystem.move(temporary, target)
         there_ns = self._filesystem.get_file_info(target).mtime_ns
-        self._there[name] = _CopiedFile(state, there_ns)  # as it was before: a log that grew meanwhile is copied again
+        # The state from before the copy: a log that grew in the meantime is copied again.
+        self._there[name] = _CopiedFile(state, there_ns)
 
     def _refuse_another(self) -> None:
-        """Raise InputError where files lie there that are not of this training, study or sweep."""
+        """Raise InputError if the URL holds files of another training, study or sweep."""
         for name, key in IDENTITIES.items():
             try:
                 with self._filesystem.open_input_stream(f"{self._root}/{name}") as file:
@@ -250,7 +251,7 @@ class Destination:
                 return
             what = "sweep" if name == SWEEP else "training or study"
             raise InputError(f"another {what} lies there ({name}); give another URL, or remove that one")
-        with suppress(OSError):  # a place that may not be listed
+        with suppress(OSError):  # The place may forbid listing.
             if found := self._listed():
                 files = "1 file lies" if len(found) == 1 else f"{len(found):,} files lie"
                 raise InputError(f"{files} there already; give another URL, or remove what is there")
@@ -284,7 +285,7 @@ class Destination:
                 yield name, _state(self.folder / name)
 
     def _read_kept(self) -> dict[str, _CopiedFile] | None:
-        """Return what was copied to this URL; None where nothing is known to be, and everything is copied."""
+        """Return the recorded copies at this URL; None without a record, so that everything is copied."""
         try:
             kept = read_json(self.folder / KEPT)
             if kept["url"] != self.url:
@@ -351,13 +352,13 @@ def _walk(folder: Path) -> Iterator[tuple[str, str]]:
                 yield whole, "its name is no UTF-8"
             except OSError as error:
                 if path.is_symlink():
-                    yield whole, f"a link that leads nowhere: {error.strerror}"
+                    yield whole, f"a broken link: {error.strerror}"
                 elif path.exists():  # else it was removed meanwhile
                     yield whole, str(error.strerror)
             else:
                 if stat.S_ISDIR(mode):
                     if os.path.realpath(path) in above:
-                        yield whole, "a link to a folder that it lies in"
+                        yield whole, "a link to a folder that contains it"
                     else:
                         yield from entries(path, f"{whole}/", above)
                 else:

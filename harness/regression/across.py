@@ -84,7 +84,7 @@ def compare_series(
 
 
 def is_same_study(baseline: BlockSeries, candidate: BlockSeries) -> bool:
-    """True if both are one arm of one study: begun in the same second, on the same machine, with the same times."""
+    """True if both are one arm of one study: same scenario, start, machine, facts and times."""
     first, second = (
         (one.scenario, one.arm, one.created_utc, one.blocks, one.part_ms[STEP], one.environment, one.facts)
         for one in (baseline, candidate)
@@ -93,7 +93,7 @@ def is_same_study(baseline: BlockSeries, candidate: BlockSeries) -> bool:
 
 
 def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
-    """A study against itself: no change, which no interval has to show."""
+    """Compare a study with itself: no change, with an interval of width 0."""
     blocks = len(series.blocks)
     step_ms, none = median(series.part_ms[STEP]), Estimate(0.0, 0.0, 0.0, blocks)
     return StateComparison(

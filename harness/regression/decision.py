@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Outcome = Literal["slower", "faster", "same", "undecided"]
 # Why nothing is decided: fewer blocks than an interval takes; a change no larger than the noise floor; an interval that
-# holds both what is allowed and what is not; the same with a median so near the limit, or with blocks that scatter so
-# much, that hardly any number of blocks would tell; nothing to compare at all.
+# includes both allowed and forbidden changes; such an interval with a median so near the limit, or with so much
+# scatter between blocks, that more blocks would hardly decide; nothing to compare.
 # Of studies of different days: a change that days alone may make.
 Undecided = Literal[
     "too few blocks", "within the noise", "both possible", "at the limit", "scattered", "not compared", "day to day"

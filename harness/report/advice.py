@@ -166,12 +166,12 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
 
 
 def cannot_be_replayed(named: str, why: str) -> str:
-    """The sentence about arms of which nothing can be predicted; ``harness whatif`` says the same."""
+    """Return the sentence about arms that cannot be predicted, also for ``harness whatif``."""
     return f"{named} cannot be replayed: {why}."
 
 
 def barred_text(bar: Bar, name: str) -> str:
-    """Why another number of workers, or of batches ahead, is not predicted; ``harness whatif`` says the same."""
+    """Return why other numbers of workers or of prefetched batches are not predicted, also for ``harness whatif``."""
     match bar:
         case "no loader":
             because = "its batches come from a function of its own, not from a DataLoader"
@@ -185,10 +185,10 @@ def barred_text(bar: Bar, name: str) -> str:
 
 
 def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
-    """Why changes that promise enough are not recommended, a sentence for each reason."""
+    """Return why changes with a sufficient predicted speed-up are not recommended, one sentence per reason."""
     name = names.short(found.arm)
     bars: dict[AdviceBar, Advice] = {}
-    for one in sorted(found.options, key=lambda one: one.speedup.median):  # a larger number has to be better
+    for one in sorted(found.options, key=lambda one: one.speedup.median):  # sorted, as a larger number must be better
         if one.bar is not None and one.measured is None:
             best = bars.get(one.bar)
             if best is None or one.speedup.median > best.speedup.median * (1 + ALIKE):

@@ -84,7 +84,7 @@ def _verdict(one: JudgedClaim) -> str:
 
 
 def _why_open(one: JudgedClaim) -> str:
-    """Why a figure that was measured says neither."""
+    """Return why a measured figure neither confirms nor refutes the claim."""
     if one.outcome != "not measurable" or one.figure is None:
         return ""
     if one.figure.ci_low is None:

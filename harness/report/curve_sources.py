@@ -60,7 +60,7 @@ def find_curves(paths: Sequence[str], tokens_per_step: float | None) -> list[Plo
 
 
 def _brought(place: str, tokens_per_step: float | None) -> list[CurveSource]:
-    """Those of a path, or of a URL, whose records and tables are copied here."""
+    """Return the curve sources of a path or a URL. Copies the records and tables of a URL to this machine."""
     with brought_here(place, "plot", tables_of_run) as path:
         found = _sources(path, tokens_per_step)
     if not is_remote(place):
@@ -97,7 +97,7 @@ def _of_training(path: Path) -> CurveSource:
     study = folder.read_study()
     records = [folder.read_record(name, block) for block, names in enumerate(study.order) for name in names]
     parameters = next((one.facts.parameters for one in records if one is not None and one.facts.parameters), None)
-    known = expense.seconds or None  # none of a training whose only part was killed
+    known = expense.seconds or None  # A training whose only part was killed has no recorded time.
     run = replace(run, parameters=parameters, seconds=known, usd=expense.usd if known else None)
     return CurveSource(run, path, config=study.arms[0].config if len(study.arms) == 1 else None)
 
@@ -141,7 +141,8 @@ def _of_run(run: RunData) -> PlottedRun | None:
     tokens = None
     if None not in counts:
         tokens = np.stack([table.column("step").to_numpy() + 1.0, np.cumsum(np.array(counts, dtype=np.float64))])
-    seconds = seconds_of([run.record]) if run.record.interleave == "runs" else 0.0  # those that take turns share time
+    # Runs that take turns share their time, so that none has a time of its own.
+    seconds = seconds_of([run.record]) if run.record.interleave == "runs" else 0.0
     return PlottedRun(
         "", np.stack([steps + 1.0, losses]), held_out, choices, tokens, run.record.facts.parameters, seconds or None
     )

@@ -190,7 +190,7 @@ def _against(quality: Quality) -> list[str]:
 
 def _by_threshold(quality: ClusterQuality) -> list[str]:
     outside = [f"{quality.unlabelled:,} documents have no label and are not counted"] if quality.unlabelled else []
-    outside += [f"{quality.unknown:,} labels are of no document of the corpus"] if quality.unknown else []
+    outside += [f"{quality.unknown:,} labels match no document of the corpus"] if quality.unknown else []
     return [
         f"{quality.labelled:,} documents are labelled, in {count(quality.clusters, 'cluster')} of several documents "
         f"with {count(quality.pairs, 'pair')}{''.join(f'; {one}' for one in outside)}.",
@@ -202,7 +202,7 @@ def _by_threshold(quality: ClusterQuality) -> list[str]:
                 for one in quality.at
             ],
         ),
-        "Precision and recall are of pairs of labelled documents. A lower `--threshold` adds lines for it.",
+        "Precision and recall count pairs of labelled documents. A lower `--threshold` adds rows to the table.",
     ]  # fmt: skip
 
 

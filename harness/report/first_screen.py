@@ -310,7 +310,7 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     each = m.measured_per_step
     if m.step_time is not None and m.steps is not None and each is not None and abs(each - 1) > SAME:
         unsure = " or none" if m.steps.verdict in ("none", "undecided") else ""
-        figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # as the ceiling is
+        figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling is per step, too.
     if m.ceilings is not None:
         figures[1] = ceiling_text(m)
     predicted = c.explained.predicted

@@ -49,7 +49,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
         return []
     name = names.short(arm.name)
     part = part_of(_mean_ms(arm))
-    # The mean also where it is hardly another figure than the median: what follows are parts of it.
+    # The mean is shown even if it is close to the median, as the following figures are parts of it.
     step = f"{part(_mean_ms(arm))} a step"
     # Blocks may be alike and steps are not (a checkpoint now and then), or the other way round.
     long = totals.long_steps
@@ -95,7 +95,7 @@ def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
 
 
 def loader_texts(arm: ArmReport, name: str) -> list[str]:
-    """What is wrong with how a dataset gives its items to loader workers: to each of them, or to some of them only."""
+    """Return warnings about loader workers that repeat each other's batches, or that make none."""
     remedy = "share its items out by worker (torch.utils.data.get_worker_info)"
     found = []
     if arm.copies:

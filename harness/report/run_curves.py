@@ -53,7 +53,7 @@ class PlottedRun:
     usd: float | None = None
 
     def only(self, kind: LossKind | None) -> PlottedRun:
-        """The same without the other losses and without multiple choice; as it is for None."""
+        """Return the run with losses of ``kind`` alone and without multiple choice; unchanged for None."""
         if kind is None:
             return self
         nothing = curve([])
@@ -150,7 +150,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
 
 
 def minimum(values: Values) -> tuple[float, float] | None:
-    """The steps that were done by the lowest finite loss of a curve, and that loss; None where there is none."""
+    """Return (completed steps, loss) at the lowest finite loss of a curve; None without a finite loss."""
     finite, _ = _split(values)
     if not finite.shape[1]:
         return None

@@ -1,4 +1,4 @@
-"""Makes the table of plotted runs: how low their losses came and after how many steps, what they answered and took."""
+"""Makes the table of plotted runs: lowest losses and their steps, multiple-choice scores, time and cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADER = ["run", "parameters", "lowest training loss", "at step", "lowest valida
 
 
 def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list[list[str]]:
-    """The header and a row for each run. Steps are those that were done by then; a loss is that of a single step.
+    """Return the header and a row for each run. Steps are completed steps; a loss is that of a single step.
 
     Multiple choice is the last share that is known, by ``measure``, or by the best one that all runs have.
     """
@@ -36,7 +36,7 @@ def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list
 
 
 def run_records(runs: Sequence[PlottedRun]) -> list[Json]:
-    """The same for a program: one object for each run, with every measure of multiple choice."""
+    """Return the table as JSON: one object for each run, with every measure of multiple choice."""
     return [
         {
             "run": run.name,
@@ -52,7 +52,7 @@ def run_records(runs: Sequence[PlottedRun]) -> list[Json]:
 
 
 def last_share(run: PlottedRun, measure: Measure) -> float | None:
-    """The last share of right answers that is known and finite."""
+    """Return the last finite share of right answers; None if there is none."""
     shares = [getattr(one, measure) for one in run.choices]
     known = [float(one) for one in shares if one is not None and np.isfinite(one)]
     return known[-1] if known else None

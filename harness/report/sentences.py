@@ -204,7 +204,7 @@ def _steps(m: Measured) -> str | None:
 
 
 def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
-    """``steps take 9 % less time (…)``, as their times were judged; None where these were not measured."""
+    """Return ``steps take 9 % less time (…)``, by the verdict on step time; None if step time was not measured."""
     if speed is None or judged is None:
         return None
     figures = f"({ratio(speed.median)} as fast, {interval(speed)})"

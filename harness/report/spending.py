@@ -1,4 +1,4 @@
-"""Words what folders have taken: a line for each, and the sums."""
+"""Formats time and cost of folders: a line for each, and the sums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.json_types import Json
 
 
 def spending_lines(found: Sequence[Expense]) -> list[str]:
-    """A table: every folder, the sum of each kind where there are several, and of all."""
+    """Return a table of all folders, with sums by kind if there are several folders of it, and of all folders."""
     rows = [["folder", "kind", "hours", "USD"]]
     rows += [[str(one.folder), one.kind, hours(one.seconds), _usd([one])] for one in found]
     kinds = list(dict.fromkeys(one.kind for one in found))
@@ -25,12 +25,12 @@ def spending_lines(found: Sequence[Expense]) -> list[str]:
     unpriced = [one for one in found if one.usd is None]
     if unpriced:
         without = f"{count(len(unpriced), 'folder')} of {len(found)} without a price"
-        lines.append(f"{without}: the sums of money leave them out; --price USD gives one to all")
+        lines.append(f"{without}: the sums of money leave them out; give --price USD to price all")
     return lines
 
 
 def spending_json(found: Sequence[Expense]) -> dict[str, Json]:
-    """What ``harness spent --json`` prints."""
+    """Return the JSON output of ``harness spent --json``."""
     priced = [one.usd for one in found if one.usd is not None]
     return {
         "expenses": [

@@ -29,7 +29,7 @@ def percent(fraction: float) -> str:
 
 
 def percent_over(fraction: float, limit: float) -> str:
-    """``fraction`` with so many digits that it reads as more than ``limit``: ``10.04 %`` beside ``over 10 %``."""
+    """Format ``fraction`` with enough digits to read as more than ``limit``: ``10.04 %`` beside ``over 10 %``."""
     value, most = abs(fraction) * 100, limit * 100
     if fraction <= limit or round(value, 1 if value < 9.95 else 0) > most:
         return percent(fraction)

@@ -1,6 +1,6 @@
-"""What a scenario may ask the report to judge: common claims about tokenization, and claims with bounds of its own.
+"""Defines the claims that a report can judge: common claims about tokenization, and claims with their own bounds.
 
-Each claim is a range that a measured figure either lies in or not. The ranges of the common ones are the claims' own
+Each claim is a range that a measured figure lies in or not. The ranges of common claims are the claims' own
 words; where a claim names one figure, the range around it is said here.
 """
 
@@ -14,7 +14,7 @@ ClaimName = Literal[
 ]
 
 
-# What may be claimed of an arm, or of its ratio to another arm's.
+# Figures that a claim can name: the figure of one arm, or its ratio to that of another arm.
 Figure = Literal[
     "tokenizing speed", "chunk ms", "step ms", "tokens/s", "training speed", "sync share", "tokenization share",
     "device use", "cpu use", "stored bytes per byte of text",

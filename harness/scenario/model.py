@@ -87,20 +87,20 @@ class Claim(Config):
 
 
 class OwnClaim(Config):
-    """A claim with bounds of its own: a figure of one arm, or how many times that of a second arm it is."""
+    """A claim with its own bounds: a figure of one arm, or its ratio to the figure of a second arm."""
 
     figure: Figure
     """`tokenizing speed` (1000 tokens per ms of tokenization), `chunk ms` (data work for one batch), `step ms`,
     `tokens/s`, `training speed` (trained tokens/s), `sync share`, `tokenization share` and `device use` (of the step,
     0 to 1), `cpu use` (cores, all processes), `stored bytes per byte of text` (of pretokenized data)."""
     arms: list[str] = Field(min_length=1, max_length=2)
-    """One arm: its own figure. Two: the first one's figure / the second one's. Names after the matrix."""
+    """One arm: its figure. Two arms: figure of the first / figure of the second. Names are those after the matrix."""
     low: float = Field(alias="from", ge=0, allow_inf_nan=False)
-    """The least that is claimed, in the figure's unit, or times as much."""
+    """Lower bound, in the figure's unit; for two arms a ratio."""
     high: float = Field(alias="to", ge=0, allow_inf_nan=False)
-    """The most that is claimed."""
+    """Upper bound, in the same unit as ``from``."""
     text: str = Field(default="", max_length=200)
-    """The claim as it was made, for the report; made of the other keys where it is empty."""
+    """Text of the claim in the report; empty: generated from the other keys."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> OwnClaim:
@@ -274,8 +274,8 @@ class Scenario(Config):
     noise_floor: float | None = Field(None, gt=0, lt=1)
     """What a difference must exceed where no A/A control shows it, as a fraction (0.02: 2 %): from another study."""
     claims: list[AnyClaim] = Field(default_factory=list)
-    """Claims that the report judges by these arms, with a table of where each step goes: common ones about
-    tokenization by name, others as a figure with bounds."""
+    """Claims that the report judges by these arms: common claims about tokenization by name, other claims as a figure
+    with bounds. The report then also has a table of how each step spends its time."""
     target_loss: float | None = Field(None, gt=0, allow_inf_nan=False)
     """The report then says what each arm learned: its last loss, and after how many steps and tokens it was there."""
     repeats: int = Field(5, ge=1, le=1000)

@@ -47,14 +47,14 @@ class RunFacts:
     skipped_steps: Annotated[int, Field(ge=0)] | None = None
     torch: str | None = None  # its version
     iterable: bool | None = None  # whether the user's dataset has no index: each loader worker then has all of it
-    # Loader workers whose first batches were seen to be equal; 1: each has batches of its own; None: not compared.
+    # Number of loader workers with equal first batches; 1: all workers made different ones; None: not compared.
     copies: SmallCount | None = None
     tokenizer_fingerprint: str | None = None
     corpus_fingerprint: str | None = None
     tokenizer_engine: str | None = None  # library and version that encodes
     # What that engine proved and how fast others were, in words; None where it is the library of the tokenizer's maker.
     tokenizer_proof: str | None = None
-    # Of pretokenized data: its file, and the UTF-8 of the documents that it was made from.
+    # Pretokenized data: bytes of its file, and of the documents' text as UTF-8.
     stored_bytes: Annotated[int, Field(ge=0)] | None = None
     text_bytes: Annotated[int, Field(ge=0)] | None = None
     questions_fingerprint: str | None = None  # of the file of multiple-choice questions
@@ -78,7 +78,7 @@ class RunFacts:
     waiting_share: float | None = None
     tokenizing_share: float | None = None
     restarting_share: float | None = None  # waits in which an epoch ended and the next one's first batch came
-    sampling_share: float | None = None  # in a DataLoader's sampler, in the main thread
+    sampling_share: float | None = None  # share of time in a DataLoader's sampler, in the main thread
     epoch_ends: Annotated[int, Field(ge=0)] | None = None  # of a program's DataLoader, in measured steps
     evaluating_steps: int | None = None  # left out, as an evaluation ran within; warm-up steps are not among them
     evaluating_share: float | None = None  # of the time of these and the measured steps

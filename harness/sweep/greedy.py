@@ -38,8 +38,8 @@ class GreedyStrategy(Config):
     fraction: float = Field(0.5, gt=0, le=0.99)
     """Of a rate that was trained, the next one."""
     steps: int | None = Field(None, ge=1, le=10_000_000)
-    """Optimizer steps of a trial, whose schedule ends with it; null: those of the sweep. Tens of steps of a
-    long training cost little; whether the best rate is the same then, the sweep does not test."""
+    """Optimizer steps of a trial, at the end of which its schedule ends; null: the sweep's steps. A few tens of steps
+    cost little. The sweep does not test whether they have the best rate of the full training."""
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
         return [

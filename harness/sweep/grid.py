@@ -16,7 +16,7 @@ Draw: TypeAlias = Literal["grid", "random"]
 
 
 class GridStrategy(Config):
-    """Every rate of a grid, or drawn at random, to its end."""
+    """Trains every rate of a grid, or of a random draw, to the end."""
 
     name: Literal["grid"]
     trials: int = Field(10, ge=1, le=10_000)
@@ -61,7 +61,7 @@ class EarlyStoppingStrategy(Config):
 
 
 def rates_of(draw: Draw, count: int, space: SearchSpace, seed: str) -> list[float]:
-    """``count`` rates of the space. ``seed``: of random ones; a sweep that is resumed must find the same rates."""
+    """Return ``count`` rates of the space. ``seed``: seed of a random draw, which a resumed sweep must repeat."""
     if draw == "grid":
         return spread(grid(space.low, space.high, count))
     chance = random.Random(seed)

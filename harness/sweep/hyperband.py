@@ -48,8 +48,8 @@ class HyperbandStrategy(Config):
     eta: int = Field(3, ge=2, le=100)
     """Of a rung's rates one in eta goes on, with eta times as many steps."""
     draw: Draw = "random"
-    """Of each bracket's first rung. random: uniform in their logarithm; grid: evenly spaced in it, both bounds among
-    them."""
+    """Choice of the learning rates of each bracket's first rung. random: uniform in their logarithm; grid: evenly
+    spaced in it, including both bounds."""
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
         return [

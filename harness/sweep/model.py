@@ -109,14 +109,15 @@ class SweepConfig(Config):
     """Share of a trial's steps over which its learning rate rises. null: the base's optimizer.lr_warmup_steps, at most
     half of the trial's steps."""
     warmup_steps: int | None = Field(None, ge=0, le=1_000_000_000)
-    """The same in optimizer steps; at most half of a trial's steps."""
+    """Warm-up in optimizer steps, in place of warmup_fraction; at most half of a trial's steps."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] | None = None
     """Of the learning rate; it ends with the trial. null, here and below: as the base has it."""
     final_fraction: float | None = Field(None, ge=0, le=1)
     weight_decay: float | None = Field(None, ge=0, le=1e6)
     divergence: DivergenceConfig = DivergenceConfig()
     evaluate_behind: bool = False
-    """A trial that ends early as behind has a pass over held-out data at its end. Its loss is shown, and in no fit."""
+    """Evaluate on held-out data at the end of a trial that stops early as behind. The report shows its loss, and no fit
+    uses it."""
     budget: SweepBudget = SweepBudget()
     price_usd_per_hour: float | None = Field(None, gt=0, le=1e6)
     """Of the machine, for all its devices; null: the price of the device's profile, where it has one."""

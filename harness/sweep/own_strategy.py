@@ -1,13 +1,13 @@
-"""Asks a function of the user's own, named MODULE:FUNCTION in the sweep file, for one trial after the other.
+"""Runs the trials that a user's function yields. The sweep file names it as MODULE:FUNCTION.
 
     def upward(space, factor=2.0):
         best = yield space.low  # a learning rate: a trial of the sweep's steps and its first seed
         while (trial := (yield best.plan.learning_rate * factor)).score < best.score:
             best = trial
 
-It is a generator, as every strategy is (``harness.sweep.trials``): it yields a learning rate or a ``TrialPlan``, and is
-sent the ``Trial`` when that has ended. When a sweep is resumed it is sent the trials that the journal holds, so what it
-asks for must depend on these, on ``space`` and on nothing else.
+The function is a generator, like every strategy (``harness.sweep.trials``). It yields a learning rate or a
+``TrialPlan``, and receives the ``Trial`` once that has ended. A resumed sweep sends it the trials in the journal. Its
+plans must therefore depend on these trials and on ``space`` alone.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from trainer.errors import InputError
 from trainer.json_types import Json
 
 KEY = "strategy"
-LARGEST_RATE, LONGEST = 1e6, 10_000_000  # as the sweep file allows them
+LARGEST_RATE, LONGEST = 1e6, 10_000_000  # limits of the sweep file
 ALLOWED = "allowed: a learning rate above 0, or a TrialPlan with one and with 1 to 10,000,000 steps"
 
 
 class OwnStrategy(Config):
-    """A function of your own, which is asked for one trial after the other."""
+    """A function of your own, which yields one trial after the other."""
 
     name: Annotated[str, AfterValidator(user_code.named_function)]
     """MODULE:FUNCTION: a generator function of (space), importable from where harness is called."""
     trials: int = Field(10, ge=1, le=10_000)
-    """The search ends after so many, if the function does not end before."""
+    """Maximum number of trials. The search ends earlier if the function does."""
     arguments: dict[str, Json] = Field(default_factory=dict)
-    """More arguments of the function, by name."""
+    """Further arguments of the function, by name."""
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        """The length of a trial is the function's to say: the sweep's steps are what a budget takes each to have."""
+        """Return one stage. A budget assumes the sweep's steps for each trial, as the function chooses their length."""
         self._begun(space)
         return [TrialStage("own", self.trials, space.steps, exact=False)]
 
@@ -58,7 +58,7 @@ class OwnStrategy(Config):
         asking.close()
 
     def _begun(self, space: SearchSpace) -> Generator[object, Trial | None, object]:
-        """The function's generator. Raises InputError where it cannot be called, or returns something else."""
+        """Return the function's generator. Raises InputError if the call fails or returns something else."""
         found = user_code.call(KEY, self.name, self.arguments, {"space": space})
         if not isinstance(found, Generator):
             raise InputError(
@@ -74,7 +74,7 @@ class OwnStrategy(Config):
             raise InputError(f"{KEY}: {self.name} yielded {found!r:.60}; {ALLOWED}")
         rate, steps = found.learning_rate, found.steps
         try:
-            json.dumps(asdict(found))  # as the journal keeps it
+            json.dumps(asdict(found))  # The journal stores plans as JSON.
             is_sound = 0 < rate <= LARGEST_RATE and 0 < steps <= LONGEST and isinstance(steps, int)
         except (TypeError, ValueError):
             is_sound = False

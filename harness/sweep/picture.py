@@ -51,15 +51,15 @@ def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
 
 
 def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
-    """The training loss of the last step, a line through the mean of each rate, and a star at the lowest of these.
+    """Draw the training loss of the last step, a line through the mean of each rate, and a star at the lowest mean.
 
-    No optimum is fitted: the loss of one step scatters by what its batch is.
+    No optimum is fitted, as the loss of a single step depends on its batch.
     """
     return drawn(training_figure(curves, name))
 
 
 def training_figure(curves: Sequence[RateCurve], name: str) -> Figure:
-    """The figure of it."""
+    """Return the figure of :func:`training_loss_over_rate`."""
     figure, axes = logarithmic_figure()
     lowest_of, star = [], "lowest"
     for curve, colour in zip(curves, COLOURS, strict=False):
@@ -72,7 +72,7 @@ def training_figure(curves: Sequence[RateCurve], name: str) -> Figure:
         lowest = min(means, key=lambda point: point[1])
         lowest_of.append(lowest[0])
         axes.plot(*lowest, "*", color=colour, markersize=14, markeredgecolor="white", label=star)
-        star = ""  # the legend names it once
+        star = ""  # One entry in the legend is enough.
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss of the last step (nats per label)")
     dress(axes, axes.xaxis)
@@ -82,7 +82,7 @@ def training_figure(curves: Sequence[RateCurve], name: str) -> Figure:
 
 
 def logarithmic_figure() -> tuple[Figure, Any]:
-    """A figure, and its axes over a logarithm."""
+    """Return a figure, and its axes with a logarithmic x axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

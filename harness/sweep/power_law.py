@@ -42,7 +42,9 @@ MIN_R2 = 0.5  # below it, and with residuals above LARGEST_RESIDUAL, the optima 
 LARGEST_RESIDUAL = math.log(1.5)  # root mean square: a line that explains little of a scatter as small as this is level
 FARTHEST = 3.0  # how far beyond the sizes, in their own logarithmic range (26M to 105M tokens reaches 6.7B)
 WIDEST = 10.0  # ratio of a prediction's bounds: above it the prediction names no learning rate
-SHARE = 0.6  # of the distance from an optimum to an end of its interval; the least tenth that held 95 % when simulated
+# Fraction of the distance from an optimum to an end of its interval. In simulations (tests/benchmarks) 0.6 is the
+# smallest tenth with at least 95 % coverage.
+SHARE = 0.6
 
 _QUANTILE = 1 - (1 - CONFIDENCE) / 2
 _NORMAL = NormalDist().inv_cdf(_QUANTILE)
@@ -68,12 +70,12 @@ class PowerLaw:
     sizes: int
     meaningless: Literal["slope", "scatter"] | None
     """Why nothing may be extrapolated from it. slope: its interval is too wide; scatter: the optima follow no line."""
-    _of_intercept: tuple[float, ...] = ()  # what each optimum adds to the coefficients
+    _of_intercept: tuple[float, ...] = ()  # contribution of each optimum to the intercept
     _of_slope: tuple[float, ...] = ()
-    _errors: tuple[tuple[float, float], ...] = ()  # how far the best rate may lie below and above each, in log units
+    _errors: tuple[tuple[float, float], ...] = ()  # (below, above) of each optimum, in log units: see :func:`_errors`
 
     def reach(self, size: float) -> tuple[float, float]:
-        """How far the 95 % prediction interval at ``size`` reaches below and above the line, in log units."""
+        """Return the distances from the line to both ends of the 95 % prediction interval at ``size``, in log units."""
         parts = np.array(self._of_intercept) + math.log(size) * np.array(self._of_slope)
         return _reach(parts, np.array(self._errors), self.tau2 * (float(parts @ parts) + 1))
 
@@ -84,11 +86,11 @@ class NoPowerLaw:
 
     reason: Literal["too-few-sizes"]
     sizes: int
-    """Distinct sizes with an optimum that lies inside its tried range and has an interval."""
+    """Number of distinct sizes whose optimum is inside the tried range and has an interval."""
     left_out: int
     """Sizes whose optimum lies at an end of the tried range: it is a bound, no value."""
     unbounded: int = 0
-    """Sizes whose optimum lies inside the tried range and whose interval has an open end."""
+    """Number of sizes whose optimum is inside the tried range and whose interval has an open end."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class NoExtrapolation:
 
 
 def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum]) -> PowerLaw | NoPowerLaw:
-    """The line through log optima; those at an end of the tried range, or without an interval, are left out.
+    """Fit a line through log optima. Omits optima at an end of the tried range or without an interval.
 
     Raises ValueError where a size is not above 0 or the two differ in length.
     """
@@ -168,7 +170,7 @@ def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
 
 
 def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
-    """How far the best rate may lie below and above an optimum, in log units; None where an end is open."""
+    """Return the error of an optimum below and above it, in log units; None if its interval has an open end."""
     if one.ci_low is None or one.ci_high is None:
         return None
     log = math.log(one.learning_rate)
@@ -197,7 +199,7 @@ def _tau2(x: NDArray[np.float64], y: NDArray[np.float64], variances: NDArray[np.
 
 
 def _reach(parts: NDArray[np.float64], errors: NDArray[np.float64], scatter: float) -> tuple[float, float]:
-    """How far the 95 % interval of ``parts @ optima`` reaches down and up; ``scatter``: the variance by tau2."""
+    """Return the lower and upper widths of the 95 % interval of ``parts @ optima``. ``scatter``: variance by tau2."""
     beyond = student_t(_QUANTILE, len(parts) - 2) ** 2 * scatter
     falls = np.where(parts > 0, errors[:, 0], errors[:, 1]) * parts
     rises = np.where(parts > 0, errors[:, 1], errors[:, 0]) * parts

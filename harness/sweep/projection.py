@@ -42,8 +42,8 @@ class ModelScalingStrategy(Config):
     trials: int = Field(10, ge=4, le=10_000)
     """Rates of each size."""
     draw: Draw = "grid"
-    """grid: evenly spaced in their logarithm, both bounds among them; random: uniform in it, other rates for each
-    size."""
+    """Choice of learning rates. grid: evenly spaced in their logarithm, including both bounds; random: uniform in it,
+    with different rates for each size."""
     sizes: Sizes = SIZES
     """Layers, width and heads of each."""
 
@@ -59,11 +59,11 @@ class ModelScalingStrategy(Config):
 
 
 class _ShorterTrainings(Config):
-    """The shorter trainings of a projection, by their tokens or their steps."""
+    """Lengths of the shorter trainings of a projection, in tokens or in steps."""
 
     tokens: Tokens | None = None
-    """Of each training, padding included; rounded to whole steps. Its schedule ends with it. null: 26M, 52M and 105M,
-    unless ``steps`` are given."""
+    """Tokens of each training, including padding, rounded to whole steps. The schedule ends with the training. null:
+    26M, 52M and 105M, unless ``steps`` are given."""
     steps: Lengths | None = None
     """Optimizer steps of each training, in place of ``tokens``."""
 
@@ -74,7 +74,7 @@ class _ShorterTrainings(Config):
         return self
 
     def lengths(self, space: SearchSpace) -> ProjectionPlan:
-        """The trainings, and the sweep's own."""
+        """Return the shorter trainings and the sweep's own training."""
         if self.steps is not None:
             return data_sizes(space, self.steps, "steps")
         tokens = TOKENS if self.tokens is None else self.tokens

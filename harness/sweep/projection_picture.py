@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 PLACES = 60  # of the line and its band
 OPEN_END = 26  # points: length of its arrow
-FARTHEST_END = 100.0  # times the optimum: an end further out gets an arrow, as the others would lie on one line
+# Multiple of the optimum. An end further out is drawn as an arrow, as it would compress the rest of the picture.
+FARTHEST_END = 100.0
 
 
 def has_picture(found: Projection | None) -> bool:
-    """Whether there is something to draw: optima of two sizes at least."""
+    """True if at least two sizes have an optimum to draw."""
     return found is not None and len(_drawn(found)) > 1
 
 
@@ -35,7 +36,7 @@ def rate_over_size(found: Projection, name: str) -> Picture | None:
 
 
 def size_figure(found: Projection, name: str) -> Figure:
-    """The figure of it."""
+    """Return the figure of :func:`rate_over_size`."""
     figure, axes = logarithmic_figure()
     axes.set_yscale("log")
     if isinstance(found.law, PowerLaw):

@@ -78,9 +78,9 @@ def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPla
 
 
 def data_sizes(space: SearchSpace, lengths: Sequence[int], key: str) -> ProjectionPlan:
-    """Trainings of the sweep's model of ``lengths`` steps, up to its own. Raises InputError where two are of one size.
+    """Plan trainings of the sweep's model with ``lengths`` steps. Raises InputError if two have the same size.
 
-    ``key``: of the strategy, which an error names.
+    ``key``: key of the strategy, for an error.
     """
     found = [SizeOfTrials(f"{one * space.step_tokens:,} tokens", one * space.step_tokens, one) for one in lengths]
     return ProjectionPlan("tokens", _distinct(found, key), float(space.steps * space.step_tokens))

@@ -148,9 +148,10 @@ def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
     diverged = trained.diverged or watching.diverged is not None
     validation = None if trained.validation is None else trained.validation.loss
     table = folder / EVALUATIONS
-    passes = read_evaluations(table) if not diverged and table.exists() else []  # of parts before this one, too
+    # The table also has the passes of earlier parts.
+    passes = read_evaluations(table) if not diverged and table.exists() else []
     last = [row for row in passes if row.step == trained.steps - 1]
-    if validation is None or status != "done":  # of one that ended early, a pass before its end is none of its end
+    if validation is None or status != "done":  # The last pass of a trial that ended early may precede its end.
         validation = next((row.loss for row in last if row.kind == "loss"), None)
     right = next((row.acc_tokens if row.acc_norm is None else row.acc_norm for row in last if row.questions), None)
     event: TrialEvent = {

@@ -53,8 +53,8 @@ class Trial:
     """diverged: a loss or gradient norm that is not finite, or a loss above its start; behind: its loss was above the
     others' median; late: it took longer than a trial may."""
     loss: float | None = None
-    """On held-out data, after the last step; None where it did not come so far. Of one that is behind, after the step
-    that it ended with, where that was asked for."""
+    """Loss on held-out data after the last step; None for a trial that ended before it. For a trial that stopped as
+    behind: after its own last step, if ``evaluate_behind`` is set."""
     training_loss: float | None = None
     """Of the last step that is known."""
     steps: int = 0

@@ -87,9 +87,9 @@ class Compute(Protocol):
     def generated(
         self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
     ) -> Generated:
-        """Block until the model has continued ``prompt`` (trainer.generate). Changes nothing of it.
+        """Continue ``prompt`` (trainer.generate) and block until that is done. Does not change the model.
 
-        Every rank calls it. Never called where nothing is computed, nor for a model of the user's own.
+        Every rank calls it. It is never called for emulated compute or for a user's own model.
         """
 
     def drain_to_one_step(self) -> None:

@@ -279,7 +279,8 @@ class TorchCompute:
     def generated(
         self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
     ) -> Generated:
-        inner = getattr(self._model, "module", self._model)  # that of DistributedDataParallel, which exchanges nothing
+        # The model within DistributedDataParallel does not communicate.
+        inner = getattr(self._model, "module", self._model)
         trained = TrainedModel("the model", inner, None)
         together = nullcontext() if self._parallel is None else self._parallel.in_a_pass()
         with together, evaluating(self._model), self._precision.autocast(), self._attention():

@@ -26,20 +26,20 @@ from trainer.leftovers import remove
 
 CONFIG = "tokenizer_config.json"
 _JSON, _MODEL = "tokenizer.json", "tokenizer.model"
-_CLASSES = {_JSON: "PreTrainedTokenizerFast", _MODEL: "SentencePieceBackend"}  # of transformers
+_CLASSES = {_JSON: "PreTrainedTokenizerFast", _MODEL: "SentencePieceBackend"}  # classes of transformers
 
 
 def keep(info: TokenizerInfo, owner: Path) -> None:
-    """Write the tokenizer into the folder of ``owner``, unless it lies there. That of a user's source is unknown."""
+    """Write the tokenizer into the folder of ``owner`` unless it is there. A user's source has no known tokenizer."""
     target = owner / FOLDER
     if info.kind == "source" or _is_kept(info, owner):
         return
-    remove(target)  # of a training that began here before this one
+    remove(target)  # An earlier training in this folder may have left a tokenizer.
     cache.create_folder(target, lambda to: write(info, to))
 
 
 def kept(owner: Path) -> TokenizerInfo | None:
-    """The tokenizer in the folder of ``owner``; None where none lies there. Raises InputError where it is damaged."""
+    """Return the tokenizer in the folder of ``owner``; None if there is none. Raises InputError if it is damaged."""
     return read(owner / FOLDER)
 
 
@@ -59,15 +59,15 @@ def write(info: TokenizerInfo, to: Path) -> None:
 
 
 def read(folder: Path) -> TokenizerInfo | None:
-    """The tokenizer that :func:`write` wrote; None where none lies there. Raises InputError where it is damaged."""
+    """Return the tokenizer that :func:`write` wrote; None if there is none. Raises InputError if it is damaged."""
     if (folder / FACTS).is_file():
         return info_of("pretrained", folder.absolute())
-    # An earlier version wrote no facts of a SentencePiece model.
+    # An earlier version wrote no facts for a SentencePiece model.
     return sentencepiece_info(str((folder / _MODEL).absolute())) if (folder / _MODEL).is_file() else None
 
 
 def _config(info: TokenizerInfo, name: str) -> dict[str, str | bool]:
-    """What AutoTokenizer must know beside the file ``name``."""
+    """Return the configuration that AutoTokenizer needs beside the file ``name``."""
     token: Callable[[int], str | None]
     if name == _MODEL:
         token = sentencepiece_model(info.location).id_to_piece

@@ -337,7 +337,7 @@ def _send_error(queue: Queue[Any], error: Exception, item: Any) -> None:
         info = get_worker_info()
         worker = "a loader worker" if info is None else f"loader-{info.id}"
         queue.put((number, LostBatchError(f"{worker} could not hand over a batch: {in_words(error)}")))
-    with suppress(OSError):  # The same limit may close the log, and an error here would end the feeder thread.
+    with suppress(OSError):  # The same limit may stop the log. An exception here would end the feeder thread.
         traceback.print_exception(error)
 
 

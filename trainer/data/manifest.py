@@ -1,4 +1,4 @@
-"""Says what a pretokenized folder was made from and what it holds: its manifest.json.
+"""Reads manifest.json, which describes the origin and the content of a pretokenized folder.
 
 DIR/flat, DIR/token-list, DIR/padded    of harness data pretokenize --out DIR: tokens, manifest.json, tokenizer/
 """
@@ -24,11 +24,11 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """Records what a pretokenized folder was made from and what it holds."""
+    """Origin and content of a pretokenized folder."""
 
     schema: int
     format: str
-    sequence_length: int | None  # None for token-list and flat: they hold whole documents
+    sequence_length: int | None  # tokens per padded row; None for token-list and flat, which store whole documents
     corpus: str
     corpus_fingerprint: str
     tokenizer: str
@@ -38,16 +38,16 @@ class Manifest:
     eos_id: int | None
     documents: int
     empty: int  # documents without a token
-    tokens: int  # of the whole documents, end-of-document ids included, truncation and padding not
+    tokens: int  # tokens of the documents before truncation, including end-of-document ids, without padding
     rows_tokens: int  # stored tokens: after truncation, without padding
     data_bytes: int
     data_fingerprint: str
     writer: str
-    token_type: str | None = None  # of flat tokens: uint16 or uint32
+    token_type: str | None = None  # uint16 or uint32 for flat tokens
 
     @property
     def cut(self) -> int:
-        """Tokens that padded rows have no room for."""
+        """Number of tokens that truncation removed from padded rows."""
         return self.tokens - self.rows_tokens
 
     @property
@@ -65,16 +65,16 @@ class Pretokenized:
 
     @property
     def data(self) -> Path:
-        """The file with the tokens."""
+        """Return the file with the tokens."""
         return Path(self.folder) / data_file(self.manifest.format)
 
     def flat(self) -> FlatTokens:
-        """The tokens of the format *flat*, mapped into memory."""
+        """Map the tokens of the format *flat* into memory."""
         return open_flat(Path(self.folder), np.dtype(self.manifest.token_type).newbyteorder("<"))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest. Raises InputError where there is none, or where another program wrote it."""
+    """Read the manifest. Raises InputError if it is missing or another program wrote it."""
     path = folder / MANIFEST
     try:
         content = read_json(path)
@@ -103,5 +103,5 @@ def check_data(folder: Path, manifest: Manifest) -> None:
 
 
 def data_file(format: str) -> str:
-    """The name of the file that holds a format's tokens."""
+    """Return the name of the file that holds the tokens of a format."""
     return TOKENS if format == "flat" else "data.parquet"

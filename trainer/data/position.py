@@ -140,5 +140,5 @@ class DataPosition:
 
 
 def epochs_of(position: DataPosition) -> float | None:
-    """Epochs that are done by now: for whoever asks again after each step."""
+    """Return the epochs that are done at ``position``, which changes as the batches are read."""
     return position.epochs

@@ -30,7 +30,7 @@ class Prepared:
     objective: Objective = "causal"
     masking: Masking | None = None  # None: nothing is masked here
     split: DocumentSplit | None = None  # None: every document is trained on
-    held_out: Prepared | None = None  # of evaluation.corpus, all of whose documents are held out
+    held_out: Prepared | None = None  # evaluation.corpus, if given; all its documents are held out
 
     @property
     def vocab_size(self) -> int:
@@ -80,7 +80,7 @@ def prepare(
 
 
 def _of_corpus(config: DataConfig, corpus: Corpus, tokenizer: TokenizerInfo) -> Prepared:
-    """The documents of ``corpus`` as the data path reads them."""
+    """Prepare the documents of ``corpus`` as the data path reads them."""
     if (
         corpus.pretokenized
         and read_manifest(Path(corpus.pretokenized[0])).tokenizer_fingerprint != tokenizer.fingerprint
@@ -98,7 +98,7 @@ def _of_corpus(config: DataConfig, corpus: Corpus, tokenizer: TokenizerInfo) -> 
 
 
 def _ready(corpus: Corpus, tokenizer: TokenizerInfo, format: Format, sequence_length: int) -> str | None:
-    """The folder that was given as the corpus, or lies beside it, where it is what the data path reads."""
+    """Return the corpus' first pretokenized folder that the data path can read; None without such a folder."""
     wanted = format, sequence_length if format == "padded" else None, tokenizer.fingerprint, corpus.documents
     for folder in corpus.pretokenized:
         found = read_manifest(Path(folder))
@@ -122,14 +122,14 @@ def format_of(config: DataConfig) -> Format | None:
 
 
 def warnings_of(config: DataConfig, prepared: Prepared) -> list[str]:
-    """Lines for what the data path does to the documents without an error: it joins them, or cuts them."""
+    """Return a warning for documents that the data path joins or cuts without an error."""
     if config.source is not None:
         return []
     if not config.path.endswith("-padded"):
         found = no_separator(prepared.tokenizer)
     elif prepared.pretokenized is not None:
         found = what_is_cut(read_manifest(Path(prepared.pretokenized)))
-    else:  # how long the documents are is known once they are tokenized
+    else:  # The documents are not tokenized yet, so their lengths are unknown.
         found = None
     return [] if found is None else [found]
 

@@ -130,7 +130,7 @@ def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Fo
 
 
 def no_separator(info: TokenizerInfo) -> str | None:
-    """A line for documents that are packed end to end under a tokenizer without an end-of-text id; None with one."""
+    """Return a warning that documents are joined, if the tokenizer has no end-of-text id; None if it has one."""
     if info.eos_id is not None:
         return None
     return (
@@ -141,7 +141,7 @@ def no_separator(info: TokenizerInfo) -> str | None:
 
 
 def what_is_cut(facts: Manifest) -> str | None:
-    """A line for padded rows that have no room for all tokens; None where nothing is cut."""
+    """Return a warning that padded rows cut tokens; None if they cut none."""
     if not facts.cut:
         return None
     return (

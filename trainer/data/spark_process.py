@@ -57,7 +57,7 @@ class SparkWork(Protocol):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Defaults beside :data:`SETTINGS` where executors are threads of this machine."""
+        """Defaults in addition to :data:`SETTINGS`, if executors are threads of this machine."""
 
     @property
     def java_options(self) -> str:
@@ -71,9 +71,9 @@ class SparkProcess:
     """A process with a Spark driver in it. ``events``: what it has reported."""
 
     def __init__(self, work: SparkWork, master: str | None, timeout_s: float) -> None:
-        """``master``: None for the one that Spark's own configuration names.
+        """Start the process. ``master``: None for the master of Spark's own configuration.
 
-        Raises InputError where PySpark or Java are not there.
+        Raises InputError if PySpark or Java is missing.
         """
         check_installed()
         self._timeout_s = timeout_s
@@ -220,7 +220,7 @@ def _session(work: SparkWork, master: str | None) -> Any:
     # spark-submit prepares a Java machine for its master (YARN's files, for example): it must be named at the start.
     SparkContext._ensure_initialized(conf=SparkConf().setMaster(master) if master is not None else None)
     _stop_earlier(SparkContext._jvm)
-    conf = SparkConf().setAppName(work.name)  # with the configuration that the Java machine has read
+    conf = SparkConf().setAppName(work.name)  # includes the configuration of the Java machine
     if master is not None:
         conf.setMaster(master)
     local = is_local(conf.get("spark.master", ""))

@@ -71,7 +71,10 @@ def _prepare(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
 
 
 def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> TokenizerInfo:
-    """The tokenizer that made the tokens in ``folder``: the one kept there, or the one given, where it is the same."""
+    """Return the tokenizer of the tokens in ``folder``: the given one, or else the one stored there.
+
+    Raises InputError if there is none, or if the given one did not make the tokens.
+    """
     manifest = read_manifest(folder)
     if config.train is None:
         info = _named(config, corpus)
@@ -93,7 +96,7 @@ def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> T
 
 
 def _named(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """The tokenizer that the keys name. ``corpus``: what one that is trained learns from."""
+    """Return the tokenizer that the keys name. ``corpus``: training data of a tokenizer that is trained."""
     if config.train is not None and config.train.kind == "sentencepiece":
         return sentencepiece_info(train_sentencepiece.trained(corpus, config.train.vocab_size))
     if config.train is not None:

@@ -80,7 +80,8 @@ class TokenizerFacts:
     eos_id: int | None
     bos_id: int | None
     pad_id: int | None
-    location: str | None  # None: the ``tokenizer.json`` beside it; a relative path begins at the folder of facts.json
+    # Path of the tokenizer, relative to the folder of facts.json; None: the ``tokenizer.json`` beside facts.json.
+    location: str | None
     fingerprint: str
 
 

@@ -87,7 +87,7 @@ class RecordedBatches:
     worked_ns: tuple[float | None, ...]  # by pause: how far each builder got meanwhile; None where that does not show
     assumed: tuple[AssumedCost, ...] = ()  # costs that were never observed
     arrivals: bool = False  # whether it was recorded when batches had arrived and were unpacked
-    makers: Makers = field(default_factory=lambda: round_robin(0, 0))  # who made each; inline: no worker
+    makers: Makers = field(default_factory=lambda: round_robin(0, 0))  # worker that made each batch; none if inline
 
     def __len__(self) -> int:
         return len(self.inner)

@@ -93,12 +93,12 @@ class Replays:
 
     @property
     def busy_workers(self) -> int:
-        """Those of them that made batches."""
+        """Maximum over runs of the number of workers that made batches."""
         return max(run.recording.busy_workers for run in self._runs)
 
     @property
     def unequal(self) -> bool:
-        """True if one worker made far more batches than an equal share: a change of their number is not known."""
+        """True if one worker made far more batches than an equal share. Other numbers of workers are then unknown."""
         return any(run.recording.batches.makers.unequal for run in self._runs)
 
     @property
@@ -108,7 +108,7 @@ class Replays:
 
     @property
     def validation(self) -> ReplayValidation:
-        """How far the unedited replay is off."""
+        """Errors of the unedited replay against the measured steps, by block."""
         return _validation([replace(run, before=run.in_order or run.before) for run in self._runs])
 
     def has_cores_for(self, workers: int) -> bool:

@@ -60,7 +60,7 @@ def simulate(
     return _Loop(pipeline, offsets, variants, account=account).run()
 
 
-# The place of a worker in arrays of (workers, replicates, ranks): its number, or that of each replicate and rank.
+# Index of a worker in arrays of (workers, replicates, ranks): one number for all, or one for each replicate and rank.
 Worker = int | tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -128,9 +128,9 @@ class _Loop:
         self.coming: Array = np.empty((0, 0, 0, 0))  # costs of the batches from ``coming_from`` on
         self.coming_from = 0
         self.worker_free = np.zeros((pipeline.workers, *self.shape))
-        self.places: list[NDArray[np.int64]] = list(np.indices(self.shape))  # of replicates, and of ranks
+        self.places: list[NDArray[np.int64]] = list(np.indices(self.shape))  # indices of (replicates, ranks)
         self.one_pipe = pipeline.workers > 1 and bool(pipeline.costs[UNPACK].any())
-        # Not unpacked by all replicates; of one worker each, if all replicates have the same one.
+        # Messages that some replicate has not unpacked. Each worker has its own queue if workers make batches in turn.
         self.in_pipe: list[deque[_Built]] = [
             deque() for _ in range(pipeline.workers if pipeline.worker_of is None else 1)
         ]
@@ -247,7 +247,7 @@ class _Loop:
                 before = message.arrived < batch.arrived
                 if not before.any() and message.unpacked is None:
                     if own_pipes:
-                        break  # nor is any later one of that worker
+                        break  # Later messages of this worker arrive later still.
                     continue
                 if wanted is not None:
                     before &= wanted
@@ -316,7 +316,7 @@ class _Loop:
             self.in_pipe[worker if isinstance(worker, int) else 0].append(built)
 
     def _worker(self) -> Worker:
-        """The worker that makes the next batch."""
+        """Return the worker that makes the next batch."""
         worker_of = self.p.worker_of
         if worker_of is None:
             return self.requested % self.p.workers

@@ -89,7 +89,7 @@ class _State:
 
 
 state = _State()
-# The thread whose steps are recorded, as threading.get_ident() names it: the main one, or the one that trains (adopt).
+# Identifier (threading.get_ident) of the thread whose steps are recorded: the main thread, or one taken by adopt().
 main_thread = threading.main_thread().ident
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
 on_early_step: list[Callable[[int], None]] = []  # the same, for the first steps only
@@ -106,9 +106,9 @@ def forget() -> None:
 
 
 def adopt() -> bool:
-    """Record this thread in place of the main one, if none has trained yet; True if it is recorded now.
+    """Record this thread in place of the main thread, unless a thread has trained already. Return True if it does.
 
-    Called where a backward pass begins in another thread than the one that is recorded.
+    A backward pass that begins in a thread that is not recorded calls this.
     """
     global state, main_thread
     if state.trained:

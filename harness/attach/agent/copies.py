@@ -15,9 +15,9 @@ from typing import Any
 from _harness_agent import record
 from torch import Tensor
 
-BATCHES = 2  # hashed batches of each worker: a single one may be equal by chance
-MOST_COMPARED = 64  # batches of a loader that are compared: by then each worker that makes any has made some
-MOST_BYTES = 1 << 16  # of a tensor
+BATCHES = 2  # hashed batches per worker; a single batch may be equal by chance
+MOST_COMPARED = 64  # batches of a loader that are compared, enough for each worker to have made some
+MOST_BYTES = 1 << 16  # bytes of a tensor that are hashed
 DIGEST_BYTES = 16
 
 
@@ -41,7 +41,7 @@ class FirstBatches:
             return
         found.append(_digest(tensors))
         whole = [tuple(one) for one in self.by_worker.values() if len(one) == BATCHES]
-        # Batches that are all the same say nothing of who made them.
+        # If all batches are equal, equal batches of two workers prove nothing.
         known = [one for one in whole if len(set(one)) == BATCHES and b"" not in one]
         if len(known) < 2:
             return

@@ -20,7 +20,7 @@ _made_here = 0  # batches of this process, where it is a worker
 _depth = 0  # of fetches within fetches: a dataset may read another loader
 _MOST_TENSORS = 16  # of a batch that are looked at for its size
 _SERVED = "_harness_served"  # attribute of an iterator: what is known of it
-LOADER = "loader-"  # how the role of a loader worker begins, before its number
+LOADER = "loader-"  # prefix of a loader worker's role, before its number
 SAMPLE = "sample"  # the stage in which a sampler chooses what to read; the study counts it as reading
 
 
@@ -32,7 +32,7 @@ class _Served(NamedTuple):
     loader: tuple[int, int]  # workers, and batches in flight for each
     shared: bool  # a dataset without an index: each worker has all of it, unless it shares itself out
     by_worker: bool  # who asks for them is a worker of another loader
-    first: copies.FirstBatches | None  # of several workers that share a dataset
+    first: copies.FirstBatches | None  # hashes of first batches, if several workers share a dataset
 
 
 def forget() -> None:
@@ -210,7 +210,7 @@ def _drained(iterator: Any) -> None:
 
 
 def _next_index(before: Any) -> Any:
-    """What the next batch is made of. An epoch's first call draws the order of a sampler, which may take seconds."""
+    """Time the choice of the next batch's items. The first call of an epoch shuffles, which may take seconds."""
 
     def _next_index(self: Any) -> Any:
         if not guard.on or _depth != 1 or self._num_workers or get_ident() != boundaries.main_thread:

@@ -20,7 +20,7 @@ from _harness_agent import forks
 from _harness_agent.mapped import LENGTH_BYTES, MappedFile
 
 MARSHAL_FORMAT = 2
-ATTACHED = "attached"  # file that is there once a process of the command has imported torch
+ATTACHED = "attached"  # file that exists once a process of the command has imported torch
 
 _folder = ""  # empty: nothing is recorded
 _registered = False

@@ -11,7 +11,7 @@ Format = Literal["parquet", "jsonl", "text", "arrow", "flat"]
 Identity = str | list[str | int]  # of a file: its content's fingerprint or, where it is remote, what changes with it
 Content = Literal["text", "tokens", "chat"]  # strings; lists of token ids; lists of messages, which a template renders
 Split = Literal["file", "line", "blank-line"]
-# Why a file or a folder is not read (finding.REASONS has each in plain text).
+# Reasons that a file or a folder is not read; finding.REASONS has the text of each.
 Reason = Literal["hidden", "output", "repeated", "folder", "special", "format", "suffix", "unnamed"]
 
 ROW_GROUP = 1000  # rows per row group of every parquet file this package writes
@@ -55,12 +55,12 @@ class Corpus:
     largest_id: int | None = None  # of a column of token ids
     largest_at: str = ""  # where that id is, for messages
     text_bytes: int | None = None  # length of the documents in UTF-8; None for token ids and chats
-    masked: bool = False  # the column attention_mask says which token ids are none, but padding
+    masked: bool = False  # The column attention_mask marks the token ids that are padding.
     pretokenized: tuple[
         str, ...
     ] = ()  # folders of harness data pretokenize that hold these documents, the read one first
     known: tuple[Identity, ...] = ()  # each of the files when it was checked; () of a copy in the cache
-    passed_over: tuple[PassedOver, ...] = ()  # what a folder or a glob has beside the files
+    passed_over: tuple[PassedOver, ...] = ()  # files of the folder or glob that are not read
     rows_expected: int | None = None  # rows of a whole split of save_to_disk, by its dataset_info.json
 
 

@@ -45,7 +45,7 @@ def column_type(name: str, format: Format, column: str) -> Any:
 
 
 def has_mask(name: str, format: Format) -> bool:
-    """Return True if the file has a column :data:`MASK`, which says of each token id whether it is one, or padding."""
+    """Return True if the file has a column :data:`MASK`, which marks each token id as a token or as padding."""
     if format in ("text", "flat"):
         return False
     if format == "jsonl":
@@ -78,15 +78,15 @@ def read(
 
 
 def _pairs(name: str, format: Format, column: str) -> Iterator[Sequence[Any]]:
-    """Token ids and their masks, as many rows of both."""
-    if format == "jsonl":  # block by block alike
+    """Yield token ids and their masks, in pieces with the same rows."""
+    if format == "jsonl":  # Both columns are read in the same blocks.
         yield from zip(jsonl.read(name, column, "tokens"), jsonl.read(name, MASK, "tokens"), strict=True)
     else:
         yield from _tables(name, format, {column: "tokens", MASK: "tokens"})
 
 
 def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[list[Any]]:
-    """The columns of a Parquet or Arrow file, checked, each with the content that it must have."""
+    """Yield the columns of a Parquet or Arrow file in pieces. ``columns``: the required content of each column."""
     import pyarrow as pa
 
     for column, content in columns.items():
@@ -106,12 +106,12 @@ def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[
 
 
 def _unmasked(name: str, first: int, ids: Any, mask: Any) -> Any:
-    """The lists of ``ids`` without those whose mask is 0. ``first``: the row of the first one."""
+    """Return the lists of ``ids`` without the ids whose mask is 0. ``first``: the row of the first list."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if ids.null_count or ids.flatten().null_count:  # refused by whoever counts
+    if ids.null_count or ids.flatten().null_count:  # Counting the tokens refuses nulls.
         return ids
     lengths, of_mask = (
         pc.fill_null(pc.list_value_length(one), -1).to_numpy(zero_copy_only=False) for one in (ids, mask)

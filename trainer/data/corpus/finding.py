@@ -29,9 +29,9 @@ REASONS: dict[Reason, str] = {
     "suffix": "without a suffix of a corpus",
     "unnamed": "not named in state.json",
 }
-MOST_NAMES = 3  # names that are kept of each reason
+MOST_NAMES = 3  # names kept per reason
 _WILD = "*?["
-# Names of files that say which command wrote a folder.
+# File names that identify the output folder of a command.
 _OUTPUTS = (
     {"manifest.json", "digests.json"},  # data pretokenize
     {"dedup.json", "dedup.md"},
@@ -44,7 +44,7 @@ _OUTPUTS = (
 
 
 class Tally:
-    """Counts what is passed over."""
+    """Counts files and folders that are not read, by reason."""
 
     def __init__(self) -> None:
         self._names: dict[Reason, list[str]] = {}
@@ -62,7 +62,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Matched:
-    """Files in order. ``folder``: the one that was gone through. ``pattern``: True for a folder, and for a glob."""
+    """Files in order. ``folder``: the searched folder, if any. ``pattern``: True for a folder or a glob."""
 
     files: tuple[str, ...]
     folder: str | None = None
@@ -80,9 +80,9 @@ def described(passed_over: Collection[PassedOver]) -> str:
 
 
 def find(pattern: str) -> Matched:
-    """Find the file, the folder's files or those that the glob matches. Raises InputError where there is none.
+    """Find a file, the files of a folder, or the matches of a glob. Raises InputError if there is no file.
 
-    Hidden files of a folder, and folders below it that this package wrote, are passed over.
+    Skips hidden files of a folder, and folders below it that this package wrote.
     """
     check_utf8(pattern, places.KEY)
     pattern = places.local(pattern)
@@ -93,7 +93,7 @@ def find(pattern: str) -> Matched:
 
 
 def matching(pattern: str, key: str) -> Matched:
-    """Find the file ``pattern``, or the files that it matches as a glob. Raises InputError where there is none."""
+    """Find the file ``pattern``, or the files that it matches as a glob. Raises InputError if there is no file."""
     path = expanded(pattern)
     check_utf8(str(path.absolute()), key)
     if path.is_file():
@@ -169,7 +169,7 @@ def _is_output(names: Collection[str]) -> bool:
 
 
 def _kind(name: str, key: str) -> Literal["file", "folder", "special"]:
-    """Return what lies behind a name, links followed. Raises InputError for a link to nothing."""
+    """Return the kind of the entry ``name``, following links. Raises InputError for a broken link."""
     check_utf8(name, key)
     try:
         mode = os.stat(name).st_mode  # noqa: PTH116
@@ -188,7 +188,7 @@ def _once(names: Iterable[str], root: Path, tally: Tally) -> tuple[str, ...]:
     """Return each file once, under its own name where it has one below ``root``, in the order of paths."""
     real_root = os.path.realpath(root)
     files: dict[str, str] = {}
-    folders: dict[str, str] = {}  # their own names: asking for that of each file would take ten times as long
+    folders: dict[str, str] = {}  # resolved folder names; resolving every file would take ten times as long
     for name in names:
         folder, last = os.path.split(name)
         if os.path.islink(name):  # noqa: PTH114
@@ -223,10 +223,10 @@ def _empty(folder: str, tally: Tally) -> InputError:
 
 
 def _below(root: Path, tally: Tally) -> Iterator[str]:
-    """Yield the files of a folder that are not hidden. A folder that has two names is gone through once."""
+    """Yield the files of a folder that are not hidden. A folder with two names is searched once."""
     seen: set[str] = set()
     folders, linked = [str(root)], list[str]()
-    while folders or linked:  # links last: a file's own name comes before another one of it
+    while folders or linked:  # Linked folders come last, so that a file's own name precedes its other names.
         folder = folders.pop() if folders else linked.pop(0)
         real = os.path.realpath(folder)
         if real in seen or (seen and root.resolve().is_relative_to(real)):
@@ -248,7 +248,7 @@ def _below(root: Path, tally: Tally) -> Iterator[str]:
 
 
 def _without_outputs(names: Collection[str], tally: Tally) -> list[str]:
-    """Return the names that lie in no folder which this package wrote; the folder that is gone through may be one."""
+    """Return the names outside of folders that this package wrote. The searched folder itself may be such a folder."""
     inside: dict[str, set[str]] = {}
     for name in names:
         path = PurePosixPath(name)
@@ -290,7 +290,7 @@ def _remote(url: str) -> Matched:
             found = tuple(places.url_of(scheme, str(root / name)) for name in files)
             return Matched(found, url.rstrip("/"), tally, pattern=True)
         if not set(_WILD) & set(path):
-            # Of a web server that does not answer, fsspec says what it says of a file that is not there.
+            # fsspec reports a web server that does not answer as a missing file.
             raise InputError(f"{places.KEY}: no {url}{', or no answer in time' * (scheme in places.WEB)}")
         from fsspec.implementations.arrow import ArrowFSWrapper
 

@@ -40,9 +40,9 @@ _STATE, _SPLITS, _INFO = "state.json", "dataset_dict.json", "dataset_info.json" 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The files of a corpus, in order, and the one format that all of them have.
+    """Files of a corpus, in order, and their common format.
 
-    ``rows``: number of rows that the whole split has by ``dataset_info.json``; None where that is not known.
+    ``rows``: number of rows of the whole split by ``dataset_info.json``; None if unknown.
     """
 
     files: tuple[str, ...]

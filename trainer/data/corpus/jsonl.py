@@ -100,7 +100,7 @@ def _values(name: str, block: bytes, first: int, column: str, content: Content) 
     found: list[Any] = []
     for row, one in _objects(name, block, first):
         if (key := _repeated_key(one, column)) is not None:
-            raise InputError(f"{name}, row {row} (from 0): key {key!r} stands twice in one object; give it once")
+            raise InputError(f"{name}, row {row} (from 0): key {key!r} occurs twice in one object; give it once")
         value = one.get(column)
         if value is None and column not in one:
             raise InputError(f"{name}, row {row} (from 0): no column {column!r}")
@@ -134,7 +134,7 @@ def _objects(name: str, block: bytes, first: int) -> Iterator[tuple[int, _Object
 
 
 class _Object(dict[str, Any]):
-    """A JSON object. ``repeated``: its keys that stand in it more than once, of which it has the last value."""
+    """A JSON object. ``repeated``: keys that occur more than once; the last value counts."""
 
     repeated: frozenset[str] = frozenset()
 

@@ -53,7 +53,7 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
         check_unchanged(replace(corpus, known=tuple(known)))
         return list(asdict(found).values())
 
-    # Earlier versions accepted what this one refuses, and remembered less of a check.
+    # Earlier versions accepted files that this one refuses, and kept less of a check: their records do not count.
     checked = [{"arrow": "to its end mark", "jsonl": "no key twice"}.get(corpus.format), "bytes of text"]
     remembered = cache.remember("corpus", [known, corpus.column, config.documents, *reading, *checked], check)
     found = _Checked(*remembered)
@@ -87,7 +87,7 @@ def check_unchanged(corpus: Corpus) -> None:
 
 
 def matching_files(pattern: str) -> list[Path]:
-    """Return the file ``pattern``, or the files that it matches, in order. Raises InputError where there is none."""
+    """Return the file ``pattern``, or the files that it matches, in order. Raises InputError if there is no file."""
     return list(map(Path, _of_parquet(pattern).files))
 
 
@@ -188,7 +188,7 @@ def _say(line: str) -> None:
 
 
 def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corpus:
-    """The documents of folders of harness data pretokenize, read from the first."""
+    """Return the documents of folders of harness data pretokenize, read from the first folder."""
     first = made[0]
     column = pretokenized.COLUMNS[first.manifest.format]
     given = {"format": config.format != "auto", "split": config.split != "file", "chat_template": config.chat_template}

@@ -18,13 +18,14 @@ from trainer.data.manifest import MANIFEST, Manifest, Pretokenized, read_manifes
 from trainer.errors import InputError
 from trainer.files import expanded
 
-COLUMNS = {"flat": "tokens", "token-list": "tokens", "padded": "input_ids"}  # by format, whole documents first
+# The column of each format. Formats that store whole documents come first.
+COLUMNS = {"flat": "tokens", "token-list": "tokens", "padded": "input_ids"}
 
 
 def find(path: str) -> list[Pretokenized]:
-    """The pretokenized folders at ``path``, the best first; [] where there is none.
+    """Return the pretokenized folders at ``path``, those with whole documents first. The list may be empty.
 
-    Raises InputError where they were made from several corpora, or with several tokenizers.
+    Raises InputError if they were made from different corpora or with different tokenizers.
     """
     if places.is_remote(path):
         return []
@@ -56,6 +57,6 @@ def _read(folder: Path) -> list[Pretokenized]:
         return []
     try:
         manifest: Manifest = read_manifest(folder)
-    except InputError:  # another program's
+    except InputError:  # Another program wrote this manifest.
         return []
     return [Pretokenized(str(folder), manifest)] if manifest.format in COLUMNS else []

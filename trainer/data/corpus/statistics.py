@@ -78,7 +78,7 @@ class CorpusStatistics:
     duplicate_documents: int  # that an equal one precedes; empty ones left out
     duplicate_share: float  # of the documents that are not empty
     duplicate_bytes_share: float
-    passed_over: tuple[PassedOver, ...] = ()  # files beside those that were read
+    passed_over: tuple[PassedOver, ...] = ()  # files that were not read
 
 
 class _Lengths:

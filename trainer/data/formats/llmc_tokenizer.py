@@ -23,13 +23,13 @@ from trainer.files import expanded, write_atomically
 MAGIC, VERSION = 20240328, 2
 HEADER = 256  # int32 values
 LONGEST = 255  # bytes of a token: its length is one byte
-_SPACE = "\u2581"  # of SentencePiece
+_SPACE = "\u2581"  # SentencePiece's sign for a space
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True)
 class WrittenTokenizer:
-    """What a file holds. ``unused``: ids that stand for no token, written as placeholders."""
+    """Summary of a written file. ``unused``: number of ids without a token, written as placeholders."""
 
     vocab_size: int
     eos_id: int
@@ -63,7 +63,7 @@ def write_tokenizer(info: TokenizerInfo, out: Path) -> WrittenTokenizer:
 
 
 def _token_bytes(info: TokenizerInfo) -> Iterator[tuple[int, bytes]]:
-    """Each id that stands for something, and the bytes that it adds to a text; special tokens as they are written."""
+    """Yield each id with a token, and the bytes that it adds to a text. Special tokens yield their written form."""
     if info.kind == "sentencepiece":
         model = sentencepiece_model(info.location)
         special = special_ids(info).ids
@@ -83,7 +83,7 @@ def _token_bytes(info: TokenizerInfo) -> Iterator[tuple[int, bytes]]:
 
 
 def _decoding(decoder: Any, location: str) -> Any:
-    """How a token of this decoder of `tokenizers` becomes bytes. Raises InputError for one that is not known."""
+    """Return the function from a token to bytes for a decoder of `tokenizers`. Raises InputError for an unknown one."""
     steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
@@ -110,12 +110,12 @@ def _of_word_piece(token: str) -> bytes:
 def _of_byte_level(token: str) -> bytes:
     try:
         return bytes(_BYTE_OF[letter] for letter in token)
-    except KeyError:  # a token that was put into the vocabulary as it is written
+    except KeyError:  # The vocabulary has this token as plain text.
         return token.encode()
 
 
 def _byte_of_letter() -> dict[str, int]:
-    """Bytes by the letters that stand for them in byte-level tokenizers: printable ones for themselves."""
+    """Return the bytes by their letters in byte-level tokenizers. Printable bytes are their own letters."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -1,7 +1,7 @@
-"""Precision and recall by threshold, against labels of any origin: the cluster of each document, by id or row.
+"""Precision and recall by threshold, against labels that give the cluster of each document by id or row.
 
-Documents of one cluster are near-duplicates of each other. A document whose cluster is empty is one of its own. A
-document without a label is not counted, although groups may hang together by it.
+Documents of one cluster are near-duplicates of each other. A document with an empty cluster is a cluster by itself. A
+document without a label is not counted, but it may connect the documents of a group.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ALLOWED = "a column cluster and one of id and row, in Parquet, Arrow, JSON Line
 
 @dataclass(frozen=True)
 class Clusters:
-    """The cluster of each row of the corpus, as a number; -1 for a row without a label.
+    """Number of the cluster of each row of the corpus; -1 for a row without a label.
 
-    ``unknown``: labels whose id no document of the corpus has.
+    ``unknown``: number of labels whose id no document of the corpus has.
     """
 
     of: Integers
@@ -40,9 +40,9 @@ class Clusters:
 
 @dataclass(frozen=True)
 class AtThreshold:
-    """What would be removed from a similarity of ``threshold`` on, and pairs of labelled documents.
+    """Result of removing near-duplicates at a similarity of ``threshold``, measured by pairs of labelled documents.
 
-    ``found`` pairs are within one group, ``right`` ones also within one cluster.
+    ``removed``: documents. ``found``: pairs within one group. ``right``: pairs of these that are within one cluster.
     """
 
     threshold: float
@@ -55,7 +55,10 @@ class AtThreshold:
 
 @dataclass(frozen=True)
 class ClusterQuality:
-    """Counts documents with a label, clusters of several documents, and pairs within one cluster."""
+    """Numbers of documents with and without a label, of clusters of several documents, and of pairs within a cluster.
+
+    ``unknown``: labels whose id no document of the corpus has. ``at``: the result at each threshold.
+    """
 
     labelled: int
     unlabelled: int
@@ -138,7 +141,7 @@ def _labels(path: Path, key: str) -> Sequence[JsonObject]:
         try:
             parsing = pc.ParseOptions(delimiter="," if path.suffix.lower() == ".csv" else "\t")
             with pc.open_csv(path, parse_options=parsing) as first:
-                strings = {name: pa.string() for name in first.schema.names}  # an id such as 007 is no number
+                strings = {name: pa.string() for name in first.schema.names}  # An id such as 007 is a string.
             options = pc.ConvertOptions(column_types=strings, strings_can_be_null=True)
             rows: list[JsonObject] = pc.read_csv(path, parse_options=parsing, convert_options=options).to_pylist()
         except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -155,7 +158,7 @@ def _labels(path: Path, key: str) -> Sequence[JsonObject]:
 
 
 def _text(value: object, key: str, at: int, column: str) -> str:
-    """A cluster's name or an id, by which 7 is the same as "7"."""
+    """Return the name of a cluster or an id as text, so that 7 equals "7"."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)
     raise InputError(f"{key}, row {at} (from 0): {column} is {literal(value)}; allowed: a string or a whole number")

@@ -1,6 +1,6 @@
-"""Writes what is kept and what is removed of each share: a file of whole rows, and a Parquet file of removals.
+"""Writes a file of kept rows and a Parquet file of removals for each share.
 
-Rows of JSON Lines are written as the lines that they were, those of other formats as Parquet.
+Rows of JSON Lines are written as their original lines, rows of other formats as Parquet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS = ("removed_row", "kept_row", "jaccard", "neighbour_row", "neighbour_jac
 
 
 def part(job: DedupJob, folder: str, number: int) -> Path:
-    """Return the file of a share. Lines of which a file was compressed are compressed."""
+    """Return the file of a share. Kept lines are compressed if a file of the corpus was."""
     suffix = ".parquet"
     if folder == KEPT and job.corpus.format == "jsonl":
         is_compressed = any(name.lower().endswith(COMPRESSED) for name in job.corpus.files)

@@ -26,7 +26,7 @@ _WORK = ".work"
 
 @dataclass(frozen=True)
 class SparkOptions:
-    """Where Spark runs (None: where its own configuration says), and how long it may take to start or to end a task."""
+    """Spark's master (None: that of Spark's configuration), and the timeout for its start and for the end of a task."""
 
     master: str | None
     timeout_s: float
@@ -48,14 +48,14 @@ class DedupResult:
     removed: int
     groups: int  # of near-duplicates, of each of which one is kept
     rounds: int | None  # of Spark, to join groups
-    master: str | None = None  # of Spark
+    master: str | None = None  # Spark's master
 
 
 @dataclass(frozen=True)
 class DedupOutcome:
-    """The result, the numbers of the removed documents and of those that are kept of their groups, in order.
+    """Result, row numbers of the removed documents, and row number of the kept document of each removed one's group.
 
-    ``edges``: pairs that are similar enough, where they were asked for.
+    ``edges``: pairs above the threshold, if requested.
     """
 
     result: DedupResult

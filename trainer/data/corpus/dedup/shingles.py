@@ -37,7 +37,7 @@ STEP = 0x9E3779B97F4A7C15  # the golden ratio, as SplitMix64 steps by
 
 @dataclass(frozen=True)
 class Shingling:
-    """What a shingle is: ``size`` consecutive words or characters. Raises InputError for a size that cannot be.
+    """Definition of a shingle: ``size`` consecutive words or characters. Raises InputError for an invalid size.
 
     ``unicode``: the normal form of Unicode in which texts are compared (NFC: composed letters; NFKC: also ligatures and
     wide letters as plain ones). ``case``: letters as lower case, case-folded (``ß`` as ``ss``), or as they are.
@@ -108,13 +108,13 @@ class Shingler:
         )
 
     def _normal(self, texts: Sequence[str]) -> Sequence[str]:
-        """The texts in the Unicode form that is asked for, case-folded where that is asked for."""
+        """Return the texts in the requested Unicode form, case-folded if requested."""
         form, fold = _FORMS.get(self._shingling.unicode), self._shingling.case == "fold"
 
         def normal(text: str) -> str:
             return text if form is None or text.isascii() else unicodedata.normalize(form, text)
 
-        # Case folding may take letters apart, so that they are put together again.
+        # Case folding may decompose letters; the second normalization composes them again.
         return [normal(normal(text).casefold()) if fold else normal(text) for text in texts]
 
     def _cased(self, text: str) -> str:
@@ -183,7 +183,7 @@ class Shingler:
             yield np.fromiter(map(self._known.__getitem__, found), np.uint64, len(found))
 
     def _character_pieces(self, text: str) -> Iterator[Hashes]:
-        begun = apart = False  # whether there is text before, and white space since
+        begun = apart = False  # True if earlier pieces had text; True if white space followed that text
         for piece in _pieces(text, whole=False):
             plain = " ".join(self._cased(piece).split())
             if plain:

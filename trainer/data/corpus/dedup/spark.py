@@ -106,7 +106,7 @@ class DedupWork:
 
     @property
     def _local(self) -> str:
-        """The folder; "" where its name is a list of folders to Spark, or ends an option."""
+        """Return the folder; "" if Spark would read its name as several folders or as the end of an option."""
         local = f"{self.job.work}/{_LOCAL}"
         return "" if set(',"') & set(local) else local
 
