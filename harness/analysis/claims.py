@@ -62,6 +62,7 @@ class RunUse:
     ranks: int = 1
     chunk_ms: float | None = None  # data work for one batch, wherever it ran
     stored_per_text: float | None = None  # bytes of pretokenized data per byte of the text that it was made from
+    device_use: float | None = None  # share of the step; None also where phases that were being launched leave it open
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def use_of(run: RunData, ledger: RunLedger) -> RunUse:
     work = ledger.work_ms.get("tokenize")
     wall_s = float(ledger.step_ms.sum()) / 1e3
     idle_ms = ledger.device_starved_ms
+    use = None if idle_ms is None or ledger.device_busy_ms is None else 1 - idle_ms / step
     ranks = ledger.record.facts.ranks or 1
     return RunUse(
         {name: value / step for name, value in spent.items()},
@@ -136,6 +138,7 @@ def use_of(run: RunData, ledger: RunLedger) -> RunUse:
         ranks,
         sum(ledger.work_ms.values()) if ledger.work_ms else None,
         _stored_per_text(ledger.record.facts),
+        use,
     )
 
 
@@ -224,10 +227,14 @@ def own_kind(claim: JsonObject) -> ClaimKind | None:
     figure, low, high, arms = (claim.get(key) for key in ("figure", "from", "to", "arms"))
     if figure not in get_args(Figure) or not isinstance(arms, list) or not arms:
         return None
-    if not isinstance(low, int | float) or not isinstance(high, int | float):
+    if not isinstance(low, int | float) or not isinstance(high, int | float) or low > high:
         return None
     ratio = len(arms) > 1
-    text = claim.get("text") or f"{figure}{' is times as much' if ratio else ''}: {low:g} to {high:g}"
+    text = claim.get("text") or (
+        f"{figure} of {arms[0]} is {low:g} to {high:g} times that of {arms[1]}"
+        if ratio
+        else f"{figure} of {arms[0]} is {low:g} to {high:g}"
+    )
     return ClaimKind(str(text), cast("Figure", figure), low, high, ratio)
 
 
@@ -326,7 +333,7 @@ def _figure(kind: ClaimKind, use: RunUse) -> float | None:
         case "tokens/s":
             return use.tokens_per_s
         case "device use":
-            return None if use.idle_share is None else 1 - use.idle_share
+            return use.device_use
         case "stored bytes per byte of text":
             return use.stored_per_text
 

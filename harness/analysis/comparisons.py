@@ -34,7 +34,7 @@ SAME = 0.01  # tokens per step that differ by less are called the same
 # Positions per step of an arm and its ideal-data control that differ by less: the few batches that it repeats stand for
 # all of the arm's.
 ALIKE_POSITIONS = 0.03
-CLOSE = 0.02  # ceilings whose medians differ by less are one figure
+CLOSE = 0.05  # ceilings whose medians differ by less are one figure
 AGREE = 0.01  # witnesses that are closer to one another agree: intervals and floors of repeated steps may be next to 0
 
 Figure = Literal["isolated", "ideal", "ceiling", "predicted", "noise_floor"]
@@ -326,7 +326,7 @@ class _Judging:
             same_again=None if isinstance(same, Absent) else same,
             in_total=None if whole is None else whole.least,
         )
-        return _ByRate(ratio, together, same, floor_of, noise_floor, whole, judged)
+        return _ByRate(ratio, together, same, floor_of, noise_floor, whole, replace(judged, of=together or ratio))
 
 
 def used_share(blocks: Blocks) -> float:

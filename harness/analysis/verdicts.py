@@ -36,11 +36,15 @@ COARSE = 0.1  # a difference this large is worth knowing of: a study that could 
 
 @dataclass(frozen=True)
 class Judged:
-    """``resolution``: a difference up to this fraction would have gone unnoticed; None: nothing can be resolved."""
+    """``resolution``: a difference up to this fraction would have gone unnoticed; None: nothing can be resolved.
+
+    ``of``: the ratio with the interval that was judged; None where it is not kept.
+    """
 
     verdict: Verdict
     resolution: float | None = None
     undecided: UndecidedKind | None = None
+    of: Estimate | None = None
 
 
 def confidence_of_each(comparisons: int) -> float:

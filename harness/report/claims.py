@@ -79,7 +79,8 @@ def sentence(one: JudgedClaim, names: ArmNames) -> str:
 
 def _verdict(one: JudgedClaim) -> str:
     if one.claim is None:
-        return {"holds": "held", "does not hold": "not held", "not measurable": "not measured"}[one.outcome]
+        open_text = "not measured" if one.figure is None else "undecided"
+        return {"holds": "held", "does not hold": "not held", "not measurable": open_text}[one.outcome]
     return "not measurable here" if one.outcome == "not measurable" else f"{one.outcome} here"
 
 

@@ -207,13 +207,13 @@ def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
     """Return ``steps take 9 % less time (…)``, by the verdict on step time; None if step time was not measured."""
     if speed is None or judged is None:
         return None
-    figures = f"({ratio(speed.median)} as fast, {interval(speed)})"
+    figures = f"({ratio(speed.median)} as fast, {interval(judged.of or speed)})"
     match judged.verdict:
         case "undecided":
             return f"whether steps take another time is not known {figures}"
         case "none":
             within = percent(judged.resolution or 0.0).removeprefix("under ")
-            return f"steps take about the same time, within {within} {figures}"
+            return f"no difference in step time above {within} was seen {figures}"
         case verdict:
             return (
                 f"steps take {percent(1 / speed.median - 1)} {'less' if verdict == 'gain' else 'more'} time {figures}"

@@ -106,8 +106,10 @@ class OwnClaim(Config):
     def _is_a_range(self) -> OwnClaim:
         if self.low > self.high:
             raise ValueError(f"from {self.low:g} is above to {self.high:g}")
-        if len(self.arms) == 1 and self.figure in SHARES and self.low > 1:
-            raise ValueError(f"{self.figure} is a share, from 0 to 1: from {self.low:g} is above that")
+        if len(self.arms) == 1 and self.figure in SHARES and self.high > 1:
+            raise ValueError(f"{self.figure} is a share, from 0 to 1: to {self.high:g} is above that")
+        if len(set(self.arms)) < len(self.arms):
+            raise ValueError(f"arms names {self.arms[0]} twice; give two different arms")
         return self
 
     @model_serializer(mode="plain")

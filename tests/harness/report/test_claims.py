@@ -125,6 +125,17 @@ def test_claims_with_bounds_of_ones_own_are_judged_by_the_declared_truth() -> No
     assert all(words[one.outcome] in claims_text.sentence(one, names) for one in found)
 
 
+def test_device_use_is_unknown_where_launches_leave_open_how_long_it_worked() -> None:
+    """A device that is still being launched to has hardly any idle time that is sure, which is no use of 100 %."""
+    _, (run, *_) = build([Arm("a")])
+    ledger = measure(run)
+    assert ledger is not None
+    step_ms = ledger.mean_step_ms
+    known = replace(ledger, device_starved_ms=step_ms / 4, device_busy_ms=step_ms / 2)
+    assert use_of(run, known).device_use == pytest.approx(0.75)
+    assert use_of(run, replace(known, device_busy_ms=None)).device_use is None
+
+
 def test_a_claim_of_ones_own_is_kept_as_it_was_written() -> None:
     own = {"figure": "step ms", "arms": ["a", "b"], "from": 2.0, "to": 3.0, "text": "twice"}
     scenario = Scenario.model_validate({"name": "x", "question": "?", "arms": {"a": {}, "b": {}}, "claims": [own]})
@@ -142,6 +153,8 @@ def test_a_claim_of_ones_own_is_kept_as_it_was_written() -> None:
         ({"arms": []}, "arms"),
         ({"arms": ["a", "b", "a"]}, "arms"),
         ({"figure": "sync share", "from": 2, "arms": ["a"]}, "is a share"),
+        ({"figure": "device use", "from": 0.5, "to": 90, "arms": ["a"]}, "is a share"),
+        ({"arms": ["a", "a"]}, "names a twice"),
         ({"arm": "a"}, "arm"),
     ],
 )

@@ -24,6 +24,7 @@ from harness.report.first_screen import _or_none, finding, first_screen
 from harness.report.names import ArmNames
 from harness.report.sentences import sentence
 from harness.report.tables import ratio_cell
+from harness.report.words import interval
 from harness.study.contract import STEP_COLUMNS, arrow_schema
 from harness.study.records import COMMAND, ArmRecord
 from harness.study.run_data import RunData
@@ -560,10 +561,14 @@ def test_steps_whose_times_may_differ_are_not_called_the_same() -> None:
     (c,) = report.compared
     for found, said in (
         (Estimate(0.907, 0.857, 1.004, 5), "Whether steps take another time is not known (0.907x as fast"),
-        (Estimate(0.999, 0.985, 1.004, 5), "Steps take about the same time, within 1.5 % (0.999x as fast"),
+        (Estimate(0.999, 0.985, 1.004, 5), "No difference in step time above 1.5 % was seen (0.999x as fast"),
         (Estimate(0.907, 0.857, 0.98, 5), "Steps take 10 % more time (0.907x as fast"),
     ):
         assert said in sentence(replace(c, measured=replace(c.measured, step_time=found, steps=judge(found, 0.01))))
+    steps = c.measured.steps
+    assert steps is not None
+    assert steps.of is not None  # The sentence shows the interval that was judged.
+    assert interval(steps.of) in sentence(c)
 
 
 def microseconds(name: str, tokenize: float = 0.001, **more: Any) -> Arm:
