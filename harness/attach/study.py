@@ -176,7 +176,7 @@ def record_of(
             ranks=one.process.world,
             step_ends=_step_ends(one),
             unseen_share=round(totals.unseen_share, 4),
-            unseen_place=next((str(place) for place, _ in one.noted("blocked")), None),
+            unseen_place=unseen_place(one, totals),
             waiting_share=round(totals.waiting_share, 4),
             tokenizing_share=round(totals.tokenizing_share, 4),
             restarting_share=round(totals.restarting_share, 4),
@@ -190,6 +190,16 @@ def record_of(
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,
     )
+
+
+def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
+    """Return where the main thread was blocked in the watched steps; None if that is not most of what was not seen.
+
+    A few early steps are watched, so a rare long wait (a checkpoint) is not among them.
+    """
+    place, watched_ns = next(iter(one.noted("blocked")), (None, 0))
+    most = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
+    return str(place) if place is not None and most else None
 
 
 def _too_short(totals: StepTotals) -> str:

@@ -9,6 +9,7 @@ import ast
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from harness.analysis.unseen import MOST_UNSEEN
 from harness.attach.command import SHIM
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import ENDED, EVALUATION, INTERRUPTED, NOT_FINITE, TOKENIZED, WORK, write_tables
+from harness.attach.study import unseen_place
 from harness.probes.ledger import rows
 from harness.study.contract import RECEIVE
 from harness.study.store import StudyFolder
@@ -323,6 +325,10 @@ def test_a_wait_that_no_seam_shows_is_found_and_placed(
     place, blocked_ns = one.noted("blocked")[0]
     assert place.startswith("threaded.py:")
     assert blocked_ns > 0
+    assert unseen_place(one, totals[0]) == place
+    # Rare long waits, such as checkpoints, are most of what was not seen: the watched steps do not show their place.
+    rare = replace(totals[0], unseen_blocked_ns=3 * blocked_ns * totals[0].measured)
+    assert unseen_place(one, rare) is None
 
 
 def test_a_wait_within_what_is_timed_is_no_place_that_nobody_sees(
