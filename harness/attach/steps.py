@@ -267,7 +267,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)
     totals.epoch_ends += sum(event[0] == RECEIVED and _ended(event) for event in body)
     totals.fetches[sum(event[0] == RECEIVED and not _ended(event) for event in body)] += 1
-    if not begun[2] or not ended[2]:
+    if not all(one[2] and one[2][0] for one in (begun, ended)):  # no readings here, or the thread had ended
         return
     (cpu_then, waited_then), (cpu_now, waited_now) = (_schedstat(one[2][0]) for one in (begun, ended))
     in_phases_ns, in_phases_cpu_ns = _phases(body)

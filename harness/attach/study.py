@@ -263,6 +263,10 @@ def _study(
                 "a profiler slows what it records, so none of them is measured"
             )
         notes += [f"{arm}: {text}" for text in one.noted("ended")]
+        notes += [
+            f"{arm}: another thread ({name}) trains as well; its steps are not recorded"
+            for name in one.noted("other_thread")
+        ]
         notes += [f"{arm}: our recording failed and was switched off: {text}" for text in one.noted("fault")]
         notes += [f"{arm}: what its device did is not recorded: {text}" for text in one.noted("device_fault")]
     return StudyRecord(

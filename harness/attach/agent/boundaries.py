@@ -71,6 +71,7 @@ class _State:
     marked: list[tuple[Any, ...]] | None = None  # what arrived within the fetch that the program marks now
     enough: bool = False
     trained: bool = False  # a backward pass has begun
+    adopted: bool = False  # The recorded thread was adopted: it is not the first one.
     backward_since: bool = False
     updated_within: bool = False  # a backward pass
     by_hand: bool = False  # the program says itself where a step begins
@@ -89,6 +90,8 @@ class _State:
 
 
 state = _State()
+OTHER_THREAD = "other_thread"  # note: a second thread trains, and is not recorded
+_adopting = threading.Lock()
 # Identifier (threading.get_ident) of the thread whose steps are recorded: the main thread, or one taken by adopt().
 main_thread = threading.main_thread().ident
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
@@ -106,18 +109,30 @@ def forget() -> None:
 
 
 def adopt() -> bool:
-    """Record this thread in place of the main thread, unless a thread has trained already. Return True if it does.
+    """Record this thread from now on, if the recorded one has not trained or has ended; True if it is recorded now.
 
-    A backward pass that begins in a thread that is not recorded calls this.
+    Called where a backward pass begins in another thread than the recorded one. What the ended thread recorded stays in
+    its file, and this thread begins a file of its own.
     """
     global state, main_thread
-    if state.trained:
+    if not _adopting.acquire(blocking=False):  # Another thread is being adopted.
         return False
-    switches.forget()
-    run_queue.forget()
-    state, main_thread = _State(), get_ident()
-    record.training_thread = threading.get_native_id()
-    return True
+    try:
+        if state.trained or state.adopted:
+            if any(thread.ident == main_thread for thread in threading.enumerate()):
+                if OTHER_THREAD not in state.noted:
+                    state.noted.add(OTHER_THREAD)
+                    record.note(OTHER_THREAD, threading.current_thread().name)
+                return False
+            flush()
+            record.begin_anew()
+        switches.forget()
+        run_queue.forget()
+        record.training_thread = threading.get_native_id()
+        state, main_thread = _State(adopted=True), get_ident()
+        return True
+    finally:
+        _adopting.release()
 
 
 def watched() -> bool:

@@ -103,6 +103,14 @@ def _open() -> MappedFile | None:
     return _file
 
 
+def begin_anew() -> None:
+    """Close the file. What comes next goes into a new one, with who this is."""
+    global _file
+    if _file is not None and _owner == os.getpid():
+        _file.close()
+    _file = None
+
+
 def note(what: str, text: Any) -> None:
     """Write a fact of this process that somebody will want to read."""
     write("note", (what, text))

@@ -62,7 +62,7 @@ def _backward(before: Any) -> Any:
 
 def _backward_begins(given: tuple[Any, ...]) -> bool:
     """Whether this is a backward pass of training; one within another (checkpointing) is part of that."""
-    if is_compiling() or (get_ident() != boundaries.main_thread and not boundaries.adopt()):
+    if is_compiling() or (get_ident() != boundaries.main_thread and not _adopted()):
         return False
     this = boundaries.state
     if "backward" in this.open:
@@ -76,6 +76,16 @@ def _backward_begins(given: tuple[Any, ...]) -> bool:
     if isinstance(loss, Tensor):
         boundaries.backward_of(loss)
     boundaries.enter("backward")
+    return True
+
+
+def _adopted() -> bool:
+    """True if this thread, which trains, is recorded from now on."""
+    if not boundaries.adopt():
+        return False
+    from _harness_agent import watching
+
+    watching.forget()
     return True
 
 

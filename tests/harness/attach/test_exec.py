@@ -96,6 +96,26 @@ def test_a_training_in_another_thread_is_recorded(tmp_path: Path) -> None:
         assert mean_ms(study, phase) > 0
 
 
+def test_the_main_thread_is_recorded_after_another_one_that_trained(tmp_path: Path) -> None:
+    """A thread trained three steps and ended; the forty of the main thread were lost."""
+    done = attached(tmp_path, program("in_a_thread_then_main", "--steps", 40))
+    assert done.returncode == 0, done.stderr
+    steps = {
+        arm: sum(len(run.steps) for run in study_in(tmp_path).runs() if run.record.arm == arm and run.steps is not None)
+        for arm in ("script", "script-2")
+    }
+    assert steps["script"] <= 3
+    assert steps["script-2"] >= 38
+
+
+def test_a_second_thread_that_trains_is_named(tmp_path: Path) -> None:
+    done = attached(tmp_path, program("two_threads", "--steps", 40))
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path)
+    assert len(rows(study)) >= 38
+    assert any("trains as well; its steps are not recorded" in note for note in study.read_study().notes)
+
+
 def test_every_rank_of_a_program_has_its_tables(tmp_path: Path) -> None:
     """Two processes that are told their ranks as torchrun does: each is an arm, and all of its blocks are read."""
     words = shlex.join(program("plain", "--steps", 40))
