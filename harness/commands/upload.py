@@ -34,11 +34,14 @@ def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
     folder = Path(arguments.folder)
     if not folder.is_dir():
         raise InputError(f"upload: {folder}: no such folder")
+    if not any(folder.iterdir()):
+        raise InputError(f"upload: {folder}: empty; give the folder of a training, a study or a sweep")
     from harness.launch.uploads import Destination, Uploader
 
     uploader = Uploader(Destination(folder, arguments.url, verify=arguments.verify))
     uploader.begin()
-    return 0 if finish_upload(folder, uploader) else exit_codes.OF_STUDY["failed"]
+    whole = finish_upload(folder, uploader, verify=arguments.verify)
+    return 0 if whole else exit_codes.OF_STUDY["failed"]
 
 
 def uploader_of(folder: Path, url: str) -> Uploader:
@@ -48,7 +51,7 @@ def uploader_of(folder: Path, url: str) -> Uploader:
     return Uploader(checked_destination(folder, url))
 
 
-def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False) -> bool:
+def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False, verify: bool = False) -> bool:
     """Copy what is left and say where it is, or what is not there and how it gets there; whether all of it is.
 
     ``json``: standard output has JSON, so all of it goes to standard error.
@@ -58,15 +61,18 @@ def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False) -> bo
     if found.left_out:
         names = ", ".join(found.left_out[:SHOWN]) + (", ..." if len(found.left_out) > SHOWN else "")
         print(f"harness: {len(found.left_out):,} of {folder} cannot be uploaded: {names}", file=sys.stderr)
+    if found.unlisted:
+        print(f"warning: {found.url} cannot be listed ({found.unlisted}): not compared with {folder}", file=sys.stderr)
     if found.missing:
         print(f"harness: {_missing_line(folder, found)}", file=sys.stderr)
     else:
-        line = f"uploaded: {found.url} ({found.files:,} files)"
+        read_back = ", read back and compared" if verify and not found.unlisted else ""
+        line = f"uploaded: {found.url} ({found.files:,} file{'s' * (found.files != 1)}{read_back})"
         if json:
             print(line, file=sys.stderr)
         else:
             say(line)
-    return not found.missing and not found.left_out
+    return not found.missing and not found.left_out and not (verify and found.unlisted)
 
 
 def _missing_line(folder: Path, found: Uploaded) -> str:

@@ -125,7 +125,7 @@ def read_cost(folder: Path) -> PredictedCost | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable JSON ({error})") from error
+        raise InputError(f"{path}: not readable JSON ({getattr(error, 'strerror', None) or error})") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise InputError(f"{path}: expected an object with schema {SCHEMA}")
     try:

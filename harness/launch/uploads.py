@@ -35,6 +35,7 @@ from trainer.files import read_json
 
 KEPT = "uploads.json"
 KEY = "upload"
+MARKER, UNFINISHED = ".upload-check-", ".uploading"  # names of what an upload itself leaves there for a moment
 ATTEMPTS = 5  # of each file, in one pass over the folder
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before the second attempt, doubled before each further one
 END_S = 600.0  # for what is left when the training has ended
@@ -68,6 +69,7 @@ class Uploaded:
     missing: tuple[str, ...] = ()
     reason: str = ""
     left_out: tuple[str, ...] = ()
+    unlisted: str = ""  # why what lies at the URL could not be compared; empty: it was
 
 
 class Destination:
@@ -88,6 +90,7 @@ class Destination:
         self._there = kept or {}
         self._verify = verify
         self.reason = ""
+        self.unlisted = ""  # why what lies at the URL could not be compared
 
     def missing(self) -> list[str]:
         """The files that are new or have changed since they were copied, those of :data:`LAST` last."""
@@ -100,14 +103,16 @@ class Destination:
     def compare(self) -> None:
         """Mark copies that were removed or changed at the URL as missing.
 
-        A place that cannot be listed is believed.
+        Where the URL cannot be listed, nothing is forgotten, and :attr:`unlisted` says why.
         """
         if not self._there:
             return
         try:
             found = self._listed()
-        except Exception:  # each filesystem has errors of its own
+        except Exception as error:  # each filesystem has errors of its own
+            self.unlisted = one_line(error)
             return
+        self.unlisted = ""
         for name, copy in list(self._there.items()):
             alike = found.get(name) in ((copy.state[0], copy.there_ns), (copy.state[0], None))
             if not alike or (self._verify and not self._same_content(name)):
@@ -163,7 +168,7 @@ class Destination:
             wait_s = min(2 * wait_s, LONGEST_PAUSE_S)
 
     def _write_marker(self) -> None:
-        marker = f"{self._root}/.upload-check-{uuid4().hex}"
+        marker = f"{self._root}/{MARKER}{uuid4().hex}"
         made = [] if self._scheme in _OBJECTS else self._make_folders()
         try:
             with self._filesystem.open_output_stream(marker) as file:
@@ -227,7 +232,7 @@ class Destination:
             fs.copy_files(str(path), target, fs.LocalFileSystem(), self._filesystem, use_threads=False)
         else:
             parent, _, last = target.rpartition("/")
-            temporary = f"{parent}/.{last}.uploading"
+            temporary = f"{parent}/.{last}{UNFINISHED}"
             self._filesystem.create_dir(parent, recursive=True)
             fs.copy_files(str(path), temporary, fs.LocalFileSystem(), self._filesystem, use_threads=False)
             self._filesystem.move(temporary, target)
@@ -257,13 +262,16 @@ class Destination:
                 raise InputError(f"{files} there already; give another URL, or remove what is there")
 
     def _listed(self) -> dict[str, tuple[int, int | None]]:
-        """Size in bytes and time of change in ns of every file there, hidden ones left out."""
+        """Size in bytes and time of change in ns of every file there, but for what an upload itself leaves."""
         import pyarrow.fs as fs
 
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         files = [one for one in self._filesystem.get_file_info(selector) if one.type == fs.FileType.File]
         start = len(self._root.rstrip("/")) + 1
-        return {one.path[start:]: (one.size, one.mtime_ns) for one in files if not one.base_name.startswith(".")}
+        whole = (
+            one for one in files if not one.base_name.startswith(MARKER) and not one.base_name.endswith(UNFINISHED)
+        )
+        return {one.path[start:]: (one.size, one.mtime_ns) for one in whole}
 
     def _remove_gone(self) -> None:
         here = {name for name, _ in self._local()}
@@ -336,13 +344,15 @@ def _may_go(name: str, here: Collection[str]) -> bool:
 def _walk(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the name of every file in ``folder``, links followed, and why it cannot be copied ("": it can).
 
-    Names are relative, with slashes. Hidden files and folders are temporary ones of this project.
+    Names are relative, with slashes. Temporary files and locks of this project are passed over. Links lead into each
+    folder once, so folders that link to one another have an end.
     """
+    linked: set[str] = set()
 
     def entries(inside: Path, name: str, above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         above = (*above, os.path.realpath(inside))
         with os.scandir(inside) as found:
-            names = sorted(one.name for one in found if not one.name.startswith("."))
+            names = sorted(one.name for one in found if not _is_temporary(one.name))
         for one in names:
             path, whole = inside / one, f"{name}{one}"
             try:
@@ -357,15 +367,24 @@ def _walk(folder: Path) -> Iterator[tuple[str, str]]:
                     yield whole, str(error.strerror)
             else:
                 if stat.S_ISDIR(mode):
-                    if os.path.realpath(path) in above:
+                    real = os.path.realpath(path)
+                    if real in above:
                         yield whole, "a link to a folder that contains it"
+                    elif path.is_symlink() and real in linked:
+                        yield whole, "a second link to a folder"
                     else:
+                        if path.is_symlink():
+                            linked.add(real)
                         yield from entries(path, f"{whole}/", above)
                 else:
                     yield whole, "" if stat.S_ISREG(mode) else "not a plain file"
 
     with suppress(FileNotFoundError):  # a checkpoint that is removed meanwhile
         yield from entries(folder, "", ())
+
+
+def _is_temporary(name: str) -> bool:
+    return name.startswith(".") and (name.endswith((".tmp", ".partial")) or name in (".lock", ".writable", ".journal"))
 
 
 def _state(path: Path) -> _State:
@@ -406,7 +425,9 @@ class Uploader:
         destination = self._destination
         missing = tuple(destination.missing())
         reason = destination.reason or (f"it took longer than {limit_s:g} s" if missing else "")
-        return Uploaded(destination.url, destination.files, missing, reason, tuple(destination.left_out()))
+        return Uploaded(
+            destination.url, destination.files, missing, reason, tuple(destination.left_out()), destination.unlisted
+        )
 
     def _run(self) -> None:
         with suppress(OSError, AttributeError):

@@ -313,7 +313,7 @@ def _read_json(path: Path) -> JsonObject:
             hint = f"harness exec still runs, or was killed: then harness exec --recorded {raw} makes the study"
         raise InputError(f"{path}: no such file; {hint}") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable JSON ({error})") from error
+        raise InputError(f"{path}: not readable JSON ({getattr(error, 'strerror', None) or error})") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a JSON object")
     return content

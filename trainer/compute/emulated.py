@@ -264,7 +264,7 @@ def _recorded(path: str) -> dict[str, list[float]]:
     try:
         content = read_json(Path(path))
     except (OSError, ValueError) as error:
-        raise InputError(f"{where}: not readable JSON ({error})") from error
+        raise InputError(f"{where}: not readable JSON ({getattr(error, 'strerror', None) or error})") from error
     if not isinstance(content, dict) or not content:
         raise InputError(f'{where}: expected {{"forward_ms": [milliseconds, ...], ...}}; allowed keys: {allowed}')
     for key, values in content.items():

@@ -198,6 +198,42 @@ def test_bytes_that_changed_there_are_found_where_that_is_asked_for(folder: Path
     assert there.read_bytes() == (folder / "losses.csv").read_bytes()
 
 
+def test_a_place_that_cannot_be_listed_is_not_called_verified(folder: Path, tmp_path: Path) -> None:
+    """It said "uploaded" of a file that had been removed there, as a name beside it is no UTF-8."""
+    words = ("upload", str(folder), f"file://{tmp_path}/there")
+    assert harness(*words).returncode == 0
+    (tmp_path / "there/losses.csv").unlink()
+    Path(os.fsdecode(os.fsencode(tmp_path / "there") + b"/\xff")).touch()
+    plain, verified = harness(*words), harness(*words, "--verify")
+    assert (plain.returncode, verified.returncode) == (0, 1)
+    assert "cannot be listed" in plain.stderr
+    assert "cannot be listed" in verified.stderr
+
+
+def test_hidden_files_are_copied_but_for_temporary_ones(folder: Path, tmp_path: Path) -> None:
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra/config.yaml").write_text("seed: 1\n")
+    (folder / ".losses.csv.0123.tmp").write_text("half")
+    found = ended(folder, f"file://{tmp_path}/there")
+    assert (found.missing, found.left_out) == ((), ())
+    assert copied(f"file://{tmp_path}/there") == here(folder) | {".hydra/config.yaml": b"seed: 1\n"}
+
+
+def test_folders_that_link_to_one_another_are_copied_in_time(tmp_path: Path) -> None:
+    """Nine of them were walked on every way through all others."""
+    folder = tmp_path / "linked"
+    for name in "abcdefghi":
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_text(name)
+        for other in "abcdefghi".replace(name, ""):
+            (folder / name / f"to-{other}").symlink_to(folder / other)
+    found = ended(folder, f"file://{tmp_path}/there")
+    assert found.missing == ()
+    assert {name: copied(f"file://{tmp_path}/there")[f"{name}/file"] for name in "abcdefghi"} == {
+        name: name.encode() for name in "abcdefghi"
+    }
+
+
 def test_links_are_followed_and_what_cannot_be_copied_is_named(folder: Path, tmp_path: Path) -> None:
     """A pipe hung it for minutes, a name that is no UTF-8 ended it, and a link was left out without a word."""
     before = here(folder) | {"last.csv": (folder / "losses.csv").read_bytes()}
