@@ -101,7 +101,7 @@ def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
 
 
 def loader_texts(arm: ArmReport, name: str) -> list[str]:
-    """Return warnings about loader workers that repeat each other's batches, or that make none."""
+    """Return warnings about loader workers that repeat each other's batches, or that deliver none."""
     remedy = "share its items out by worker (torch.utils.data.get_worker_info)"
     found = []
     if arm.copies:
@@ -109,11 +109,14 @@ def loader_texts(arm: ArmReport, name: str) -> list[str]:
             f"{arm.copies} of the {arm.workers} loader workers of {name} made the same batches: they serve each "
             f"document {arm.copies} times. Let its dataset {remedy}."
         )
-    if arm.idle_workers:
+    idle = f"{arm.idle_workers} of the {arm.workers} loader workers of {name}"
+    if arm.idle_workers and arm.gave_no_items:
         found.append(
-            f"{arm.idle_workers} of the {arm.workers} loader workers of {name} made no batch, as its dataset gave them "
-            f"no items. Give it at least {arm.workers} shards, or let it {remedy}."
+            f"{idle} made no batch, as its dataset gave them too few items for one. Give it at least {arm.workers} "
+            f"shards, or let it {remedy}."
         )
+    elif arm.idle_workers:  # A slow worker of a loader that does not keep the order of its batches is one reason.
+        found.append(f"{idle} delivered no batch in these steps.")
     return found
 
 

@@ -24,12 +24,14 @@ DIGEST_BYTES = 16
 class FirstBatches:
     """The hashes of one loader's first batches, by worker."""
 
-    __slots__ = ("by_worker", "left", "written")
+    __slots__ = ("by_worker", "empty", "ended", "left", "written")
 
     def __init__(self) -> None:
         self.by_worker: dict[str, list[bytes]] = {}
         self.left = MOST_COMPARED
         self.written = 0
+        self.ended = 0  # workers that have no items left
+        self.empty = 0  # workers that had none before their first batch
 
     def add(self, worker: str, tensors: Iterable[Any]) -> None:
         """Compare a batch of ``worker``; note how many workers made the same first batches, once that is known."""

@@ -129,7 +129,22 @@ def _begin(iterator: Any) -> _Served | None:
         boundaries.leave_if_enough()
     if this.marked is None:
         boundaries.enter("fetch")
+    if served.first is not None:
+        _count_empty(iterator, served.first)
     return served
+
+
+def _count_empty(iterator: Any, first: copies.FirstBatches) -> None:
+    """Note how many workers ran out of items before their first batch, as torch told the main process."""
+    status = getattr(iterator, "_workers_status", None)
+    if not status or not _received_of or (ended := status.count(False)) == first.ended:
+        return
+    first.ended = ended
+    workers = zip(status, iterator._workers, strict=True)
+    empty = sum(not active and int(worker.pid) not in _received_of for active, worker in workers)
+    if empty > first.empty:
+        first.empty = empty
+        record.note("empty_workers", empty)
 
 
 def _look_at(iterator: Any) -> _Served:

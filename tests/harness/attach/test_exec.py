@@ -284,7 +284,22 @@ def test_workers_that_make_equal_batches_are_seen_to_and_others_are_not(
     assert {run.record.facts.iterable for run in runs} == {True}
     ledgers = [one for run in runs if (one := measure(run)) is not None]
     assert {one.idle_workers for one in ledgers} == {3 if way == "one-shard" else 0}
-    assert ("made the same batches" in " ".join(done.stdout.split())) is (way == "copied")
+    said = " ".join(done.stdout.split())
+    assert ("made the same batches" in said) is (way == "copied")
+    assert {run.record.facts.empty_workers for run in runs} == {3 if way == "one-shard" else None}
+    assert ("3 of the 4 loader workers of script made no batch, as its dataset" in said) is (way == "one-shard")
+
+
+@pytest.mark.parametrize("way", ["slow-rows", "slow-stream"])
+def test_of_a_slow_worker_only_the_fact_is_printed(way: str, tmp_path: Path) -> None:
+    """The loader does not keep the order of batches, so that one worker delivers all of them. It lacks no items."""
+    done = attached(tmp_path, program("streams", way))
+    assert done.returncode == 0, done.stderr
+    assert {run.record.facts.empty_workers for run in study_in(tmp_path).runs()} == {None}
+    said = " ".join(done.stdout.split())
+    assert "1 of the 2 loader workers of script delivered no batch in these steps." in said
+    for wrong in ("no items", "too few", "shards", "share its items out"):
+        assert wrong not in said
 
 
 def test_the_order_that_a_sampler_draws_is_reading_in_the_main_thread_and_no_transfer(tmp_path: Path) -> None:

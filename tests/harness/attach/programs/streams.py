@@ -10,11 +10,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_
 torch.set_num_threads(1)
 WAY, STEPS = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 30
 DRAW_S = 0.05  # of an epoch's order
+SLOW_S = 60.0  # an item of worker 1 where that is slow: longer than the program runs
 
 
 class Stream(IterableDataset):
     def __iter__(self):
         info = get_worker_info()
+        if WAY == "slow-stream" and info.id == 1:
+            time.sleep(SLOW_S)
         if WAY == "copied":
             mine = range(4 * STEPS)
         elif WAY == "constant":
@@ -29,9 +32,11 @@ class Stream(IterableDataset):
 
 class Rows(Dataset):
     def __len__(self):
-        return 12
+        return 12 if WAY == "sampler" else 8 * STEPS
 
     def __getitem__(self, item):
+        if WAY == "slow-rows" and get_worker_info().id == 1:
+            time.sleep(SLOW_S)
         return torch.full((8,), item)
 
 
@@ -52,6 +57,8 @@ def epochs(loader):
 def main():
     if WAY == "sampler":
         loader = DataLoader(Rows(), batch_size=2, sampler=Drawn())
+    elif WAY.startswith("slow"):  # torch 2.6 and later: batches in any order, so that a slow worker holds up none
+        loader = DataLoader(Rows() if WAY == "slow-rows" else Stream(), batch_size=2, num_workers=2, in_order=False)
     else:
         loader = DataLoader(Stream(), batch_size=2, num_workers=4 if WAY == "one-shard" else 2)
     model = torch.nn.Linear(8, 1)
