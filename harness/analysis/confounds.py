@@ -109,6 +109,7 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "restarting_share": MEASURED,
     "sampling_share": MEASURED,
     "copies": MEASURED,
+    "empty_workers": MEASURED,
     "epoch_ends": MEASURED,
     "evaluating_steps": MEASURED,
     "evaluating_share": MEASURED,

@@ -15,11 +15,12 @@ from harness.scenario.edits import Edits
 from harness.study.run_data import RunData
 
 # no loader: batches come from a function of the program, not from a DataLoader.
-# unequal: some workers made no batches, or too few, as their dataset gave them none.
+# no items: some workers made no batches, as their iterable dataset gave them none.
+# unequal: some workers delivered far fewer batches than others, for an unknown reason.
 # restarts: the loader begins anew in each epoch. Replay has workers ask for the next epoch's batches before this one
 # ends, which no DataLoader does.
 # sampler: it chooses what to read in the main thread, which no worker does for it.
-Bar = Literal["no loader", "unequal", "sampler", "restarts"]
+Bar = Literal["no loader", "no items", "unequal", "sampler", "restarts"]
 _REFUSED = {
     "no core": "its main thread had no core for too much of the time",
     "blocked": "too much of its time was not seen",
@@ -42,7 +43,7 @@ def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | Non
     if not all(run.record.facts.has_loader for run in runs):
         return "no loader"
     if workers and replays.unequal:
-        return "unequal"
+        return "no items" if all(run.record.facts.gave_no_items(1) for run in runs) else "unequal"
     if (hidden := unseen(runs)) is None:
         return None
     if workers and hidden.sampling > MOST_RESTARTING:

@@ -163,7 +163,8 @@ class ArmReport:
     tokenizer_proof: str | None = None
     copies: int = 0  # loader workers that made the same batches; 0 if none did
     workers: int = 0  # number of loader workers
-    idle_workers: int = 0  # workers that made no batch in any block
+    idle_workers: int = 0  # workers that delivered no batch in any block
+    gave_no_items: bool = False  # True if the dataset had no items for the idle workers
 
 
 @dataclass(frozen=True)

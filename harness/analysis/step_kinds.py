@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.long_steps import LONG
+
 Float = NDArray[np.float64]
 LEAST_STEPS = 80  # of fewer steps of one kind, too many times none is in the middle by chance
 MOST_STEPS = 100_000  # of more steps so many are drawn: their shares are then off by a third of a percent
@@ -30,8 +32,9 @@ NEAR = 0.1  # of the mean: a step that is no further off is like it
 
 @dataclass(frozen=True)
 class StepKinds:
-    """Fast and slow steps among ``of`` measured steps. The weighted mean of both means is the mean of all steps.
+    """Fast and slow steps among ``of`` measured steps. The weighted mean of all means is the mean of all steps.
 
+    Steps that last more than ``LONG`` times as long as a typical slow step are a part of their own (``longest``).
     ``slow_runs``: number of runs with mostly slow steps, if most runs have a single kind; else None.
     """
 
@@ -42,6 +45,13 @@ class StepKinds:
     like_mean: float  # share of the steps that are near their mean
     runs: int
     slow_runs: int | None = None
+    longest_share: float = 0.0
+    longest_ms: float = 0.0
+
+    @property
+    def above_share(self) -> float:
+        """Share of all steps that are not fast."""
+        return self.slow_share + self.longest_share
 
 
 def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
@@ -70,9 +80,14 @@ def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
             return None
         slow_runs = int((shares > 0.5).sum())
     like_mean = float((np.abs(steps / steps.mean() - 1) <= NEAR).mean())
-    is_slow = np.log(steps) > middle
-    means = float(steps[~is_slow].mean()), float(steps[is_slow].mean())
-    return StepKinds(of, float(is_slow.mean()), *means, like_mean, len(shares), slow_runs)
+    above = np.log(steps) > middle
+    longest = steps > LONG * np.median(steps[above])
+    is_slow = above & ~longest
+    means = float(steps[~above].mean()), float(steps[is_slow].mean())
+    longest_ms = float(steps[longest].mean()) if longest.any() else 0.0
+    return StepKinds(
+        of, float(is_slow.mean()), *means, like_mean, len(shares), slow_runs, float(longest.mean()), longest_ms
+    )
 
 
 def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:

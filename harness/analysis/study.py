@@ -292,6 +292,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     totals = _totals(blocks) if blocks else ArmTotals()
     facts = next(iter(blocks.values())).record.facts if blocks else RunFacts()
     alike = arms.alike(of or name)
+    idle = min((run.idle_workers for run in blocks.values()), default=0)
     return ArmReport(
         name=name,
         control=control,
@@ -315,7 +316,8 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         tokenizer_proof=facts.tokenizer_proof,
         copies=_copies(blocks),
         workers=facts.workers or 0,
-        idle_workers=min((run.idle_workers for run in blocks.values()), default=0),
+        idle_workers=idle,
+        gave_no_items=idle > 0 and all(run.record.facts.gave_no_items(idle) for run in blocks.values()),
     )
 
 

@@ -182,6 +182,7 @@ def record_of(
             restarting_share=round(totals.restarting_share, 4),
             sampling_share=round(totals.sampling_share, 4),
             copies=max(one.noted("copies"), default=None),
+            empty_workers=max(one.noted("empty_workers"), default=None),
             epoch_ends=totals.epoch_ends if one.noted("loader") else None,
             evaluating_steps=totals.evaluating,
             evaluating_share=round(totals.evaluating_share, 4),

@@ -175,8 +175,10 @@ def barred_text(bar: Bar, name: str) -> str:
     match bar:
         case "no loader":
             because = "its batches come from a function of its own, not from a DataLoader"
+        case "no items":
+            because = "some of its workers made no batches, as its dataset gave them too few items"
         case "unequal":
-            because = "some of its workers made no batches, or too few, as its dataset gave them too few items"
+            because = "its workers delivered unequal numbers of batches"
         case "sampler":
             because = "its sampler takes much of a step in the main thread, which no loader worker does for it"
         case "restarts":

@@ -72,17 +72,23 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 
 
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
-    """Of which two kinds the steps are; None where they are of one, or the slow ones are told as exceptions."""
+    """Return the kinds of steps with the mean of each; None for one kind, or if the slow ones are told as exceptions.
+
+    Steps far longer than both kinds are a third one: they would move the mean of the slow kind to where no step is.
+    """
     found, long = totals.step_kinds, totals.long_steps
-    exception = found is not None and found.slow_share <= FEW
-    if found is None or (exception and long is not None and 2 * long.steps >= found.slow_share * found.of):
+    exception = found is not None and found.above_share <= FEW
+    if found is None or (exception and long is not None and 2 * long.steps >= found.above_share * found.of):
         return None
-    none = "though hardly a step is like that" if found.like_mean <= BETWEEN else "of two kinds"
+    number = "three" if found.longest_share else "two"
+    none = "though hardly a step is like that" if found.like_mean <= BETWEEN else f"of {number} kinds"
     where = "" if found.slow_runs is None else f" (the long ones in {found.slow_runs} of {count(found.runs, 'block')})"
-    return (
-        f"{none}: {percent(1 - found.slow_share)} take about {part(found.fast_ms)} and {percent(found.slow_share)} "
-        f"about {part(found.slow_ms)}{where}"
-    )
+    shares = [(1 - found.above_share, found.fast_ms), (found.slow_share, found.slow_ms)]
+    if found.longest_share:
+        shares.append((found.longest_share, found.longest_ms))
+    (share, ms), *others = shares
+    rest = listing([f"{percent(share)} {part(ms)}" for share, ms in others])
+    return f"{none}: {percent(share)} take {part(ms)} on average{',' if len(others) > 1 else ' and'} {rest}{where}"
 
 
 def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
@@ -95,7 +101,7 @@ def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
 
 
 def loader_texts(arm: ArmReport, name: str) -> list[str]:
-    """Return warnings about loader workers that repeat each other's batches, or that make none."""
+    """Return warnings about loader workers that repeat each other's batches, or that deliver none."""
     remedy = "share its items out by worker (torch.utils.data.get_worker_info)"
     found = []
     if arm.copies:
@@ -103,11 +109,14 @@ def loader_texts(arm: ArmReport, name: str) -> list[str]:
             f"{arm.copies} of the {arm.workers} loader workers of {name} made the same batches: they serve each "
             f"document {arm.copies} times. Let its dataset {remedy}."
         )
-    if arm.idle_workers:
+    idle = f"{arm.idle_workers} of the {arm.workers} loader workers of {name}"
+    if arm.idle_workers and arm.gave_no_items:
         found.append(
-            f"{arm.idle_workers} of the {arm.workers} loader workers of {name} made no batch, as its dataset gave them "
-            f"no items. Give it at least {arm.workers} shards, or let it {remedy}."
+            f"{idle} made no batch, as its dataset gave them too few items for one. Give it at least {arm.workers} "
+            f"shards, or let it {remedy}."
         )
+    elif arm.idle_workers:  # A slow worker of a loader that does not keep the order of its batches is one reason.
+        found.append(f"{idle} delivered no batch in these steps.")
     return found
 
 

@@ -49,6 +49,8 @@ class RunFacts:
     iterable: bool | None = None  # whether the user's dataset has no index: each loader worker then has all of it
     # Number of loader workers with equal first batches; 1: all workers made different ones; None: not compared.
     copies: SmallCount | None = None
+    # Number of loader workers of an iterable dataset that ran out of items before their first batch.
+    empty_workers: SmallCount | None = None
     tokenizer_fingerprint: str | None = None
     corpus_fingerprint: str | None = None
     tokenizer_engine: str | None = None  # library and version that encodes
@@ -107,6 +109,14 @@ class RunFacts:
     def has_loader(self) -> bool:
         """True if its batches come from a DataLoader, whose workers can be changed."""
         return self.attached is None or "fetch: DataLoader" in self.attached
+
+    def gave_no_items(self, workers: int) -> bool:
+        """True if an iterable dataset had no batch for ``workers`` of the loader's workers.
+
+        This trainer receives the batches of its workers in turn, so that a worker without batches has no items. Of a
+        program, only torch's message that a worker ran out of items shows that.
+        """
+        return bool(self.iterable) if self.attached is None else (self.empty_workers or 0) >= workers
 
     def only(self, names: Iterable[str]) -> RunFacts:
         """These facts alone, as far as the run has them."""

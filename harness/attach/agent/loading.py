@@ -32,7 +32,7 @@ class _Served(NamedTuple):
     loader: tuple[int, int]  # workers, and batches in flight for each
     shared: bool  # a dataset without an index: each worker has all of it, unless it shares itself out
     by_worker: bool  # who asks for them is a worker of another loader
-    first: copies.FirstBatches | None  # hashes of first batches, if several workers share a dataset
+    first: copies.FirstBatches | None  # first batches, if several workers share a dataset
 
 
 def forget() -> None:
@@ -129,7 +129,22 @@ def _begin(iterator: Any) -> _Served | None:
         boundaries.leave_if_enough()
     if this.marked is None:
         boundaries.enter("fetch")
+    if served.first is not None:
+        _count_empty(iterator, served.first)
     return served
+
+
+def _count_empty(iterator: Any, first: copies.FirstBatches) -> None:
+    """Note how many workers ran out of items before their first batch, as torch told the main process."""
+    status = getattr(iterator, "_workers_status", None)
+    if not status or not _received_of or (ended := status.count(False)) == first.ended:
+        return
+    first.ended = ended
+    workers = zip(status, iterator._workers, strict=True)
+    empty = sum(not active and int(worker.pid) not in _received_of for active, worker in workers)
+    if empty > first.empty:
+        first.empty = empty
+        record.note("empty_workers", empty)
 
 
 def _look_at(iterator: Any) -> _Served:
@@ -165,7 +180,7 @@ def _ended(served: _Served | None, batch: Any) -> None:
         this.noted.add("iterable")
         record.note("iterable", True)
     if batch is not None and served.first is not None and trace[0].startswith(LOADER):
-        served.first.add(trace[0], _tensors(batch))
+        served.first.add(trace[0], batch)
     if batch is not None:
         boundaries.received(trace, *sizes(batch), served.loader)
     else:  # an epoch ended: a wait for data all the same, and no batch

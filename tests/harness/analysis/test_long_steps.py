@@ -38,7 +38,11 @@ def test_long_steps_and_the_others_reproduce_the_mean(blocks: list[list[float]])
 def test_both_kinds_of_steps_reproduce_the_mean(blocks: list[list[float]]) -> None:
     found = step_kinds([np.array(block) for block in blocks])
     if found is not None:
-        parts_ms = found.slow_share * found.slow_ms + (1 - found.slow_share) * found.fast_ms
+        parts_ms = (
+            (1 - found.above_share) * found.fast_ms
+            + found.slow_share * found.slow_ms
+            + found.longest_share * found.longest_ms
+        )
         assert parts_ms == pytest.approx(np.concatenate(blocks).mean())
 
 

@@ -71,6 +71,17 @@ def test_two_kinds_of_blocks_are_found(slow_blocks: set[int]) -> None:
     assert kinds.like_mean < 0.05
 
 
+def test_rare_long_steps_are_a_part_of_their_own() -> None:
+    """Five of twelve steps take 13 ms, six 85 and one 512: the mean of the latter seven is 146, and no step's time."""
+    cycle = [512.0, 85.0] + 5 * [13.0, 85.0]
+    kinds = step_kinds([np.array(10 * cycle)])
+    assert kinds is not None
+    assert kinds.fast_ms == pytest.approx(13.0)
+    assert (kinds.slow_share, kinds.slow_ms) == (pytest.approx(6 / 12), pytest.approx(85.0))
+    assert (kinds.longest_share, kinds.longest_ms) == (pytest.approx(1 / 12), pytest.approx(512.0))
+    assert kinds.above_share == pytest.approx(7 / 12)
+
+
 def test_of_many_steps_some_say_as_much() -> None:
     """Every second step of a million is slow: every tenth of them would all be fast, or all slow."""
     g = np.random.default_rng(1)

@@ -292,11 +292,17 @@ def test_the_end_of_an_epoch_is_waited_for_like_a_batch_and_what_follows_the_las
         assert run.record.facts.restarting_share == pytest.approx(share, abs=0.001)
 
 
-@pytest.mark.parametrize(("way", "copies"), [("copied", 2), ("shared", 1), ("constant", None), ("one-shard", None)])
+@pytest.mark.parametrize(
+    ("way", "copies"),
+    [("copied", 2), ("shared", 1), ("constant", None), ("one-shard", None), ("line-numbers", None)],
+)
 def test_workers_that_make_equal_batches_are_seen_to_and_others_are_not(
     way: str, copies: int | None, tmp_path: Path
 ) -> None:
-    """A constant batch says nothing of who made it. Of a stream with one shard, one worker makes every batch."""
+    """Constant batches, and places of documents in shards, are equal in any case.
+
+    Of a stream with one shard, one worker makes every batch.
+    """
     done = attached(tmp_path, program("streams", way))
     assert done.returncode == 0, done.stderr
     runs = list(study_in(tmp_path).runs())
@@ -304,7 +310,22 @@ def test_workers_that_make_equal_batches_are_seen_to_and_others_are_not(
     assert {run.record.facts.iterable for run in runs} == {True}
     ledgers = [one for run in runs if (one := measure(run)) is not None]
     assert {one.idle_workers for one in ledgers} == {3 if way == "one-shard" else 0}
-    assert ("made the same batches" in " ".join(done.stdout.split())) is (way == "copied")
+    said = " ".join(done.stdout.split())
+    assert ("made the same batches" in said) is (way == "copied")
+    assert {run.record.facts.empty_workers for run in runs} == {3 if way == "one-shard" else None}
+    assert ("3 of the 4 loader workers of script made no batch, as its dataset" in said) is (way == "one-shard")
+
+
+@pytest.mark.parametrize("way", ["slow-rows", "slow-stream"])
+def test_of_a_slow_worker_only_the_fact_is_printed(way: str, tmp_path: Path) -> None:
+    """The loader does not keep the order of batches, so that one worker delivers all of them. It lacks no items."""
+    done = attached(tmp_path, program("streams", way))
+    assert done.returncode == 0, done.stderr
+    assert {run.record.facts.empty_workers for run in study_in(tmp_path).runs()} == {None}
+    said = " ".join(done.stdout.split())
+    assert "1 of the 2 loader workers of script delivered no batch in these steps." in said
+    for wrong in ("no items", "too few", "shards", "share its items out"):
+        assert wrong not in said
 
 
 def test_the_order_that_a_sampler_draws_is_reading_in_the_main_thread_and_no_transfer(tmp_path: Path) -> None:

@@ -78,17 +78,35 @@ def test_the_critical_path_is_the_reading_of_one_worker() -> None:
     assert path[PathLink("stage", "read")].likely_ms == pytest.approx(120, rel=0.05)
 
 
-def test_more_workers_are_not_recommended_where_some_make_nothing_and_the_sentence_names_that() -> None:
-    runs = [replace_facts(run, workers=4, cores=64) for run in runs_of(SHARDS)]
+BY_PROGRAM = {"attached": "fetch: DataLoader with 4 workers; backward"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "bar", "said"),
+    [
+        ({"iterable": True}, "no items", "made no batch, as its dataset gave them too few items"),
+        ({"iterable": False}, "unequal", "delivered no batch in these steps."),
+        (BY_PROGRAM | {"iterable": True, "empty_workers": 3}, "no items", "made no batch, as its dataset"),
+        (BY_PROGRAM | {"iterable": True}, "unequal", "delivered no batch in these steps."),
+    ],
+)
+def test_more_workers_are_not_recommended_where_some_make_nothing_and_the_sentence_names_that(
+    facts: dict[str, object], bar: str, said: str
+) -> None:
+    """Only torch's message that a worker ran out of items shows why it made no batch; a slow one made none either."""
+    runs = [replace_facts(run, workers=4, cores=64, **facts) for run in runs_of(SHARDS)]
     found = advise("a", {"a": runs}, lambda _: {}, None)
     assert not any(one.worth for one in found.options)
-    assert {one.bar for one in found.options if one.change.startswith("workers=")} == {"unequal"}
+    assert {one.bar for one in found.options if one.change.startswith("workers=")} == {bar}
     note = next_steps([found], ArmNames(["a"])).note
+    assert ("gave them" in note) is (bar == "no items")
     assert "nothing untried" not in note
     report = analyse(StudyRecord("shards", "Why?", "done", arms=[ArmRecord(runs[0].record.arm)]), runs)
     (arm,) = report.arms
     assert (arm.idle_workers, arm.workers) == (3, 4)
-    assert "3 of the 4 loader workers" in " ".join(line.text for line in first_screen(report).headlines)
+    text = " ".join(line.text for line in first_screen(report).headlines)
+    assert f"3 of the 4 loader workers of a {said}" in text
+    assert ("shards" in text) is (bar == "no items")
 
 
 def replace_facts(run: RunData, **facts: object) -> RunData:
