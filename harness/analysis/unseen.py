@@ -25,7 +25,7 @@ class Unseen:
     waiting: float = 0.0
     device: bool = False  # an asynchronous one computed: the host's waits say nothing of what they cost there
     ranks: int = 1  # that wait for one another: what one of them would gain by itself, nobody knows from its own steps
-    restarting: float = 0.0  # waits in which an epoch ended and the next one's first batch came
+    restarting: float = 0.0  # waits in which an epoch ended, or a loader's first batch came anew
     sampling: float = 0.0  # share of time in a DataLoader's sampler, in the main thread
     workers: int = 0  # number of workers of its DataLoader
     # Loader workers whose loader began no epoch anew in the measured steps of any block; 0: it did, or it is not known.

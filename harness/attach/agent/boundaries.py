@@ -31,6 +31,7 @@ PERHAPS = 12  # (kind, time, run-queue reading): a batch is asked for that may b
 MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
 NOT_FINITE = 13  # the loss of this step is NaN or infinite, as those before it were
 UNPACKED = 11  # as in harness.probes.ledger.rows
+BEGUN_ANEW = 14  # (kind, early): the batch that arrives is its loader's first since it began anew
 INTERRUPTED = 10  # a signal handler of the program raised while a hook ran: what the step did is not known
 MOST_DOUBTFUL = 64  # batches that may be of training, until they are taken to be none
 LASTING = 3  # losses in a row that are not finite: fewer may be of a scaler, which skips such a step
@@ -56,6 +57,9 @@ class _State:
     trained_on: set[int] = field(default_factory=set)  # sources of batches after which a backward pass came
     sources: set[int] = field(default_factory=set)  # others, whose batches came since a backward pass
     settled: set[int] = field(default_factory=set)  # see fetching()
+    ended: set[int] = field(default_factory=set)  # sources whose last iterator ended with the data
+    anew: bool = False  # the batch that arrives is the first since its loader began anew
+    early: bool = False  # the iterator before it was left before its end
     doubtful: int = 0  # batches that may be of training or of an evaluation
     doubtful_loaders: list[tuple[int, int]] = field(default_factory=list)  # whose they are
     ran_without_gradients: bool = False  # the model, since a batch was asked for
@@ -293,7 +297,7 @@ def resolve(*, training: bool) -> None:
 
 
 def _of_fetch(event: tuple[Any, ...]) -> bool:
-    return event[0] in (RECEIVED, UNPACKED) or (event[0] in (ENTER, EXIT) and event[1] == "fetch")
+    return event[0] in (RECEIVED, UNPACKED, BEGUN_ANEW) or (event[0] in (ENTER, EXIT) and event[1] == "fetch")
 
 
 def tokenized(elapsed_ns: int) -> None:
@@ -312,10 +316,19 @@ def evaluated() -> None:
 
 
 def ran_out(source: int) -> None:
-    """Data of ``source`` ended, before a backward pass came after any batch of it: an evaluation's did."""
+    """Data of ``source`` ended. If no backward pass came after any batch of it, it is an evaluation's."""
+    state.ended.add(source)
     if state.doubtful:
         state.sources.discard(source)
         resolve(training=False)
+
+
+def begins_anew(source: int) -> None:
+    """A new iterator begins to serve ``source``; its loader begins anew if a backward pass came after another one."""
+    this = state
+    if source in this.trained_on:
+        this.anew, this.early = True, source not in this.ended
+    this.ended.discard(source)
 
 
 def trains() -> None:
@@ -357,6 +370,9 @@ def received(trace: Trace | None, tokens: int, samples: int, loader: tuple[int, 
     elif loader not in state.noted:
         _note_loader(loader)
     arrived = (RECEIVED, trace, tokens, 0, samples)
+    if state.anew:
+        state.anew = False
+        state.events.append((BEGUN_ANEW, state.early))
     unpacked, state.unpacked = state.unpacked, None
     if state.marked is not None:  # one wait, maybe for several batches
         state.marked.append(arrived)

@@ -120,11 +120,14 @@ def _controlled(before: Any, iterator: Any) -> Any:
 
 def _begin(iterator: Any) -> _Served | None:
     """What serves the main thread, where this is its own wait for a batch; the only hook that may end the program."""
-    served = getattr(iterator, _SERVED, None) or _look_at(iterator)
+    known = getattr(iterator, _SERVED, None)
+    served = known or _look_at(iterator)
     this = boundaries.state
     making = this.making or boundaries.making()
     if _depth > 1 or making.open or served.by_worker or not boundaries.fetching(served.source):
         return None
+    if known is None:
+        boundaries.begins_anew(served.source)
     if this.enough:
         boundaries.leave_if_enough()
     if this.marked is None:
@@ -133,7 +136,7 @@ def _begin(iterator: Any) -> _Served | None:
 
 
 def _look_at(iterator: Any) -> _Served:
-    """Learn where an iterator has its batches from, once."""
+    """Learn where an iterator has its batches from, once for each of its beginnings."""
     dataset = getattr(iterator, "_dataset", iterator)
     workers = int(getattr(iterator, "_num_workers", 0) or 0)
     if workers:
@@ -203,8 +206,9 @@ def _reset(before: Any) -> Any:
 
 
 def _drained(iterator: Any) -> None:
-    """An epoch that was left early throws batches away: from then on nobody knows which one a worker sends."""
+    """Persistent workers begin anew; if batches are thrown away, it is not known which one a worker sends next."""
     arrivals.forget(iterator)
+    setattr(iterator, _SERVED, None)
     if getattr(iterator, "_tasks_outstanding", 0) or getattr(iterator, "_task_info", None):
         _doubtful.update(int(worker.pid) for worker in iterator._workers)
 

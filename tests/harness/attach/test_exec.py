@@ -287,6 +287,25 @@ def test_workers_that_make_equal_batches_are_seen_to_and_others_are_not(
     assert ("made the same batches" in " ".join(done.stdout.split())) is (way == "copied")
 
 
+@pytest.mark.parametrize("way", ["left", "left-persistent", "left-inline", "one-batch"])
+def test_a_loader_that_is_left_early_begins_anew_as_at_the_end_of_an_epoch(way: str, tmp_path: Path) -> None:
+    done = attached(tmp_path, program("streams", way, 36))
+    assert done.returncode == 0, done.stderr
+    runs = list(study_in(tmp_path).runs())
+    numbers = {row["step"] for run in runs if run.steps for row in run.steps.to_pylist() if not row["warmup"]}
+    first = [number for number in numbers if way == "one-batch" or number % 6 == 0]
+    assert sum(run.record.facts.epoch_ends or 0 for run in runs) == len(first) >= 5
+    for run in runs:
+        assert run.steps is not None
+        measured = [row for row in run.steps.to_pylist() if not row["warmup"]]
+        waited_ns = sum(row["fetch_ns"] for row in measured if row["step"] in first)
+        share = waited_ns / sum(row["wall_ns"] for row in measured)
+        assert run.record.facts.restarting_share == pytest.approx(share, abs=0.001)
+    text = " ".join(done.stdout.split())
+    assert "of a step is waits in which an epoch ends and the loader begins anew" in text
+    assert "No epoch ends in these steps" not in text
+
+
 def test_the_order_that_a_sampler_draws_is_reading_in_the_main_thread_and_no_transfer(tmp_path: Path) -> None:
     done = attached(tmp_path, program("streams", "sampler", 36))
     assert done.returncode == 0, done.stderr

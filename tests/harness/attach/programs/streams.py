@@ -1,4 +1,7 @@
-"""Loaders whose datasets give their items to workers in different ways, and one with a slow sampler: WAY [STEPS]."""
+"""Loaders whose datasets give their items to workers in different ways, which begin anew, or whose sampler is slow.
+
+WAY [STEPS]
+"""
 
 import itertools
 import sys
@@ -10,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_
 torch.set_num_threads(1)
 WAY, STEPS = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 30
 DRAW_S = 0.05  # of an epoch's order
+LEFT_AFTER = {"left": 6, "left-persistent": 6, "left-inline": 6, "one-batch": 1}  # batches of each epoch
 
 
 class Stream(IterableDataset):
@@ -35,6 +39,15 @@ class Rows(Dataset):
         return torch.full((8,), item)
 
 
+class Many(Rows):
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, item):
+        time.sleep(0.002)
+        return super().__getitem__(item)
+
+
 class Drawn(Sampler):
     def __len__(self):
         return 12
@@ -46,12 +59,15 @@ class Drawn(Sampler):
 
 def epochs(loader):
     while True:
-        yield from loader
+        yield from itertools.islice(loader, LEFT_AFTER.get(WAY))
 
 
 def main():
     if WAY == "sampler":
         loader = DataLoader(Rows(), batch_size=2, sampler=Drawn())
+    elif WAY in LEFT_AFTER:
+        workers = 0 if WAY == "left-inline" else 2
+        loader = DataLoader(Many(), batch_size=2, num_workers=workers, persistent_workers=WAY == "left-persistent")
     else:
         loader = DataLoader(Stream(), batch_size=2, num_workers=4 if WAY == "one-shard" else 2)
     model = torch.nn.Linear(8, 1)
