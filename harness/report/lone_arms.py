@@ -350,10 +350,8 @@ def _restarts(arm: ArmReport) -> str:
     restarting = part(arm.unseen.restarting * step_ms)
     waits = f" {restarting} of a step is waits in which an epoch ends and the loader begins anew"
     if arm.unseen.workers:
-        return (
-            f"{waits}: replay keeps them, and what more workers would give is not known beside them "
-            "(persistent_workers=True starts none again)."
-        )
+        advice = "" if arm.unseen.persistent_workers else " (persistent_workers=True starts none again)"
+        return f"{waits}: replay keeps them, and what more workers would give is not known beside them{advice}."
     sampler = ""
     if arm.unseen.sampling >= NOTHING:
         sampler = (

@@ -79,6 +79,7 @@ class RunFacts:
     tokenizing_share: float | None = None
     restarting_share: float | None = None  # waits in which an epoch ended, or a loader's first batch came anew
     sampling_share: float | None = None  # share of time in a DataLoader's sampler, in the main thread
+    persistent_workers: bool | None = None  # true if the workers of a program's DataLoader outlive an epoch
     epoch_ends: Annotated[int, Field(ge=0)] | None = None  # beginnings anew of a DataLoader in measured steps
     evaluating_steps: int | None = None  # left out, as an evaluation ran within; warm-up steps are not among them
     evaluating_share: float | None = None  # of the time of these and the measured steps

@@ -39,6 +39,7 @@ MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until ther
 ENDED = -2  # in place of a batch's number: the wait ended with the data
 NO_TRACE = ("unknown", 0, 0, -1, ())
 
+Loader = tuple[int, int, bool]  # workers, batches in flight for each, whether the workers outlive an epoch
 Trace = tuple[str, int, int, int, Any]  # role, pid, thread, which of its batches (-1: not known), pieces
 
 
@@ -61,7 +62,7 @@ class _State:
     anew: bool = False  # the batch that arrives is the first since its loader began anew
     early: bool = False  # the iterator before it was left before its end
     doubtful: int = 0  # batches that may be of training or of an evaluation
-    doubtful_loaders: list[tuple[int, int]] = field(default_factory=list)  # whose they are
+    doubtful_loaders: list[Loader] = field(default_factory=list)  # whose they are
     ran_without_gradients: bool = False  # the model, since a batch was asked for
     not_finite: int = 0  # losses in a row
     loader_seen: bool = False  # a DataLoader serves this program: its fetches open the steps
@@ -363,8 +364,8 @@ def made_by(trace: Trace | None) -> None:
         state.unpacked = None
 
 
-def received(trace: Trace | None, tokens: int, samples: int, loader: tuple[int, int]) -> None:
-    """A batch of training arrived. ``loader``: workers of whoever serves it, and batches in flight for each."""
+def received(trace: Trace | None, tokens: int, samples: int, loader: Loader) -> None:
+    """A batch of training arrived. ``loader``: what serves it."""
     if state.doubtful:
         state.doubtful_loaders.append(loader)
     elif loader not in state.noted:
@@ -382,7 +383,7 @@ def received(trace: Trace | None, tokens: int, samples: int, loader: tuple[int, 
     state.events.append(arrived)
 
 
-def _note_loader(loader: tuple[int, int]) -> None:
+def _note_loader(loader: Loader) -> None:
     if loader not in state.noted:
         state.noted.add(loader)
         state.in_flight = max(state.in_flight, loader[0] * loader[1])
@@ -463,7 +464,7 @@ def leave_by_hand(name: str) -> None:
         within, state.marked = state.marked, None
         pieces = stages.take()
         if not within:
-            received(("main", *stages.origin(), -1, pieces), 0, 0, (0, 1))
+            received(("main", *stages.origin(), -1, pieces), 0, 0, (0, 1, False))
             return
         # Of loaders within: one wait, not one more for each. Who made the last of them stands for all.
         _, trace, _, _, _ = within[-1]

@@ -29,7 +29,7 @@ class _Served(NamedTuple):
 
     source: int  # stands for the dataset
     workers: bool  # else they are made by whoever asks for them
-    loader: tuple[int, int]  # workers, and batches in flight for each
+    loader: boundaries.Loader
     shared: bool  # a dataset without an index: each worker has all of it, unless it shares itself out
     by_worker: bool  # who asks for them is a worker of another loader
     first: copies.FirstBatches | None  # hashes of first batches, if several workers share a dataset
@@ -141,7 +141,8 @@ def _look_at(iterator: Any) -> _Served:
     workers = int(getattr(iterator, "_num_workers", 0) or 0)
     if workers:
         arrivals.watch(iterator)
-    loader = workers, int(getattr(iterator, "_prefetch_factor", None) or 2)
+    persistent = bool(workers and getattr(iterator, "_persistent_workers", False))
+    loader = workers, int(getattr(iterator, "_prefetch_factor", None) or 2), persistent
     by_worker = get_worker_info() is not None
     shared = isinstance(dataset, IterableDataset)
     first = copies.FirstBatches() if shared and workers > 1 else None

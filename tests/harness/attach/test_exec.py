@@ -301,9 +301,11 @@ def test_a_loader_that_is_left_early_begins_anew_as_at_the_end_of_an_epoch(way: 
         waited_ns = sum(row["fetch_ns"] for row in measured if row["step"] in first)
         share = waited_ns / sum(row["wall_ns"] for row in measured)
         assert run.record.facts.restarting_share == pytest.approx(share, abs=0.001)
+        assert run.record.facts.persistent_workers is (way == "left-persistent")
     text = " ".join(done.stdout.split())
     assert "of a step is waits in which an epoch ends and the loader begins anew" in text
     assert "No epoch ends in these steps" not in text
+    assert ("persistent_workers=True" in text) is (way in ("left", "one-batch"))
 
 
 def test_the_order_that_a_sampler_draws_is_reading_in_the_main_thread_and_no_transfer(tmp_path: Path) -> None:
