@@ -283,7 +283,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
 
 def _sampling(received: Event) -> int:
     trace = received[1]
-    if trace is None or trace[0] != MAIN:
+    if trace is None:
         return 0
     return sum(end_ns - start_ns for name, start_ns, end_ns, _ in trace[4] if name == SAMPLE)
 
@@ -351,4 +351,6 @@ def _trace(trace: Sequence[Any], made_by: MadeBy) -> BatchTrace | None:
     if role == MAIN:
         return BatchTrace(pid, tid, MAIN, number, _stages(pieces))
     made = made_by.get(pid, ())
-    return BatchTrace(pid, tid, role, number, made[number].pieces) if 0 <= number < len(made) else None
+    if not 0 <= number < len(made):
+        return None
+    return BatchTrace(pid, tid, role, number, made[number].pieces, _stages(pieces))

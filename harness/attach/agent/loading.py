@@ -163,6 +163,8 @@ def _ended(served: _Served | None, batch: Any) -> None:
     trace: boundaries.Trace | None
     if served.workers:
         trace, this.maker = this.maker or boundaries.NO_TRACE, None
+        if drawn := stages.take():  # by the main thread, for a worker
+            trace = (*trace[:4], drawn)
     else:
         trace = (*(this.here or boundaries.here()), stages.take())
     if served.shared and not this.doubtful and "iterable" not in this.noted:
@@ -218,7 +220,7 @@ def _next_index(before: Any) -> Any:
     """Time the choice of the next batch's items. The first call of an epoch shuffles, which may take seconds."""
 
     def _next_index(self: Any) -> Any:
-        if not guard.on or _depth != 1 or self._num_workers or get_ident() != boundaries.main_thread:
+        if not guard.on or _depth != 1 or get_ident() != boundaries.main_thread:
             return before(self)
         opened = guard.carefully(stages.begin, SAMPLE)
         try:

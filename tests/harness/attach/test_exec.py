@@ -15,9 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.analysis.ledger import measure
+from harness.analysis.replay.pipeline import in_order
+from harness.analysis.replay.recording import record
+from harness.analysis.replay.removals import without_stages
+from harness.analysis.replay.simulate import simulate
 from harness.attach.frames import ProcessFacts
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
@@ -321,6 +326,29 @@ def test_the_order_that_a_sampler_draws_is_reading_in_the_main_thread_and_no_tra
         assert facts.sampling_share >= 0.5 * (facts.restarting_share or 0)
     assert "persistent_workers" not in done.stdout
     assert "Its sampler takes" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("way", ["chosen", "chosen-inline"])
+def test_a_sampler_that_chooses_each_item_slowly_is_reading_in_the_main_thread(way: str, tmp_path: Path) -> None:
+    """Each batch has two items; a worker reads each in 2 ms, while the main thread chooses each in 5 ms."""
+    done = attached(tmp_path, program("streams", way, 40))
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path)
+    measured = [row for row in rows(study) if not row["warmup"]]
+    assert all(row["during_wait_read_ns"] >= 10e6 for row in measured)
+    assert all(row["work_read_ns"] >= 14e6 for row in measured)
+    for run in study.runs():
+        assert run.steps is not None
+        counted = [row for row in run.steps.to_pylist() if not row["warmup"]]
+        wall_ns = sum(row["wall_ns"] for row in counted)
+        assert (run.record.facts.sampling_share or 0) * wall_ns >= 9.9e6 * len(counted)
+        # Removing the reading removes the sampler's time with that of the items.
+        recording = record(run)
+        replayed = simulate(in_order(recording, without_stages(["read"])), np.zeros((1, 1)))
+        assert recording.measured_ms - replayed.step_ms[0] >= 10
+    text = " ".join(done.stdout.split())
+    assert "Its sampler takes" in text
+    assert "are not predicted for script: its sampler takes much of a step" in text
 
 
 def test_the_fetch_and_the_end_of_a_step_can_be_named(tmp_path: Path) -> None:

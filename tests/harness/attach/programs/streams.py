@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_
 torch.set_num_threads(1)
 WAY, STEPS = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 30
 DRAW_S = 0.05  # of an epoch's order
+CHOOSE_S = 0.005  # of an item
 LEFT_AFTER = {"left": 6, "left-persistent": 6, "left-inline": 6, "one-batch": 1}  # batches of each epoch
 
 
@@ -57,6 +58,13 @@ class Drawn(Sampler):
         return iter(range(12))
 
 
+class Chosen(Sampler):
+    def __iter__(self):
+        for item in range(4000):
+            time.sleep(CHOOSE_S)
+            yield item
+
+
 def epochs(loader):
     while True:
         yield from itertools.islice(loader, LEFT_AFTER.get(WAY))
@@ -65,6 +73,8 @@ def epochs(loader):
 def main():
     if WAY == "sampler":
         loader = DataLoader(Rows(), batch_size=2, sampler=Drawn())
+    elif WAY in ("chosen", "chosen-inline"):
+        loader = DataLoader(Many(), batch_size=2, sampler=Chosen(), num_workers=2 if WAY == "chosen" else 0)
     elif WAY in LEFT_AFTER:
         workers = 0 if WAY == "left-inline" else 2
         loader = DataLoader(Many(), batch_size=2, num_workers=workers, persistent_workers=WAY == "left-persistent")
