@@ -84,6 +84,7 @@ class BatchTrace(NamedTuple):
     """The stage spans of one batch, recorded by the process that built it. It travels with the batch.
 
     ``role`` is ``main`` (inline) or ``loader-K``; ``batch`` counts batches per loader worker process from 0.
+    ``drawn``: spans of the main thread in the fetch of a worker's batch, in which a sampler chose items.
     """
 
     pid: int
@@ -91,6 +92,7 @@ class BatchTrace(NamedTuple):
     role: str
     batch: int
     spans: tuple[RawSpan, ...]
+    drawn: tuple[RawSpan, ...] = ()
 
     def stages(self) -> list[StageSpan]:
         """Return the spans as named tuples."""

@@ -26,6 +26,7 @@ from harness.analysis.probes.host_load import host_load
 from harness.analysis.statistics import Estimate, from_amounts, from_block_values, from_blocks
 from harness.scenario.claims import CLAIMS, SHARES, ClaimKind, ClaimName, Figure
 from harness.scenario.overrides import differing, lookup, lookup_number
+from harness.study.contract import SAMPLER
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
 from trainer.json_types import JsonObject
@@ -171,7 +172,7 @@ def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[st
     spent: dict[tuple[bool, str], float] = {}
     for number in inside.nonzero()[0]:
         if cpu[number] is not None:
-            key = roles_of[number] == "main", names[number]
+            key = roles_of[number] in ("main", SAMPLER), names[number]
             spent[key] = spent.get(key, 0.0) + cpu[number]
     wall_ns = float((end - begin).sum())
     inline = sum(spent.get((True, name), 0.0) for name in ("read", "tokenize", "pack"))

@@ -108,6 +108,7 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "tokenizing_share": MEASURED,
     "restarting_share": MEASURED,
     "sampling_share": MEASURED,
+    "persistent_workers": (COMMAND,),
     "copies": MEASURED,
     "empty_workers": MEASURED,
     "epoch_ends": MEASURED,

@@ -170,7 +170,8 @@ def _reported(steps: pa.Table, spans: RunSpans, rows: Int) -> NDArray[np.bool_]:
 def stage_spans(spans: RunSpans) -> StageSpans:
     """The stages of all batches, without overlaps."""
     known = np.array([STAGES.index(name) if name in STAGES else TRANSFER for name in spans.names] or [TRANSFER])
-    own = spans.stages.where(spans.stages.batches >= 0)
+    own = spans.stages_and_draws
+    own = own.where(own.batches >= 0)
     return without_overlaps(StageSpans(own.batches.astype(np.int64), known[own.names], own.starts, own.ends))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.intervals import Int
-from harness.study.contract import RECEIVE, STAGES
+from harness.study.contract import RECEIVE, SAMPLER, STAGES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 FETCH = "fetch"
 BLOCK_ROWS = 4096  # of spans whose times together are known
-KINDS = ("phases", "stages", "kernels", "launches", "blocking", "unpackings")
+KINDS = ("phases", "stages", "kernels", "launches", "blocking", "unpackings", "draws")
 KIND_OF_ROLE = {
     "main": "phases", "device": "kernels", "launch": "launches", "sync": "blocking", RECEIVE: "unpackings",
+    SAMPLER: "draws",
 }  # fmt: skip
 OTHER = len(KINDS)  # of a span that analysis does not read
 KEPT_SPANS = 1_000_000  # of one run: about 30 MB
@@ -83,6 +84,7 @@ class RunSpans:
     launches: Spans  # when the host queued that, in the same order
     blocking: Spans  # calls of the main thread that waited for the device; their names are call sites
     unpackings: Spans  # from when a worker's batch had arrived until it was unpacked
+    draws: Spans  # reading by the main thread for loader workers: a sampler chooses items
     # (batches,) number of the worker that made each batch, or NO_WORKER
     makers: NDArray[np.int16] = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
 
@@ -97,7 +99,7 @@ class RunSpans:
 
     @property
     def _kinds(self) -> tuple[Spans, ...]:
-        return (self.phases, self.stages, self.kernels, self.launches, self.blocking, self.unpackings)
+        return (self.phases, self.stages, self.kernels, self.launches, self.blocking, self.unpackings, self.draws)
 
     @property
     def blocks_untimed(self) -> bool:
@@ -107,6 +109,14 @@ class RunSpans:
     def code(self, name: str) -> int:
         """The number that stands for ``name``; -1 where no span has it."""
         return self.names.index(name) if name in self.names else -1
+
+    @property
+    def stages_and_draws(self) -> Spans:
+        """Return the stages of all batches, the main thread's choice of items for loader workers among them."""
+        if not len(self.draws):
+            return self.stages
+        pairs = ((getattr(self.stages, column), getattr(self.draws, column)) for column in Spans.__dataclass_fields__)
+        return Spans(*map(np.concatenate, pairs))
 
     def of(self, spans: Spans, name: str) -> Spans:
         """Those of ``spans`` that have this name."""

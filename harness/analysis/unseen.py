@@ -25,9 +25,10 @@ class Unseen:
     waiting: float = 0.0
     device: bool = False  # an asynchronous one computed: the host's waits say nothing of what they cost there
     ranks: int = 1  # that wait for one another: what one of them would gain by itself, nobody knows from its own steps
-    restarting: float = 0.0  # waits in which an epoch ended and the next one's first batch came
+    restarting: float = 0.0  # waits in which an epoch ended, or a loader's first batch came anew
     sampling: float = 0.0  # share of time in a DataLoader's sampler, in the main thread
     workers: int = 0  # number of workers of its DataLoader
+    persistent_workers: bool = False  # true if these outlive an epoch
     # Loader workers whose loader began no epoch anew in the measured steps of any block; 0: it did, or it is not known.
     never_restarted: int = 0
     tokenizing: float = 0.0  # in the training loop itself, in no fetch: part of no claim about data
@@ -63,6 +64,7 @@ def unseen(runs: Sequence[RunData]) -> Unseen | None:
         waiting=sum(one.waiting_share or 0.0 for one in facts) / len(facts),
         sampling=sum(one.sampling_share or 0.0 for one in facts) / len(facts),
         workers=max(one.workers or 0 for one in facts),
+        persistent_workers=all(one.persistent_workers for one in facts),
         restarting=sum(one.restarting_share or 0.0 for one in facts) / len(facts),
         never_restarted=max(one.workers or 0 for one in facts) if all(one.epoch_ends == 0 for one in facts) else 0,
         tokenizing=sum(one.tokenizing_share or 0.0 for one in facts) / len(facts),

@@ -60,8 +60,19 @@ class AttachedProcess:
     @property
     def loader(self) -> tuple[int, int]:
         """Loader workers, and batches in flight for each, of the loader that had most; (0, 2) where there was none."""
-        workers, prefetch = max(self.noted("loader"), default=(0, 2))
+        workers, prefetch, _ = self._largest_loader
         return int(workers), int(prefetch)
+
+    @property
+    def persistent_workers(self) -> bool:
+        """Return True if the workers of that loader outlive an epoch."""
+        return bool(self._largest_loader[2])
+
+    @property
+    def _largest_loader(self) -> tuple[int, int, bool]:
+        """The note of the loader with most workers."""
+        found: tuple[int, int, bool] = max(self.noted("loader"), default=(0, 2, False))
+        return found
 
     @property
     def loader_warmup(self) -> int:

@@ -17,8 +17,8 @@ from harness.probes.ledger.steps import StepRecorder
 from trainer.telemetry import BatchTrace, Kernel, RawSpan
 
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
-EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE = 6, 7, 9, 10, 13
-OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE}  # events that no ledger knows
+EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW = 6, 7, 9, 10, 13, 14
+OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE, BEGUN_ANEW}  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
 SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
@@ -44,9 +44,9 @@ class StepTotals:
     wall_ns: int = 0
     waiting_ns: int = 0  # the main thread was ready to run and had no core
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
-    restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch of the next one
+    restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch after a loader began anew
     sampling_ns: int = 0  # time in a DataLoader's sampler, in the main thread
-    epoch_ends: int = 0  # of a DataLoader, in measured steps
+    epoch_ends: int = 0  # of a DataLoader, in measured steps; an iterator that is left early ends its epoch as well
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
     last_unmeasured: bool = False
@@ -266,6 +266,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.restarting_ns += _restarting(body)
     totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)
     totals.epoch_ends += sum(event[0] == RECEIVED and _ended(event) for event in body)
+    totals.epoch_ends += sum(event[0] == BEGUN_ANEW and event[1] for event in body)
     totals.fetches[sum(event[0] == RECEIVED and not _ended(event) for event in body)] += 1
     if not all(one[2] and one[2][0] for one in (begun, ended)):  # no readings here, or the thread had ended
         return
@@ -282,20 +283,22 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
 
 def _sampling(received: Event) -> int:
     trace = received[1]
-    if trace is None or trace[0] != MAIN:
+    if trace is None:
         return 0
     return sum(end_ns - start_ns for name, start_ns, end_ns, _ in trace[4] if name == SAMPLE)
 
 
 def _restarting(body: Sequence[Event]) -> int:
-    """Of the waits of a step: that in which an epoch ended, and the one after it."""
+    """Time of the waits in which an epoch ended, and of those for the first batch after a loader began anew."""
     total_ns = begun_ns = wait_ns = 0
-    again = False  # the last wait brought an epoch's end
+    again = False  # the last wait brought an epoch's end, or a loader began anew
     for event in body:
         if event[0] == ENTER and event[1] == "fetch":
             begun_ns = event[2]
         elif event[0] == EXIT and event[1] == "fetch":
             wait_ns = event[2] - begun_ns
+        elif event[0] == BEGUN_ANEW:
+            again = True
         elif event[0] == RECEIVED:
             ended = _ended(event)
             total_ns += wait_ns if ended or again else 0
@@ -348,4 +351,6 @@ def _trace(trace: Sequence[Any], made_by: MadeBy) -> BatchTrace | None:
     if role == MAIN:
         return BatchTrace(pid, tid, MAIN, number, _stages(pieces))
     made = made_by.get(pid, ())
-    return BatchTrace(pid, tid, role, number, made[number].pieces) if 0 <= number < len(made) else None
+    if not 0 <= number < len(made):
+        return None
+    return BatchTrace(pid, tid, role, number, made[number].pieces, _stages(pieces))

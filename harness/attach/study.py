@@ -181,6 +181,7 @@ def record_of(
             tokenizing_share=round(totals.tokenizing_share, 4),
             restarting_share=round(totals.restarting_share, 4),
             sampling_share=round(totals.sampling_share, 4),
+            persistent_workers=one.persistent_workers if one.noted("loader") else None,
             copies=max(one.noted("copies"), default=None),
             empty_workers=max(one.noted("empty_workers"), default=None),
             epoch_ends=totals.epoch_ends if one.noted("loader") else None,

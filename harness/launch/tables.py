@@ -25,6 +25,7 @@ from harness.study.contract import (
     PHASES,
     READY,
     RECEIVE,
+    SAMPLER,
     SPAN_COLUMNS,
     STEP_COLUMNS,
     Columns,
@@ -129,6 +130,7 @@ class RunTables:
                 continue
             origin = (trace.pid, trace.tid, trace.role, rank)
             found += [(*origin, s.name, received.batch, s.start_ns, s.end_ns, _cpu_ns(s)) for s in trace.stages()]
+            found += [(pid, tid, SAMPLER, rank, name, received.batch, *times) for name, *times in trace.drawn]
             if not trace.spans:  # its builder did nothing (a replayed batch): not the same as an unknown one
                 found.append((*origin, "transfer", received.batch, received.wait_end_ns, received.wait_end_ns, None))
         received_ns = [batch.wait_end_ns for batch in rows.received]

@@ -310,7 +310,7 @@ def _gain(arm: ArmReport) -> str:
         parts.append(f" Without the data work of its fetches it would be {faster}, by replay{cores}.")
     if measured is not None and replayed is not None and _apart(measured, replayed):
         parts.append(f" {_disagreement(arm, measured, replayed)}")
-    return "".join([*parts, _restarts(arm)])
+    return "".join([*parts, _restarts(arm), _sampler(arm)])
 
 
 def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
@@ -359,17 +359,20 @@ def _restarts(arm: ArmReport) -> str:
     restarting = part(arm.unseen.restarting * step_ms)
     waits = f" {restarting} of a step is waits in which an epoch ends and the loader begins anew"
     if arm.unseen.workers:
-        return (
-            f"{waits}: replay keeps them, and what more workers would give is not known beside them "
-            "(persistent_workers=True starts none again)."
-        )
-    sampler = ""
-    if arm.unseen.sampling >= NOTHING:
-        sampler = (
-            f" Its sampler takes {part(arm.unseen.sampling * step_ms)} of a step in the main thread, which no loader "
-            "worker does for it: draw fewer items, or draw them more quickly."
-        )
-    return f"{waits}: replay keeps what is not reading in them.{sampler}"
+        advice = "" if arm.unseen.persistent_workers else " (persistent_workers=True starts none again)"
+        return f"{waits}: replay keeps them, and what more workers would give is not known beside them{advice}."
+    return f"{waits}: replay keeps what is not reading in them."
+
+
+def _sampler(arm: ArmReport) -> str:
+    """Say how long a sampler keeps the main thread, where that is so much that more workers are not advised."""
+    if arm.unseen is None or arm.unseen.sampling <= MOST_RESTARTING:
+        return ""
+    step_ms = _mean_ms(arm)
+    return (
+        f" Its sampler takes {part_of(step_ms)(arm.unseen.sampling * step_ms)} of a step in the main thread, which no "
+        "loader worker does for it: draw fewer items, or draw them more quickly."
+    )
 
 
 def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:

@@ -63,7 +63,8 @@ _SPANS = {
     "loader-K: a stage of loader worker K; device: work of an asynchronous device; launch: when the host queued that "
     "work, in the same order; sync: a blocking call; exchange: from when this rank was ready to exchange with the "
     "others until that was over; receive: from when a worker's batch had arrived in the main process until it was "
-    "unpacked there, in its own fetch or an earlier one",
+    "unpacked there, in its own fetch or an earlier one; sampler: the main thread's choice of items for a "
+    "loader worker",
     "rank": "rank of the process in a distributed program; 0 otherwise",
     "name": "phase, stage, kind of device work, what is exchanged (gradients), call site of a blocking call; of role "
     "receive: awaited (the main thread waited for the batch: the span begins when it came) or ready (it came earlier)",

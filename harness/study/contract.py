@@ -56,7 +56,8 @@ SPAN_COLUMNS: tuple[tuple[str, str], ...] = (
     # main: phases, and what happens while no step is open (evaluate); main or loader-K: stages; device: what the
     # device did; launch: when the host queued that, in the same order; sync: blocking calls of the main thread;
     # exchange: from when this rank was ready to exchange with the others until that was over; receive: from when a
-    # worker's batch had arrived in the main process until it was unpacked there, in its own fetch or an earlier one
+    # worker's batch had arrived in the main process until it was unpacked there, in its own fetch or an earlier one;
+    # sampler: reading by the main thread in the fetch of a worker's batch, where a sampler chooses items
     ("role", "string"),
     ("rank", "int32"),
     # A phase, a stage, a kernel (role device, launch), the call site of a blocking call, or what is exchanged. Of role
@@ -114,6 +115,7 @@ Columns = dict[str, list[Any]]
 
 EXCHANGE = "exchange"  # the role of spans in which ranks exchange something, gradients say
 RECEIVE = "receive"  # the role of spans in which the main thread unpacks a worker's batch
+SAMPLER = "sampler"  # the role of spans in which a sampler chooses items for loader workers, in the main thread
 AWAITED, READY = "awaited", "ready"  # and their names
 
 

@@ -79,9 +79,10 @@ class RunFacts:
     unseen_place: str | None = None
     waiting_share: float | None = None
     tokenizing_share: float | None = None
-    restarting_share: float | None = None  # waits in which an epoch ended and the next one's first batch came
+    restarting_share: float | None = None  # waits in which an epoch ended, or a loader's first batch came anew
     sampling_share: float | None = None  # share of time in a DataLoader's sampler, in the main thread
-    epoch_ends: Annotated[int, Field(ge=0)] | None = None  # of a program's DataLoader, in measured steps
+    persistent_workers: bool | None = None  # true if the workers of a program's DataLoader outlive an epoch
+    epoch_ends: Annotated[int, Field(ge=0)] | None = None  # beginnings anew of a DataLoader in measured steps
     evaluating_steps: int | None = None  # left out, as an evaluation ran within; warm-up steps are not among them
     evaluating_share: float | None = None  # of the time of these and the measured steps
     # Of a program: the steps, by number, that are not training alone, as an evaluation ran within or a signal handler

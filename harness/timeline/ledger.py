@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-from harness.study.contract import RECEIVE, STAGES
+from harness.study.contract import RECEIVE, SAMPLER, STAGES
 from harness.timeline.model import Arrow, Process, Slice
 from harness.timeline.waits import waits
 from harness.timeline.windows import ShownSpan, ShownStep, Window
@@ -81,8 +81,8 @@ def _order(role: str) -> tuple[bool, int, str]:
 
 
 def _role(row: ShownSpan) -> str:
-    # A call that blocked the main thread, and the unpacking of a batch, lie in a phase.
-    return MAIN if row["role"] in ("sync", RECEIVE) else str(row["role"])
+    # A call that blocked the main thread, the unpacking of a batch, and a sampler's work lie in a phase.
+    return MAIN if row["role"] in ("sync", RECEIVE, SAMPLER) else str(row["role"])
 
 
 def _name(row: ShownSpan) -> str:

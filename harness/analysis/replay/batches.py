@@ -8,7 +8,8 @@ are delivered in order (torch/utils/data/dataloader.py, _process_data):
         |--wake--|--read--|--tokenize--|--pack--|--after--| (free for its next batch)
                                                 |----hand-over----|
 
-The main thread's fetch ends at max(its start + receive, end of the last stage + hand-over). Batches of several workers
+The main thread's fetch ends at max(its start + receive, end of the last stage + hand-over), and then a sampler chooses
+the items of the next request (draw). Batches of several workers
 come through one pipe: those that came before the one whose turn it is are unpacked within the same fetch (``unpack``),
 and their own fetches then last that much less.
 """
@@ -79,6 +80,7 @@ class RecordedBatches:
     wake: Array  # from a request to the first stage of an idle worker
     handover: Array  # from the last stage until received, where it was waited for; inline: 0
     most_handover: Array  # the longest that the recording allows for it; infinite where it tells nothing
+    draw: Array  # until a sampler had chosen items in the main thread, for a loader worker; inline it is part of read
     receive: Array  # fetch of a batch that lay ready; inline: what no stage covers of the fetch
     unpack: Array  # the part of it that an earlier fetch may do, while it waits for another worker's batch
     usable: NDArray[np.bool_]  # in a measured step, and built without being stopped in between
@@ -103,10 +105,12 @@ def batches(
     declared_transfer_ms: float,
     unpackings: Mapping[int, Unpacking] = MappingProxyType({}),
     transport: Transport = DATALOADER,
+    drawn: Array | None = None,
 ) -> RecordedBatches:
     """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop was suspended.
 
     ``makers``: of as many batches as there are ``fetches``. ``unpackings``: by the number of the batch, where recorded.
+    ``drawn``: time of a sampler within each fetch, in ns; None: none was recorded.
     """
     count = len(fetches)
     rows = [[row for row in stages.get(number, ()) if row.name in BUILT] for number in range(count)]
@@ -121,10 +125,11 @@ def batches(
     clean = ~(known & crosses(first, last, pauses))
     measured = np.array([fetch.measured for fetch in fetches])
     arrivals = False
+    drawn = np.zeros(count) if drawn is None or not makers.workers else np.minimum(drawn, wait_end - wait_start)
     if makers.workers:
         arrived, unpacked, awaited = _columns(unpackings, count)
         waits = (wait_start, wait_end, measured, pauses)
-        seen = Seen(first, last, known & clean, *waits, arrived, unpacked, awaited == 1)
+        seen = Seen(first, last, known & clean, *waits, arrived, unpacked, awaited == 1, drawn)
         parts, assumed = handed_over(seen, makers, prefetch, tensors, declared_transfer_ms * 1e6, transport)
         arrivals = arrivals_recorded(seen)
         if transport.own_connections:
@@ -143,6 +148,7 @@ def batches(
         stage=mended,
         cpu={name: np.where(has_cpu, cpu, cpu[source]) for name, cpu in cpu_of.items()},
         inner=inner[source],
+        draw=drawn,
         usable=usable,
         ends_ns=np.where(known, last, np.nan),
         began_ns=float(first[known].min()) if known.any() else np.inf,

@@ -29,6 +29,7 @@ class Costs(NamedTuple):
     handover: Array
     receive: Array
     unpack: Array  # part of receive
+    draw: Array  # a sampler chooses items in the main thread, before the next request
 
 
 def batch_costs(
@@ -48,11 +49,14 @@ def batch_costs(
         wall = change.apply(wall)
         cpu_total += busy * wall
         stages[name] = stretched(wall, busy * wall, stretch) if workers else wall
+    read = edits.stages.get("read", UNCHANGED)
+    # A duration that is set for reading is all of it.
+    drawn = _combined(recorded.draw[chosen], scale) * (read.factor if read.ms is None else 0.0)
     between = _between(recording, workers)
     parts = {name: values[chosen] for name, values in between.items()}
     parts = _transferred(parts, edits.stages.get("transfer", UNCHANGED), inline=workers == 0)
     work = sum(stages.values(), parts.pop("inner"))
-    return Costs(**stages, work=work, **parts), float(cpu_total.mean())
+    return Costs(**stages, work=work, draw=drawn, **parts), float(cpu_total.mean())
 
 
 def _combined(values: Array, scale: float) -> Array:

@@ -55,6 +55,7 @@ class _Reached(NamedTuple):
 
 
 TRANSFER = PathLink("stage", "transfer")
+READ = PathLink("stage", "read")
 BUILDING = PathLink("stage", "between stages")
 PAUSED = PathLink("phase", "other")
 RETURN = PathLink("return", "blocking call")
@@ -86,6 +87,7 @@ class _Cost(NamedTuple):
     handover: float
     receive: float
     unpack: float
+    draw: float
 
 
 assert _Cost._fields == Costs._fields
@@ -173,10 +175,11 @@ class _Walk:
                 self.now = _after(self.now, batch.costs.receive - batch.costs.unpack, TRANSFER)
             else:
                 self.now = _later(_after(self.now, batch.costs.receive, TRANSFER), batch.delivered)
+            self.now = _after(self.now, batch.costs.draw, READ)
             self._request()
         else:
             costs = self._next_costs()
-            self.now = _after(_built(self.now, costs), costs.receive, TRANSFER)
+            self.now = _after(_after(_built(self.now, costs), costs.receive, TRANSFER), costs.draw, READ)
 
     def _unpack_up_to(self, batch: _Batch) -> None:
         """See ``simulate``."""

@@ -13,7 +13,7 @@ built. Older ones show that only of batches that lay ready, and the whole hand-o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -62,6 +62,13 @@ class Seen:
     arrived: Array  # when the main thread had its message, in this fetch or an earlier one; NaN where not recorded
     unpacked: Array  # when it had unpacked it
     awaited: NDArray[np.bool_]  # it waited for the message, which came just then; else that had come earlier
+    drawn: Array = field(default_factory=lambda: np.zeros(1))  # ns at the end of the wait in which a sampler ran
+
+    @property
+    def handed_over(self) -> Array:
+        """When the main thread had each batch: a sampler then chooses items for the next request."""
+        moments: Array = self.wait_end - self.drawn
+        return moments
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
     """
     unpack = _unpacked(seen)
     own = seen.arrived >= seen.wait_start
-    receive = unpack + np.maximum(0.0, seen.wait_end - np.where(own, seen.unpacked, seen.wait_start))
+    receive = unpack + np.maximum(0.0, seen.handed_over - np.where(own, seen.unpacked, seen.wait_start))
     latency = np.where(seen.known, np.maximum(0.0, seen.arrived - seen.last), np.inf)
     seen_at = seen.awaited & seen.known & ~crosses(seen.last, seen.arrived, seen.pauses)
     send = np.where(seen_at, latency, np.nan)
@@ -125,7 +132,7 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
     return {
         "handover": np.where(unrecorded, 0.0, handover),
         "most_handover": np.where(unrecorded, 0.0, np.maximum(handover, receive + latency)),
-        "receive": np.where(unrecorded, seen.wait_end - seen.wait_start, receive),
+        "receive": np.where(unrecorded, seen.handed_over - seen.wait_start, receive),
         "unpack": np.where(unrecorded, 0.0, unpack),
     }, (assumed,) if _unknown(np.where(unrecorded, 0.0, send), seen.measured) else ()
 
@@ -151,8 +158,8 @@ def _estimated(
     seen: Seen, ahead: int, default: float, declared_ns: float
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
     """The same where no arrival was recorded, from the waits; ``default``: what the hand-over is taken to cost."""
-    waited = seen.wait_end - seen.wait_start
-    latency = np.maximum(0.0, seen.wait_end - seen.last)
+    waited = seen.handed_over - seen.wait_start
+    latency = np.maximum(0.0, seen.handed_over - seen.last)
     # Of the first ones the workers had only just started.
     asked_early = seen.known & (seen.wait_start <= seen.last) & (np.arange(len(waited)) >= ahead)
     handing_ns = _typical(latency, asked_early & seen.measured)

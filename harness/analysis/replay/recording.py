@@ -252,6 +252,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         lookup_number(config, "data.inject.transfer_ms", 0.0),
         _unpackings(spans_of(run)),
         transport,
+        _drawn_ns(spans_of(run), len(fetches)),
     )
     steps = list(zip(starts.tolist(), ends.tolist(), strict=True))
     held = held_up(Stretches(starts, ends), measured)
@@ -337,6 +338,12 @@ def _unpackings(spans: RunSpans) -> dict[int, Unpacking]:
     awaited = found.names == spans.code(AWAITED)
     rows = zip(found.starts.tolist(), found.ends.tolist(), awaited.tolist(), strict=True)
     return dict(zip(found.batches.tolist(), (Unpacking(*row) for row in rows), strict=True))
+
+
+def _drawn_ns(spans: RunSpans, count: int) -> Array:
+    """How long a sampler chose items in the main thread within the fetch of each worker's batch, (count,)."""
+    draws = spans.draws.where((spans.draws.batches >= 0) & (spans.draws.batches < count))
+    return np.bincount(draws.batches, weights=draws.ends - draws.starts, minlength=count).astype(np.float64)
 
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:

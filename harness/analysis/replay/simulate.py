@@ -4,7 +4,7 @@ Every quantity is an array (replicates, ranks). The replicates start at differen
 (``tape``) and wrap around, and so does each rank of a replicate (a moving block: neighbouring records stay neighbours).
 A pipeline may hold several variants of its durations; each replicate runs one of them.
 
-    fetch    ends at max(now + receive, when the batch was built + hand-over), and asks its worker for another batch.
+    fetch    ends at max(now + receive, when the batch was built + hand-over) + draw, and asks a worker for another.
              Batches that came through the pipe before that one are unpacked first, and cost their own fetch less
     worker   begins at max(free, request + wake); is free again ``after`` the last stage
     launch   completion = max(now, completion before) + duration, and not before it was queued
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 # An operation of numpy on the few replicates of a step costs more than its arithmetic: what does not depend on what
 # came before is done for so many steps at once.
 AT_ONCE = 256
-READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK = range(len(Costs._fields))
+READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK, DRAW = range(len(Costs._fields))
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ class _Loop:
         self.worker_free = np.zeros((pipeline.workers, *self.shape))
         self.places: list[NDArray[np.int64]] = list(np.indices(self.shape))  # indices of (replicates, ranks)
         self.one_pipe = pipeline.workers > 1 and bool(pipeline.costs[UNPACK].any())
+        self.draws = bool(pipeline.costs[DRAW].any())
         # Messages that some replicate has not unpacked. Each worker has its own queue if workers make batches in turn.
         self.in_pipe: list[deque[_Built]] = [
             deque() for _ in range(pipeline.workers if pipeline.worker_of is None else 1)
@@ -225,11 +226,15 @@ class _Loop:
                 self.now = self.now + (batch.costs[RECEIVE] - batch.costs[UNPACK])
             else:
                 self.now = np.maximum(start + batch.costs[RECEIVE], batch.delivered)
+            if self.draws:
+                self.now = self.now + batch.costs[DRAW]
             self._request()
         else:
             costs = self._next_costs()
             batch = _Built(costs, start + costs[WORK])
             self.now = batch.end + costs[RECEIVE]
+            if self.draws:
+                self.now = self.now + costs[DRAW]
         if self.counts:
             self.fetched.append(_Fetched(start, self.now, self.device_free, batch.end, batch.costs))
 
@@ -286,6 +291,9 @@ class _Loop:
             start = np.minimum(np.maximum(start, device_free), now)
         edge, left = np.maximum(np.minimum(end, now), start), end
         other = now - edge
+        drawn = np.minimum(costs[:, DRAW], other)
+        self.waits[0] += drawn.sum(axis=0)
+        other = other - drawn
         for place, row in ((2, PACK), (1, TOKENIZE), (0, READ)):
             left = left - costs[:, row]
             before = np.maximum(np.minimum(left, now), start)

@@ -31,6 +31,7 @@ PERHAPS = 12  # (kind, time, run-queue reading): a batch is asked for that may b
 MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
 NOT_FINITE = 13  # the loss of this step is NaN or infinite, as those before it were
 UNPACKED = 11  # as in harness.probes.ledger.rows
+BEGUN_ANEW = 14  # (kind, early): the batch that arrives is its loader's first since it began anew
 INTERRUPTED = 10  # a signal handler of the program raised while a hook ran: what the step did is not known
 MOST_DOUBTFUL = 64  # batches that may be of training, until they are taken to be none
 LASTING = 3  # losses in a row that are not finite: fewer may be of a scaler, which skips such a step
@@ -38,6 +39,7 @@ MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until ther
 ENDED = -2  # in place of a batch's number: the wait ended with the data
 NO_TRACE = ("unknown", 0, 0, -1, ())
 
+Loader = tuple[int, int, bool]  # workers, batches in flight for each, whether the workers outlive an epoch
 Trace = tuple[str, int, int, int, Any]  # role, pid, thread, which of its batches (-1: not known), pieces
 
 
@@ -56,8 +58,11 @@ class _State:
     trained_on: set[int] = field(default_factory=set)  # sources of batches after which a backward pass came
     sources: set[int] = field(default_factory=set)  # others, whose batches came since a backward pass
     settled: set[int] = field(default_factory=set)  # see fetching()
+    ended: set[int] = field(default_factory=set)  # sources whose last iterator ended with the data
+    anew: bool = False  # the batch that arrives is the first since its loader began anew
+    early: bool = False  # the iterator before it was left before its end
     doubtful: int = 0  # batches that may be of training or of an evaluation
-    doubtful_loaders: list[tuple[int, int]] = field(default_factory=list)  # whose they are
+    doubtful_loaders: list[Loader] = field(default_factory=list)  # whose they are
     ran_without_gradients: bool = False  # the model, since a batch was asked for
     not_finite: int = 0  # losses in a row
     loader_seen: bool = False  # a DataLoader serves this program: its fetches open the steps
@@ -308,7 +313,7 @@ def resolve(*, training: bool) -> None:
 
 
 def _of_fetch(event: tuple[Any, ...]) -> bool:
-    return event[0] in (RECEIVED, UNPACKED) or (event[0] in (ENTER, EXIT) and event[1] == "fetch")
+    return event[0] in (RECEIVED, UNPACKED, BEGUN_ANEW) or (event[0] in (ENTER, EXIT) and event[1] == "fetch")
 
 
 def tokenized(elapsed_ns: int) -> None:
@@ -327,10 +332,19 @@ def evaluated() -> None:
 
 
 def ran_out(source: int) -> None:
-    """Data of ``source`` ended, before a backward pass came after any batch of it: an evaluation's did."""
+    """Data of ``source`` ended. If no backward pass came after any batch of it, it is an evaluation's."""
+    state.ended.add(source)
     if state.doubtful:
         state.sources.discard(source)
         resolve(training=False)
+
+
+def begins_anew(source: int) -> None:
+    """A new iterator begins to serve ``source``; its loader begins anew if a backward pass came after another one."""
+    this = state
+    if source in this.trained_on:
+        this.anew, this.early = True, source not in this.ended
+    this.ended.discard(source)
 
 
 def trains() -> None:
@@ -365,13 +379,16 @@ def made_by(trace: Trace | None) -> None:
         state.unpacked = None
 
 
-def received(trace: Trace | None, tokens: int, samples: int, loader: tuple[int, int]) -> None:
-    """A batch of training arrived. ``loader``: workers of whoever serves it, and batches in flight for each."""
+def received(trace: Trace | None, tokens: int, samples: int, loader: Loader) -> None:
+    """A batch of training arrived. ``loader``: what serves it."""
     if state.doubtful:
         state.doubtful_loaders.append(loader)
     elif loader not in state.noted:
         _note_loader(loader)
     arrived = (RECEIVED, trace, tokens, 0, samples)
+    if state.anew:
+        state.anew = False
+        state.events.append((BEGUN_ANEW, state.early))
     unpacked, state.unpacked = state.unpacked, None
     if state.marked is not None:  # one wait, maybe for several batches
         state.marked.append(arrived)
@@ -381,7 +398,7 @@ def received(trace: Trace | None, tokens: int, samples: int, loader: tuple[int, 
     state.events.append(arrived)
 
 
-def _note_loader(loader: tuple[int, int]) -> None:
+def _note_loader(loader: Loader) -> None:
     if loader not in state.noted:
         state.noted.add(loader)
         state.in_flight = max(state.in_flight, loader[0] * loader[1])
@@ -462,7 +479,7 @@ def leave_by_hand(name: str) -> None:
         within, state.marked = state.marked, None
         pieces = stages.take()
         if not within:
-            received(("main", *stages.origin(), -1, pieces), 0, 0, (0, 1))
+            received(("main", *stages.origin(), -1, pieces), 0, 0, (0, 1, False))
             return
         # Of loaders within: one wait, not one more for each. Who made the last of them stands for all.
         _, trace, _, _, _ = within[-1]

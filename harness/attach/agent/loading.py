@@ -29,7 +29,7 @@ class _Served(NamedTuple):
 
     source: int  # stands for the dataset
     workers: bool  # else they are made by whoever asks for them
-    loader: tuple[int, int]  # workers, and batches in flight for each
+    loader: boundaries.Loader
     shared: bool  # a dataset without an index: each worker has all of it, unless it shares itself out
     by_worker: bool  # who asks for them is a worker of another loader
     first: copies.FirstBatches | None  # first batches, if several workers share a dataset
@@ -120,11 +120,14 @@ def _controlled(before: Any, iterator: Any) -> Any:
 
 def _begin(iterator: Any) -> _Served | None:
     """What serves the main thread, where this is its own wait for a batch; the only hook that may end the program."""
-    served = getattr(iterator, _SERVED, None) or _look_at(iterator)
+    known = getattr(iterator, _SERVED, None)
+    served = known or _look_at(iterator)
     this = boundaries.state
     making = this.making or boundaries.making()
     if _depth > 1 or making.open or served.by_worker or not boundaries.fetching(served.source):
         return None
+    if known is None:
+        boundaries.begins_anew(served.source)
     if this.enough:
         boundaries.leave_if_enough()
     if this.marked is None:
@@ -148,12 +151,13 @@ def _count_empty(iterator: Any, first: copies.FirstBatches) -> None:
 
 
 def _look_at(iterator: Any) -> _Served:
-    """Learn where an iterator has its batches from, once."""
+    """Learn where an iterator has its batches from, once for each of its beginnings."""
     dataset = getattr(iterator, "_dataset", iterator)
     workers = int(getattr(iterator, "_num_workers", 0) or 0)
     if workers:
         arrivals.watch(iterator)
-    loader = workers, int(getattr(iterator, "_prefetch_factor", None) or 2)
+    persistent = bool(workers and getattr(iterator, "_persistent_workers", False))
+    loader = workers, int(getattr(iterator, "_prefetch_factor", None) or 2), persistent
     by_worker = get_worker_info() is not None
     shared = isinstance(dataset, IterableDataset)
     first = copies.FirstBatches() if shared and workers > 1 else None
@@ -174,6 +178,8 @@ def _ended(served: _Served | None, batch: Any) -> None:
     trace: boundaries.Trace | None
     if served.workers:
         trace, this.maker = this.maker or boundaries.NO_TRACE, None
+        if drawn := stages.take():  # by the main thread, for a worker
+            trace = (*trace[:4], drawn)
     else:
         trace = (*(this.here or boundaries.here()), stages.take())
     if served.shared and not this.doubtful and "iterable" not in this.noted:
@@ -218,8 +224,9 @@ def _reset(before: Any) -> Any:
 
 
 def _drained(iterator: Any) -> None:
-    """An epoch that was left early throws batches away: from then on nobody knows which one a worker sends."""
+    """Persistent workers begin anew; if batches are thrown away, it is not known which one a worker sends next."""
     arrivals.forget(iterator)
+    setattr(iterator, _SERVED, None)
     if getattr(iterator, "_tasks_outstanding", 0) or getattr(iterator, "_task_info", None):
         _doubtful.update(int(worker.pid) for worker in iterator._workers)
 
@@ -228,7 +235,7 @@ def _next_index(before: Any) -> Any:
     """Time the choice of the next batch's items. The first call of an epoch shuffles, which may take seconds."""
 
     def _next_index(self: Any) -> Any:
-        if not guard.on or _depth != 1 or self._num_workers or get_ident() != boundaries.main_thread:
+        if not guard.on or _depth != 1 or get_ident() != boundaries.main_thread:
             return before(self)
         opened = guard.carefully(stages.begin, SAMPLE)
         try:

@@ -311,4 +311,4 @@ def _fetch_begins(source: int) -> bool:
 def _fetched(batch: Any) -> None:
     from _harness_agent import loading
 
-    boundaries.received(("main", *stages.origin(), -1, stages.take()), *loading.sizes(batch), (0, 1))
+    boundaries.received(("main", *stages.origin(), -1, stages.take()), *loading.sizes(batch), (0, 1, False))

@@ -15,9 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.analysis.ledger import measure
+from harness.analysis.replay.pipeline import in_order
+from harness.analysis.replay.recording import record
+from harness.analysis.replay.removals import without_stages
+from harness.analysis.replay.simulate import simulate
 from harness.attach.frames import ProcessFacts
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
@@ -328,6 +333,27 @@ def test_of_a_slow_worker_only_the_fact_is_printed(way: str, tmp_path: Path) -> 
         assert wrong not in said
 
 
+@pytest.mark.parametrize("way", ["left", "left-persistent", "left-inline", "one-batch"])
+def test_a_loader_that_is_left_early_begins_anew_as_at_the_end_of_an_epoch(way: str, tmp_path: Path) -> None:
+    done = attached(tmp_path, program("streams", way, 36))
+    assert done.returncode == 0, done.stderr
+    runs = list(study_in(tmp_path).runs())
+    numbers = {row["step"] for run in runs if run.steps for row in run.steps.to_pylist() if not row["warmup"]}
+    first = [number for number in numbers if way == "one-batch" or number % 6 == 0]
+    assert sum(run.record.facts.epoch_ends or 0 for run in runs) == len(first) >= 5
+    for run in runs:
+        assert run.steps is not None
+        measured = [row for row in run.steps.to_pylist() if not row["warmup"]]
+        waited_ns = sum(row["fetch_ns"] for row in measured if row["step"] in first)
+        share = waited_ns / sum(row["wall_ns"] for row in measured)
+        assert run.record.facts.restarting_share == pytest.approx(share, abs=0.001)
+        assert run.record.facts.persistent_workers is (way == "left-persistent")
+    text = " ".join(done.stdout.split())
+    assert "of a step is waits in which an epoch ends and the loader begins anew" in text
+    assert "No epoch ends in these steps" not in text
+    assert ("persistent_workers=True" in text) is (way in ("left", "one-batch"))
+
+
 def test_the_order_that_a_sampler_draws_is_reading_in_the_main_thread_and_no_transfer(tmp_path: Path) -> None:
     done = attached(tmp_path, program("streams", "sampler", 36))
     assert done.returncode == 0, done.stderr
@@ -341,6 +367,29 @@ def test_the_order_that_a_sampler_draws_is_reading_in_the_main_thread_and_no_tra
         assert facts.sampling_share >= 0.5 * (facts.restarting_share or 0)
     assert "persistent_workers" not in done.stdout
     assert "Its sampler takes" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("way", ["chosen", "chosen-inline"])
+def test_a_sampler_that_chooses_each_item_slowly_is_reading_in_the_main_thread(way: str, tmp_path: Path) -> None:
+    """Each batch has two items; a worker reads each in 2 ms, while the main thread chooses each in 5 ms."""
+    done = attached(tmp_path, program("streams", way, 40))
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path)
+    measured = [row for row in rows(study) if not row["warmup"]]
+    assert all(row["during_wait_read_ns"] >= 10e6 for row in measured)
+    assert all(row["work_read_ns"] >= 14e6 for row in measured)
+    for run in study.runs():
+        assert run.steps is not None
+        counted = [row for row in run.steps.to_pylist() if not row["warmup"]]
+        wall_ns = sum(row["wall_ns"] for row in counted)
+        assert (run.record.facts.sampling_share or 0) * wall_ns >= 9.9e6 * len(counted)
+        # Removing the reading removes the sampler's time with that of the items.
+        recording = record(run)
+        replayed = simulate(in_order(recording, without_stages(["read"])), np.zeros((1, 1)))
+        assert recording.measured_ms - replayed.step_ms[0] >= 10
+    text = " ".join(done.stdout.split())
+    assert "Its sampler takes" in text
+    assert "are not predicted for script: its sampler takes much of a step" in text
 
 
 def test_the_fetch_and_the_end_of_a_step_can_be_named(tmp_path: Path) -> None:

@@ -416,6 +416,14 @@ def test_where_no_epoch_ends_its_end_is_said_to_be_in_no_figure(ends: int | None
     assert ("No epoch ends in these steps: what it costs to begin the loader anew is in no figure." in text) is said
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_persistent_workers_are_no_advice_where_they_are_on(persistent: bool) -> None:
+    facts = {**ATTACHED, "attached": "fetch: DataLoader with 2 workers; backward", "workers": 2, "epoch_ends": 3}
+    text = lines(study(Arm("script", facts={**facts, "restarting_share": 0.2, "persistent_workers": persistent})))
+    assert "what more workers would give is not known beside them" in text
+    assert ("(persistent_workers=True starts none again)" in text) is not persistent
+
+
 @pytest.mark.parametrize(
     ("found", "cell"),
     [
