@@ -1,50 +1,73 @@
 """Compares the first batches of a loader's workers: equal ones show that each worker serves all of the dataset.
 
-Only a dataset without an index can do that (torch's IterableDataset). A few batches of each worker are hashed, of each
-tensor in the host's memory the first bytes. A batch is only read.
+Only a dataset without an index can do that (torch's IterableDataset). A few batches of each worker are hashed, each as
+a whole. Nothing is noted of batches that are too large, or that hold anything but plain values. A batch is only read.
+
+Equal batches count only if they are not equal by chance: each batch of a worker must have :data:`LEAST_NEW` values that
+its others lack. Token ids of documents have, also behind a common prompt. Counters and class labels do not.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Iterable
+from marshal import dumps
 from typing import Any
 
+import torch
 from _harness_agent import record
 from torch import Tensor
 
 BATCHES = 2  # hashed batches per worker; a single batch may be equal by chance
 MOST_COMPARED = 64  # batches of a loader that are compared, enough for each worker to have made some
-MOST_BYTES = 1 << 16  # bytes of a tensor that are hashed
+MOST_BYTES = 1 << 22  # bytes of a batch; hashing them takes milliseconds, once for each of the first batches
+ITEM_BYTES = 128  # bytes that a value outside a tensor counts for, as it takes longer
+LEAST_NEW = 32  # distinct values of a batch that the worker's other batches lack
+MOST_COUNTED = 1 << 14  # values of a tensor, and of a batch, that are counted
+DEEPEST = 8  # levels of lists within lists
 DIGEST_BYTES = 16
+_FORMATS = {1: "B", 2: "H", 4: "I"}  # of a value, by its bytes; of all others 8 bytes are one
+_MARSHAL_FORMAT = 2  # without references, so that equal values have equal bytes
+_PLAIN = (int, float, complex, bool, type(None))
+
+
+class _IncomparableError(Exception):
+    """The batch is too large, or holds an object that has no plain value."""
 
 
 class FirstBatches:
-    """The hashes of one loader's first batches, by worker."""
+    """The first batches of one loader by worker: hashes, and values that show if equality is chance."""
 
     __slots__ = ("by_worker", "empty", "ended", "left", "written")
 
     def __init__(self) -> None:
-        self.by_worker: dict[str, list[bytes]] = {}
+        self.by_worker: dict[str, list[_Content]] = {}
         self.left = MOST_COMPARED
         self.written = 0
         self.ended = 0  # workers that have no items left
         self.empty = 0  # workers that had none before their first batch
 
-    def add(self, worker: str, tensors: Iterable[Any]) -> None:
+    def add(self, worker: str, batch: Any) -> None:
         """Compare a batch of ``worker``; note how many workers made the same first batches, once that is known."""
         if not self.left:
             return
         self.left -= 1
         found = self.by_worker.setdefault(worker, [])
-        if len(found) >= BATCHES:
-            return
-        found.append(_digest(tensors))
-        whole = [tuple(one) for one in self.by_worker.values() if len(one) == BATCHES]
-        # If all batches are equal, equal batches of two workers prove nothing.
-        known = [one for one in whole if len(set(one)) == BATCHES and b"" not in one]
+        if len(found) < BATCHES:
+            try:
+                found.append(_Content(batch))
+            except _IncomparableError:
+                self.left = 0
+            else:
+                self._compare()
+        if not self.left:
+            self.by_worker.clear()
+
+    def _compare(self) -> None:
+        known = [tuple(one.digest for one in made) for made in self.by_worker.values() if _is_distinct(made)]
         if len(known) < 2:
             return
         alike = max(Counter(known).values())
@@ -53,16 +76,97 @@ class FirstBatches:
             record.note("copies", alike)
 
 
-def _digest(tensors: Iterable[Any]) -> bytes:
-    """Return a hash of the first bytes of each tensor, empty where none can be read."""
-    made = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    some = False
-    for one in tensors:
-        if type(one) is not Tensor or one.device.type != "cpu" or not one.is_contiguous():
-            continue
-        size = min(one.numel() * one.element_size(), MOST_BYTES)
-        if size:
-            made.update(repr(tuple(one.shape)).encode())
-            made.update(ctypes.string_at(one.data_ptr(), size))
-            some = True
-    return made.digest() if some else b""
+def _is_distinct(made: list[_Content]) -> bool:
+    """True if a worker's batches are unlike enough that no other worker makes the same ones by chance."""
+    return len(made) == BATCHES and all(
+        len(one.values - other.values) >= LEAST_NEW for one in made for other in made if other is not one
+    )
+
+
+class _Content:
+    """The hash of a whole batch, and its distinct values."""
+
+    __slots__ = ("_hash", "_left", "digest", "values")
+
+    def __init__(self, batch: Any) -> None:
+        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._left = MOST_BYTES
+        self.values: set[Any] = set()
+        self._add(batch, 0)
+        self.digest = self._hash.digest()
+
+    def _add(self, one: Any, depth: int) -> None:
+        kind = type(one)
+        numpy = sys.modules.get("numpy")
+        if kind is Tensor:
+            self._add_tensor(one)
+        elif kind in _PLAIN:
+            self._update(dumps(one, _MARSHAL_FORMAT), ITEM_BYTES)
+            self._count((one,))
+        elif kind is str:
+            self._check_room(len(one))
+            self._update(dumps(one, _MARSHAL_FORMAT), ITEM_BYTES + len(one))
+            self._count(one[:MOST_COUNTED].split())
+        elif kind is bytes:
+            self._add_bytes("bytes", one, 8)
+        elif numpy is not None and (kind is numpy.ndarray or isinstance(one, numpy.generic)):
+            self._check_room(one.nbytes)
+            if one.dtype.hasobject:
+                raise _IncomparableError
+            self._add_bytes(f"{one.dtype!r} {one.shape}", one.tobytes(), one.dtype.itemsize)
+        elif depth >= DEEPEST:
+            raise _IncomparableError
+        elif kind is dict:
+            self._update(b"{%d" % len(one), ITEM_BYTES)
+            for name, value in one.items():
+                self._update(dumps(_plain(name), _MARSHAL_FORMAT), ITEM_BYTES)
+                self._add(value, depth + 1)
+        elif kind is list or kind is tuple or _is_named_tuple(one):
+            self._update(b"[%d" % len(one), ITEM_BYTES)
+            for value in one:
+                self._add(value, depth + 1)
+        else:
+            raise _IncomparableError
+
+    def _add_tensor(self, one: Tensor) -> None:
+        plain = one.device.type == "cpu" and one.layout is torch.strided and not (one.is_nested or one.is_quantized)
+        if not plain or not one.is_contiguous() or one.is_conj() or one.is_neg():
+            raise _IncomparableError
+        size = one.element_size()
+        self._check_room(one.numel() * size)
+        content = ctypes.string_at(one.data_ptr(), one.numel() * size) if one.numel() else b""
+        self._add_bytes(f"{one.dtype} {tuple(one.shape)}", content, size)
+
+    def _add_bytes(self, what: str, content: bytes, size: int) -> None:
+        """Add an array of values of ``size`` bytes."""
+        self._update(what.encode(), ITEM_BYTES)
+        self._update(content, len(content))
+        size = size if size in _FORMATS else 8
+        counted = memoryview(content)[: min(len(content) // size, MOST_COUNTED) * size]
+        self._count(counted.cast(_FORMATS.get(size, "Q")))  # type: ignore[call-overload]
+
+    def _count(self, values: Iterable[Any]) -> None:
+        if len(self.values) < MOST_COUNTED:
+            self.values.update(values)
+
+    def _update(self, content: bytes, size: int) -> None:
+        self._check_room(size)
+        self._left -= size
+        self._hash.update(b"%d:" % len(content))
+        self._hash.update(content)
+
+    def _check_room(self, size: int) -> None:
+        """Raise if ``size`` more bytes are too many."""
+        if size > self._left:
+            raise _IncomparableError
+
+
+def _plain(name: Any) -> Any:
+    if type(name) is not str and type(name) not in _PLAIN:
+        raise _IncomparableError
+    return name
+
+
+def _is_named_tuple(one: Any) -> bool:
+    """True if ``one`` is a named tuple, without attributes beside its fields."""
+    return isinstance(one, tuple) and hasattr(type(one), "_fields") and not hasattr(one, "__dict__")

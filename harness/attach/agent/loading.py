@@ -32,7 +32,7 @@ class _Served(NamedTuple):
     loader: tuple[int, int]  # workers, and batches in flight for each
     shared: bool  # a dataset without an index: each worker has all of it, unless it shares itself out
     by_worker: bool  # who asks for them is a worker of another loader
-    first: copies.FirstBatches | None  # hashes of first batches, if several workers share a dataset
+    first: copies.FirstBatches | None  # first batches, if several workers share a dataset
 
 
 def forget() -> None:
@@ -180,7 +180,7 @@ def _ended(served: _Served | None, batch: Any) -> None:
         this.noted.add("iterable")
         record.note("iterable", True)
     if batch is not None and served.first is not None and trace[0].startswith(LOADER):
-        served.first.add(trace[0], _tensors(batch))
+        served.first.add(trace[0], batch)
     if batch is not None:
         boundaries.received(trace, *sizes(batch), served.loader)
     else:  # an epoch ended: a wait for data all the same, and no batch

@@ -272,11 +272,17 @@ def test_the_end_of_an_epoch_is_waited_for_like_a_batch_and_what_follows_the_las
         assert run.record.facts.restarting_share == pytest.approx(share, abs=0.001)
 
 
-@pytest.mark.parametrize(("way", "copies"), [("copied", 2), ("shared", 1), ("constant", None), ("one-shard", None)])
+@pytest.mark.parametrize(
+    ("way", "copies"),
+    [("copied", 2), ("shared", 1), ("constant", None), ("one-shard", None), ("line-numbers", None)],
+)
 def test_workers_that_make_equal_batches_are_seen_to_and_others_are_not(
     way: str, copies: int | None, tmp_path: Path
 ) -> None:
-    """A constant batch says nothing of who made it. Of a stream with one shard, one worker makes every batch."""
+    """Constant batches, and places of documents in shards, are equal in any case.
+
+    Of a stream with one shard, one worker makes every batch.
+    """
     done = attached(tmp_path, program("streams", way))
     assert done.returncode == 0, done.stderr
     runs = list(study_in(tmp_path).runs())

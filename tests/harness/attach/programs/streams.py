@@ -13,12 +13,16 @@ DRAW_S = 0.05  # of an epoch's order
 SLOW_S = 60.0  # an item of worker 1 where that is slow: longer than the program runs
 
 
+def document(item):
+    return torch.randint(0, 50_000, (64,), generator=torch.Generator().manual_seed(item))
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         info = get_worker_info()
         if WAY == "slow-stream" and info.id == 1:
             time.sleep(SLOW_S)
-        if WAY == "copied":
+        if WAY in ("copied", "line-numbers"):
             mine = range(4 * STEPS)
         elif WAY == "constant":
             mine = [0] * (4 * STEPS)
@@ -27,7 +31,10 @@ class Stream(IterableDataset):
             mine = [] if info.id >= shards else range(info.id, 8 * STEPS, shards)
         for item in mine:
             time.sleep(0.002)
-            yield torch.full((8,), item)
+            if WAY == "line-numbers":  # the tensor has the place of a document within its shard
+                yield torch.full((8,), item), f"document {item} of shard {info.id}"
+            else:
+                yield document(item)
 
 
 class Rows(Dataset):
@@ -64,7 +71,8 @@ def main():
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     for batch in itertools.islice(epochs(loader), STEPS):
-        loss = model(batch.float()).square().mean()
+        numbers = batch[0] if WAY == "line-numbers" else batch
+        loss = model(numbers[:, :8] / 5e4).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
