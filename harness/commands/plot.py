@@ -66,6 +66,8 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     for run in runs[:MOST_RUNS]:
         for line in notes(run, arguments.only):
             print(visible(f"{run.name}: {line}"), file=sys.stderr)
+    for line in dict.fromkeys(line for run in whole for line in run.not_counted):
+        print(visible(f"not counted: {line}"), file=sys.stderr)
     has_losses = any(run.training.shape[1] or run.validation.shape[1] for run in runs[:MOST_RUNS])
     if has_losses:
         write_bytes(out / LOSS, drawn(loss_figure(runs, arguments.x)).png)
