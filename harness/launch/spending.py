@@ -24,7 +24,12 @@ from trainer.files import read_json
 
 Kind = Literal["cost probe", "sweep", "training", "study"]
 Part = TypeVar("Part")
-SWEEP, TRIALS, TRIAL_SPENT = "sweep.json", "trials", "spent.json"  # names that harness.sweep.store writes
+SWEEP, TRIALS, PILOT, TRIAL_SPENT = (
+    "sweep.json",
+    "trials",
+    "pilot",
+    "spent.json",
+)  # names that harness.sweep.store writes
 
 
 @dataclass(frozen=True)
@@ -43,13 +48,15 @@ class Expense:
 def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[Expense | InputError]:
     """Yield the expense of every folder at or below ``place``, by name, and an error for each damaged part.
 
-    The errors stand in place of an expense of which no part is counted. A folder within such a folder (a sweep's
-    trial) is part of it. ``price_usd_per_hour``: in place of recorded ones.
+    The errors stand in place of an expense of which no part is counted. Trials and pilots are parts
+    of their sweep. Any other folder counts by itself, also within another one. ``price_usd_per_hour``: in place of
+    recorded ones.
     """
     for folder, below, files in os.walk(place):
         below[:] = sorted(name for name in below if not name.startswith("."))
         if SWEEP in files or "study.json" in files:
-            below.clear()
+            if SWEEP in files:
+                below[:] = [name for name in below if name not in (TRIALS, PILOT)]
             try:
                 found = expense_of(Path(folder), price_usd_per_hour)
             except InputError as error:

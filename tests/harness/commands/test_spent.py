@@ -89,6 +89,18 @@ def test_what_is_damaged_is_named_and_not_counted(tmp_path: Path) -> None:
     assert line.startswith(f"not counted: {tmp_path}/broken/sweep.json: ")
 
 
+def test_a_run_within_the_folder_of_another_one_counts_once(tmp_path: Path) -> None:
+    outer = study(tmp_path / "outer", ("a", 0, 10))
+    study(outer / "inner", ("a", 0, 5))
+    study(sweep(tmp_path / "s", 30.0, 60.0) / "beside", ("a", 0, 2))
+    study(tmp_path / "s/pilot", ("a", 0, 2))
+    found = spent(tmp_path, outer, outer / "inner")
+    assert found == {
+        "study": [("outer", 600.0, None), ("inner", 300.0, None), ("beside", 120.0, None)],
+        "sweep": [("s", 90.0, None)],
+    }
+
+
 def damage(run_json: Path, how: str) -> None:
     if how == "removed":
         run_json.unlink()
