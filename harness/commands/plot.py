@@ -124,7 +124,8 @@ def notes(run: PlottedRun, only: LossKind | None = None) -> list[str]:
     if not run.training.shape[1] and only != "validation":
         found.append("it has no training losses")
     if not run.validation.shape[1] and not run.choices and only != "training":
-        found.append("it has no evaluations: its training loss alone is drawn")
+        drawn = "nothing of it is drawn" if only == "validation" else "its training loss alone is drawn"
+        found.append(f"it has no evaluations: {drawn}")
     return found
 
 

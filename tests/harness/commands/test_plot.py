@@ -126,6 +126,8 @@ def test_one_kind_of_loss_alone_with_its_minima(runs: tuple[Path, Path], tmp_pat
         assert sorted(one.name for one in out.iterdir()) == ["loss.png", "runs.json"]
         assert "has no" not in done.stderr
     alone = training(tmp_path / "alone", [3.0])
+    done = plot(runs[0], alone, "--out", tmp_path / "two", "--only", "validation")
+    assert done.stderr.splitlines() == ["alone: it has no evaluations: nothing of it is drawn"]
     refused = plot(alone, "--out", tmp_path / "none", "--only", "validation")
     assert refused.returncode == 2
     assert refused.stderr.splitlines()[-1] == "harness: --only validation: none of the runs has a validation loss"
