@@ -71,6 +71,12 @@ def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
     choices = load_choices(asked, tokenizer, trained.positions + 1, OPTION)
     largest = max(int(row.ids.max()) for row in choices.rows)
     if largest >= trained.vocab_size:
+        if is_bin(arguments.multiple_choice):
+            raise InputError(
+                f"{OPTION}: {arguments.multiple_choice} is of another vocabulary: its largest token id is {largest:,}, "
+                f"and {trained.name} has {trained.vocab_size:,} ids (0 to {trained.vocab_size - 1:,}); give a file of "
+                "the model's vocabulary, or questions as text (jsonl)"
+            )
         raise InputError(
             f"{OPTION}: the largest token id is {largest:,}, and {trained.name} has {trained.vocab_size:,} ids; "
             "give the tokenizer that it was trained with (--tokenizer)"
@@ -104,11 +110,14 @@ def lines(scores: ChoiceScores) -> list[str]:
     """A line for each share, with the 95 % interval of questions as independent draws."""
     counted = f"{scores.questions:,} question{'' if scores.questions == 1 else 's'}"
     found = [f"{counted}, [95 % intervals over questions]; a guess is right in 25.0 %"]
-    for name, how in SHARES.items():
+    texts = []
+    for name in SHARES:
         share = _share(scores, name)
         if share is not None:
             text = f"{share['share']:.2%} [{share['ci_low']:.2%}–{share['ci_high']:.2%}]".replace("%", " %")
         else:
             text = "unknown without the tokenizer" if getattr(scores, name) is None else "NaN: a likelihood is NaN"
-        found.append(f"{name:<10} {text:<28} {how}")
-    return found
+        texts.append(text)
+    width = max(map(len, texts))
+    rows = zip(SHARES.items(), texts, strict=True)
+    return [*found, *(f"{name:<10} {text:<{width}} {how}" for (name, how), text in rows)]

@@ -66,6 +66,8 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     for run in runs[:MOST_RUNS]:
         for line in notes(run, arguments.only):
             print(visible(f"{run.name}: {line}"), file=sys.stderr)
+    for line in dict.fromkeys(line for run in whole for line in run.not_counted):
+        print(visible(f"not counted: {line}"), file=sys.stderr)
     has_losses = any(run.training.shape[1] or run.validation.shape[1] for run in runs[:MOST_RUNS])
     if has_losses:
         write_bytes(out / LOSS, drawn(loss_figure(runs, arguments.x)).png)
@@ -122,7 +124,8 @@ def notes(run: PlottedRun, only: LossKind | None = None) -> list[str]:
     if not run.training.shape[1] and only != "validation":
         found.append("it has no training losses")
     if not run.validation.shape[1] and not run.choices and only != "training":
-        found.append("it has no evaluations: its training loss alone is drawn")
+        drawn = "nothing of it is drawn" if only == "validation" else "its training loss alone is drawn"
+        found.append(f"it has no evaluations: {drawn}")
     return found
 
 

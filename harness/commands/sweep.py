@@ -89,7 +89,7 @@ class _SweepCopy:
 
 def _plan(loaded: LoadedSweep, *, compared: bool = True) -> list[str]:
     from harness.sweep.begin import configs_of
-    from harness.sweep.messages import plan_lines
+    from harness.sweep.messages import plan_lines, warmup_lines
 
     configs, strategy = configs_of(loaded, compared=compared), loaded.settings.strategy
     space = configs.space()
@@ -97,7 +97,9 @@ def _plan(loaded: LoadedSweep, *, compared: bool = True) -> list[str]:
     asked = loaded.settings.steps
     parameters = configs.parameters(configs.base) if asked == "compute-optimal" else None
     title = f"sweep {loaded.settings.name}, strategy {strategy.name}"
-    return [*plan_lines(title, strategy.stages(space), space, step_tokens, parameters), *loaded.notes]
+    stages = strategy.stages(space)
+    cut = warmup_lines(*configs.warmup(configs.base), stages)
+    return [*plan_lines(title, stages, space, step_tokens, parameters), *cut, *loaded.notes]
 
 
 def _cost(loaded: LoadedSweep, command: list[str], source: str) -> int:

@@ -7,22 +7,29 @@ was killed, which wrote no record, does not count.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from harness.analysis.cost import usd_of
-from harness.launch.budget import read_cost
+from harness.launch.budget import COST, read_cost
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.store import StudyFolder
-from trainer.errors import InputError
+from trainer.errors import InputError, in_words
 from trainer.files import read_json
 
 Kind = Literal["cost probe", "sweep", "training", "study"]
-SWEEP, TRIAL_SPENT = "sweep.json", "trials/*/spent.json"  # files that harness.sweep.store writes
+Part = TypeVar("Part")
+SWEEP, TRIALS, PILOT, TRIAL_SPENT = (
+    "sweep.json",
+    "trials",
+    "pilot",
+    "spent.json",
+)  # names that harness.sweep.store writes
 
 
 @dataclass(frozen=True)
@@ -34,65 +41,125 @@ class Expense:
     seconds: float
     usd: float | None
     """None if no price is known."""
+    faults: tuple[InputError, ...] = ()
+    """One error for each part that is not counted, because its record is missing or damaged."""
 
 
 def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[Expense | InputError]:
-    """Yield the expense of every folder at or below ``place``, by name; the error in place of a damaged one.
+    """Yield the expense of every folder at or below ``place``, by name, and an error for each damaged part.
 
-    A folder within such a folder (a sweep's trial) is part of it. ``price_usd_per_hour``: in place of recorded ones.
+    The errors stand in place of an expense of which no part is counted. Trials and pilots are parts
+    of their sweep. Any other folder counts by itself, also within another one. ``price_usd_per_hour``: in place of
+    recorded ones.
     """
     for folder, below, files in os.walk(place):
         below[:] = sorted(name for name in below if not name.startswith("."))
         if SWEEP in files or "study.json" in files:
-            below.clear()
+            if SWEEP in files:
+                below[:] = [name for name in below if name not in (TRIALS, PILOT)]
             try:
-                yield expense_of(Path(folder), price_usd_per_hour)
+                found = expense_of(Path(folder), price_usd_per_hour)
             except InputError as error:
                 yield error
+                continue
+            yield from found.faults
+            if found.seconds or not found.faults:
+                yield found
 
 
 def expense_of(folder: Path, price_usd_per_hour: float | None = None) -> Expense:
-    """Return time and cost of the sweep, study or training in ``folder``. Raises InputError for a damaged record."""
+    """Return time and cost of the sweep, study or training in ``folder``.
+
+    Raises InputError if the record of the folder itself is damaged. Damaged records of its parts are faults.
+    """
     if (folder / SWEEP).is_file():
         return _of_sweep(folder, price_usd_per_hour)
     store = StudyFolder(folder)
     study, cost = store.read_study(), read_cost(folder)
-    records = [one for one in _records(store, study) if one is not None]
+    records, faults = _parted(_records(store, study))
     is_probe = "cost" in study.command[:2]
     if cost is not None:
-        seconds = cost.spent_s
+        seconds = _amount(folder / COST, "spent_s", cost.spent_s)
+        faults = ()
     elif is_probe and study.ended_utc:
-        seconds = _between(study.created_utc, study.ended_utc)
+        begin_s, end_s = _span(store.study_json, study.created_utc, study.ended_utc)
+        seconds, faults = end_s - begin_s, ()
     else:
-        seconds = seconds_of(records)
+        spans, undated = _parted(_spans(store, records))
+        seconds, faults = _in_total(spans), (*faults, *undated)
     price = price_usd_per_hour or (None if cost is None else cost.per_hour_usd) or _price(study, records)
     kind: Kind = "cost probe" if is_probe else "training" if study.is_training else "study"
-    return Expense(kind, folder, seconds, usd_of(seconds, price))
+    return Expense(kind, folder, seconds, usd_of(seconds, price), faults)
 
 
-def seconds_of(records: Iterable[RunRecord]) -> float:
-    """Return the seconds in which at least one run was running. Runs without recorded begin and end count as 0."""
+def seconds_of(record: RunRecord) -> float | None:
+    """Return the seconds of a run, from its imports to the end of its process. None if they are not recorded."""
+    try:
+        begin_s, end_s = _span_of(Path(), record)
+    except InputError:
+        return None
+    return end_s - begin_s
+
+
+def _parted(found: Iterator[Part | InputError]) -> tuple[list[Part], tuple[InputError, ...]]:
+    """Return what was found, and the errors."""
+    whole = list(found)
+    errors = tuple(one for one in whole if isinstance(one, InputError))
+    return [one for one in whole if not isinstance(one, InputError)], errors
+
+
+def _in_total(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the seconds in which at least one run was running."""
     found, reached_s = 0.0, 0.0
-    for begin_s, end_s in sorted(_span(one) for one in records if one.started_utc and one.ended_utc):
+    for begin_s, end_s in sorted(spans):
         found += max(0.0, end_s - max(begin_s, reached_s))
         reached_s = max(reached_s, end_s)
     return found
 
 
-def _span(record: RunRecord) -> tuple[float, float]:
+def _spans(store: StudyFolder, records: Sequence[RunRecord]) -> Iterator[tuple[float, float] | InputError]:
+    """Yield begin and end of every run. A run that did not begin has none."""
+    for one in records:
+        if one.status == "done" or one.started_utc or one.ended_utc:
+            try:
+                yield _span_of(store.run_json(one.arm, one.block), one)
+            except InputError as error:
+                yield error
+
+
+def _span_of(path: Path, record: RunRecord) -> tuple[float, float]:
     """Return the begin and the end of a run's process in Unix seconds, including imports and shutdown."""
-    begin, end = (datetime.fromisoformat(one).timestamp() for one in (record.started_utc, record.ended_utc))
-    return begin - (record.import_ns or 0) / 1e9, end + (record.ending_ns or 0) / 1e9
+    begin_s, end_s = _span(path, record.started_utc, record.ended_utc)
+    import_s, ending_s = (
+        _amount(path, key, value or 0) / 1e9
+        for key, value in (("import_ns", record.import_ns), ("ending_ns", record.ending_ns))
+    )
+    return begin_s - import_s, end_s + ending_s
 
 
-def _between(begin_utc: str, end_utc: str) -> float:
-    return (datetime.fromisoformat(end_utc) - datetime.fromisoformat(begin_utc)).total_seconds()
+def _span(path: Path, begin_utc: str, end_utc: str) -> tuple[float, float]:
+    """Return both times in Unix seconds. Raises InputError if one is no time, or the end comes before the begin."""
+    try:
+        begin_s, end_s = (datetime.fromisoformat(one).timestamp() for one in (begin_utc, end_utc))
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{path}: begin or end of the run is no time ({in_words(error)})") from error
+    if end_s < begin_s:
+        raise InputError(f"{path}: it ends ({end_utc}) before it begins ({begin_utc})")
+    return begin_s, end_s
 
 
-def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | None]:
+def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | InputError]:
+    """Yield the record of every run that began. Every part of a training did; other runs have a folder once they do."""
     for block, names in enumerate(study.order):
         for name in names:
-            yield store.read_record(name, block)
+            path = store.run_json(name, block)
+            if path.exists():
+                try:
+                    yield store.intact_record(name, block)
+                except InputError as error:
+                    yield error
+            elif study.is_training or path.parent.is_dir():
+                yield InputError(f"{path}: no such file; the run was killed, still runs, or lost its record")
 
 
 def _price(study: StudyRecord, records: Sequence[RunRecord]) -> float | None:
@@ -109,9 +176,30 @@ def _price(study: StudyRecord, records: Sequence[RunRecord]) -> float | None:
 def _of_sweep(folder: Path, price_usd_per_hour: float | None) -> Expense:
     record = _object(folder / SWEEP)
     price = price_usd_per_hour or _number(record.get("price_usd_per_hour"))
-    seconds = _number(record.get("lost_s")) or 0.0
-    seconds += sum(_number(_object(path).get("seconds")) or 0.0 for path in sorted(folder.glob(TRIAL_SPENT)))
-    return Expense("sweep", folder, seconds, usd_of(seconds, price))
+    parts, faults = _parted(_sweep_seconds(folder, record))
+    return Expense("sweep", folder, sum(parts), usd_of(sum(parts), price), faults)
+
+
+def _sweep_seconds(folder: Path, record: Mapping[str, object]) -> Iterator[float | InputError]:
+    """Yield the seconds of the pilots and of each trial."""
+    parts = [
+        (folder / SWEEP, "lost_s"),
+        *((one / TRIAL_SPENT, "seconds") for one in sorted(folder.glob(f"{TRIALS}/*/"))),
+    ]
+    for path, key in parts:
+        try:
+            content = record if path.name == SWEEP else _object(path)
+            yield _amount(path, key, content.get(key, 0.0 if content is record else None))
+        except InputError as error:
+            yield error
+
+
+def _amount(path: Path, key: str, value: object) -> float:
+    """Return an amount of time. Raises InputError if ``value`` is none."""
+    found = _number(value)
+    if found is None or not 0 <= found < math.inf:
+        raise InputError(f"{path}: {key}: {value!r:.40} is no amount of time; allowed: a number from 0")
+    return found
 
 
 def _object(path: Path) -> dict[str, object]:

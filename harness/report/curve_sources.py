@@ -97,8 +97,11 @@ def _of_training(path: Path) -> CurveSource:
     study = folder.read_study()
     records = [folder.read_record(name, block) for block, names in enumerate(study.order) for name in names]
     parameters = next((one.facts.parameters for one in records if one is not None and one.facts.parameters), None)
-    known = expense.seconds or None  # A training whose only part was killed has no recorded time.
-    run = replace(run, parameters=parameters, seconds=known, usd=expense.usd if known else None)
+    known = None if expense.faults else expense.seconds or None  # Hours of a part of the training would mislead.
+    not_counted = tuple(map(str, expense.faults))
+    run = replace(
+        run, parameters=parameters, seconds=known, usd=expense.usd if known else None, not_counted=not_counted
+    )
     return CurveSource(run, path, config=study.arms[0].config if len(study.arms) == 1 else None)
 
 
@@ -142,7 +145,7 @@ def _of_run(run: RunData) -> PlottedRun | None:
     if None not in counts:
         tokens = np.stack([table.column("step").to_numpy() + 1.0, np.cumsum(np.array(counts, dtype=np.float64))])
     # Runs that take turns share their time, so that none has a time of its own.
-    seconds = seconds_of([run.record]) if run.record.interleave == "runs" else 0.0
+    seconds = seconds_of(run.record) if run.record.interleave == "runs" else None
     return PlottedRun(
         "", np.stack([steps + 1.0, losses]), held_out, choices, tokens, run.record.facts.parameters, seconds or None
     )

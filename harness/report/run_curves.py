@@ -51,6 +51,8 @@ class PlottedRun:
     parameters: int | None = None
     seconds: float | None = None
     usd: float | None = None
+    not_counted: tuple[str, ...] = ()
+    """Parts of the run whose time is not recorded: path and reason."""
 
     def only(self, kind: LossKind | None) -> PlottedRun:
         """Return the run with losses of ``kind`` alone and without multiple choice; unchanged for None."""

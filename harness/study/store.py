@@ -80,6 +80,9 @@ class StudyFolder:
         """The folder of one run; InputError for a name that would lead out of the study."""
         return self.path / "runs" / check_folder_name(arm, f"{self.path}: arm") / f"{block:d}"
 
+    def run_json(self, arm: str, block: int) -> Path:
+        return self.run(arm, block) / "run.json"
+
     def remove_leftovers(self) -> None:
         """Remove what killed processes left half written."""
         for folder in (self.path, self.plots, *self.path.glob("runs/*/*/")):
@@ -166,11 +169,14 @@ class StudyFolder:
 
     def read_record(self, arm: str, block: int) -> RunRecord | None:
         """The record of one run; None where there is none, or none that can be read (the run is then done again)."""
-        path = self.run(arm, block) / "run.json"
         try:
-            return self._read_run(path)
+            return self.intact_record(arm, block)
         except InputError:
             return None
+
+    def intact_record(self, arm: str, block: int) -> RunRecord:
+        """Return the record of one run. Raises InputError if it is missing or damaged."""
+        return self._read_run(self.run_json(arm, block))
 
     def _read_run(self, path: Path) -> RunRecord:
         """The record of the run in whose folder it lies; InputError where it is another's or another study's, or none.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,6 +101,7 @@ def settings_with(settings: JsonObject, sets: Sequence[str]) -> SweepConfig:
 def check_settings(document: Document) -> SweepConfig:
     """The sweep of a document. Raises InputError, one line for each mistake."""
     data = {key: value for key, value in document.data.items() if value is not None}
+    _check_one_warmup(data, document)
     try:
         settings = SweepConfig.model_validate(data, strict=True)
     except ValidationError as error:
@@ -122,6 +123,23 @@ def check_settings(document: Document) -> SweepConfig:
         where = document.nearest(("base", "optimizer", "accumulation"))
         raise InputError(f"{where}: base.optimizer.accumulation: batch_tokens sets it; give one of them")
     return settings
+
+
+def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
+    """Refuse warmup_steps beside warmup_fraction, and name the key that ``--set`` can remove."""
+    if "warmup_steps" not in data or "warmup_fraction" not in data:
+        return
+    marks = {key: document.nearest((key,)) for key in ("warmup_steps", "warmup_fraction")}
+    by_option = [key for key, mark in marks.items() if mark is not None and mark.order == OPTIONS]
+    if len(by_option) == 1:
+        (given,), (other,) = by_option, [key for key in marks if key not in by_option]
+        raise InputError(
+            f"{marks[given]}: {given}: {marks[other]}: {other} says the warm-up too; add --set {other}=null"
+        )
+    raise InputError(
+        f"{marks['warmup_steps']}: warmup_steps: warmup_fraction ({marks['warmup_fraction']}) says the warm-up too; "
+        "give one of them (null removes one)"
+    )
 
 
 class _Base(NamedTuple):

@@ -138,6 +138,19 @@ def plan_lines(
     return lines
 
 
+def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> list[str]:
+    """Return a line if trials of a stage are too short for the warm-up, which is at most half of their steps."""
+    short = sorted({stage.steps for stage in stages if stage.steps // 2 < warmup_steps}, reverse=True)
+    if not short:
+        return []
+    cut = ", ".join(f"{steps // 2:,} in trials of {count(steps, 'step')}" for steps in short[:SHOWN])
+    more = f", and {len(short) - SHOWN} more lengths" if len(short) > SHOWN else ""
+    return [
+        f"{key}: {count(warmup_steps, 'step')}, but the warm-up is at most half of a trial: {cut}{more}; give fewer "
+        "warm-up steps, or longer trials"
+    ]
+
+
 def cost_lines(
     needs: Sequence[TrialsNeed], measuring_s: float, price: float | None, *, evaluated: bool = True
 ) -> list[str]:

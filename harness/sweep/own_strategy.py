@@ -2,12 +2,15 @@
 
     def upward(space, factor=2.0):
         best = yield space.low  # a learning rate: a trial of the sweep's steps and its first seed
-        while (trial := (yield best.plan.learning_rate * factor)).score < best.score:
+        while (rate := best.plan.learning_rate * factor) <= space.high:
+            if (trial := (yield rate)).score >= best.score:
+                return
             best = trial
 
 The function is a generator, like every strategy (``harness.sweep.trials``). It yields a learning rate or a
 ``TrialPlan``, and receives the ``Trial`` once that has ended. A resumed sweep sends it the trials in the journal. Its
-plans must therefore depend on these trials and on ``space`` alone.
+plans must therefore depend on these trials and on ``space`` alone. Learning rates lie in the sweep's range, from
+``space.low`` to ``space.high``. Before a sweep begins, the function runs up to its first ``yield``.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from trainer.errors import InputError
 from trainer.json_types import Json
 
 KEY = "strategy"
-LARGEST_RATE, LONGEST = 1e6, 10_000_000  # limits of the sweep file
-ALLOWED = "allowed: a learning rate above 0, or a TrialPlan with one and with 1 to 10,000,000 steps"
+LONGEST = 10_000_000  # steps that a sweep file allows
+ROUNDING = 1e-9  # share by which a computed learning rate may pass a limit of the range
 
 
 class OwnStrategy(Config):
@@ -42,24 +45,58 @@ class OwnStrategy(Config):
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
         """Return one stage. A budget assumes the sweep's steps for each trial, as the function chooses their length."""
-        self._begun(space)
+        asking = self._begun(space)
+        try:
+            self._next(asking, None, space)
+        except StopIteration:
+            raise InputError(f"{KEY}: {self.name} yielded nothing, so there is no trial; {_allowed(space)}") from None
+        self._close(asking)
         return [TrialStage("own", self.trials, space.steps, exact=False)]
 
     def search(self, space: SearchSpace) -> Trials:
         asking, ended = self._begun(space), None
         for _ in range(self.trials):
             try:
-                found = asking.send(ended)
+                plan = self._next(asking, ended, space)
             except StopIteration:
                 return
-            except Exception as error:
-                raise user_code.failed(KEY, self.name, error) from error
-            ended = yield self._plan(found, space)
-        asking.close()
+            ended = yield plan
+        self._close(asking)
+
+    def _next(
+        self, asking: Generator[object, Trial | None, object], ended: Trial | None, space: SearchSpace
+    ) -> TrialPlan:
+        """Return the function's next plan. Raises StopIteration if the function has ended."""
+        try:
+            found = asking.send(ended)
+        except StopIteration:
+            raise
+        except SystemExit as error:
+            raise self._exited(error) from error
+        except Exception as error:
+            raise user_code.failed(KEY, self.name, error) from error
+        return self._plan(found, space)
+
+    def _close(self, asking: Generator[object, Trial | None, object]) -> None:
+        try:
+            asking.close()
+        except SystemExit as error:
+            raise self._exited(error) from error
+        except Exception as error:
+            raise user_code.failed(KEY, self.name, error) from error
+
+    def _exited(self, error: SystemExit) -> InputError:
+        return InputError(
+            f"{KEY}: {self.name} called sys.exit({error.code!r:.40}), which would end the sweep; "
+            "allowed: return to end the search, or raise an exception"
+        )
 
     def _begun(self, space: SearchSpace) -> Generator[object, Trial | None, object]:
         """Return the function's generator. Raises InputError if the call fails or returns something else."""
-        found = user_code.call(KEY, self.name, self.arguments, {"space": space})
+        try:
+            found = user_code.call(KEY, self.name, self.arguments, {"space": space})
+        except SystemExit as error:
+            raise self._exited(error) from error
         if not isinstance(found, Generator):
             raise InputError(
                 f"{KEY}: {self.name} returned {found!r:.60}, no generator; give a function that yields learning rates "
@@ -68,16 +105,27 @@ class OwnStrategy(Config):
         return found
 
     def _plan(self, found: object, space: SearchSpace) -> TrialPlan:
-        if isinstance(found, int | float) and not isinstance(found, bool) and 0 < found <= LARGEST_RATE:
+        if isinstance(found, int | float) and not isinstance(found, bool) and _in_range(found, space):
             return TrialPlan(float(found), space.steps, space.seeds[0])
         if not isinstance(found, TrialPlan):
-            raise InputError(f"{KEY}: {self.name} yielded {found!r:.60}; {ALLOWED}")
-        rate, steps = found.learning_rate, found.steps
+            raise InputError(f"{KEY}: {self.name} yielded {found!r:.60}; {_allowed(space)}")
+        steps = found.steps
         try:
             json.dumps(asdict(found))  # The journal stores plans as JSON.
-            is_sound = 0 < rate <= LARGEST_RATE and 0 < steps <= LONGEST and isinstance(steps, int)
+            is_sound = _in_range(found.learning_rate, space) and 0 < steps <= LONGEST and isinstance(steps, int)
         except (TypeError, ValueError):
             is_sound = False
         if not is_sound:
-            raise InputError(f"{KEY}: {self.name} yielded {found!r:.60}; {ALLOWED}")
-        return replace(found, learning_rate=float(rate))
+            raise InputError(f"{KEY}: {self.name} yielded {found!r:.60}; {_allowed(space)}")
+        return replace(found, learning_rate=float(found.learning_rate))
+
+
+def _in_range(rate: float, space: SearchSpace) -> bool:
+    return space.low * (1 - ROUNDING) <= rate <= space.high * (1 + ROUNDING)
+
+
+def _allowed(space: SearchSpace) -> str:
+    return (
+        f"allowed: a learning rate from {space.low:g} to {space.high:g}, or a TrialPlan with one and with 1 to "
+        f"{LONGEST:,} steps"
+    )

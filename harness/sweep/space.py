@@ -49,7 +49,7 @@ class TrialConfigs:
         optimizer: dict[str, Json] = {"learning_rate": plan.learning_rate}
         constant = config.optimizer.schedule == "constant"
         optimizer["schedule_steps"] = None if constant else steps
-        warmup = config.optimizer.lr_warmup_steps if settings.warmup_steps is None else settings.warmup_steps
+        warmup = self.warmup(config)[1]
         optimizer["lr_warmup_steps"] = (
             min(warmup, steps // 2) if settings.warmup_fraction is None else int(settings.warmup_fraction * steps)
         )
@@ -73,6 +73,15 @@ class TrialConfigs:
         else:
             tokens = self._settings.tokens_per_parameter * self.parameters(config)
         return _allowed(max(1, round(tokens / each)), each)
+
+    def warmup(self, config: TrainerConfig) -> tuple[str, int]:
+        """Return the key that sets the warm-up in steps, and the steps; 0 if warmup_fraction sets it."""
+        settings = self._settings
+        if settings.warmup_fraction is not None:
+            return "warmup_fraction", 0
+        if settings.warmup_steps is not None:
+            return "warmup_steps", settings.warmup_steps
+        return "optimizer.lr_warmup_steps", config.optimizer.lr_warmup_steps
 
     def parameters(self, config: TrainerConfig) -> int:
         """Of the model, embeddings among them."""

@@ -50,6 +50,15 @@ def test_token_ids_are_asked_of_a_model_without_a_tokenizer(tmp_path: Path, caps
     assert found["acc"]["share"] in (0, 1)
     assert found["acc_tokens"]["share"] in (0, 1)
     assert found["acc_norm"] is found["acc_bytes"] is None
+    assert main(["evaluate", "--model", str(tmp_path), "--multiple-choice", str(ids)]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert {row.index(" by ") for row in rows} == {len(f"{'acc_norm':<10} unknown without the tokenizer")}
+    strange = write_bin(tmp_path / "strange.bin", [([5, 6], [[7], [8], [9, 10], [64]], 2)])
+    assert main(["evaluate", "--model", str(tmp_path), "--multiple-choice", str(strange)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{strange} is of another vocabulary: its largest token id is 64, and" in line
+    assert "has 64 ids (0 to 63); give a file" in line
+    assert "--tokenizer" not in line
     assert main(["evaluate", "--model", str(tmp_path), "--multiple-choice", str(FILE)]) == 2
     assert "no tokenizer lies beside it" in capsys.readouterr().err
 

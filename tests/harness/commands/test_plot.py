@@ -26,7 +26,7 @@ from harness.report.run_curves import (
     loss_figure,
     minimum,
 )
-from harness.study.records import RunRecord, StudyRecord
+from harness.study.records import ONE_TRAINING, RunRecord, StudyRecord
 from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from tests.commands import Done, harness
@@ -126,6 +126,8 @@ def test_one_kind_of_loss_alone_with_its_minima(runs: tuple[Path, Path], tmp_pat
         assert sorted(one.name for one in out.iterdir()) == ["loss.png", "runs.json"]
         assert "has no" not in done.stderr
     alone = training(tmp_path / "alone", [3.0])
+    done = plot(runs[0], alone, "--out", tmp_path / "two", "--only", "validation")
+    assert done.stderr.splitlines() == ["alone: it has no evaluations: nothing of it is drawn"]
     refused = plot(alone, "--out", tmp_path / "none", "--only", "validation")
     assert refused.returncode == 2
     assert refused.stderr.splitlines()[-1] == "harness: --only validation: none of the runs has a validation loss"
@@ -165,6 +167,25 @@ def test_the_table_has_every_run_with_its_lowest_losses_its_answers_and_what_it_
     assert (llmc["parameters"], llmc["seconds"], llmc["usd"]) == (None, None, None)
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("one ")]
     assert row == ["one", "86,976", "2.9000", "4", "3.6000", "2", "0.4000", "0.5", "1.50"]
+
+
+def test_a_part_without_a_record_leaves_the_hours_unknown(tmp_path: Path) -> None:
+    run = training(tmp_path / "run", [4.0, 3.0])
+    folder = StudyFolder(run)
+    folder.write_study(
+        StudyRecord("s", "", "done", order=[["a"], ["a"]], interleave_reason=ONE_TRAINING, blocks=2,
+                    scenario_text={"price_usd_per_hour": 3.0})
+    )  # fmt: skip
+    times = {"started_utc": "2026-01-01T00:00:00+00:00", "ended_utc": "2026-01-01T00:30:00+00:00"}
+    folder.write_run(RunRecord("a", 1, "done", **times))  # type: ignore[arg-type]  # by name
+    out = tmp_path / "out"
+    done = plot(run, "--out", out)
+    assert done.returncode == 0
+    assert f"not counted: {run}/runs/a/0/run.json: no such file" in done.stderr
+    (row,) = json.loads((out / "runs.json").read_text())["runs"]
+    assert (row["seconds"], row["usd"]) == (None, None)
+    (line,) = [line.split() for line in done.stdout.splitlines() if line.startswith("run ")][1:]
+    assert line[-2:] == ["–", "–"]
 
 
 def test_what_is_at_which_place(runs: tuple[Path, Path]) -> None:

@@ -89,6 +89,57 @@ def test_what_is_damaged_is_named_and_not_counted(tmp_path: Path) -> None:
     assert line.startswith(f"not counted: {tmp_path}/broken/sweep.json: ")
 
 
+def test_a_run_within_the_folder_of_another_one_counts_once(tmp_path: Path) -> None:
+    outer = study(tmp_path / "outer", ("a", 0, 10))
+    study(outer / "inner", ("a", 0, 5))
+    study(sweep(tmp_path / "s", 30.0, 60.0) / "beside", ("a", 0, 2))
+    study(tmp_path / "s/pilot", ("a", 0, 2))
+    found = spent(tmp_path, outer, outer / "inner")
+    assert found == {
+        "study": [("outer", 600.0, None), ("inner", 300.0, None), ("beside", 120.0, None)],
+        "sweep": [("s", 90.0, None)],
+    }
+
+
+def damage(run_json: Path, how: str) -> None:
+    if how == "removed":
+        run_json.unlink()
+    elif how == "list":
+        run_json.write_text("[]")
+    else:
+        changed = {**json.loads(run_json.read_text()), "started_utc": how}
+        run_json.write_text(json.dumps({key: value for key, value in changed.items() if key != "content"}))
+
+
+@pytest.mark.parametrize("how", ["removed", "list", "yesterday", utc(40)])
+def test_a_run_record_without_a_time_is_named_and_only_it_is_not_counted(tmp_path: Path, how: str) -> None:
+    folder = study(tmp_path / "part", ("a", 0, 10), ("b", 20, 25), command="train", interleave_reason=ONE_TRAINING)
+    lone = study(tmp_path / "lone", ("a", 0, 10), command="train", interleave_reason=ONE_TRAINING)
+    for one in (folder, lone):
+        damage(one / "runs/a/0/run.json", how)
+    done = harness("spent", str(tmp_path), "--json")
+    assert done.returncode == 0
+    assert [(one["folder"], one["seconds"]) for one in json.loads(done.stdout)["expenses"]] == [(str(folder), 300.0)]
+    named = [line.partition("/run.json: ")[::2] for line in done.stderr.splitlines()]
+    assert [path for path, _ in named] == [f"not counted: {one}/runs/a/0" for one in (lone, folder)]
+    assert all(reason for _, reason in named)
+    assert harness("spent", str(lone)).returncode == 2
+
+
+def test_a_trial_whose_time_is_damaged_costs_only_its_own_hours(tmp_path: Path) -> None:
+    folder = sweep(tmp_path / "s", 30.0, 60.0, 1.0, 1.0, 1.0, 1.0, 90.0)
+    damaged = ['{"seconds": -5}', '{"seconds": "x"}', "{", "{}"]
+    for number, content in enumerate(damaged, 1):
+        (folder / f"trials/{number:04d}/spent.json").write_text(content)
+    done = harness("spent", str(folder), "--json")
+    assert json.loads(done.stdout)["seconds"] == 180.0
+    lines = done.stderr.splitlines()
+    assert [line.partition(".json: ")[0] for line in lines] == [
+        f"not counted: {folder}/trials/{number:04d}/spent" for number in range(1, 5)
+    ]
+    assert "-5 is no amount of time" in lines[0]
+
+
 @pytest.mark.parametrize("words", [["nowhere"], ["empty"], ["empty", "--price", "-1"], ["empty", "--price", "nan"]])
 def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "empty").mkdir()

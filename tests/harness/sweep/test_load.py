@@ -237,6 +237,33 @@ def test_warm_up_in_steps(file: Path) -> None:
     assert configs(file, "warmup_fraction=0.1", "warmup_fraction=null", "warmup_steps=20")
 
 
+def test_two_keys_of_the_warm_up_are_both_named_with_the_option_that_removes_one(file: Path) -> None:
+    file.write_text(file.read_text() + "warmup_fraction: 0.1\n")
+    with pytest.raises(InputError) as refused:
+        load_sweep(file, ["warmup_steps=20"])
+    line = len(file.read_text().splitlines())
+    assert str(refused.value) == (
+        f"--set warmup_steps=20: warmup_steps: {file}:{line}: warmup_fraction says the warm-up too; "
+        "add --set warmup_fraction=null"
+    )
+    file.write_text(file.read_text() + "warmup_steps: 20\n")
+    with pytest.raises(InputError, match=r"warmup_steps: warmup_fraction \(.*\) says the warm-up too; give one"):
+        load_sweep(file)
+
+
+def test_a_plan_says_that_a_warm_up_is_cut(file: Path) -> None:
+    def plan(*sets: str) -> str:
+        done = harness("sweep", str(file), "--plan", *(word for one in sets for word in ("--set", one)))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    cut = "20 steps, but the warm-up is at most half of a trial: 19 in trials of 39 steps; give fewer warm-up steps"
+    for key in ("warmup_steps", "optimizer.lr_warmup_steps"):
+        assert f"{key}: {cut}" in plan(f"{key}=20", "steps=39")
+        assert "warm-up" not in plan(f"{key}=20", "steps=40")
+    assert "warm-up" not in plan("warmup_fraction=0.9", "steps=40")
+
+
 def test_the_full_exercise_has_a_budget_that_its_trials_fit_into() -> None:
     """At 1.30 s a step, as measured on the device that the file is for."""
     loaded = load_sweep("gpt2-124m")

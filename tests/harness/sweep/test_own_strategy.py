@@ -17,6 +17,8 @@ from tests.harness.sweep.test_strategies import curve, run, space
 from trainer.errors import InputError
 
 CODE = """\
+import sys
+
 from harness.sweep.trials import TrialPlan
 
 def upward(space, factor=2.0):
@@ -49,6 +51,29 @@ def unkept(space):
 def fails(space):
     trial = yield 1e-3
     raise KeyError("lost")
+
+def exits(space):
+    yield 1e-3
+    sys.exit(3)
+
+def exits_first(space):
+    sys.exit(3)
+
+def exits_at_close(space):
+    try:
+        yield 1e-3
+    finally:
+        sys.exit(3)
+
+def nothing(space):
+    return
+    yield
+
+def too_large(space):
+    yield 1e5
+
+def planned_too_large(space):
+    yield TrialPlan(1e5, 7)
 
 no_function = 3
 """
@@ -91,7 +116,11 @@ def test_it_has_an_end(code: str) -> None:
         ("no_generator", r"returned \[0.001\], no generator"),
         ("no_function", "has no function no_function"),
         ("missing", "has no function missing"),
-        ("no_rate", "yielded '1e-3'; allowed: a learning rate above 0"),
+        ("no_rate", "yielded '1e-3'; allowed: a learning rate from 0.0001 to 0.1"),
+        ("too_large", "yielded 100000.0; allowed: a learning rate from 0.0001 to 0.1"),
+        ("planned_too_large", "yielded TrialPlan.*; allowed: a learning rate from 0.0001 to 0.1"),
+        ("exits", r"called sys.exit\(3\).*; allowed: return"),
+        ("exits_first", r"called sys.exit\(3\)"),
         ("negative", "yielded -0.001; allowed"),
         ("no_steps", "yielded TrialPlan.*; allowed"),
         ("unkept", "yielded TrialPlan.*; allowed"),
@@ -116,10 +145,12 @@ def test_of_the_command(code: str) -> None:
     done = harness("sweep", "small.yaml", "--plan", "--set", f"strategy={code}:upward", cwd=Path.cwd())
     assert done.returncode == 0, done.stderr
     assert "at most 10 trials" in done.stdout
-    for strategy in (f"{code}:missing", "no_such_module:make", f"{code}:no_generator"):
+    at_first = ("missing", "no_generator", "nothing", "too_large", "exits_first", "exits_at_close")
+    for strategy in ("no_such_module:make", *(f"{code}:{function}" for function in at_first)):
         done = harness("sweep", "small.yaml", "--plan", "--set", f"strategy={strategy}", cwd=Path.cwd())
         assert done.returncode == 2
         assert done.stderr.startswith(f"harness: strategy: {strategy}")
         assert done.stderr.count("\n") == 1
+        assert done.stdout == ""
     with pytest.raises(InputError, match=r"unknown key of own; allowed: name, trials, arguments"):
         load_sweep("small.yaml", [f"strategy={{name: '{code}:upward', rates: 3}}"])
