@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from trainer.compute.torch_compute import TorchCompute
 from trainer.config import EvaluationConfig, TrainerConfig
 from trainer.data.dataset import make_pipeline, training_order
 from trainer.data.loader import open_batches
-from trainer.data.prepare import check_workers, prepare
+from trainer.data.prepare import check_workers, prepare, warnings_of
 from trainer.data.split import BUCKETS, content_hash
 from trainer.data.tokenizers import load_tokenizer
 from trainer.errors import InputError
@@ -90,6 +91,15 @@ def test_no_step_ever_reads_a_held_out_document(corpus: Path, path: str, workers
     held = {row for row, text in enumerate(TEXTS) if content_hash(text) % BUCKETS < 0.2 * BUCKETS}
     assert 10 < len(held) < 40
     assert read == set(range(len(TEXTS))) - held
+
+
+def test_a_held_out_corpus_that_is_trained_on_is_warned_of(corpus: Path, tmp_path: Path) -> None:
+    shutil.copy(corpus, tmp_path / "same.parquet")
+    for held_out, warned in ((tmp_path / "same.parquet", True), (None, False)):
+        evaluation = {"batches": 1, **({"corpus": {"path": str(held_out)}} if held_out else {"fraction": 0.2})}
+        config = configured(corpus, evaluation=evaluation)
+        found = warnings_of(config.data, prepare(config.data, evaluation=config.evaluation))
+        assert any("evaluation.corpus holds the documents that are trained on" in line for line in found) == warned
 
 
 def test_the_split_is_of_contents_not_of_places(corpus: Path, tmp_path: Path) -> None:

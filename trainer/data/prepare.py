@@ -122,16 +122,21 @@ def format_of(config: DataConfig) -> Format | None:
 
 
 def warnings_of(config: DataConfig, prepared: Prepared) -> list[str]:
-    """Return a warning for documents that the data path joins or cuts without an error."""
+    """Return warnings for documents that the data path joins or cuts without an error, or that are not held out."""
     if config.source is not None:
         return []
+    warnings = []
+    if prepared.held_out is not None and prepared.held_out.corpus.fingerprint == prepared.corpus.fingerprint:
+        warnings.append(
+            "warning: evaluation.corpus holds the documents that are trained on: its loss says nothing about others"
+        )
     if not config.path.endswith("-padded"):
         found = no_separator(prepared.tokenizer)
     elif prepared.pretokenized is not None:
         found = what_is_cut(read_manifest(Path(prepared.pretokenized)))
     else:  # The documents are not tokenized yet, so their lengths are unknown.
         found = None
-    return [] if found is None else [found]
+    return warnings if found is None else [*warnings, found]
 
 
 def check_workers(config: DataConfig, prepared: Prepared, ranks: int = 1) -> None:

@@ -117,12 +117,18 @@ def _unmasked(name: str, first: int, ids: Any, mask: Any) -> Any:
         pc.fill_null(pc.list_value_length(one), -1).to_numpy(zero_copy_only=False) for one in (ids, mask)
     )
     kept = mask.flatten()
-    if (lengths != of_mask).any() or kept.null_count:
-        row = int(np.argmax(lengths != of_mask))
+    wrong = lengths != of_mask
+    if not wrong.any():
+        ends = np.cumsum(lengths)
+        marks = pc.fill_null(kept, -1).to_numpy(zero_copy_only=False)
+        odd = np.flatnonzero((marks < 0) | (marks > 1))
+        wrong[np.searchsorted(ends, odd[:1], side="right")] = True
+    if wrong.any():
+        row = int(np.argmax(wrong))
         raise InputError(
             f"{name}, row {first + row} (from 0): {MASK} is not a 0 or 1 for each of its {lengths[row]} token ids"
         )
-    real = kept.to_numpy(zero_copy_only=False) != 0
+    real = marks != 0
     before = np.concatenate([[0], np.cumsum(real)])
     ends = before[np.concatenate([[0], np.cumsum(lengths)])]
     return pa.LargeListArray.from_arrays(pa.array(ends), pa.array(ids.flatten().to_numpy(zero_copy_only=False)[real]))

@@ -142,6 +142,8 @@ def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], k
     for entry in inside:
         if not rest:
             yield entry.path
+        if rest and entry.is_symlink():
+            _kind(entry.path, key)  # It may stand for a folder with files of the corpus.
         if (rest or first == "**") and entry.is_dir() and os.path.realpath(entry.path) not in above:
             yield from _expanded_glob(entry.path, parts if first == "**" else rest, above, key)
 

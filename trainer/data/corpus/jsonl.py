@@ -42,8 +42,8 @@ def content(name: str, column: str) -> Content:
 
 
 def has(name: str, column: str) -> bool:
-    """Return True if the first row has the key ``column``."""
-    return next((column in found for block in lines.blocks(name) for _, found in _objects(name, block, 0)), False)
+    """Return True if a row has the key ``column``."""
+    return any(f'"{column}"'.encode() in block for block in lines.blocks(name))
 
 
 def read(name: str, column: str, content: Content) -> Iterator[Any]:

@@ -151,7 +151,7 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
             f"{chat.KEY}: column {config.column!r} of {config.path} holds {content}, and no lists of messages"
         )
     corpus = _uncounted(Path(config.path.rstrip("/")).name or config.path, chosen.files, config.column)
-    masked = content == "tokens" and columns.has_mask(chosen.files[0], chosen.format)
+    masked = content == "tokens" and _is_masked(chosen.files, chosen.format)
     corpus = replace(
         corpus,
         format=chosen.format,
@@ -164,6 +164,17 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
     )
     _show(config.path, corpus, places.KEY, chosen.pattern)
     return corpus, places.KEY, known
+
+
+def _is_masked(files: Sequence[str], format: Format) -> bool:
+    """Return True if every file marks its padding. Raises InputError if some do and some do not."""
+    marked = [columns.has_mask(name, format) for name in files]
+    if any(marked) and not all(marked):
+        without, first = files[marked.index(False)], Path(files[marked.index(True)]).name
+        raise InputError(
+            f"{without}: no column {columns.MASK}, which {first} has; mask the tokens of all files or none"
+        )
+    return all(marked)
 
 
 _shown: set[str] = set()  # lines that this process has printed
@@ -197,6 +208,11 @@ def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corp
     if config.column not in ("text", column):  # text: the default
         raise InputError(f"data.corpus.column: {config.column}, but the tokens in {first.folder} are {column}")
     check_data(Path(first.folder), first.manifest)
+    if first.manifest.cut:
+        _say(
+            f"{places.KEY}: {config.path}: padded rows without {first.manifest.cut:,} of {first.manifest.tokens:,} "
+            "tokens: each cut document is used as a whole one; give the folder of whole documents (flat) instead"
+        )
     format: Format = "flat" if first.manifest.format == "flat" else "parquet"
     return replace(
         _uncounted(Path(first.folder).name, (str(first.data),), column),

@@ -103,6 +103,13 @@ def test_ids_that_look_like_numbers_stay_what_they_are(tmp_path: Path) -> None:
         assert found.unknown == 1
 
 
+def test_a_cluster_may_be_called_na(tmp_path: Path) -> None:
+    """Only an empty field of a CSV file has no cluster."""
+    corpus = corpus_of(jsonl(tmp_path, [f"text {number}" for number in range(4)]))
+    rows = [{"row": number, "cluster": name} for number, name in enumerate(("NA", "NA", "null", None))]
+    assert clusters(_csv(tmp_path / "labels.csv", rows), corpus).of.tolist()[:2] == [0, 0]
+
+
 @given(
     edges=st.lists(
         st.tuples(st.integers(0, 11), st.integers(0, 11), st.sampled_from([0.7, 0.75, 0.8, 0.875, 1.0])).filter(

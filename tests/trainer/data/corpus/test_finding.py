@@ -119,6 +119,13 @@ def test_a_link_to_nothing_is_an_error(tmp_path: Path, pattern: str) -> None:
         assert opened(tmp_path / pattern)[0] == ["a"]
 
 
+@pytest.mark.parametrize("pattern", ["**/*.jsonl", "*/*.jsonl"])
+def test_a_glob_through_a_linked_folder_that_is_not_there_is_an_error(tmp_path: Path, pattern: str) -> None:
+    lines(tmp_path / "here" / "a.jsonl", "a")
+    (tmp_path / "shard").symlink_to("/no/such/folder")
+    assert "/no/such/folder" in refused(tmp_path / pattern)
+
+
 def test_linked_folders_are_read_once_and_loops_end(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     lines(corpus / "a.jsonl", "a")

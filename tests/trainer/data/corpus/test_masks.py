@@ -65,6 +65,44 @@ def test_the_largest_id_is_one_that_is_no_padding(tmp_path: Path) -> None:
     assert prepare_corpus(CorpusConfig(path=path, column="input_ids")).largest_id == 3
 
 
+@pytest.mark.parametrize("masked_first", [True, False])
+@pytest.mark.parametrize("format", FORMATS)
+def test_files_with_and_without_a_mask_are_no_corpus(format: str, masked_first: bool, tmp_path: Path) -> None:
+    """Only the first file was asked, so the padding of the others was trained on."""
+    names = ("a", "b") if masked_first else ("b", "a")
+    for name, masked in zip(names, (True, False), strict=True):
+        (tmp_path / name).mkdir()
+        path = Path(written([[(3, 1), (0, 0)]], format, tmp_path / name))
+        if not masked and format == "jsonl":
+            path.write_text('{"input_ids": [3, 0]}\n')
+        elif not masked:
+            table = pa.table({"input_ids": pa.array([[3, 0]], pa.list_(pa.int32()))})
+            path.unlink()
+            if format == "parquet":
+                pq.write_table(table, path)
+            else:
+                with pa.ipc.new_stream(str(path), table.schema) as stream:
+                    stream.write_table(table)
+    with pytest.raises(InputError, match="no column attention_mask, which"):
+        documents(str(tmp_path / "*" / f"x.{format}"))
+
+
+def test_a_row_without_a_mask_is_refused_wherever_it_is(tmp_path: Path) -> None:
+    masked = '{"input_ids": [3, 0], "attention_mask": [1, 0]}\n'
+    for lines in (['{"input_ids": [3, 0]}\n', masked], [masked, '{"input_ids": [3, 0]}\n']):
+        (tmp_path / "x.jsonl").write_text("".join(lines))
+        with pytest.raises(InputError, match="attention_mask"):
+            documents(str(tmp_path / "x.jsonl"))
+
+
+def test_a_mask_that_is_neither_0_nor_1_is_refused_with_its_row(tmp_path: Path) -> None:
+    path = written([[(1, 1)], [(2, 1), (3, 1)], [(4, 1), (5, 2)]], "parquet", tmp_path)
+    with pytest.raises(
+        InputError, match=r"row 2 \(from 0\): attention_mask is not a 0 or 1 for each of its 2 token ids"
+    ):
+        documents(path)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_mask_of_another_length_is_refused_with_its_row(format: str, tmp_path: Path) -> None:
     path = Path(written([[(1, 1)], [(2, 1)], [(3, 1)]], format, tmp_path))

@@ -142,7 +142,7 @@ def _labels(path: Path, key: str) -> Sequence[JsonObject]:
             parsing = pc.ParseOptions(delimiter="," if path.suffix.lower() == ".csv" else "\t")
             with pc.open_csv(path, parse_options=parsing) as first:
                 strings = {name: pa.string() for name in first.schema.names}  # An id such as 007 is a string.
-            options = pc.ConvertOptions(column_types=strings, strings_can_be_null=True)
+            options = pc.ConvertOptions(column_types=strings, null_values=[""], strings_can_be_null=True)
             rows: list[JsonObject] = pc.read_csv(path, parse_options=parsing, convert_options=options).to_pylist()
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise InputError(f"{key}: cannot be read as {path.suffix.lower()} ({first_line(error)})") from error
