@@ -279,8 +279,8 @@ def _why(found: ExecResult, raw: Path) -> str:
     if left := with_variable(MARK, str(raw)):
         numbers = ", ".join(map(str, left[:SHOWN]))
         return (
-            f"nothing was recorded: the command ended and left processes behind ({numbers}), whose training is not "
-            "measured; start it in the foreground (no nohup, &, or daemon)"
+            f"nothing was recorded: the command ended and left processes behind ({numbers}); what they do is not "
+            "measured; start the training in the foreground (no nohup, &, or daemon)"
         )
     if found.started:
         return "no training step was seen: torch was imported, but no backward pass ran in a process of the command"

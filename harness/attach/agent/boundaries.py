@@ -98,7 +98,7 @@ state = _State()
 OTHER_THREAD = "other_thread"  # note: a second thread trains, and is not recorded
 _adopting = threading.Lock()
 # Identifier (threading.get_ident) of the thread whose steps are recorded: the main thread, or one taken by adopt().
-main_thread = threading.main_thread().ident
+recorded_thread = threading.main_thread().ident
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
 on_early_step: list[Callable[[int], None]] = []  # the same, for the first steps only
 EARLY = 64  # steps
@@ -107,8 +107,8 @@ on_evaluation: list[Callable[[], None]] = []  # called before each batch that no
 
 def forget() -> None:
     """In a forked child: none of it happened here."""
-    global state, main_thread
-    state, main_thread = _State(), threading.main_thread().ident
+    global state, recorded_thread
+    state, recorded_thread = _State(), threading.main_thread().ident
     device.forget()
     gate.forget()
 
@@ -119,12 +119,12 @@ def adopt() -> bool:
     Called where a backward pass begins in another thread than the recorded one. What the ended thread recorded stays in
     its file, and this thread begins a file of its own.
     """
-    global state, main_thread
+    global state, recorded_thread
     if not _adopting.acquire(blocking=False):  # Another thread is being adopted.
         return False
     try:
         if state.trained or state.adopted:
-            if any(thread.ident == main_thread for thread in threading.enumerate()):
+            if any(thread.ident == recorded_thread for thread in threading.enumerate()):
                 if OTHER_THREAD not in state.noted:
                     state.noted.add(OTHER_THREAD)
                     record.note(OTHER_THREAD, threading.current_thread().name)
@@ -134,7 +134,7 @@ def adopt() -> bool:
         switches.forget()
         run_queue.forget()
         record.training_thread = threading.get_native_id()
-        state, main_thread = _State(adopted=True), get_ident()
+        state, recorded_thread = _State(adopted=True), get_ident()
         return True
     finally:
         _adopting.release()
@@ -142,7 +142,7 @@ def adopt() -> bool:
 
 def watched() -> bool:
     """Whether this call is one to look at: in the main thread, and run rather than traced by a compiler."""
-    return guard.on and get_ident() == main_thread and not is_compiling()
+    return guard.on and get_ident() == recorded_thread and not is_compiling()
 
 
 # ---- phases
@@ -193,7 +193,7 @@ def _read_core() -> tuple[int, int]:
 def making() -> stages.Making:
     """What this thread makes; of the main thread, that is known from now on."""
     found = stages.making()
-    if get_ident() == main_thread:
+    if get_ident() == recorded_thread:
         state.making, state.core = found, found.core
         if forks.known and (count := switches.count()) is not None:
             found.core.counts(count, switches.LASTS_NS, forks.here)

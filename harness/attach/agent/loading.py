@@ -65,7 +65,7 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 def _next(before: Any) -> Any:
     def __next__(self: Any) -> Any:
-        if not guard.on or get_ident() != boundaries.main_thread:
+        if not guard.on or get_ident() != boundaries.recorded_thread:
             return before(self)
         if boundaries.state.controlled:
             return _controlled(before, self)
@@ -235,7 +235,7 @@ def _next_index(before: Any) -> Any:
     """Time the choice of the next batch's items. The first call of an epoch shuffles, which may take seconds."""
 
     def _next_index(self: Any) -> Any:
-        if not guard.on or _depth != 1 or get_ident() != boundaries.main_thread:
+        if not guard.on or _depth != 1 or get_ident() != boundaries.recorded_thread:
             return before(self)
         opened = guard.carefully(stages.begin, SAMPLE)
         try:

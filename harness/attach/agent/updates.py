@@ -62,7 +62,7 @@ def _backward(before: Any) -> Any:
 
 def _backward_begins(given: tuple[Any, ...]) -> bool:
     """Whether this is a backward pass of training; one within another (checkpointing) is part of that."""
-    if is_compiling() or (get_ident() != boundaries.main_thread and not _adopted()):
+    if is_compiling() or (get_ident() != boundaries.recorded_thread and not _adopted()):
         return False
     this = boundaries.state
     if "backward" in this.open:
@@ -104,7 +104,7 @@ def _before_update(_optimizer: Any, _given: Any, _named: Any) -> None:
     if is_dynamo_compiling() or not guard.on:  # a call that Dynamo may inline
         return
     try:
-        if get_ident() == boundaries.main_thread and "backward" not in boundaries.state.open:
+        if get_ident() == boundaries.recorded_thread and "backward" not in boundaries.state.open:
             boundaries.enter("optimizer")
     except BaseException as error:
         if not guard.swallows(error):
@@ -112,7 +112,7 @@ def _before_update(_optimizer: Any, _given: Any, _named: Any) -> None:
 
 
 def _update_begins() -> bool:
-    if get_ident() != boundaries.main_thread or "backward" in boundaries.state.open:
+    if get_ident() != boundaries.recorded_thread or "backward" in boundaries.state.open:
         return False
     boundaries.enter("optimizer")
     return True
@@ -122,7 +122,7 @@ def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
     if is_dynamo_compiling() or not guard.on:  # a call that Dynamo may inline
         return
     try:
-        if get_ident() != boundaries.main_thread:
+        if get_ident() != boundaries.recorded_thread:
             return
         if "backward" in boundaries.state.open:
             boundaries.state.updated_within = True

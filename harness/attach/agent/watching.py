@@ -228,7 +228,7 @@ def _time_calls(kind: Any, roots: frozenset[int]) -> None:
 def _forward_begins() -> bool:
     """Whether this call is the forward phase of a step."""
     this = boundaries.state
-    if get_ident() != boundaries.main_thread or "forward" in this.open:
+    if get_ident() != boundaries.recorded_thread or "forward" in this.open:
         return False
     if not is_grad_enabled():
         boundaries.evaluated()

@@ -151,7 +151,9 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
             f"{chat.KEY}: column {config.column!r} of {config.path} holds {content}, and no lists of messages"
         )
     corpus = _uncounted(Path(config.path.rstrip("/")).name or config.path, chosen.files, config.column)
-    masked = content == "tokens" and _is_masked(chosen.files, chosen.format)
+    masked = content == "tokens" and bool(
+        cache.remember("masked", [known, chosen.format], lambda: _is_masked(chosen.files, chosen.format))
+    )
     corpus = replace(
         corpus,
         format=chosen.format,
