@@ -1,0 +1,1 @@
+"""Runs measurements on a lent card: see tests/gpu/README.md."""
