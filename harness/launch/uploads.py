@@ -139,7 +139,7 @@ class Destination:
         return len(self._there)
 
     def copy_all(self, pause: Callable[[float], bool]) -> bool:
-        """Copy what is missing. Return False if a file could not be copied; only a folder in its way lets others follow.
+        """Copy what is missing, up to the first failure; False after one. A file that a folder blocks ends nothing.
 
         ``pause`` waits the given seconds before another attempt, and returns False if there is to be none.
         """
