@@ -21,12 +21,13 @@ CYCLES = 40_000_000  # of a step's only kernel: 20 ms on an H200
 def test_a_held_device_gives_a_host_that_is_little_faster_nearly_a_step_of_lead() -> None:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
-    torch.cuda._sleep(CYCLES)  # an idle card's clock is slow
+    for _ in range(10):  # an idle card's clock is slow
+        torch.cuda._sleep(CYCLES)
     begin.record()  # type: ignore[no-untyped-call]
     torch.cuda._sleep(CYCLES)
     end.record()  # type: ignore[no-untyped-call]
     end.synchronize()
-    host_s = 0.9e-3 * begin.elapsed_time(end)  # type: ignore[no-untyped-call]
+    host_s = 0.8e-3 * begin.elapsed_time(end)  # type: ignore[no-untyped-call]
     with kept() as recorder:
         timeline = CudaTimeline(Work(lambda: torch.cuda._sleep(CYCLES)), pinned=True)
         settled = []
@@ -43,4 +44,4 @@ def test_a_held_device_gives_a_host_that_is_little_faster_nearly_a_step_of_lead(
     assert settled == [False, False, False, True]
     before, last = recorder.kernels[-2:]
     assert last.start_ns - before.end_ns > host_s * 1e9, "the device stood still for longer than the host took"
-    assert last.end_ns - drained_ns > 0.5 * (last.end_ns - last.start_ns), "the host is as far ahead as it gets"
+    assert last.end_ns - drained_ns > 0.85 * (last.end_ns - last.start_ns), "the host is as far ahead as it gets"

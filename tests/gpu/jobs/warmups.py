@@ -46,7 +46,7 @@ def warm_up(study: StudyFolder) -> list[WarmUp]:
     for run in study.runs():
         if run.record.status == "done" and run.record.facts.asynchronous and run.record.control != PROFILED:
             runs[run.record.arm].append(run)
-    return [_warm_up(arm, found) for arm, found in runs.items()]
+    return [_warm_up(arm, found) for arm, found in runs.items() if any(_turns(run) for run in found)]
 
 
 def record(place: Place, found: list[WarmUp]) -> None:
