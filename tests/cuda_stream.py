@@ -6,8 +6,10 @@ The tables that come of it are a recording of a CUDA run, made up but in order, 
 
 from __future__ import annotations
 
+import random
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 import trainer.compute.cuda_timeline as cuda_timeline
+from harness.launch.more_warmup import take_more
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
@@ -32,6 +35,7 @@ from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
 US, MS = 1_000, 1_000_000
 START_NS = 10**12
 EVENT_NS = 2 * US  # host time to record one, or to ask for one that was reached
+CYCLES_PER_NS = 1.7  # of the device's clock
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Declared:
     milliseconds longer. ``longer``: after so many batches each does. ``queue``: of so many kernels; while it is full a
     launch waits, which nothing records. ``item``: after so many kernels of a phase the host reads a value of the
     device, and waits for it: torch warns of such a call in the step that is audited, and nothing else records it.
+    ``jitter``: standard deviation of what launching and working take in a phase of a step, as shares of their mean.
+    ``rare``: by that chance a batch takes so many milliseconds longer. Both are drawn anew for each step, from its
+    number and ``seed``: a step is the same wherever a run begins.
     """
 
     kernels: dict[str, tuple[int, float, float]]
@@ -59,6 +66,23 @@ class Declared:
     queue: int | None = None
     item: dict[str, int] = field(default_factory=dict)
     settle: int = 0  # more warm-up steps at most, until the host is as far ahead as it gets
+    jitter: tuple[float, float] = (0.0, 0.0)
+    rare: tuple[float, float] = (0.0, 0.0)
+    seed: int = 0
+    accumulation: int = 1
+    log_every: int = 1_000_000
+
+    @property
+    def config(self) -> TrainerConfig:
+        """The trainer's configuration of such a run."""
+        return TrainerConfig.model_validate(
+            {
+                "compute": {"check_finite": self.check_finite, "sync": self.sync},
+                "data": {"pin_memory": True},
+                "optimizer": {"accumulation": self.accumulation},
+                "log_every": self.log_every,
+            }
+        )
 
 
 # 641 kernels of 7.8 us, launched every 25 us: 5 ms of work, 16 ms of launching, and 6 ms of data in a step of 22 ms.
@@ -75,34 +99,52 @@ LAUNCH_BOUND = Declared(
 
 
 @dataclass
-class _Stream:
+class Stream:
     """The host's clock and the device's queue; also what CudaTimeline uses of torch.cuda."""
 
     declared: Declared
     now_ns: float = START_NS
     free_ns: float = START_NS
     busy_ns: float = 0.0
-    ends_ns: list[float] = field(default_factory=list)  # of the kernels before each one
     audited: bool = False
+    drawn: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        # When the device was free before each piece of work that the queue holds.
+        self.queued_ns: deque[float] = deque(maxlen=self.declared.queue)
 
     def monotonic_ns(self) -> int:
         return round(self.now_ns)
 
+    def begin_step(self, step: int) -> None:
+        self.drawn = random.Random(self.declared.seed * 1_000_003 + step)
+
+    def varied(self, mean: float, deviation: float) -> float:
+        return mean * self.drawn.lognormvariate(-(deviation**2) / 2, deviation) if deviation else mean
+
     def launch(self, name: str) -> None:
         kernels, host_us, device_us = self.declared.kernels[name]
+        last_us = self.declared.last_us.get(name, device_us)
+        on_host, on_device = (self.varied(1.0, deviation) for deviation in self.declared.jitter)
         for number in range(1, kernels + 1):
-            if number == kernels:
-                device_us = self.declared.last_us.get(name, device_us)
-            self.now_ns += host_us * US
-            if self.declared.queue:
-                self.ends_ns.append(self.free_ns)
-                self.now_ns = max(self.now_ns, self.ends_ns[-self.declared.queue :][0])
-            self.free_ns = max(self.free_ns, self.now_ns) + device_us * US
-            self.busy_ns += device_us * US
+            self.now_ns += host_us * on_host * US
+            work_ns = (last_us if number == kernels else device_us) * on_device * US
+            self.push(work_ns)
+            self.busy_ns += work_ns
             if number == self.declared.item.get(name):
                 if self.audited:
                     warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
                 self.synchronize()
+
+    def push(self, work_ns: float) -> None:
+        if self.declared.queue:
+            self.queued_ns.append(self.free_ns)
+            self.now_ns = max(self.now_ns, self.queued_ns[0])
+        self.free_ns = max(self.free_ns, self.now_ns) + work_ns
+
+    def _sleep(self, cycles: int) -> None:
+        self.now_ns += EVENT_NS
+        self.push(cycles / CYCLES_PER_NS)
 
     def synchronize(self, *_: Any) -> None:
         self.now_ns = max(self.now_ns, self.free_ns)
@@ -116,7 +158,7 @@ class _Stream:
 
 @dataclass
 class _Event:
-    stream: _Stream
+    stream: Stream
     at_ns: float = 0.0
 
     def record(self) -> None:
@@ -143,10 +185,11 @@ class _Model:
 
     device, asynchronous, emulated = "a CUDA stream on paper", True, False
 
-    def __init__(self, stream: _Stream) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
-    def begin_step(self, step: int) -> None: ...
+    def begin_step(self, step: int) -> None:
+        self._stream.begin_step(step)
 
     def to_device(self, batch: Batch) -> Batch:
         self._stream.launch("h2d")
@@ -191,7 +234,7 @@ class _Model:
 class _Rows:
     """A recorder that writes the contract's rows on the stream's clock."""
 
-    stream: _Stream
+    stream: Stream
     steps: list[dict[str, Any]] = field(default_factory=list)
     spans: list[dict[str, Any]] = field(default_factory=list)
     open: list[tuple[str, int]] = field(default_factory=list)
@@ -253,42 +296,26 @@ class Recorded:
 
 def record(declared: Declared) -> Recorded:
     """Run ``declared`` through the trainer's loop and CudaTimeline."""
-    stream = _Stream(declared)
+    stream = Stream(declared)
     rows = _Rows(stream)
-    config = TrainerConfig.model_validate(
-        {
-            "compute": {"check_finite": declared.check_finite, "sync": declared.sync},
-            "data": {"pin_memory": True},
-            "log_every": 1_000_000,
-        }
-    )
-    with _in_place_of_cuda(stream):
-        telemetry.attach(rows)
-        try:
-            compute = CudaTimeline(_Model(stream), pinned=True)
-            loop = train(config, compute, _batches(stream, rows))
-            for _ in range(declared.warmup):
-                next(loop)
-            compute.drain_to_one_step()
-            settling = 0
-            while settling < declared.settle and not compute.is_lead_settled():
-                next(loop)
-                compute.drain_to_one_step()
-                settling += 1
-            rows.warmup, worked_ns = False, stream.busy_ns
-            for _ in range(declared.steps):
-                next(loop)
-            compute.drain_to_one_step()
-            rows.pause()
-            worked_ns = stream.busy_ns - worked_ns
-            compute.synchronize()
-        finally:
-            telemetry.attach(None)
+    with driven(stream, rows) as (compute, take):
+        take(declared.warmup)
+        settling = take_more(take, declared.settle, compute, declared.config, lambda: False)
+        rows.warmup, worked_ns = False, stream.busy_ns
+        take(declared.steps)
+        rows.pause()
+        worked_ns = stream.busy_ns - worked_ns
+        compute.synchronize()
     facts = RunFacts.from_json(
         {"device": "on paper", "asynchronous": True, "emulated": False, "threads": 1, "cores": 8}
     )
     run = RunRecord(
-        arm="cuda", block=0, status="done", config=config.model_dump(mode="json"), facts=facts, interleave="slices"
+        arm="cuda",
+        block=0,
+        status="done",
+        config=declared.config.model_dump(mode="json"),
+        facts=facts,
+        interleave="slices",
     )
     tables = [
         make_table(columns, {name: [row.get(name) for row in found] for name, _ in columns})
@@ -297,15 +324,39 @@ def record(declared: Declared) -> Recorded:
     return Recorded(RunData(run, *tables, None), worked_ns / declared.steps / MS, settling)
 
 
-def _batches(stream: _Stream, rows: _Rows) -> Iterator[Batch]:
+@contextmanager
+def driven(
+    stream: Stream, rows: _Rows | None, first_step: int = 0
+) -> Iterator[tuple[CudaTimeline, Callable[[int], None]]]:
+    """A run on ``stream`` and what takes steps of it, as ``harness.launch.child`` does. ``rows`` records them."""
+    with _in_place_of_cuda(stream):
+        telemetry.attach(rows)
+        try:
+            compute = CudaTimeline(_Model(stream), pinned=True)
+            loop = train(stream.declared.config, compute, _batches(stream, rows), first_step)
+
+            def take(steps: int) -> None:
+                for _ in range(steps):
+                    next(loop)
+                compute.drain_to_one_step()
+
+            yield compute, take
+        finally:
+            telemetry.attach(None)
+
+
+def _batches(stream: Stream, rows: _Rows | None) -> Iterator[Batch]:
     ids = torch.zeros((1, 2), dtype=torch.int64)
     every, longer_ms = stream.declared.slow
     since, all_longer_ms = stream.declared.longer
     for number in count(1):
         start = stream.monotonic_ns()
         extra_ms = (0.0 if number % every else longer_ms) + (all_longer_ms if number > since else 0.0)
+        chance, rarely_ms = stream.declared.rare
+        extra_ms += rarely_ms if stream.drawn.random() < chance else 0.0
         stream.now_ns += (stream.declared.data_ms + extra_ms) * MS
-        rows.span("main", "tokenize", start, stream.monotonic_ns())
+        if rows is not None:
+            rows.span("main", "tokenize", start, stream.monotonic_ns())
         yield Batch(ids, ids, None, 2, 2, 1)
 
 
@@ -316,7 +367,7 @@ def _numbered(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _in_place_of_cuda(stream: _Stream) -> Iterator[None]:
+def _in_place_of_cuda(stream: Stream) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "cuda", stream)
         patch.setattr(cuda_timeline, "monotonic_ns", stream.monotonic_ns)

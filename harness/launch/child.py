@@ -28,9 +28,9 @@ from harness.launch.heartbeat import Heartbeat
 from harness.launch.more_warmup import (
     batches_may_last,
     batches_needed,
-    cycle_steps,
     lives_off_lead,
     load_decision,
+    take_more,
     wait_period,
 )
 from harness.launch.out_of_memory import advice_for_this_run
@@ -400,17 +400,8 @@ class Run:
         device; how many it took.
         """
         assert self.compute is not None
-        taken = 0
-        while taken < most:
-            if self._lives_off_batches():
-                more = min(cycle_steps(self.config), most - taken)
-            elif not self.compute.is_lead_settled():
-                more = 1
-            else:
-                break
-            self._take(steps, more, warmup=True)
-            taken += more
-        return taken
+        take = partial(self._take, steps, warmup=True)
+        return take_more(take, most, self.compute, self.config, self._lives_off_batches)
 
     def _lives_off_batches(self) -> bool:
         if not batches_may_last(self.config) or not isinstance(self.recorder, StepRecorder):

@@ -4,20 +4,21 @@ A suspended run's workers use no core, but what they wait for (a disk, a network
 batch at once when the run is resumed; and a run whose queue filled up while it started has as many as the queue holds.
 Where the loop takes batches little faster than workers make them, the fixed number of warm-up steps does not use that
 up (``harness.analysis.lead``). Nor does it take the host of an asynchronous device as far ahead of it as it gets, where
-launching is little faster than the device (``trainer.compute.host_lead``), nor to a place where the host waits for it,
-where it waits in few steps.
+launching is little faster than the device: there the device is held, and one step more is enough
+(``trainer.compute.host_lead``). Nor does it take the host to a place where it waits, where it waits in few steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.lead import MadeBatches, falls_by, leads_of
 from harness.probes.ledger.recent import BatchMoments, RecentBatches
+from trainer.compute.base import Compute
 from trainer.config import TrainerConfig
 
 # What a step may be too fast by when its repetition begins to be measured, as a share of it: less cannot be told from
@@ -55,6 +56,40 @@ def wait_period(config: TrainerConfig, *, asynchronous: bool) -> int:
     """
     reads_norm = config.compute.sync != "norm" or config.compute.check_finite
     return 1 if not asynchronous or reads_norm or config.log_every > MOST_PERIOD else config.log_every
+
+
+def lead_lasts(config: TrainerConfig, *, asynchronous: bool) -> bool:
+    """True if measured steps may begin with another lead of the host over its device than they end with.
+
+    A host that waits until the device has done all in each step has none; one that does so at log lines has none there.
+    """
+    reads_each_step = config.compute.sync == "every-step" or (
+        config.compute.sync == "norm" and config.compute.check_finite
+    )
+    return asynchronous and not reads_each_step and wait_period(config, asynchronous=True) == 1
+
+
+def take_more(
+    take: Callable[[int], None],
+    most: int,
+    compute: Compute,
+    config: TrainerConfig,
+    lives_off_batches: Callable[[], bool],
+) -> int:
+    """Have ``take`` take up to ``most`` warm-up steps until a repetition is warm; return how many it took."""
+    watched = lead_lasts(config, asynchronous=compute.asynchronous)
+    taken = 0
+    while taken < most:
+        if lives_off_batches():
+            more = min(cycle_steps(config), most - taken)
+        elif watched and not compute.is_lead_settled():
+            compute.hold_device()
+            more = 1
+        else:
+            break
+        take(more)
+        taken += more
+    return taken
 
 
 def cycle_steps(config: TrainerConfig) -> int:

@@ -172,9 +172,9 @@ def emulated(sync: str, seen: Events, **compute: Any) -> tuple[list[str], list[i
     queue, waited = built._queue, []
     wait = queue._wait
 
-    def noted(until_ns: int, what: str) -> None:
+    def noted(until_ns: int, what: str, *, ahead: bool = False) -> None:
         waited.append(until_ns)
-        wait(until_ns, what)
+        wait(until_ns, what, ahead=ahead)
 
     queue._wait = noted  # type: ignore[method-assign]
     for _ in itertools.islice(train(settings, built, batches()), 3):

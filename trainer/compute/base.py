@@ -95,6 +95,12 @@ class Compute(Protocol):
     def drain_to_one_step(self) -> None:
         """Block until the device is at most one step behind: it has done all that was queued before this step."""
 
+    def hold_device(self) -> None:
+        """Let the device stand still for about as long as the host takes for a step: the host gets ahead meanwhile.
+
+        Does nothing where the host is never ahead, or while it is not known how long it takes.
+        """
+
     def is_lead_settled(self) -> bool:
         """Whether the host is as far ahead of the device as it gets (``compute.host_lead``); True where it never is."""
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 AUDITED_STEP = 1  # its unannounced blocking calls are reported too; step 0 also has those of the start-up
 _ANCHOR_TRIES = 10
+_CYCLES_PER_NS = 2  # of a multiprocessor's clock at its fastest; a slower one holds the device for longer
 _SYNC_WARNING = "called a synchronizing CUDA operation"  # torch.cuda.set_sync_debug_mode("warn")
 
 
@@ -61,13 +62,17 @@ class CudaTimeline:
         self._lead = HostLead()
         self._audit = _Audit(self._cuda, lambda: self._announced)
         self._cuda.synchronize()
+        # Not part of torch's documented interface. Without it a host that is about as fast as its device is not helped.
+        self._sleep: Callable[[int], None] | None = getattr(self._cuda, "_sleep", None)
+        if self._sleep is not None:
+            self._sleep(1)  # the first launch of a kernel loads it, which may take long
         self._anchor, self._anchor_ns = self._set_anchor()
 
     def begin_step(self, step: int) -> None:
         self._audit.switch(step == AUDITED_STEP)
         self._before = self._cuda.Event()
         self._before.record()
-        self._lead.begin_step()
+        self._lead.begin_step(monotonic_ns())
         self._inner.begin_step(step)
 
     def to_device(self, batch: Batch) -> Batch:
@@ -75,7 +80,7 @@ class CudaTimeline:
             if self._pinned:
                 return self._inner.to_device(batch)
             # The driver stages it, and may wait for the stream or not.
-            with self._blocking("copy from pageable memory", waits=False):
+            with self._blocking("copy from pageable memory"):
                 return self._inner.to_device(batch)
 
     def forward(self, batch: Batch) -> Any:
@@ -110,7 +115,7 @@ class CudaTimeline:
             return self._inner.copy_to_host(losses, norm)
 
     def read_copy(self, copy: Any, step: int) -> float | None:
-        with self._blocking("values of the step before"):
+        with self._blocking("values of the step before", ahead=True):
             return self._inner.read_copy(copy, step)
 
     def learning_rate(self) -> float | None:
@@ -129,8 +134,14 @@ class CudaTimeline:
 
     def drain_to_one_step(self) -> None:
         if self._before is not None:
-            with self._blocking("device one step behind"):
+            with self._blocking("device one step behind", ahead=True):
                 self._before.synchronize()
+
+    def hold_device(self) -> None:
+        hold_ns = self._lead.hold_ns(monotonic_ns())
+        if hold_ns is not None and self._sleep is not None:
+            self._sleep(hold_ns * _CYCLES_PER_NS)
+            self._lead.held()
 
     def is_lead_settled(self) -> bool:
         return self._lead.settled
@@ -171,7 +182,7 @@ class CudaTimeline:
     @contextmanager
     def _queued(self, name: str) -> Iterator[None]:
         """Record everything that the body queues as one piece of work called ``name``."""
-        self._lead.launched(dry=self._lead.watched and (not self._pending or self._pending[-1].end.query()))
+        self._lead.launched(dry=not self._pending or self._pending[-1].end.query())
         start_ns, start, end = monotonic_ns(), self._event(), self._event()
         start.record()
         yield
@@ -179,8 +190,8 @@ class CudaTimeline:
         self._pending.append(_Pending(name, start_ns, monotonic_ns(), start, end))
 
     @contextmanager
-    def _blocking(self, what: str, *, waits: bool = True) -> Iterator[None]:
-        """``waits``: for the device and for nothing else."""
+    def _blocking(self, what: str, *, ahead: bool = False) -> Iterator[None]:
+        """Time a call that blocks. ``ahead``: the device has more to do than what the call waits for."""
         site, start_ns = call_site(what, __file__, contextlib.__file__), monotonic_ns()
         self._announced = True
         try:
@@ -188,7 +199,7 @@ class CudaTimeline:
         finally:
             self._announced = False
             end_ns = monotonic_ns()
-            if waits:
+            if ahead:
                 self._lead.waited(end_ns - start_ns)
             telemetry.blocked(Blocked(site, start_ns, end_ns))
 

@@ -62,7 +62,7 @@ class DeviceQueue:
         while self._ends_ns and self._ends_ns[0] <= now:
             self._ends_ns.popleft()
         if len(self._ends_ns) >= self._depth:
-            self._wait(self._ends_ns.popleft(), "full queue")
+            self._wait(self._ends_ns.popleft(), "full queue", ahead=True)
             now = monotonic_ns()
         start, launched = max(now, self._free_ns), now
         self.lead.launched(dry=self._free_ns <= now)
@@ -86,13 +86,20 @@ class DeviceQueue:
 
     def wait_until(self, done_ns: int, what: str) -> None:
         """Block until ``done_ns``, the end of some work in the queue."""
-        self._wait(done_ns, what)
+        self._wait(done_ns, what, ahead=True)
 
-    def _wait(self, until_ns: int, what: str) -> None:
+    def hold(self, duration_ns: int) -> None:
+        """Let the device stand still behind what is queued."""
+        self._free_ns = max(monotonic_ns(), self._free_ns) + duration_ns
+        self.lead.held()
+
+    def _wait(self, until_ns: int, what: str, *, ahead: bool = False) -> None:
+        """``ahead``: the device has more to do."""
         site, start = call_site(what, __file__), monotonic_ns()
         wait_until(until_ns)
         end = monotonic_ns()
-        self.lead.waited(end - start)
+        if ahead:
+            self.lead.waited(end - start)
         telemetry.blocked(Blocked(site, start, end))
 
 
@@ -133,7 +140,7 @@ class EmulatedCompute:
 
     def begin_step(self, step: int) -> None:
         self._step, self._before_ns = step, self._queue.free_ns
-        self._queue.lead.begin_step()
+        self._queue.lead.begin_step(monotonic_ns())
 
     def to_device(self, batch: Batch) -> Batch:
         self._submit("h2d")
@@ -193,6 +200,10 @@ class EmulatedCompute:
 
     def drain_to_one_step(self) -> None:
         self._queue.wait_until(self._before_ns, "device one step behind")
+
+    def hold_device(self) -> None:
+        if (hold_ns := self._queue.lead.hold_ns(monotonic_ns())) is not None:
+            self._queue.hold(hold_ns)
 
     def is_lead_settled(self) -> bool:
         return self._queue.lead.settled

@@ -74,6 +74,9 @@ class NoCompute:
     def drain_to_one_step(self) -> None:
         pass
 
+    def hold_device(self) -> None:
+        pass
+
     def is_lead_settled(self) -> bool:
         return True  # a host that computes is never ahead
 
@@ -158,6 +161,9 @@ class InjectedCompute:
 
     def drain_to_one_step(self) -> None:
         self._inner.drain_to_one_step()
+
+    def hold_device(self) -> None:
+        self._inner.hold_device()
 
     def is_lead_settled(self) -> bool:
         return self._inner.is_lead_settled()

@@ -306,6 +306,9 @@ class TorchCompute:
     def drain_to_one_step(self) -> None:
         pass  # a CPU is never behind; CudaTimeline does this for CUDA
 
+    def hold_device(self) -> None:
+        pass
+
     def is_lead_settled(self) -> bool:
         return True  # CudaTimeline knows of CUDA
 

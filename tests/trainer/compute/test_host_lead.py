@@ -1,4 +1,4 @@
-"""A host that begins on an idle device gets ahead of it step by step: how far is told, and warm-up waits for it."""
+"""A host that begins on an idle device gets ahead of it step by step: warm-up ends when it is as far as it gets."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def test_the_tables_tell_by_how_much_further_ahead_the_host_was_at_the_end() -> 
     [
         (replace(LAUNCH_BOUND, warmup=1, sync="late"), 2),  # the device runs dry in each step
         (replace(BEHIND, sync="norm"), 0),  # the host waits in each step
+        (replace(BEHIND, sync="norm", check_finite=False, log_every=10), 0),  # it waits at the log lines alone
         (replace(BEHIND, data_ms=40.0), 2),
     ],
 )
@@ -73,26 +74,45 @@ def test_loops_whose_steps_are_all_alike_take_next_to_no_more_warm_up(declared: 
 
 def test_one_step_in_which_the_device_runs_dry_says_nothing_of_the_next_ones() -> None:
     lead = HostLead()
-    for dry in (True, False, True):
-        lead.begin_step()
+    for step, dry in enumerate((True, True, False, True)):  # the first step finds the device idle in any case
+        lead.begin_step(step)
         lead.launched(dry=False)
         lead.launched(dry=dry)
         assert not lead.settled
-    lead.begin_step()
+    lead.begin_step(4)
     lead.launched(dry=True)
     assert lead.settled
 
 
 def test_a_call_that_returns_at_once_is_no_wait() -> None:
     lead = HostLead()
-    lead.begin_step()
+    lead.begin_step(0)
     lead.waited(10_000)
     assert not lead.settled
     lead.waited(1_000_000)
     assert lead.settled
     lead.device_idle()
     assert not lead.settled
-    assert lead.watched
+
+
+def test_a_device_is_held_for_longer_than_the_fastest_step_once_three_steps_are_known() -> None:
+    lead = HostLead()
+    for begun in (0, 40):
+        lead.begin_step(begun)
+        assert lead.hold_ns(begun + 30) is None, "too few steps"
+    lead.begin_step(70)
+    lead.launched(dry=True)
+    lead.launched(dry=True)
+    assert lead.hold_ns(120) is None, "the device may run dry in each step"
+    lead.begin_step(120)
+    assert lead.hold_ns(220) == 45
+    assert lead.hold_ns(140) == 30
+    assert not lead.settled
+    lead.held()
+    lead.begin_step(140)
+    assert lead.settled
+    lead.device_idle()
+    assert not lead.settled
 
 
 @pytest.mark.parametrize(
