@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ def run_study(content: dict[str, Any], folder: Path, *words: str) -> StudyFolder
     done = harness("run", str(folder / "scenario.yaml"), "--out", str(folder), *words)
     assert done.returncode == 0, done.stderr[-3000:]
     return StudyFolder(max((folder / content["name"]).iterdir()))
+
+
+def unpacked(study: str, folder: Path) -> StudyFolder:
+    """Unpack the tables of a study on a card (``results/reference/gpu/STUDY/study.tar.xz``) into ``folder``."""
+    with tarfile.open(ROOT / "results" / "reference" / "gpu" / study / "study.tar.xz") as tables:
+        tables.extractall(folder, filter="data")
+    return StudyFolder(folder / study)
 
 
 def copy_code(folder: Path, path: str, before: str, after: str) -> Path:

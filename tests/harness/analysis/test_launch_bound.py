@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,13 +29,12 @@ from harness.report.sentences import either_way
 from harness.report.why import _device_table, launch_bound_lines
 from harness.study.contract import SPAN_COLUMNS, arrow_schema
 from harness.study.records import ArmRecord, StudyRecord
-from harness.study.store import StudyFolder
 from tests.cuda_stream import LAUNCH_BOUND, Declared, Recorded, record
 from tests.examples import examples
 from tests.harness.analysis.by_hand import span
+from tests.studies import unpacked
 
 MS = 1_000_000
-H200 = Path(__file__).parents[3] / "results" / "reference" / "gpu" / "h200-8b" / "study.tar.xz"
 NO_DATA = [f"{stage}=0" for stage in ("read", "tokenize", "pack", "transfer")]
 
 
@@ -272,9 +270,7 @@ def test_blocks_with_different_likely_readings_are_held_by_the_same_one() -> Non
 
 def test_each_reading_of_a_real_device_has_classes_of_its_own_for_the_steps(tmp_path: Path) -> None:
     """Of an H200 whose host blocks at times: which steps are alike depends on the reading."""
-    with tarfile.open(H200) as tables:
-        tables.extractall(tmp_path, filter="data")
-    run = next(run for run in StudyFolder(tmp_path / "h200-8b").runs() if run.record.control is None)
+    run = next(run for run in unpacked("h200-8b", tmp_path).runs() if run.record.control is None)
     readings = Replays([run])._by_reading
     assert len(readings) > 2
     for reading in readings:

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.study.store import StudyFolder
 from tests.gpu.jobs.warmups import warm_up
 from tests.recorded_turns import replayed
+from tests.studies import unpacked
 from tests.warmup_shapes import KINDS, draw_shape, ending_of
 
-REFERENCE = Path(__file__).parents[3] / "results" / "reference"
 SHAPES = [draw_shape(number) for number in range(4 * len(KINDS))]  # python -m tests.warmup_shapes draws 350
 
 
@@ -32,15 +31,17 @@ def test_the_shapes_tell_a_warm_up_that_ends_too_soon() -> None:
 
 
 @pytest.mark.parametrize("study", ["compile-gpu", "compile-gpu-1b"])
-def test_recorded_turns_end_after_a_few_steps_where_the_host_was_already_as_far_ahead_as_later(study: str) -> None:
-    turns = list(replayed(StudyFolder(REFERENCE / study)))
+def test_recorded_turns_end_after_a_few_steps_where_the_host_was_already_as_far_ahead_as_later(
+    study: str, tmp_path: Path
+) -> None:
+    turns = list(replayed(unpacked(study, tmp_path)))
     assert max(one.then for one in turns) == 60
     assert max(one.now for one in turns) <= 4
     assert abs(np.mean([one.too_fast for one in turns])) <= 0.01
 
 
-def test_the_warm_up_of_a_study_is_read_from_its_tables() -> None:
-    found = {one.arm: one for one in warm_up(StudyFolder(REFERENCE / "compile-gpu"))}
+def test_the_warm_up_of_a_study_is_read_from_its_tables(tmp_path: Path) -> None:
+    found = {one.arm: one for one in warm_up(unpacked("compile-gpu", tmp_path))}
     assert sorted(found) == ["compiled", "eager", "eager+a-a"]
     assert found["compiled"].extra == (2, 2, 3, 2, 2, 1, 1, 2)
     assert max(found["eager"].extra) == 60
