@@ -47,7 +47,10 @@ class GPT(nn.Module):
 def build(device, layers, width, **options):
     """Return the model on ``device``, and its optimizer."""
     torch.manual_seed(0)
-    model = GPT(layers, width, **options) if device.type == "cuda" else GPT(1, 32, **options)
+    if device.type != "cuda":
+        torch.set_num_threads(1)
+        layers, width = 1, 32
+    model = GPT(layers, width, **options)
     model = model.to(device)
     return model, torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 
