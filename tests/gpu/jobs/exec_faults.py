@@ -1,9 +1,9 @@
 """Runs CUDA programs with one real fault each under ``harness exec``: does its page name the fault, and its saving?
 
 The truth is what the slow and the fixed version of a program (tests/gpu/programs) take by turns, in one process for all
-programs. Then each slow version runs once under ``harness exec``. What that prints is kept in NAME.txt, and what
-summary.json holds of the command in NAME.json. At the end, the hooks are switched off and on by turns in one process:
-what do they add to a step?
+programs. Then each slow version runs once under ``harness exec``. What that prints is kept in NAME.txt, its page in
+NAME.md, and what summary.json holds of the command in NAME.json. At the end, the hooks are switched off and on by turns
+in one process: what do they add to a step?
 """
 
 from __future__ import annotations
@@ -33,11 +33,8 @@ ROOT = Path(__file__).parents[3]
 PROGRAMS = ROOT / "tests" / "gpu" / "programs"
 STEPS, WARMUP = 40, 8  # of a program under exec
 LEAST_ROUNDS = 6  # of fewer, order statistics give no interval of 95 %
-TRUTH_SHARE, PAGE_S, ENDING_S = (
-    0.4,
-    60.0,
-    5.0,
-)  # limits: share of the time left, seconds of one page, seconds at the end
+TRUTH_SHARE = 0.4  # of the time that is left, at most
+PAGE_S, ENDING_S = 60.0, 5.0  # limits of one page, and of what follows the last
 WITHIN, WITHIN_MS = 0.15, 1.0  # of the truth: a saving that is right, the larger of both
 COUNTS = ("allocator_retries", "compilations")  # keys of a turn
 AT_END = re.compile(r"^trained \d+ steps$", re.MULTILINE)  # The program has left the device to others.
@@ -49,7 +46,7 @@ class Fault:
 
     program: str
     code: tuple[str, ...]
-    """What the lines of the fault contain: the page names one of them as ``program.py:LINE``."""
+    """What the lines of the fault contain: the page names one of them as ``program.py:LINE``. Empty: no line is it."""
     words: str
     """Pattern of what the page calls such a cause."""
     bound: str | None = None
@@ -63,8 +60,8 @@ class Fault:
 
     def named_by(self, page: str, arm: dict[str, Any]) -> str | None:
         """Return what names the cause."""
-        places = "|".join(rf"{self.program}\.py:{line}\b" for line in self.lines())
-        if (match := re.search(f"{places}|{self.words}", page)) is not None:
+        places = [rf"{self.program}\.py:{line}\b" for line in self.lines()]
+        if (match := re.search("|".join([*places, self.words]), " ".join(page.split()))) is not None:
             return match[0]
         return f"bound: {self.bound}" if self.bound and arm.get("bound") == self.bound else None
 
@@ -78,9 +75,9 @@ FAULTS = (
     Fault("synchronizing_logger", ("cuda.synchronize()", "times.log()"), r"cuda\.synchronize|DeviceSynchronize"),
     Fault("blocking_copies", ("teacher.to(", "ids.to("), r"unpinned|pageable|pin_memory|non_blocking|cudaMemcpy"),
     Fault("tokenizing_collate", ("tokenizer.encode(", "encode(tokenizer"), r"tokenize [\d.]+", idle_for=STAGES),
-    Fault("micro_batches", ("model(ids)", "loss.backward()"), r"launch-bound", bound="launch"),
+    Fault("micro_batches", (), r"launch-bound", bound="launch"),
     Fault("hand_written_attention", ("scores",), r"[Aa]ttention|sdpa|softmax"),
-    Fault("allocator_retries", ("model(ids)", "step(model"), r"alloc\w+ retr|cudaMalloc|cached blocks|fragment"),
+    Fault("allocator_retries", (), r"alloc\w+ retr|cudaMalloc|cached blocks|fragment"),
     Fault("recompiling_lengths", ("compiled(ids)", "torch.compile("), r"recompil|compiled (again|anew)"),
 )
 TRIED = ("item_each_step", "tokenizing_collate")  # on an emulated device
@@ -213,15 +210,15 @@ def _record(place: Place, page: _Page, saved_ms: float | None) -> None:
     """Keep the page, and say whether it names the cause and its saving."""
     program, printed = page.fault.program, page.printed
     errors = (page.folder / "stderr").read_text(errors="replace")[-3000:]
-    text = f"{printed}\n{errors}".replace(str(page.folder), "OUT").replace(str(ROOT), ".")
-    (place.out / f"{program}.txt").write_text(text.strip() + "\n")
-    summary = next((page.folder / "exec").glob("*/summary.json"), None) if (page.folder / "exec").is_dir() else None
+    _keep(page, f"{printed}\n{errors}", place.out / f"{program}.txt")
+    summary = next(page.folder.glob("exec/*/summary.json"), None)
     if summary is None:
         problem = f"no study, exit code {page.process.returncode}: {(errors.strip().splitlines() or [''])[-1]}"
         place.add(f"{program}: cause named", problem, asked="yes", holds=False)
         return
     arm = next(iter(json.loads(summary.read_text())["arms"].values()))
     (place.out / f"{program}.json").write_text(json.dumps(arm, indent=1) + "\n")
+    _keep(page, summary.with_suffix(".md").read_text(), place.out / f"{program}.md")
     phases = arm.get("phase_ms") or {}
     place.add(f"{program}: slow under exec", sum(phases.values()) or None, "ms a step")
     named = page.fault.named_by(printed, arm)
@@ -231,6 +228,13 @@ def _record(place: Place, page: _Page, saved_ms: float | None) -> None:
     asked = "" if saved_ms is None else f"{saved_ms:.2f} ms, as the fix saves, within {within:.2f} ms"
     right = None if saved_ms is None or within is None else ms is not None and abs(ms - saved_ms) <= within
     place.add(f"{program}: saving on the page", ms, "ms a step", asked=asked, holds=right)
+
+
+def _keep(page: _Page, text: str, path: Path) -> None:
+    """Write a text without the names of this machine's folders."""
+    for name, short in ((str(page.folder), "OUT"), (str(ROOT), "."), (sys.executable, "python")):
+        text = text.replace(name, short)
+    path.write_text(text.strip() + "\n")
 
 
 # ---- what watching costs

@@ -9,7 +9,7 @@ from torch.nn.utils import clip_grad_norm_
 def train(slow, device):
     model, optimizer = build(device, layers=12, width=512)
     losses = []
-    for ids in document_loader(device, *shape(device, 16, 512)):
+    for ids in document_loader(device, *shape(device, 8, 512)):
         ids = ids.to(device, non_blocking=True)
         loss = next_token_loss(model(ids), ids)
         optimizer.zero_grad()

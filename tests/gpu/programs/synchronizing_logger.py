@@ -25,7 +25,7 @@ class StepTimes:
 def train(slow, device):
     model, optimizer = build(device, layers=12, width=512)
     times = StepTimes(device, 1 if slow else SELDOM)
-    for ids in document_loader(device, *shape(device, 16, 512)):
+    for ids in document_loader(device, *shape(device, 8, 512)):
         ids = ids.to(device, non_blocking=True)
         loss = next_token_loss(model(ids), ids)
         optimizer.zero_grad()
