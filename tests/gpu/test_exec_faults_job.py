@@ -100,6 +100,13 @@ def test_a_cause_is_named_by_its_line_its_kind_or_what_bounds_the_step() -> None
     assert Fault("micro_batches", (), "launch-bound").named_by("device-bound", {}) is None
 
 
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_page_that_only_mentions_the_program_names_no_cause(fault: Fault) -> None:
+    last = len((PROGRAMS / f"{fault.program}.py").read_text().splitlines())
+    page = f"python {fault.program}.py: 5 ms blocked, mostly in {fault.program}.py:{last} study: {fault.program}/exec"
+    assert fault.named_by(page, {"bound": "device"}) is None
+
+
 def test_the_saving_is_the_idle_time_and_of_a_cpu_the_exposed_time() -> None:
     exposed = {"read": 1.0, "tokenize": 2.0, "pack": 4.0}
     assert FAULT.saving_ms({"starved_ms": {"read": 0.5, "tokenize": 1.5, "python": 9.0}, "exposed_ms": exposed}) == 2.0

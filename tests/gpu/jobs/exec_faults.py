@@ -60,8 +60,11 @@ class Fault:
 
     def named_by(self, page: str, arm: dict[str, Any]) -> str | None:
         """Return what names the cause."""
+        text = " ".join(page.split())
         places = [rf"{self.program}\.py:{line}\b" for line in self.lines()]
-        if (match := re.search("|".join([*places, self.words]), " ".join(page.split()))) is not None:
+        match = re.search("|".join(places), text) if places else None
+        # The program's own name says nothing.
+        if (match := match or re.search(self.words, text.replace(self.program, ""))) is not None:
             return match[0]
         return f"bound: {self.bound}" if self.bound and arm.get("bound") == self.bound else None
 
