@@ -177,3 +177,9 @@ def test_a_page_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with mock.patch("tests.gpu.jobs.exec_faults.PAGE_S", 0.3):
         exec_faults._pages(place, [FAULT], {})
     assert seen(place) == {"item_each_step: cause named": "no study, exit code -9: "}
+
+
+def test_a_program_for_which_no_time_is_left_is_listed(tmp_path: Path) -> None:
+    place = place_in(tmp_path, seconds=1.0)
+    exec_faults._pages(place, [FAULT], {})
+    assert seen(place) == {"item_each_step: cause named": None}

@@ -8,6 +8,7 @@ The first line holds how many tests there are, each other line one test: its nam
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Outcomes:
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._seconds: dict[str, float] = defaultdict(float)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._write({"tests": len(session.items)})
@@ -37,10 +39,16 @@ class _Outcomes:
             self._write({"test": report.nodeid, "outcome": FAILED, "seconds": 0.0, "problem": first_line(report)})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test ends with its call; a set-up or tear-down counts where it does not pass."""
+        """A test ends with its call; a set-up or tear-down counts where it does not pass. Seconds are with set-up."""
+        self._seconds[report.nodeid] += report.duration
         if report.when == "call" or not report.passed:
             problem = first_line(report) if report.failed else ""
-            row = {"test": report.nodeid, "outcome": report.outcome, "seconds": report.duration, "problem": problem}
+            row = {
+                "test": report.nodeid,
+                "outcome": report.outcome,
+                "seconds": self._seconds[report.nodeid],
+                "problem": problem,
+            }
             self._write(row)
 
     def _write(self, row: dict[str, Any]) -> None:
@@ -49,7 +57,7 @@ class _Outcomes:
 
 
 def first_line(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return what was raised, in one line."""
+    """Return the first line of what a test raised; of a file that cannot be imported, the last line."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = str(report.longrepr if crash is None else crash.message).strip()
-    return (text.splitlines() or [""])[0][:300] if crash is not None else text.splitlines()[-1][:300] if text else ""
+    lines = (str(report.longrepr).strip().splitlines()[-1:] if crash is None else crash.message.splitlines()) or [""]
+    return str(lines[0])[:300]

@@ -23,7 +23,7 @@ VERSIONS = ("slow", "fixed")
 LOGGED = 20  # steps from one printed loss to the next
 TURN, ROUNDS = 20, 6  # steps of a turn, and turns of each version
 # Whole periods of what these scripts repeat; each turn of the first takes a compilation.
-PERIODS = {"recompiling_lengths": (10, 3), "allocator_retries": (10, ROUNDS)}
+PERIODS = {"recompiling_lengths": (10, 2), "allocator_retries": (10, ROUNDS)}
 
 
 def main(train):
