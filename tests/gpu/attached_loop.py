@@ -1,10 +1,12 @@
-"""A training loop on a CUDA device as anyone writes it: ``attached_loop STEPS DATA_MS WORKERS``."""
+"""A training loop on a CUDA device as anyone writes it: ``attached_loop STEPS DATA_MS:WORKERS ...``, one per case."""
 
 import sys
 import time
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+
+FIRST = 20  # step from which on time counts
 
 
 class Text(Dataset):
@@ -21,8 +23,7 @@ class Text(Dataset):
         return torch.full((256,), row % 100, dtype=torch.long)
 
 
-if __name__ == "__main__":
-    steps, data_ms, workers = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+def train(steps: int, data_ms: float, workers: int) -> None:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(2048, 2048) for _ in range(24)]
     model = torch.nn.Sequential(torch.nn.Embedding(100, 2048), *layers, torch.nn.Linear(2048, 100)).cuda()
@@ -30,7 +31,7 @@ if __name__ == "__main__":
     loader = DataLoader(Text(8 * steps, data_ms / 8), batch_size=8, num_workers=workers, pin_memory=True)
     begun = 0.0
     for step, ids in enumerate(loader):
-        if step == 20:
+        if step == FIRST:
             torch.cuda.synchronize()
             begun = time.perf_counter()
         ids = ids.cuda(non_blocking=True)
@@ -42,4 +43,11 @@ if __name__ == "__main__":
         if step % 10 == 0:
             print(step, loss.item().hex())
     torch.cuda.synchronize()
-    print("milliseconds a step", (time.perf_counter() - begun) / (steps - 20) * 1e3)
+    print("milliseconds a step", (time.perf_counter() - begun) / (steps - FIRST) * 1e3)
+
+
+if __name__ == "__main__":
+    for case in sys.argv[2:]:
+        data, _, loaders = case.partition(":")
+        print("case", case)
+        train(int(sys.argv[1]), float(data), int(loaders))
