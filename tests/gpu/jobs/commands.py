@@ -1,0 +1,47 @@
+"""Runs the harness's commands as processes that end in time, whatever happens in them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+
+from tests.commands import ROOT
+
+GRACE_S = 5.0  # from the interrupt, upon which a study keeps what it has, to the kill
+TAIL = 3000  # characters of the output of a command that failed
+
+
+def harness(*words: str, seconds: float) -> int | None:
+    """Run one command for at most ``seconds``; its exit status, None where it was ended. Failures are printed."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harness", *words],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        status = _status(process, seconds)
+        if status != 0:
+            output.seek(0)
+            said = output.read().decode(errors="replace")[-TAIL:]
+            ended = f"ended after {seconds:.0f} s" if status is None else f"exit status {status}"
+            print(f"harness {words[0]}: {ended}\n{said}", flush=True)
+        return status
+
+
+def _status(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Exit status of ``process``; None where it was interrupted, or killed, as its time was up."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(max(1.0, seconds - GRACE_S))
+    for end in (signal.SIGINT, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, end)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+            return None
+    return None

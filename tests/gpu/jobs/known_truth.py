@@ -1,0 +1,232 @@
+"""Known truth on a real device: what the record of one run says of its data cost, beside what other runs measured.
+
+Of each pipeline (``tests.gpu.pipelines``) five quantities, predicted from the record of its own run alone:
+
+step      by the unedited replay, from steps drawn as predictions draw them; measured: its own steps
+exposed   what data work costs a step, by the ledger; measured: its step less that of the arm without data
+idle      what the device idled for data, by the ledger; measured: the same difference
+ceiling   what a step without data work saves, by replay; measured: the same difference
+removal   what one edit saves, by replay; measured: its step less that of the edited arm
+
+An error is predicted less measured, in percent of the pipeline's own step.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import yaml
+
+from harness.analysis.ledger import RunLedger, measure
+from harness.analysis.replay import Replays
+from harness.analysis.statistics import Estimate
+from harness.launch.block import plan_repetitions
+from harness.scenario.edits import parse_edits
+from harness.study.contract import STAGES
+from harness.study.run_data import RunData
+from harness.study.store import StudyFolder
+from tests.gpu.jobs.commands import harness
+from tests.gpu.lease.place import Place
+from tests.gpu.pipelines import CUDA, EMULATED, FEW, NAME, PIPELINES, SLICE_STEPS, Pipeline, scenario
+from trainer.config import recorded_config
+from trainer.errors import InputError
+
+WITHIN = 3.0  # percent of the step
+QUANTITIES = ("step", "exposed", "idle", "ceiling", "removal")
+MOST_EXTRA = 10  # warm-up steps of a turn beyond those planned
+TOO_FAST = 1.0  # percent by which the first measured steps may be faster than the last ones, on average
+EDGE_STEPS = 5  # of a turn: its first, and its last measured ones
+RESERVE_S = 12.0  # of the job's time for reading the last study
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity of one pipeline, in milliseconds per step."""
+
+    pipeline: str
+    quantity: str
+    step_ms: float
+    predicted_ms: float
+    measured_ms: float
+    low_ms: float | None = None
+    """Of the prediction, where the record leaves it open."""
+    high_ms: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Percent of the step."""
+        return self._percent(self.predicted_ms)
+
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        """Lower and upper end of the error."""
+        low, high = (None if end is None else self._percent(end) for end in (self.low_ms, self.high_ms))
+        return low, high
+
+    def _percent(self, predicted_ms: float) -> float:
+        return round(100 * (predicted_ms - self.measured_ms) / self.step_ms, 2)
+
+
+def run(place: Place) -> None:
+    """Run the studies one after the other; the figures of each are written before the next one begins."""
+    groups = [FEW] if place.emulated else [[one for one in PIPELINES if one.bound == bound] for bound in CUDA]
+    models = EMULATED if place.emulated else CUDA
+    rows: list[Row] = []
+    turns: list[Turn] = []
+    for done, pipelines in enumerate(groups):
+        seconds = (place.left_s - RESERVE_S) / (len(groups) - done)
+        runs = _study(pipelines, models, place.work / f"known-truth-{done}", seconds)
+        for one in pipelines:
+            rows += _record(place, one, runs)
+        turns += [turn for run in runs.values() for turn in turns_of(run)]
+        for twin in (name for name in runs if name.startswith("twin-")):
+            _record_twin(place, runs, twin)
+        (place.out / "rows.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    _summarize(place, rows, len(QUANTITIES) * sum(map(len, groups)))
+    _record_warmup(place, turns)
+
+
+def _study(
+    pipelines: Sequence[Pipeline], models: Mapping[str, Mapping[str, object]], folder: Path, seconds: float
+) -> dict[str, RunData]:
+    """Finished runs of the pipelines' study by arm; those that there are where it failed or took too long."""
+    folder.mkdir(parents=True)
+    file = folder / "scenario.yaml"
+    file.write_text(yaml.safe_dump(scenario(pipelines, models), sort_keys=False))
+    # A machine's memory may grow as it is used: what is free now says nothing about whether the arms fit.
+    harness("run", str(file), "--out", str(folder), "--force", seconds=seconds)
+    studies = sorted((folder / NAME).glob("*"))
+    found = StudyFolder(studies[-1]).runs() if studies else ()
+    return {run.record.arm: run for run in found if run.record.status == "done"}
+
+
+def _record(place: Place, pipeline: Pipeline, runs: Mapping[str, RunData]) -> list[Row]:
+    """Add the figures of one pipeline; those that can be worked out."""
+    rows = []
+    for quantity in QUANTITIES:
+        name, asked = f"{pipeline.name}: {quantity}", f"within {WITHIN:g} % of the step"
+        try:
+            row = _row(pipeline, quantity, runs)
+        except (InputError, LookupError, AssertionError) as error:
+            print(f"{name}: {error!r}", flush=True)
+            place.add(name, None, "% of the step", asked=asked)
+            continue
+        low, high = row.interval
+        place.add(name, row.error, "% of the step", low=low, high=high, asked=asked, holds=abs(row.error) <= WITHIN)
+        rows.append(row)
+    return rows
+
+
+def _row(pipeline: Pipeline, quantity: str, runs: Mapping[str, RunData]) -> Row:
+    own = runs[pipeline.name]
+    ledger, replays = _ledger(own), Replays([own])
+    step_ms = usual_step_ms(ledger)
+    predicted_ms, measured_ms = step_ms, step_ms
+    interval: tuple[float | None, float | None] = (None, None)
+    if quantity == "step":
+        off = replays.validation.resampled_median
+        return Row(pipeline.name, quantity, step_ms, step_ms * (1 + off), step_ms)
+    other = pipeline.edited if quantity == "removal" else pipeline.none
+    measured_ms = step_ms - usual_step_ms(_ledger(runs[other]))
+    if quantity == "exposed":
+        assert ledger.waited_ms is not None, f"its waits were not split: {ledger.unsplit}"
+        predicted_ms, interval = ledger.waited_ms, ledger.waited_range_ms or interval
+    elif quantity == "idle":
+        assert ledger.device_starved_ms is not None, "what the device did is not recorded"
+        predicted_ms = sum(ledger.starved_ms.get(stage, 0.0) for stage in STAGES)
+    else:
+        predicted_ms, interval = _saved(replays, pipeline, quantity)
+    return Row(pipeline.name, quantity, step_ms, predicted_ms, measured_ms, *interval)
+
+
+def _saved(replays: Replays, pipeline: Pipeline, quantity: str) -> tuple[float, tuple[float | None, float | None]]:
+    """What removing all data work or the pipeline's edit saves by replay, with the interval of its readings."""
+    removed = {(one.kind, one.name): one.saved_ms for one in replays.removals()}
+    if quantity == "ceiling":
+        saved: Estimate | None = removed.get(("cause", "data"))
+    elif pipeline.edit == "tokenize=0":
+        saved = removed.get(("stage", "tokenize"))
+    else:
+        predicted = replays.predict(parse_edits([pipeline.edit]))
+        was, now = predicted.measured_ms.median, predicted.step_ms
+        ends = (now.ci_high, now.ci_low)
+        return was - now.median, (None, None) if None in ends else (was - ends[0], was - ends[1])
+    assert saved is not None, "no such part in its record"
+    return saved.median, (saved.ci_low, saved.ci_high)
+
+
+def _ledger(run: RunData) -> RunLedger:
+    ledger = measure(run)
+    assert ledger is not None, f"{run.record.arm} has no measured step"
+    return ledger
+
+
+def usual_step_ms(ledger: RunLedger) -> float:
+    """Mean step with each rare long one counted as a typical one: a pause of the machine is no part of a pipeline."""
+    turns = ledger.repetitions.values()
+    return sum(turn.usual_ns for turn in turns) / sum(turn.steps for turn in turns) / 1e6
+
+
+def _record_twin(place: Place, runs: Mapping[str, RunData], twin: str) -> None:
+    """Add how far two runs of one configuration differ: what no prediction can be better than."""
+    first = runs.get(twin.removeprefix("twin-"))
+    if first is not None:
+        was, again = (usual_step_ms(_ledger(one)) for one in (first, runs[twin]))
+        place.add(f"{first.record.arm}: the same once more", round(100 * (again / was - 1), 2), "% of the step")
+
+
+def _summarize(place: Place, rows: Sequence[Row], expected: int) -> None:
+    for quantity in QUANTITIES:
+        errors = [abs(row.error) for row in rows if row.quantity == quantity]
+        if errors:
+            place.add(f"{quantity}: median error", round(statistics.median(errors), 2), "% of the step")
+            place.add(f"{quantity}: worst error", max(errors), "% of the step")
+    within = sum(abs(row.error) <= WITHIN for row in rows)
+    asked = f"all {expected} within {WITHIN:g} % of the step"
+    place.add("within 3 %", within, f"of {expected} figures", asked=asked, holds=within == expected)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a run without loader workers."""
+
+    extra_steps: int
+    """Of warm-up, beyond those planned."""
+    early: float
+    """Its first measured steps against its last ones, in percent; below 0 where they are faster."""
+
+
+def turns_of(run: RunData) -> Iterator[Turn]:
+    """What each turn of ``run`` warmed up for; none of one with workers, whose batches come in bursts."""
+    columns = run.step_columns(("turn", "warmup", "wall_ns"))
+    config = recorded_config(run.record.config)
+    if columns is None or config.data.workers:
+        return
+    planned = plan_repetitions(config, run.record.interleave, SLICE_STEPS).warmup
+    steps = columns.to_pylist()
+    for turn in sorted({step["turn"] for step in steps}):
+        own = [step for step in steps if step["turn"] == turn]
+        wall_ns = [step["wall_ns"] for step in own if not step["warmup"]]
+        taken = len(own) - len(wall_ns) - planned - (config.warmup_steps if turn == 0 else 0)
+        if len(wall_ns) > 2 * EDGE_STEPS:
+            first, last = statistics.median(wall_ns[:EDGE_STEPS]), statistics.median(wall_ns[-2 * EDGE_STEPS :])
+            yield Turn(taken, round(100 * (first / last - 1), 3))
+
+
+def _record_warmup(place: Place, turns: Sequence[Turn]) -> None:
+    if not turns:
+        return
+    taken = sorted(turn.extra_steps for turn in turns)
+    few = round(100 * sum(one <= MOST_EXTRA for one in taken) / len(taken), 1)
+    early = round(statistics.fmean(turn.early for turn in turns), 2)
+    place.add("warm-up: extra steps of a turn, median", statistics.median(taken), "steps")
+    place.add("warm-up: extra steps of a turn, most", taken[-1], "steps")
+    place.add(
+        f"warm-up: turns of at most {MOST_EXTRA} extra steps", few, f"% of {len(taken)}", asked="95 %", holds=few >= 95
+    )
+    asked = f"at most {TOO_FAST:g} % faster"
+    place.add("warm-up: first measured steps against last", early, "%", asked=asked, holds=early >= -TOO_FAST)

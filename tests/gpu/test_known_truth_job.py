@@ -1,0 +1,88 @@
+"""The job known-truth on the emulated device, where the same code meets costs that are declared."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.jobs import commands, known_truth
+from tests.gpu.lease.place import EMULATED, Place
+from tests.gpu.lease.sheet import DONE, Figure, Result, Sheet
+from tests.gpu.pipelines import CUDA, FEW, PIPELINES, scenario
+
+WITHIN = 10.0  # percent of the step, on a machine whose cores others use too
+
+
+def place_in(folder: Path) -> Place:
+    result = Result(job="known-truth", card="emulated", emulated=True, date="", commit="")
+    return Place(EMULATED, folder / "out", folder / "work", time.monotonic() + 60, Sheet(result, folder / "out"))
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_it_finds_what_the_emulated_device_declares(tmp_path: Path) -> None:
+    words = ["-m", "tests.gpu.lease.job", "known-truth", "--device", EMULATED, "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    result = Result.read(tmp_path)
+    assert result is not None
+    assert result.status == DONE
+    figures = {figure.name: figure for figure in result.figures}
+    for pipeline in FEW:
+        for quantity in known_truth.QUANTITIES:
+            figure = figures[f"{pipeline.name}: {quantity}"]
+            assert figure.holds is None
+            assert isinstance(figure.seen, float)
+            assert abs(figure.seen) <= WITHIN, done.stdout[-3000:]
+    assert figures["within 3 %"].unit == "of 10 figures"
+    predicted = {(row["pipeline"], row["quantity"]): row for row in json.loads((tmp_path / "rows.json").read_text())}
+    exposed = predicted["launch-inline", "exposed"]
+    assert exposed["predicted_ms"] >= sum(FEW[0].stages.values())  # nothing hides it, and a sleep is never shorter
+    hidden = predicted["device-inline-norm", "exposed"]
+    assert hidden["predicted_ms"] < sum(FEW[1].stages.values())  # the optimizer hides some
+    most = figures["warm-up: extra steps of a turn, most"].seen
+    assert isinstance(most, int)
+    assert 0 <= most <= 60
+
+
+def test_a_study_that_leaves_nothing_is_reported_as_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_nothing(*_: str, seconds: float) -> int:
+        assert seconds <= 60
+        return 1
+
+    monkeypatch.setattr(known_truth, "harness", run_nothing)
+    place = place_in(tmp_path)
+    known_truth.run(place)
+    result = Result.read(place.out)
+    assert result is not None
+    *missing, within = result.figures
+    assert [figure.seen for figure in missing] == [None] * 10
+    assert within == Figure("within 3 %", 0, "of 10 figures", asked="all 10 within 3 % of the step")
+
+
+def test_both_models_have_six_kinds_of_loader_and_a_twin() -> None:
+    assert len(PIPELINES) == 12
+    for bound in CUDA:
+        own = [one for one in PIPELINES if one.bound == bound]
+        arms = scenario(own, CUDA)["arms"]
+        assert len([name for name in arms if name.startswith("twin-")]) == 1
+        for one in own:
+            assert {one.name, one.edited, one.none} <= set(arms)
+            assert arms[one.name] != arms[one.edited]
+
+
+@pytest.mark.slow
+def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "GRACE_S", 0.2)
+    code = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    assert commands._status(process, seconds=0) is None
+    assert process.wait() == -signal.SIGKILL
