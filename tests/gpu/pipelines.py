@@ -18,7 +18,14 @@ SLICE_STEPS = 20  # two turns, there and back again: a drift of the machine's sp
 WARMUP = 8
 SLEEP, BUSY = "sleep", "busy"
 DEEP = 1000  # steps between two lines of the log
-
+# One batch of real text, again and again.
+DATA: dict[str, Any] = {
+    "corpus": {"builtin": "python-docs", "documents": 50},
+    "tokenizer": {"train": {"kind": "bpe", "vocab_size": 512}},
+    "sequence_length": 64,
+    "batch_size": 2,
+    "replay": True,
+}
 _COMMON: dict[str, Any] = {
     "model.preset": "gpt2-small",
     "model.vocab_size": 512,
@@ -127,13 +134,7 @@ def scenario(pipelines: Sequence[Pipeline], models: dict[str, dict[str, Any]]) -
         "name": NAME,
         "question": "Does the harness find what pipelines with a declared data cost lose on this device?",
         "base": {
-            "data": {
-                "corpus": {"builtin": "python-docs", "documents": 50},
-                "tokenizer": {"train": {"kind": "bpe", "vocab_size": 512}},
-                "sequence_length": 64,
-                "batch_size": 2,
-                "replay": True,
-            },
+            "data": DATA,
             "optimizer": {"learning_rate": 1e-5},
             "log_every": DEEP,
             "steps": STEPS,

@@ -18,6 +18,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -33,7 +34,6 @@ from tests.gpu.jobs.commands import harness
 from tests.gpu.lease.place import Place
 from tests.gpu.pipelines import CUDA, EMULATED, FEW, NAME, PIPELINES, SLICE_STEPS, Pipeline, scenario
 from trainer.config import recorded_config
-from trainer.errors import InputError
 
 WITHIN = 3.0  # percent of the step
 QUANTITIES = ("step", "exposed", "idle", "ceiling", "removal")
@@ -91,7 +91,7 @@ def run(place: Place) -> None:
 
 
 def _study(
-    pipelines: Sequence[Pipeline], models: Mapping[str, Mapping[str, object]], folder: Path, seconds: float
+    pipelines: Sequence[Pipeline], models: dict[str, dict[str, Any]], folder: Path, seconds: float
 ) -> dict[str, RunData]:
     """Finished runs of the pipelines' study by arm; those that there are where it failed or took too long."""
     folder.mkdir(parents=True)
@@ -111,7 +111,7 @@ def _record(place: Place, pipeline: Pipeline, runs: Mapping[str, RunData]) -> li
         name, asked = f"{pipeline.name}: {quantity}", f"within {WITHIN:g} % of the step"
         try:
             row = _row(pipeline, quantity, runs)
-        except (InputError, LookupError, AssertionError) as error:
+        except Exception as error:  # one figure is lost, not the job
             print(f"{name}: {error!r}", flush=True)
             place.add(name, None, "% of the step", asked=asked)
             continue
@@ -153,8 +153,8 @@ def _saved(replays: Replays, pipeline: Pipeline, quantity: str) -> tuple[float, 
     else:
         predicted = replays.predict(parse_edits([pipeline.edit]))
         was, now = predicted.measured_ms.median, predicted.step_ms
-        ends = (now.ci_high, now.ci_low)
-        return was - now.median, (None, None) if None in ends else (was - ends[0], was - ends[1])
+        low, high = (None if end is None else was - end for end in (now.ci_high, now.ci_low))
+        return was - now.median, (low, high)
     assert saved is not None, "no such part in its record"
     return saved.median, (saved.ci_low, saved.ci_high)
 
