@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 NAME = "known-truth-device"
-STEPS = 40
-SLICE_STEPS = 20  # two turns, there and back again: a drift of the machine's speed cancels
+TURNS = 4  # there and back again: a drift of the machine's speed cancels
+SLICE_STEPS = 16  # of a turn; workers' batches come in bursts of up to four
 WARMUP = 8
+TWIN = "twin-"  # begins the name of an arm that is the same as another
 SLEEP, BUSY = "sleep", "busy"
 DEEP = 1000  # steps between two lines of the log
 # One batch of real text, again and again.
@@ -122,13 +123,13 @@ PIPELINES = (
 FEW = tuple(one for one in PIPELINES if one.name in ("launch-inline", "device-inline-norm"))
 
 
-def scenario(pipelines: Sequence[Pipeline], models: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def scenario(pipelines: Sequence[Pipeline], models: dict[str, dict[str, Any]], turns: int = TURNS) -> dict[str, Any]:
     """One scenario: of each pipeline itself, the edited one and the one without data, and of that once a twin."""
     arms: dict[str, dict[str, Any]] = {}
     for one in pipelines:
         own = {one.name: one.arm(), one.edited: one.arm(one.edit), one.none: one.without_data()}
-        if not any(name.startswith(f"twin-none-{one.bound}") for name in arms):
-            own[f"twin-{one.none}"] = own[one.none]
+        if not any(name.startswith(f"{TWIN}none-{one.bound}") for name in arms):
+            own[TWIN + one.none] = own[one.none]
         arms |= {name: {**models[one.bound], **content} for name, content in own.items()}
     return {
         "name": NAME,
@@ -137,7 +138,7 @@ def scenario(pipelines: Sequence[Pipeline], models: dict[str, dict[str, Any]]) -
             "data": DATA,
             "optimizer": {"learning_rate": 1e-5},
             "log_every": DEEP,
-            "steps": STEPS,
+            "steps": turns * SLICE_STEPS,
             "warmup_steps": WARMUP,
         },
         "arms": arms,

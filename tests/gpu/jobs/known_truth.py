@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,9 +31,10 @@ from harness.scenario.edits import parse_edits
 from harness.study.contract import STAGES
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
-from tests.gpu.jobs.commands import harness
+from tests.gpu.jobs.commands import failing_alone, harness
 from tests.gpu.lease.place import Place
-from tests.gpu.pipelines import CUDA, EMULATED, FEW, NAME, PIPELINES, SLICE_STEPS, Pipeline, scenario
+from tests.gpu.pipelines import CUDA, EMULATED, FEW, NAME, PIPELINES, SLICE_STEPS, TWIN, Pipeline, scenario
+from tests.known_truth.waited import waited_share
 from trainer.config import recorded_config
 
 WITHIN = 3.0  # percent of the step
@@ -74,34 +76,47 @@ class Row:
 def run(place: Place) -> None:
     """Run the studies one after the other; the figures of each are written before the next one begins."""
     groups = [FEW] if place.emulated else [[one for one in PIPELINES if one.bound == bound] for bound in CUDA]
-    models = EMULATED if place.emulated else CUDA
     rows: list[Row] = []
     turns: list[Turn] = []
+    waited: list[float] = []
     for done, pipelines in enumerate(groups):
         seconds = (place.left_s - RESERVE_S) / (len(groups) - done)
-        runs = _study(pipelines, models, place.work / f"known-truth-{done}", seconds)
+        content = scenario(pipelines, EMULATED, turns=2) if place.emulated else scenario(pipelines, CUDA)
+        runs: dict[str, RunData] = {}
+        with failing_alone(place, f"study {done}"):
+            runs = _study(content, place.work / f"known-truth-{done}", place.out / f"study-{done}.tar.gz", seconds)
         for one in pipelines:
             rows += _record(place, one, runs)
-        turns += [turn for run in runs.values() for turn in turns_of(run)]
-        for twin in (name for name in runs if name.startswith("twin-")):
-            _record_twin(place, runs, twin)
+        for arm, run in runs.items():
+            with failing_alone(place, arm):
+                turns += turns_of(run)
+                waited.append(waited_share(run))
+                if arm.startswith(TWIN):
+                    _record_twin(place, runs[arm.removeprefix(TWIN)], run)
         (place.out / "rows.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     _summarize(place, rows, len(QUANTITIES) * sum(map(len, groups)))
+    if waited:
+        place.add("waited for a core: the worst run", round(100 * max(waited), 2), "% of its steps")
     _record_warmup(place, turns)
 
 
-def _study(
-    pipelines: Sequence[Pipeline], models: dict[str, dict[str, Any]], folder: Path, seconds: float
-) -> dict[str, RunData]:
-    """Finished runs of the pipelines' study by arm; those that there are where it failed or took too long."""
-    folder.mkdir(parents=True)
+def _study(content: dict[str, Any], folder: Path, kept: Path, seconds: float) -> dict[str, RunData]:
+    """Finished runs of the scenario ``content`` by arm; those that there are where it failed or took too long.
+
+    The study is packed into ``kept``: what a card recorded can be analysed again without one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / "scenario.yaml"
-    file.write_text(yaml.safe_dump(scenario(pipelines, models), sort_keys=False))
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
     # A machine's memory may grow as it is used: what is free now says nothing about whether the arms fit.
     harness("run", str(file), "--out", str(folder), "--force", seconds=seconds)
     studies = sorted((folder / NAME).glob("*"))
-    found = StudyFolder(studies[-1]).runs() if studies else ()
-    return {run.record.arm: run for run in found if run.record.status == "done"}
+    if not studies:
+        return {}
+    with tarfile.open(kept, "w:gz") as packed:
+        for name in ("study.json", "runs"):
+            packed.add(studies[-1] / name, name)
+    return {run.record.arm: run for run in StudyFolder(studies[-1]).runs() if run.record.status == "done"}
 
 
 def _record(place: Place, pipeline: Pipeline, runs: Mapping[str, RunData]) -> list[Row]:
@@ -115,7 +130,7 @@ def _record(place: Place, pipeline: Pipeline, runs: Mapping[str, RunData]) -> li
             print(f"{name}: {error!r}", flush=True)
             place.add(name, None, "% of the step", asked=asked)
             continue
-        low, high = row.interval
+        low, high = row.interval if row.low_ms != row.high_ms else (None, None)
         place.add(name, row.error, "% of the step", low=low, high=high, asked=asked, holds=abs(row.error) <= WITHIN)
         rows.append(row)
     return rows
@@ -171,12 +186,10 @@ def usual_step_ms(ledger: RunLedger) -> float:
     return sum(turn.usual_ns for turn in turns) / sum(turn.steps for turn in turns) / 1e6
 
 
-def _record_twin(place: Place, runs: Mapping[str, RunData], twin: str) -> None:
+def _record_twin(place: Place, run: RunData, twin: RunData) -> None:
     """Add how far two runs of one configuration differ: what no prediction can be better than."""
-    first = runs.get(twin.removeprefix("twin-"))
-    if first is not None:
-        was, again = (usual_step_ms(_ledger(one)) for one in (first, runs[twin]))
-        place.add(f"{first.record.arm}: the same once more", round(100 * (again / was - 1), 2), "% of the step")
+    was, again = (usual_step_ms(_ledger(one)) for one in (run, twin))
+    place.add(f"{run.record.arm}: the same once more", round(100 * (again / was - 1), 2), "% of the step")
 
 
 def _summarize(place: Place, rows: Sequence[Row], expected: int) -> None:

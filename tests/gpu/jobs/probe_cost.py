@@ -33,7 +33,7 @@ from harness.probes.profilers.torch_session import TorchProfilerSettings
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.settings import SamplerSettings
 from harness.study.store import StudyFolder
-from tests.gpu.jobs.commands import harness
+from tests.gpu.jobs.commands import MESSAGE, failing_alone, harness
 from tests.gpu.lease.place import Place
 from tests.gpu.pipelines import CUDA, DATA, EMULATED
 from tests.timeline_check.check import check
@@ -88,14 +88,8 @@ FEW = CASES[:3]
 def run(place: Place) -> None:
     """Alternate, read the counters, draw the timeline: each part may fail alone."""
     for part in (_costs, _counters, _timeline):
-        try:
+        with failing_alone(place, part.__name__.strip("_")):
             part(place)
-        except Exception as error:  # of a card, a driver or a tool: the other parts are worth having
-            _record_failure(place, part.__name__.strip("_"), error)
-
-
-def _record_failure(place: Place, what: str, error: Exception) -> None:
-    place.add(f"{what}: failed", repr(error)[:300])
 
 
 @dataclass
@@ -170,17 +164,15 @@ def _costs(place: Place) -> None:
         loops.compute.synchronize()
         scale = min(most, 0.8 * (place.left_s - STUDY_S) / sum(case.seconds for case in cases))
         for case in cases:
-            try:
+            with failing_alone(place, case.name):
                 _cost(place, loops, case, scale * case.seconds)
-            except Exception as error:  # of one probe: the others are still measured
-                _record_failure(place, case.name, error)
 
 
 def _cost(place: Place, loops: Loops, case: Case, seconds: float) -> None:
     """Add what one probe costs a step: the median ratio of pairs, with its interval."""
     folder = place.work / "probes"
     folder.mkdir(parents=True, exist_ok=True)
-    before_ms = [loops.step_ms(case, None, on=False) for _ in range(LEAST_PAIRS)]
+    before_ms = [loops.step_ms(case, None, on=False) for _ in range(LEAST_PAIRS)]  # also warms the loop up
     ratios: list[float] = []
     without_ms: list[float] = []
     end, probe = monotonic() + seconds, case.probe(folder)
@@ -195,21 +187,28 @@ def _cost(place: Place, loops: Loops, case: Case, seconds: float) -> None:
             probe.close()
     problems = [] if probe is None else probe.report().problems
     for problem in problems:
-        place.add(f"{case.name}: problem", problem[:300])
+        place.add(f"{case.name}: problem", problem[:MESSAGE])
     if probe is not None and probe.report().failed:
         return
     ratio = from_blocks([math.log(one) for one in ratios])
     assert ratio is not None
     low, high = (None if end is None else _percent(end) for end in (ratio.ci_low, ratio.ci_high))
     asked = f"at most {ALWAYS_ON:g} %" if case.always_on else ""
-    cost = _percent(ratio.median)
-    holds = cost <= ALWAYS_ON if asked else None
-    place.add(case.name, cost, "% of the step", low=low, high=high, asked=asked, holds=holds)
+    holds = _at_most(ALWAYS_ON, low, high) if asked else None
+    place.add(case.name, _percent(ratio.median), "% of the step", low=low, high=high, asked=asked, holds=holds)
     step_ms = statistics.median(without_ms)
     place.add(f"{case.name}: step without it", round(step_ms, 3), f"ms, {len(ratios)} pairs")
-    place.add(f"{case.name}: left behind", _percent(step_ms / statistics.median(before_ms)), "% of the step")
+    if isinstance(probe, TorchProfiler):
+        place.add(f"{case.name}: left behind", _percent(step_ms / statistics.median(before_ms)), "% of the step")
     if isinstance(probe, Sampler):
         _record_readings(place, case, probe)
+
+
+def _at_most(most: float, low: float | None, high: float | None) -> bool | None:
+    """True if the whole interval is at most ``most``, False if none of it is; None where it is undecided."""
+    if low is None or high is None or low <= most < high:
+        return None
+    return high <= most
 
 
 def _percent(ratio: float) -> float:
@@ -242,18 +241,16 @@ def _counters(place: Place) -> None:
         return
     cards, problems = find_cards(pynvml)
     for problem in problems:
-        place.add("NVML: problem", problem[:300])
+        place.add("NVML: problem", problem[:MESSAGE])
     readers, lacking = make_readers(pynvml, cards[0])
     for reader in readers:
-        try:
+        with failing_alone(place, f"NVML, {reader.text}"):
             count, apart_ms = (10, GPM_MS) if "GPM" in reader.text else (50, 0.0)
             taken_us = statistics.median(reading_times_us(reader, count, apart_ms))
             place.add(f"NVML, {reader.text}: a reading", round(taken_us, 1), f"us, of {count}")
-        except Exception as error:  # of one counter: the others are still read
-            _record_failure(place, f"NVML, {reader.text}", error)
         lacking += reader.take_lacking()
     for text, reason in lacking:
-        place.add(f"NVML, {text}: missing", reason[:300])
+        place.add(f"NVML, {text}: missing", reason[:MESSAGE])
 
 
 def reading_times_us(reader: Reader, count: int, apart_ms: float) -> Iterator[float]:
