@@ -6,16 +6,38 @@ import json
 import signal
 import subprocess
 import sys
+import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.study.store import StudyFolder
+from tests.cuda_stream import Declared, record
 from tests.gpu.jobs import commands, known_truth
+from tests.gpu.jobs.known_truth import row_of
 from tests.gpu.lease.place import EMULATED, Place
 from tests.gpu.lease.sheet import DONE, Figure, Result, Sheet
-from tests.gpu.pipelines import CUDA, FEW, PIPELINES, scenario
+from tests.gpu.pipelines import CUDA, FEW, PIPELINES, Pipeline, scenario
 
+# Kernels, microseconds to launch one and to run one: much like the models of tests/gpu/pipelines.py on an H200.
+ON_PAPER: dict[str, dict[str, tuple[int, float, float]]] = {
+    "launch": {
+        "h2d": (2, 20, 2),
+        "forward": (350, 18, 3),
+        "backward": (700, 8, 3),
+        "norm": (30, 8, 3),
+        "optimizer": (10, 30, 10),
+    },
+    "device": {
+        "h2d": (2, 20, 2),
+        "forward": (70, 20, 75),
+        "backward": (130, 10, 80),
+        "norm": (8, 10, 60),
+        "optimizer": (2, 150, 550),
+    },
+}
 WITHIN = 10.0  # percent of the step, on a machine whose cores others use too
 
 
@@ -46,6 +68,9 @@ def test_it_finds_what_the_emulated_device_declares(tmp_path: Path) -> None:
     assert exposed["predicted_ms"] >= sum(FEW[0].stages.values())  # nothing hides it, and a sleep is never shorter
     hidden = predicted["device-inline-norm", "exposed"]
     assert hidden["predicted_ms"] < sum(FEW[1].stages.values())  # the optimizer hides some
+    with tarfile.open(tmp_path / "study-0.tar.gz") as packed:
+        packed.extractall(tmp_path / "study", filter="data")
+    assert sum(run.record.status == "done" for run in StudyFolder(tmp_path / "study").runs()) == 8
     most = figures["warm-up: extra steps of a turn, most"].seen
     assert isinstance(most, int)
     assert 0 <= most <= 60
@@ -66,6 +91,20 @@ def test_a_study_that_leaves_nothing_is_reported_as_not_measured(
     *missing, within = result.figures
     assert [figure.seen for figure in missing] == [None] * 10
     assert within == Figure("within 3 %", 0, "of 10 figures", asked="all 10 within 3 % of the step")
+
+
+@pytest.mark.parametrize("sync", ["late", "norm"])
+@pytest.mark.parametrize(("bound", "exposed_ms"), [("launch", 6.0), ("device", 5.0)])
+def test_a_stream_on_paper_is_predicted_within_one_percent(bound: str, exposed_ms: float, sync: str) -> None:
+    pipeline = Pipeline("inline", bound, {"tokenize": 6.0}, sync=sync)
+    declared = Declared(ON_PAPER[bound], data_ms=6.0, sync=sync, steps=40, warmup=20)
+    without = record(replace(declared, data_ms=0.05)).run
+    runs = {pipeline.name: record(declared).run, pipeline.edited: without, pipeline.none: without}
+    rows = {quantity: row_of(pipeline, quantity, runs) for quantity in known_truth.QUANTITIES}
+    assert [quantity for quantity, row in rows.items() if abs(row.error) > 1.0] == []
+    # Only a host that is a step ahead of its device hides all of it; one that waits for the norm, 1 ms.
+    hidden = bound == "device" and sync == "late"
+    assert rows["exposed"].predicted_ms == pytest.approx(0.0 if hidden else exposed_ms, abs=0.1)
 
 
 def test_both_models_have_six_kinds_of_loader_and_a_twin() -> None:

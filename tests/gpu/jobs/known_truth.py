@@ -125,7 +125,7 @@ def _record(place: Place, pipeline: Pipeline, runs: Mapping[str, RunData]) -> li
     for quantity in QUANTITIES:
         name, asked = f"{pipeline.name}: {quantity}", f"within {WITHIN:g} % of the step"
         try:
-            row = _row(pipeline, quantity, runs)
+            row = row_of(pipeline, quantity, runs)
         except Exception as error:  # one figure is lost, not the job
             print(f"{name}: {error!r}", flush=True)
             place.add(name, None, "% of the step", asked=asked)
@@ -136,7 +136,7 @@ def _record(place: Place, pipeline: Pipeline, runs: Mapping[str, RunData]) -> li
     return rows
 
 
-def _row(pipeline: Pipeline, quantity: str, runs: Mapping[str, RunData]) -> Row:
+def row_of(pipeline: Pipeline, quantity: str, runs: Mapping[str, RunData]) -> Row:
     own = runs[pipeline.name]
     ledger, replays = _ledger(own), Replays([own])
     step_ms = usual_step_ms(ledger)
