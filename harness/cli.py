@@ -20,6 +20,7 @@ from harness.commands.actions import Command
 from harness.launch import ending
 from trainer.errors import MACHINE_FAULTS, InputError, visible
 from trainer.files import check_utf8
+from trainer.leftovers import final_name
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
 MOST_SHOWN = 500  # characters of a text that cannot be written
@@ -180,7 +181,7 @@ def _run(parts: list[str]) -> int:
         print(f"harness: {visible(error.object)[:MOST_SHOWN]}: is not UTF-8; rename it, or its folder", file=sys.stderr)
         return 2
     except OSError as error:  # a full disk, a folder that may not be read: what was written stays as it is
-        where = visible(str(error.filename or "input or output"))
+        where = visible(final_name(str(error.filename or "input or output")))
         print(f"harness: {where}: {error.strerror or visible(str(error))}", file=sys.stderr)
         return 1 if error.errno in MACHINE_FAULTS else 2
     except (ImportError, MemoryError) as error:

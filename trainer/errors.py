@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -47,9 +48,17 @@ def cannot_write(place: object, error: OSError, remedy: str) -> Exception:
     return InputError(f"{place}: cannot be written ({reason}); {remedy}")
 
 
+_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
+
+
 def one_line(text: object) -> str:
     """Replace every run of white space in ``text`` by one space, so that a message stays on one line."""
     return " ".join(str(text).split())
+
+
+def plain_reason(error: Exception) -> str:
+    """Format an error as one line, without the error numbers that Python and pyarrow put before their words."""
+    return re.sub(r"\.? Detail: \[errno -?\d+\] ", ": ", _NUMBER.sub("", one_line(error)))
 
 
 def literal(value: object) -> str:

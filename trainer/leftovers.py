@@ -19,10 +19,17 @@ _ABANDONED_S = 7 * 24 * 3600.0  # what a killed process can go on from, where it
 _PARTIAL = ".partial"
 _OWNED = re.compile(r"\..+\.(?P<place>[0-9a-f]{8})\.(?P<pid>[0-9]+)\.[0-9]+\.tmp")
 
+_TEMPORARY = re.compile(r"\.(?P<name>.+?)(\.[0-9a-f]{8}\.[0-9]+\.[0-9]+\.tmp|\.partial)")
+
 
 def temporary_path(path: Path) -> Path:
     """A name beside ``path`` that no other process or thread uses."""
     return path.with_name(f".{path.name}.{_place()}.{os.getpid()}.{threading.get_ident()}.tmp")
+
+
+def final_name(name: str) -> str:
+    """Return ``name`` with every part that :func:`temporary_path` or :func:`partial_path` made as it was asked for."""
+    return "/".join(found["name"] if (found := _TEMPORARY.fullmatch(part)) else part for part in name.split("/"))
 
 
 def partial_path(path: Path) -> Path:

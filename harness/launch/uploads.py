@@ -30,7 +30,7 @@ from harness.launch.training_files import CHECKPOINTS
 from harness.probes.nvml.worker import Worker
 from harness.study.store import write_json
 from trainer.data.corpus.places import filesystem_of
-from trainer.errors import InputError, one_line, visible
+from trainer.errors import InputError, plain_reason, visible
 from trainer.files import read_json
 
 KEPT = "uploads.json"
@@ -72,6 +72,10 @@ class Uploaded:
     unlisted: str = ""  # why what lies at the URL could not be compared; empty: it was
 
 
+class _BlockedError(Exception):
+    """A folder stands where a file belongs: no other attempt helps, and other files can still be copied."""
+
+
 class Destination:
     """A folder behind a URL, and what of a local folder is there."""
 
@@ -110,7 +114,7 @@ class Destination:
         try:
             found = self._listed()
         except Exception as error:  # each filesystem has errors of its own
-            self.unlisted = one_line(error)
+            self.unlisted = plain_reason(error)
             return
         self.unlisted = ""
         for name, copy in list(self._there.items()):
@@ -135,16 +139,22 @@ class Destination:
         return len(self._there)
 
     def copy_all(self, pause: Callable[[float], bool]) -> bool:
-        """Copy what is missing; False where a file could not be copied, which ends it. ``pause`` waits so many seconds
-        before another attempt, and says whether there is to be one."""
+        """Copy what is missing, up to the first failure; False after one. A file that a folder blocks ends nothing.
+
+        ``pause`` waits the given seconds before another attempt, and returns False if there is to be none.
+        """
+        blocked = ""
         for name in self.missing():
-            if not self._copied(name, pause):
-                self._keep()
-                return False
+            try:
+                if not self._copied(name, pause):
+                    self._keep()
+                    return False
+            except _BlockedError as error:
+                blocked = str(error)
         self._remove_gone()
         self._keep()
-        self.reason = ""
-        return True
+        self.reason = blocked
+        return not blocked
 
     def check(self) -> None:
         """Write a small file there and remove it. Raises InputError where that cannot be, tried a few times, or where
@@ -162,7 +172,7 @@ class Destination:
             except Exception as error:  # each filesystem has errors of its own
                 if not left:
                     raise InputError(
-                        f"{KEY}: {self.url}: cannot be written ({one_line(error)}); give a URL that can, {WITHOUT}"
+                        f"{KEY}: {self.url}: cannot be written ({plain_reason(error)}); give a URL that can, {WITHOUT}"
                     ) from error
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_PAUSE_S)
@@ -204,15 +214,17 @@ class Destination:
             try:
                 self._copy(name)
                 return True
+            except _BlockedError:
+                raise
             except InputError as error:
                 self.reason = str(error)
                 return False
             except FileNotFoundError as error:
                 if not (self.folder / name).exists():  # a checkpoint that has been removed meanwhile
                     return True
-                self.reason = one_line(error)
+                self.reason = plain_reason(error)
             except Exception as error:  # each filesystem has errors of its own
-                self.reason = one_line(error)
+                self.reason = plain_reason(error)
             if attempt + 1 == ATTEMPTS or not pause(wait_s):
                 return False
             wait_s = min(2 * wait_s, LONGEST_PAUSE_S)
@@ -231,6 +243,8 @@ class Destination:
         if self._scheme in _OBJECTS:
             fs.copy_files(str(path), target, fs.LocalFileSystem(), self._filesystem, use_threads=False)
         else:
+            if self._filesystem.get_file_info(target).type == fs.FileType.Directory:
+                raise _BlockedError(f"a folder stands at {target}; remove it, or give another URL")
             parent, _, last = target.rpartition("/")
             temporary = f"{parent}/.{last}{UNFINISHED}"
             self._filesystem.create_dir(parent, recursive=True)
@@ -453,7 +467,7 @@ class Uploader:
                     whole = self._destination.copy_all(self._pause)
                     self._destination.compare()
         except Exception as error:  # the training goes on whatever happens here
-            whole, self._destination.reason = False, one_line(error)
+            whole, self._destination.reason = False, plain_reason(error)
         reason = "" if whole else self._destination.reason
         if reason and reason != self._warned and not ending:
             print(f"warning: upload to {self._destination.url}: {reason}; tried again later", file=sys.stderr)

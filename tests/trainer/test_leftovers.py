@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.leftovers import remove_leftovers, remove_leftovers_of, temporary_path
+from trainer.leftovers import final_name, partial_path, remove_leftovers, remove_leftovers_of, temporary_path
 
 DAY_S = 86_400
 ENDED = 4_194_305  # above the most that Linux gives
@@ -72,3 +72,10 @@ def test_what_is_no_temporary_file_stays(tmp_path: Path) -> None:
     remove_leftovers(tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
     remove_leftovers(tmp_path / "no such folder")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.b.tmp", ".hidden", "a/.git/b"])
+def test_a_temporary_name_says_what_it_is_to_become(name: str) -> None:
+    path = Path("/folder") / name
+    for written in (path, temporary_path(path), partial_path(path), temporary_path(path) / "inner"):
+        assert final_name(str(written)).removesuffix("/inner") == str(path)

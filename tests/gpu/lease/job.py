@@ -1,4 +1,4 @@
-"""``python -m tests.gpu.lease.job NAME``: run one job in this process. The runner starts it; it may be run alone too."""
+"""``python -m tests.gpu.lease.job NAME``: run one job in this process. The runner starts it; a person may, too."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ class Result:
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / f".{RESULT}"
         new.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        os.replace(new, folder / RESULT)
+        new.replace(folder / RESULT)
 
     @classmethod
     def read(cls, folder: Path) -> Result | None:

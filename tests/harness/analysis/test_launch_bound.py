@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from tests.examples import examples
 from tests.harness.analysis.by_hand import span
 
 MS = 1_000_000
-H200 = Path(__file__).parents[3] / "results" / "reference" / "h200-8b"
+H200 = Path(__file__).parents[3] / "results" / "reference" / "gpu" / "h200-8b" / "study.tar.xz"
 NO_DATA = [f"{stage}=0" for stage in ("read", "tokenize", "pack", "transfer")]
 
 
@@ -269,9 +270,11 @@ def test_blocks_with_different_likely_readings_are_held_by_the_same_one() -> Non
             assert one.step_class is step_class
 
 
-def test_each_reading_of_a_real_device_has_classes_of_its_own_for_the_steps() -> None:
+def test_each_reading_of_a_real_device_has_classes_of_its_own_for_the_steps(tmp_path: Path) -> None:
     """Of an H200 whose host blocks at times: which steps are alike depends on the reading."""
-    run = next(run for run in StudyFolder(H200).runs() if run.record.control is None)
+    with tarfile.open(H200) as tables:
+        tables.extractall(tmp_path, filter="data")
+    run = next(run for run in StudyFolder(tmp_path / "h200-8b").runs() if run.record.control is None)
     readings = Replays([run])._by_reading
     assert len(readings) > 2
     for reading in readings:

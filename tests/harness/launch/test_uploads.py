@@ -261,6 +261,15 @@ def test_a_folder_of_somebody_else_is_not_written_over(folder: Path) -> None:
     assert copied("memory://bucket/there") == {"thesis.txt": b"of years"}
 
 
+def test_a_folder_where_a_file_belongs_is_named_and_nothing_is_left_there(folder: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    (there / "losses.csv" / "inner").mkdir(parents=True)
+    found = ended(folder, f"file://{there}")
+    assert found.missing == ("losses.csv",)
+    assert f"{there}/losses.csv" in found.reason
+    assert [one.name for one in there.rglob("*uploading")] == []
+
+
 def test_of_two_trainings_the_second_is_not_mixed_into_the_first(folder: Path) -> None:
     url = "memory://bucket/there"
     (folder / "study.json").write_text('{"id": "a"}')

@@ -14,8 +14,9 @@ from harness.study.run_facts import NAMES, RunFacts
 from harness.study.store import StudyFolder, write_json
 from trainer.errors import InputError
 
-REFERENCE = Path(__file__).parents[3] / "results" / "reference"
-STUDIES = sorted(path.parent for path in REFERENCE.glob("*/study.json"))
+TESTS = Path(__file__).parents[2]
+QUICKSTART = TESTS.parent / "results" / "reference" / "quickstart"
+STUDIES = [*sorted(path.parent for path in TESTS.glob("fixtures/studies/*/study.json")), QUICKSTART]
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
@@ -38,7 +39,7 @@ def test_every_reference_study_opens_and_is_written_as_it_was_read(study: Path, 
 
 def test_the_reference_studies_are_there() -> None:
     assert len(STUDIES) > 4
-    assert len(list(REFERENCE.glob("quickstart/runs/*/*/run.json"))) > 20
+    assert len(list(QUICKSTART.glob("runs/*/*/run.json"))) > 20
 
 
 def test_facts_of_other_versions_come_back_in_their_order() -> None:

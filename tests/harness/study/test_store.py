@@ -292,10 +292,10 @@ def test_arms_keep_their_json_shape_and_older_ones_are_read(tmp_path: Path) -> N
     assert folder.read_study().arms == [ArmRecord("a"), ArmRecord("b", code=CodeRecord("", "", "abc", 1))]
 
 
-REFERENCE = Path(__file__).parents[3] / "results" / "reference"
+STUDIES = Path(__file__).parents[2] / "fixtures" / "studies"
 
 
-@pytest.mark.parametrize("path", sorted(REFERENCE.glob("*/study.json")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*/study.json")), ids=lambda path: path.parent.name)
 def test_studies_of_earlier_versions_open_and_are_written_as_they_were(path: Path, tmp_path: Path) -> None:
     record = StudyFolder(path.parent).read_study()
     StudyFolder(tmp_path).write_study(record)
