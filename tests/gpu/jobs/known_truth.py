@@ -17,12 +17,13 @@ import json
 import statistics
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from harness.analysis.lead_use import lead_use
 from harness.analysis.ledger import RunLedger, measure
 from harness.analysis.replay import Replays
 from harness.analysis.statistics import Estimate
@@ -40,7 +41,7 @@ from trainer.config import recorded_config
 WITHIN = 3.0  # percent of the step
 QUANTITIES = ("step", "exposed", "idle", "ceiling", "removal")
 MOST_EXTRA = 10  # warm-up steps of a turn beyond those planned
-TOO_FAST = 1.0  # percent by which the first measured steps may be faster than the last ones, on average
+TOO_FAST = 1.0  # percent by which measured steps may be faster than the steady state, on average
 EDGE_STEPS = 5  # of a turn: its first, and its last measured ones
 RESERVE_S = 12.0  # of the job's time for reading the last study
 
@@ -77,8 +78,7 @@ def run(place: Place) -> None:
     """Run the studies one after the other; the figures of each are written before the next one begins."""
     groups = [FEW] if place.emulated else [[one for one in PIPELINES if one.bound == bound] for bound in CUDA]
     rows: list[Row] = []
-    turns: list[Turn] = []
-    waited: list[float] = []
+    beside = Beside()
     for done, pipelines in enumerate(groups):
         seconds = (place.left_s - RESERVE_S) / (len(groups) - done)
         content = scenario(pipelines, EMULATED, turns=2) if place.emulated else scenario(pipelines, CUDA)
@@ -89,15 +89,12 @@ def run(place: Place) -> None:
             rows += _record(place, one, runs)
         for arm, run in runs.items():
             with failing_alone(place, arm):
-                turns += turns_of(run)
-                waited.append(waited_share(run))
+                beside.add(run)
                 if arm.startswith(TWIN):
                     _record_twin(place, runs[arm.removeprefix(TWIN)], run)
         (place.out / "rows.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     _summarize(place, rows, len(QUANTITIES) * sum(map(len, groups)))
-    if waited:
-        place.add("waited for a core: the worst run", round(100 * max(waited), 2), "% of its steps")
-    _record_warmup(place, turns)
+    _record_beside(place, beside)
 
 
 def _study(content: dict[str, Any], folder: Path, kept: Path, seconds: float) -> dict[str, RunData]:
@@ -109,7 +106,7 @@ def _study(content: dict[str, Any], folder: Path, kept: Path, seconds: float) ->
     file = folder / "scenario.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     # A machine's memory may grow as it is used: what is free now says nothing about whether the arms fit.
-    harness("run", str(file), "--out", str(folder), "--force", seconds=seconds)
+    harness("run", str(file), "--out", str(folder), "--force", log=folder / "log.txt", seconds=seconds)
     studies = sorted((folder / NAME).glob("*"))
     if not studies:
         return {}
@@ -213,6 +210,23 @@ class Turn:
     """Its first measured steps against its last ones, in percent; below 0 where they are faster."""
 
 
+@dataclass
+class Beside:
+    """What the runs say beside their pipelines' figures."""
+
+    turns: list[Turn] = field(default_factory=list)
+    too_fast: list[float] = field(default_factory=list)
+    """By run: percent by which its measured steps were faster than they can go on being."""
+    waited: list[float] = field(default_factory=list)
+    """By run: percent of its steps that it waited for a core."""
+
+    def add(self, run: RunData) -> None:
+        self.turns += turns_of(run)
+        self.waited.append(100 * waited_share(run))
+        if (used := lead_use([_ledger(run).used_leads])) is not None:
+            self.too_fast.append(100 * used.share)
+
+
 def turns_of(run: RunData) -> Iterator[Turn]:
     """What each turn of ``run`` warmed up for; none of one with workers, whose batches come in bursts."""
     columns = run.step_columns(("turn", "warmup", "wall_ns"))
@@ -230,16 +244,21 @@ def turns_of(run: RunData) -> Iterator[Turn]:
             yield Turn(taken, round(100 * (first / last - 1), 3))
 
 
-def _record_warmup(place: Place, turns: Sequence[Turn]) -> None:
-    if not turns:
-        return
-    taken = sorted(turn.extra_steps for turn in turns)
-    few = round(100 * sum(one <= MOST_EXTRA for one in taken) / len(taken), 1)
-    early = round(statistics.fmean(turn.early for turn in turns), 2)
-    place.add("warm-up: extra steps of a turn, median", statistics.median(taken), "steps")
-    place.add("warm-up: extra steps of a turn, most", taken[-1], "steps")
-    place.add(
-        f"warm-up: turns of at most {MOST_EXTRA} extra steps", few, f"% of {len(taken)}", asked="95 %", holds=few >= 95
-    )
-    asked = f"at most {TOO_FAST:g} % faster"
-    place.add("warm-up: first measured steps against last", early, "%", asked=asked, holds=early >= -TOO_FAST)
+def _record_beside(place: Place, found: Beside) -> None:
+    if found.waited:
+        place.add("waited for a core: the worst run", round(max(found.waited), 2), "% of its steps")
+    if found.turns:
+        taken = sorted(turn.extra_steps for turn in found.turns)
+        few = round(100 * sum(one <= MOST_EXTRA for one in taken) / len(taken), 1)
+        name = f"warm-up: turns of at most {MOST_EXTRA} extra steps"
+        place.add("warm-up: extra steps of a turn, median", statistics.median(taken), "steps")
+        place.add("warm-up: extra steps of a turn, most", taken[-1], "steps")
+        place.add(name, few, f"% of {len(taken)}", asked="95 %", holds=few >= 95)
+        early = round(statistics.fmean(turn.early for turn in found.turns), 2)
+        place.add("warm-up: first measured steps against last", early, "%")
+    if found.too_fast:
+        mean = round(statistics.fmean(found.too_fast), 2)
+        asked = f"at most {TOO_FAST:g} % on average"
+        name = "warm-up: faster than the steady state"
+        place.add(name, mean, f"% of the step, {len(found.too_fast)} runs", asked=asked, holds=mean <= TOO_FAST)
+        place.add(f"{name}, the worst run", round(max(found.too_fast), 2), "% of the step")

@@ -270,7 +270,7 @@ def _timeline(place: Place) -> None:
     file = folder / "scenario.yaml"
     model = (EMULATED if place.emulated else CUDA)["launch"]
     file.write_text(yaml.safe_dump(scenario(model, py_spy=not place.emulated), sort_keys=False))
-    harness("run", str(file), "--out", str(folder), "--force", seconds=place.left_s - 2)
+    harness("run", str(file), "--out", str(folder), "--force", log=folder / "log.txt", seconds=place.left_s - 2)
     study = StudyFolder(max((folder / NAME).glob("*")))
     content = study.timeline.read_bytes()
     place.add("timeline: size", len(content), "bytes", asked=f"at most {MOST_BYTES}", holds=len(content) <= MOST_BYTES)
