@@ -81,7 +81,7 @@ def run(place: Place) -> None:
     beside = Beside()
     for done, pipelines in enumerate(groups):
         seconds = (place.left_s - RESERVE_S) / (len(groups) - done)
-        content = scenario(pipelines, EMULATED, turns=2) if place.emulated else scenario(pipelines, CUDA)
+        content = scenario(pipelines, EMULATED, turns=3) if place.emulated else scenario(pipelines, CUDA)
         runs: dict[str, RunData] = {}
         with failing_alone(place, f"study {done}"):
             runs = _study(content, place.work / f"known-truth-{done}", place.out / f"study-{done}.tar.gz", seconds)
