@@ -1,9 +1,9 @@
-"""Twelve pipelines with a declared data cost, for a real device or an emulated one: each as arms of a scenario.
+"""Defines twelve pipelines with a declared data cost, for a real device or an emulated one, as arms of a scenario.
 
 Two models say what a step is bound by. ``launch``: twelve narrow layers, whose kernels are done as soon as the host has
 launched them. ``device``: two wide layers, which the host has launched long before they are done.
 
-What is true of a pipeline comes from other arms: the same without any data cost (``none``), and the same with one edit.
+The truth about a pipeline comes from other arms: the same without any data cost (``none``), the same with one edit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 NAME = "known-truth-device"
 TURNS = 4  # there and back again: a drift of the machine's speed cancels
-SLICE_STEPS = 16  # of a turn; workers' batches come in bursts of up to four
+SLICE_STEPS = 16  # measured steps of a turn: whole bursts of up to four workers' batches
 WARMUP = 8
 TWIN = "twin-"  # begins the name of an arm that is the same as another
 SLEEP, BUSY = "sleep", "busy"
@@ -86,7 +86,7 @@ class Pipeline:
         return f"none-{self.bound}-{self.sync}{'-other' if self.other else ''}"
 
     def arm(self, edit: str | None = None) -> dict[str, Any]:
-        """What the arm lays over the base of :func:`scenario`; with ``edit``, that of the edited one."""
+        """Return the arm's keys over the base of :func:`scenario`; with ``edit``, those of the edited arm."""
         stages = {f"{stage}_ms": cost for stage, cost in self.stages.items()}
         found = {**self._compute(), "data.workers": self.workers, "data.inject": {**stages, "how": self.how}}
         if edit is None:

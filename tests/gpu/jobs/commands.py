@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.gpu.lease.place import Place
 from tests.gpu.lease.processes import run_limited
 
-GRACE_S = 8.0  # from a command's time limit until it has ended
+GRACE_S = 8.0  # seconds between a command's time limit and its end
 TAIL = 3000  # characters of the output of a command that failed
 MESSAGE = 300  # characters of an error
 

@@ -1,6 +1,6 @@
-"""Known truth on a real device: what the record of one run says of its data cost, beside what other runs measured.
+"""Measures known truth on a real device: data costs predicted from one run, beside what other runs measured.
 
-Of each pipeline (``tests.gpu.pipelines``) five quantities, predicted from the record of its own run alone:
+Five quantities of each pipeline (``tests.gpu.pipelines``) are predicted from the record of its own run alone:
 
 step      by the unedited replay, from steps drawn as predictions draw them; measured: its own steps
 exposed   what data work costs a step, by the ledger; measured: its step less that of the arm without data
@@ -42,8 +42,8 @@ WITHIN = 3.0  # percent of the step
 QUANTITIES = ("step", "exposed", "idle", "ceiling", "removal")
 MOST_EXTRA = 10  # warm-up steps of a turn beyond those planned
 TOO_FAST = 1.0  # percent by which measured steps may be faster than the steady state, on average
-EDGE_STEPS = 5  # of a turn: its first, and its last measured ones
-RESERVE_S = 12.0  # of the job's time for reading the last study
+EDGE_STEPS = 5  # number of a turn's first measured steps; twice as many are its last ones
+RESERVE_S = 12.0  # seconds for reading the last study
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ def run(place: Place) -> None:
         content = scenario(pipelines, EMULATED, turns=3) if place.emulated else scenario(pipelines, CUDA)
         runs: dict[str, RunData] = {}
         with failing_alone(place, f"study {done}"):
-            runs = _study(content, place.work / f"known-truth-{done}", place.out / f"study-{done}.tar.gz", seconds)
+            if (study := _study(content, place.work / f"known-truth-{done}", seconds)) is not None:
+                runs = {run.record.arm: run for run in study.runs() if run.record.status == "done"}
+                _pack(study, place.out / f"study-{done}.tar.gz")
         for one in pipelines:
             rows += _record(place, one, runs)
         for arm, run in runs.items():
@@ -97,27 +99,27 @@ def run(place: Place) -> None:
     _record_beside(place, beside)
 
 
-def _study(content: dict[str, Any], folder: Path, kept: Path, seconds: float) -> dict[str, RunData]:
-    """Finished runs of the scenario ``content`` by arm; those that there are where it failed or took too long.
-
-    The study is packed into ``kept``: what a card recorded can be analysed again without one.
-    """
+def _study(content: dict[str, Any], folder: Path, seconds: float) -> StudyFolder | None:
+    """Run the scenario ``content`` and return its study, also if runs failed or its time was up; None if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "scenario.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
-    # A machine's memory may grow as it is used: what is free now says nothing about whether the arms fit.
+    # The memory of a lent machine grows as it is used, so the memory that is free now decides nothing.
     harness("run", str(file), "--out", str(folder), "--force", log=folder / "log.txt", seconds=seconds)
     studies = sorted((folder / NAME).glob("*"))
-    if not studies:
-        return {}
-    with tarfile.open(kept, "w:gz") as packed:
-        for name in ("study.json", "runs"):
-            packed.add(studies[-1] / name, name)
-    return {run.record.arm: run for run in StudyFolder(studies[-1]).runs() if run.record.status == "done"}
+    return StudyFolder(studies[-1]) if studies else None
+
+
+def _pack(study: StudyFolder, file: Path) -> None:
+    """Keep the study in one file: what a card recorded can be analysed again without a card."""
+    with tarfile.open(file, "w:gz") as packed:
+        for path in (study.study_json, study.path / "runs"):
+            if path.exists():
+                packed.add(path, path.name)
 
 
 def _record(place: Place, pipeline: Pipeline, runs: Mapping[str, RunData]) -> list[Row]:
-    """Add the figures of one pipeline; those that can be worked out."""
+    """Add the five figures of one pipeline, "not measured" for each that fails."""
     rows = []
     for quantity in QUANTITIES:
         name, asked = f"{pipeline.name}: {quantity}", f"within {WITHIN:g} % of the step"
@@ -134,10 +136,10 @@ def _record(place: Place, pipeline: Pipeline, runs: Mapping[str, RunData]) -> li
 
 
 def row_of(pipeline: Pipeline, quantity: str, runs: Mapping[str, RunData]) -> Row:
+    """Return one of :data:`QUANTITIES`; raises an error where a run is missing, or its record does not tell."""
     own = runs[pipeline.name]
     ledger, replays = _ledger(own), Replays([own])
     step_ms = usual_step_ms(ledger)
-    predicted_ms, measured_ms = step_ms, step_ms
     interval: tuple[float | None, float | None] = (None, None)
     if quantity == "step":
         off = replays.validation.resampled_median
@@ -156,7 +158,7 @@ def row_of(pipeline: Pipeline, quantity: str, runs: Mapping[str, RunData]) -> Ro
 
 
 def _saved(replays: Replays, pipeline: Pipeline, quantity: str) -> tuple[float, tuple[float | None, float | None]]:
-    """What removing all data work or the pipeline's edit saves by replay, with the interval of its readings."""
+    """Return what removing all data work, or the pipeline's edit, saves by replay, with its interval."""
     removed = {(one.kind, one.name): one.saved_ms for one in replays.removals()}
     if quantity == "ceiling":
         saved: Estimate | None = removed.get(("cause", "data"))
@@ -184,7 +186,7 @@ def usual_step_ms(ledger: RunLedger) -> float:
 
 
 def _record_twin(place: Place, run: RunData, twin: RunData) -> None:
-    """Add how far two runs of one configuration differ: what no prediction can be better than."""
+    """Add how far two runs of one configuration differ: no prediction can be better."""
     was, again = (usual_step_ms(_ledger(one)) for one in (run, twin))
     place.add(f"{run.record.arm}: the same once more", round(100 * (again / was - 1), 2), "% of the step")
 
@@ -212,7 +214,7 @@ class Turn:
 
 @dataclass
 class Beside:
-    """What the runs say beside their pipelines' figures."""
+    """Figures of the runs themselves, whatever their pipelines are."""
 
     turns: list[Turn] = field(default_factory=list)
     too_fast: list[float] = field(default_factory=list)
@@ -228,7 +230,7 @@ class Beside:
 
 
 def turns_of(run: RunData) -> Iterator[Turn]:
-    """What each turn of ``run`` warmed up for; none of one with workers, whose batches come in bursts."""
+    """Yield the turns of ``run``; none if it has workers, whose batches come in bursts."""
     columns = run.step_columns(("turn", "warmup", "wall_ns"))
     config = recorded_config(run.record.config)
     if columns is None or config.data.workers:

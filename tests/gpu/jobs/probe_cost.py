@@ -1,4 +1,4 @@
-"""What each probe costs on a card, how fast its counters can be read, and a timeline of its kernels.
+"""Measures what each probe costs on a card and how fast its counters can be read; draws a timeline of its kernels.
 
 One process alternates steps with and without each probe, there and back again, so that its luck is in neither side. The
 step is bound by launches: what a probe takes of the host's time shows in full.
@@ -46,11 +46,11 @@ from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
 from trainer.loop import train
 
-ALWAYS_ON = 1.0  # percent of the step that what is always on may cost
-WARM_STEPS = 3  # of each side before its timed steps
+ALWAYS_ON = 1.0  # percent of the step, for each probe that is always on
+WARM_STEPS = 3  # steps of each side before its timed ones
 MOST_PAIRS, LEAST_PAIRS = 40, 3  # an interval needs three
-STUDY_S = 40.0  # of the job's time for the study of the timeline
-MOST_BYTES = 2_000_000  # of a timeline that is kept
+STUDY_S = 40.0  # seconds of the job for the study of the timeline
+MOST_BYTES = 2_000_000  # bytes of a timeline that is kept
 GPM_MS = 110.0  # between two readings of counters that the card refreshes every 100 ms
 NAME = "probe-cost-device"
 
@@ -72,7 +72,7 @@ def _sampler(_: Path, **settings: Any) -> Sampler:
     return Sampler(SamplerSettings(**settings), lambda: {os.getpid(): "main"})
 
 
-# torch_profiler comes last: what it leaves behind in the driver may slow down whatever follows.
+# torch_profiler comes last, as steps after it may stay slower.
 CASES = (
     Case("ledger", 12, 20, without="events", always_on=True),
     Case("ledger's recorder", 10, 20, without="recorder", always_on=True),
@@ -124,7 +124,7 @@ class Loops:
         if used is not None:
             used.end_repetition()
             used.wait()
-        self.compute.synchronize()  # turns the events into times, as between the turns of a study
+        self.compute.synchronize()  # The events become times here, as between the turns of a study.
         telemetry.attach(None)
         self.recorder.take_rows()
         self.recorder.take_device()
@@ -172,7 +172,7 @@ def _cost(place: Place, loops: Loops, case: Case, seconds: float) -> None:
     """Add what one probe costs a step: the median ratio of pairs, with its interval."""
     folder = place.work / "probes"
     folder.mkdir(parents=True, exist_ok=True)
-    before_ms = [loops.step_ms(case, None, on=False) for _ in range(LEAST_PAIRS)]  # also warms the loop up
+    before_ms = [loops.step_ms(case, None, on=False) for _ in range(LEAST_PAIRS)]  # These also warm up the loop.
     ratios: list[float] = []
     without_ms: list[float] = []
     end, probe = monotonic() + seconds, case.probe(folder)
@@ -254,7 +254,7 @@ def _counters(place: Place) -> None:
 
 
 def reading_times_us(reader: Reader, count: int, apart_ms: float) -> Iterator[float]:
-    """How long each of ``count`` readings took, begun ``apart_ms`` after the one before."""
+    """Yield the time of each of ``count`` readings, with a pause of ``apart_ms`` before each."""
     reader.begin({os.getpid()})
     for _ in range(count):
         sleep(apart_ms / 1e3)
