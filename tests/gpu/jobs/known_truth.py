@@ -100,7 +100,7 @@ def run(place: Place) -> None:
 
 
 def _study(content: dict[str, Any], folder: Path, seconds: float) -> StudyFolder | None:
-    """Run the scenario ``content`` and return its study, also if runs failed or its time was up; None if there is none."""
+    """Run the scenario ``content``; return its study, also if runs failed or its time was up. None if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "scenario.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
