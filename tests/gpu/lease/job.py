@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.machine.git import describe_checkout
 from tests.gpu.lease.place import CUDA, EMULATED, Place
-from tests.gpu.lease.sheet import DONE, Result, Sheet
+from tests.gpu.lease.sheet import CUT, DONE, Result, Sheet
 from tests.gpu.lease.table import JOBS
 
 
@@ -34,8 +34,9 @@ def main() -> None:
         sheet = Sheet(_facts(arguments), arguments.out)
         sheet.result.write(arguments.out)
         place = Place(arguments.device, arguments.out, work, begun + seconds, sheet)
-        importlib.import_module(job.module).run(place)
-    sheet.result.status, sheet.result.seconds = DONE, round(time.monotonic() - begun, 1)
+        whole = importlib.import_module(job.module).run(place)
+    sheet.result.status = CUT if whole is False else DONE  # False: its own time limit left something out
+    sheet.result.seconds = round(time.monotonic() - begun, 1)
     sheet.result.write(arguments.out)
 
 
