@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -158,6 +159,43 @@ def test_compile_compiles_in_the_first_step_and_again_for_another_shape(monkeypa
         compute.backward(compute.forward(one))
         found.append(modes.compilations() - before)
     assert 0 < found[0] == found[1] < found[2]
+
+
+@pytest.fixture
+def returned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of what compiled graphs return; they are traced and run by dynamo, without a compiler."""
+    shapes: list[tuple[int, ...]] = []
+
+    def run_as_traced(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+        shapes.extend(tuple(one.meta["example_value"].shape) for one in outputs)
+        return graph.forward
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: compile_(model, backend=run_as_traced))
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", lambda: "g++")
+    return shapes
+
+
+@pytest.mark.parametrize("model", [TINY, MASKED, {**TINY, "preset": "llama-tiny"}], ids=["gpt2", "distilbert", "llama"])
+def test_a_compiled_model_trains_alike_and_returns_its_loss_alone(
+    model: dict[str, Any], returned: list[tuple[int, ...]]
+) -> None:
+    assert losses(model | {"compile": True}) == losses(model)
+    assert returned == [()]
+
+
+def test_a_batch_without_labels_trains_nothing_and_compiles_nothing_more(returned: list[tuple[int, ...]]) -> None:
+    compute = build_compute(config(TINY | {"compile": True}), 64)
+    assert isinstance(compute, TorchCompute)
+    compute.forward(batch())
+    before = modes.compilations()
+    loss = compute.forward(replace(batch(), labels=torch.full((4, 16), IGNORED), trained_tokens=0))
+    compute.backward(loss)
+    assert loss.item() == 0
+    assert not any(one.grad is not None and one.grad.any() for one in compute._model.parameters())
+    assert modes.compilations() == before
+    assert returned == [()]
 
 
 def test_a_fused_gelu_is_the_same_function_in_one_kernel() -> None:
