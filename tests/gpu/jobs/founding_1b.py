@@ -1,0 +1,21 @@
+"""Job e: what pretokenizing buys at 1 billion parameters, compiled, padded and packed."""
+
+from __future__ import annotations
+
+from tests.gpu.jobs.studies import add_comparisons, add_figures, run_scenario
+from tests.gpu.lease.place import Place
+
+BLOCKS = 5
+MOST_HALF_WIDTH = 1.0  # percent
+
+
+def run(place: Place) -> None:
+    founding(place, "founding-1b")
+
+
+def founding(place: Place, scenario: str) -> None:
+    """Run a founding study and record its figures, the verdicts first."""
+    study = run_scenario(place, scenario)
+    if study is not None:
+        add_comparisons(place, study, MOST_HALF_WIDTH)
+        add_figures(place, study, BLOCKS)

@@ -1,0 +1,229 @@
+"""Runs a scenario within what is left of a job's time, and reads figures from the study that it leaves.
+
+The study is written into the job's result folder, so a kill leaves the finished runs there. A study that does not end
+in time is interrupted: ``harness run`` then reports its finished blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.study.store import StudyFolder
+from tests.gpu.lease.place import Place
+from tests.gpu.lease.processes import ROOT
+from trainer.config import recorded_config
+
+REPORT_S = 40.0  # for the report of an interrupted study
+LAST_S = 5.0  # for a job to read its figures
+MOST_EXTRA = 10  # warm-up steps
+LEAST_S = 5.0  # a report is not begun with less
+# A card on paper, as fast as 20 of them: the same code in a few seconds.
+ON_PAPER: Mapping[str, Any] = {"slice_steps": 2, "repeats": 1}
+ON_PAPER_BASE: Mapping[str, Any] = {
+    "compute.device": {"emulated": "h200", "speed": 20},
+    "steps": 2,
+    "warmup_steps": 1,
+}
+_LARGE = ("timeline.json.gz", "summary.html")  # both are made again from the tables
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that has ended, whole or not."""
+
+    folder: StudyFolder
+    summary: Mapping[str, Any]
+    """summary.json; empty where nothing was reported."""
+
+    @property
+    def arms(self) -> dict[str, Mapping[str, Any]]:
+        """Summaries of the arms by name, without their controls."""
+        return {name: one for name, one in self.summary.get("arms", {}).items() if one["control"] is None}
+
+    @property
+    def comparisons(self) -> list[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = self.summary.get("comparisons", [])
+        return found
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked of an arm's speed."""
+
+    tokens_per_s: float
+    mfu: float
+    """In percent."""
+    asked: str
+    """The goal of tokens/s in words."""
+
+
+def run_scenario(
+    place: Place, name: str, *words: str, on_paper: Mapping[str, Any] | None = None, reserve_s: float = 0.0
+) -> Study | None:
+    """Run scenarios/``name``.yaml with more ``words`` for ``harness run``; None where it left no study.
+
+    ``on_paper``: keys of the scenario that an emulated run sets besides those of :data:`ON_PAPER`. ``reserve_s``: time
+    that the job needs after the study.
+    """
+    scenario = ROOT / "scenarios" / f"{name}.yaml"
+    if place.emulated:
+        scenario = _variant(place, scenario, name, on_paper or {})
+    until = place.until - reserve_s - LAST_S
+    place.out.mkdir(parents=True, exist_ok=True)
+    arguments = ["run", str(scenario), "--out", str(place.out), "--force", *words]
+    _harness(place, arguments, stop_at=until - (0 if place.emulated else REPORT_S), until=until)
+    study = _read(place, name, until)
+    if study is None:
+        place.add("study", None, asked="figures")
+        return None
+    _keep_small(place.out, study.folder)
+    return study
+
+
+def add_figures(place: Place, study: Study, planned_blocks: int, goals: Mapping[str, Goal] | None = None) -> None:
+    """Record what every study has: blocks, extra warm-up steps, and each arm's speed beside its goal."""
+    record = study.folder.read_study()
+    done = sum(all(study.folder.is_done(name, block) for name in names) for block, names in enumerate(record.order))
+    place.add("blocks done", done, asked=str(planned_blocks), holds=done >= planned_blocks)
+    extra = list(extra_warmup_steps(study.folder))
+    if extra:
+        few, middle = sum(one <= MOST_EXTRA for one in extra), statistics.median(extra)
+        asked, holds = f"at most {MOST_EXTRA} in 95 % of turns", few >= 0.95 * len(extra)
+        place.add("extra warm-up steps of a turn", middle, low=min(extra), high=max(extra), asked=asked, holds=holds)
+    for name, arm in study.arms.items():
+        _add_speed(place, name, arm, (goals or {}).get(name))
+
+
+def _add_speed(place: Place, name: str, arm: Mapping[str, Any], goal: Goal | None) -> None:
+    speed, share = arm["tokens_per_s"], arm["mfu"]
+    if speed is None:
+        place.add(f"{name}: tokens/s", None)
+        return
+    median, low, high = (speed[key] for key in ("median", "ci_low", "ci_high"))
+    asked, holds = ("", None) if goal is None else (goal.asked, median >= goal.tokens_per_s)
+    place.add(f"{name}: tokens/s", median, low=low, high=high, asked=asked, holds=holds)
+    if share is None:
+        return
+    ends = [None if end is None else 100 * share * end / median for end in (low, high)]
+    asked, holds = ("", None) if goal is None else (f"{goal.mfu:g} %", 100 * share >= goal.mfu)
+    place.add(f"{name}: MFU", 100 * share, "%", low=ends[0], high=ends[1], asked=asked, holds=holds)
+
+
+def add_comparisons(place: Place, study: Study, most_half_width: float | None = None) -> None:
+    """Record each comparison's ratio and verdict. ``most_half_width``: the interval that is asked for, in percent."""
+    for one in study.comparisons:
+        pair = f"{one['candidate']} / {one['baseline']}"
+        ratio = one["measured_ratio"]
+        if ratio is not None:
+            place.add(f"{pair}: {one['measured_in']}", ratio["median"], "x", low=ratio["ci_low"], high=ratio["ci_high"])
+            width = half_width(ratio)
+            asked = "" if most_half_width is None else f"under {most_half_width:g} %"
+            holds = None if most_half_width is None else width is not None and width < most_half_width
+            place.add(f"{pair}: half the interval", width, "%", asked=asked, holds=holds)
+        isolated = one["isolated_ratio"]
+        if isolated is not None:
+            low, high = isolated["ci_low"], isolated["ci_high"]
+            place.add(f"{pair}: in isolation", isolated["median"], "x", low=low, high=high)
+        verdict = one["verdict"] if one["decided"] else f"undecided: {one['undecided_because']}"
+        place.add(f"{pair}: verdict", verdict, asked="decided", holds=one["decided"])
+
+
+def half_width(ratio: Mapping[str, float | None]) -> float | None:
+    """Half of the interval's width in percent of the median; None without an interval."""
+    low, high, median = ratio["ci_low"], ratio["ci_high"], ratio["median"]
+    return None if low is None or high is None or not median else 50 * (high - low) / median
+
+
+def extra_warmup_steps(folder: StudyFolder) -> Iterator[int]:
+    """Yield, for each turn of each arm that trains, the warm-up steps beyond the planned ones."""
+    for run in folder.runs():
+        config = recorded_config(run.record.config)
+        if config.compute.work == "none" or run.steps is None:
+            continue
+        settle = config.data.workers * config.data.prefetch + 1
+        taken: Counter[int] = Counter()
+        turns, warmup = (run.steps.column(name).to_pylist() for name in ("turn", "warmup"))
+        for turn, is_warmup in zip(turns, warmup, strict=True):
+            taken[turn] += is_warmup
+        for turn, count in taken.items():
+            yield count - settle - (config.warmup_steps if turn == 0 else 0)
+
+
+def _variant(place: Place, scenario: Path, name: str, changes: Mapping[str, Any]) -> Path:
+    """Write the scenario on paper; returns its file."""
+    base = {**ON_PAPER_BASE, **changes.get("base", {})}
+    content = {"extends": str(scenario), "name": name, "question": "?", **ON_PAPER, **changes, "base": base}
+    place.work.mkdir(parents=True, exist_ok=True)
+    path = place.work / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def _harness(place: Place, arguments: Sequence[str], stop_at: float, until: float) -> None:
+    """Run a command of the harness; interrupt it at ``stop_at`` and kill it at ``until`` (time.monotonic())."""
+    with (place.out / "log.txt").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harness", *arguments],
+            cwd=ROOT, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, stop_at - time.monotonic()))
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+    finally:
+        process.kill()  # its runs end with it
+        process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a command. Where torch is installed without bytecode it is kept elsewhere.
+
+    Else the fork server of each block would compile the sources of torch and transformers again.
+    """
+    found = dict(os.environ)
+    specs = [find_spec(name) for name in ("torch", "transformers")]
+    if any(one is not None and one.cached is not None and not Path(one.cached).exists() for one in specs):
+        found.pop("PYTHONDONTWRITEBYTECODE", None)
+        found.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir(), "harness-bytecode")))
+    return found
+
+
+def _read(place: Place, name: str, until: float) -> Study | None:
+    """The study that the command left, reported now if it could not do so itself."""
+    folders = sorted((place.out / name).glob("*/study.json"))
+    if not folders:
+        return None
+    folder = StudyFolder(folders[-1].parent)
+    if not folder.summary_json.exists() and until - time.monotonic() > LEAST_S:
+        _harness(place, ["report", str(folder.path)], stop_at=until, until=until)
+    found = json.loads(folder.summary_json.read_text()) if folder.summary_json.exists() else {}
+    return Study(folder, found)
+
+
+def _keep_small(out: Path, folder: StudyFolder) -> None:
+    """Copy the report beside the result, and remove what is large."""
+    for path in (folder.summary_md, folder.summary_json, folder.study_json):
+        if path.exists():
+            shutil.copy(path, out)
+    for name in _LARGE:
+        (folder.path / name).unlink(missing_ok=True)
