@@ -1,7 +1,7 @@
 """Job g: at which model and batch size tokenizing begins to cost; predicted from one arm, then measured at each point.
 
 The prediction replays the smallest model's run with another batch size, on a device that is slower by as much as the
-other model has more FLOPs a token, with and without tokenizing.
+other model has more FLOPs a token, with and without data work: what reading stored tokens takes is next to nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from harness.analysis.replay import Replays, parse_edits
 from harness.study.run_data import RunData
-from tests.gpu.jobs.studies import Study, add_figures, run_scenario
+from tests.gpu.jobs.studies import Study, add_figures, run_scenario, with_even_documents
 from tests.gpu.lease.place import Place
 from trainer.config import recorded_config
 
@@ -21,6 +21,7 @@ REPLAYED = ("gpt2-small", 16)  # model and rows of the arm that every point is p
 TOLERANCE = 0.03  # of the ratio
 MATTERS = 1.02  # a gain from which tokenizing matters
 PREDICTING_S = 15.0
+NO_DATA_WORK = ("read=0", "tokenize=0", "pack=0")
 SIZES = 8  # steps of the search for the largest model that tokenizing slows down
 
 
@@ -34,7 +35,8 @@ class Point(NamedTuple):
 
 
 def run(place: Place) -> None:
-    study = run_scenario(place, "crossover-gpu", reserve_s=0 if place.emulated else PREDICTING_S)
+    reserve_s = 0 if place.emulated else PREDICTING_S
+    study = run_scenario(place, "crossover-gpu", *with_even_documents(), reserve_s=reserve_s)
     if study is None:
         return
     add_figures(place, study, BLOCKS)
@@ -55,11 +57,11 @@ def run(place: Place) -> None:
 
 
 def gain(replays: Replays, point: Point, replayed: Point) -> float:
-    """Return how many times as fast a step would be without tokenizing, at ``point``, from the run of ``replayed``."""
+    """Return how many times as fast a step would be without data work, at ``point``, from the run of ``replayed``."""
     slower = replayed.flops_per_token / point.flops_per_token
     edits = [f"batch_size={point.rows}", f"device={slower:.6f}x"]
-    with_it, without = (replays.predict(parse_edits(texts)).step_ms.median for texts in (edits, [*edits, "tokenize=0"]))
-    return with_it / without
+    before, after = (replays.predict(parse_edits(texts)).step_ms.median for texts in (edits, [*edits, *NO_DATA_WORK]))
+    return before / after
 
 
 def _points(runs: list[RunData]) -> Iterator[Point]:

@@ -29,6 +29,7 @@ from harness.study.store import StudyFolder
 from tests.gpu.lease.place import Place
 from tests.gpu.lease.processes import ROOT
 from trainer.config import recorded_config
+from trainer.data.python_docs import collect, stdlib
 
 REPORT_S = 40.0  # for the report of an interrupted study
 LAST_S = 5.0  # for a job to read its figures
@@ -41,6 +42,8 @@ ON_PAPER_BASE: Mapping[str, Any] = {
     "steps": 2,
     "warmup_steps": 1,
 }
+CORPUS = "build/lease/even.jsonl"  # relative, so that no result names a folder of the machine
+CHARACTERS = 7000  # of a document: 1,700 tokens on average, 88 % of the documents below 2,048
 _LARGE = ("timeline.json.gz", "summary.html")  # both are made again from the tables
 
 
@@ -95,6 +98,23 @@ def run_scenario(
         return None
     _keep_small(place.out, study.folder)
     return study
+
+
+def with_even_documents() -> tuple[str, ...]:
+    """Write a corpus of documents of one length; returns the words that let ``harness run`` use it.
+
+    Documents of the builtin corpus differ by a factor of 1,000. Few steps meet few of them, so what tokenizing costs in
+    one block says little of the next.
+    """
+    path = ROOT / CORPUS
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        starts = ((text, at) for text in collect(stdlib()) for at in range(0, len(text) - CHARACTERS + 1, CHARACTERS))
+        lines = [json.dumps({"text": text[at : at + CHARACTERS]}) + "\n" for text, at in starts]
+        new = path.with_suffix(".new")
+        new.write_text("".join(lines))
+        new.replace(path)
+    return ("--set", f"data.corpus.path={CORPUS}")
 
 
 def add_figures(place: Place, study: Study, planned_blocks: int, goals: Mapping[str, Goal] | None = None) -> None:
