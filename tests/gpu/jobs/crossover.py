@@ -53,7 +53,7 @@ def run(place: Place) -> None:
         _add_point(place, study, point, predicted)
     if replays is not None and replayed is not None:
         for rows in sorted({one.rows for one in points}):
-            _add_crossover(place, study, [one for one in points if one.rows == rows], replays, replayed)
+            add_crossover(place, study, [one for one in points if one.rows == rows], replays, replayed)
 
 
 def gain(replays: Replays, point: Point, replayed: Point) -> float:
@@ -95,7 +95,7 @@ def measured(study: Study, point: Point) -> tuple[float, float | None, float | N
     return None
 
 
-def _add_crossover(place: Place, study: Study, points: list[Point], replays: Replays, replayed: Point) -> None:
+def add_crossover(place: Place, study: Study, points: list[Point], replays: Replays, replayed: Point) -> None:
     """Record the largest model that tokenizing slows down: of the measured ones, and by replay between them."""
     slowed = [one.model for one in points if (found := measured(study, one)) is not None and found[0] >= MATTERS]
     rows, text = points[0].rows, f"tokenizing costs {100 * (MATTERS - 1):.0f} % or more"

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -34,6 +34,8 @@ from trainer.data.python_docs import collect, stdlib
 REPORT_S = 40.0  # for the report of an interrupted study
 LAST_S = 5.0  # for a job to read its figures
 MOST_EXTRA = 10  # warm-up steps
+POLL_S = 0.2
+LOG = "log.txt"  # of the commands, beside the result
 LEAST_S = 5.0  # a report is not begun with less
 # A card on paper, as fast as 20 of them: the same code in a few seconds.
 ON_PAPER: Mapping[str, Any] = {"slice_steps": 2, "repeats": 1}
@@ -89,10 +91,11 @@ def run_scenario(
     if place.emulated:
         scenario = _variant(place, scenario, name, on_paper or {})
     until = place.until - reserve_s - LAST_S
+    stop_at = until - REPORT_S
     place.out.mkdir(parents=True, exist_ok=True)
     arguments = ["run", str(scenario), "--out", str(place.out), "--force", *words]
-    _harness(place, arguments, stop_at=until - (0 if place.emulated else REPORT_S), until=until)
-    study = _read(place, name, until)
+    run_harness(place, arguments, stop=lambda: time.monotonic() >= stop_at, until=until)
+    study = read_study(place, name, until)
     if study is None:
         place.add("study", None, asked="figures")
         return None
@@ -128,10 +131,10 @@ def add_figures(place: Place, study: Study, planned_blocks: int, goals: Mapping[
         asked, holds = f"at most {MOST_EXTRA} in 95 % of turns", few >= 0.95 * len(extra)
         place.add("extra warm-up steps of a turn", middle, low=min(extra), high=max(extra), asked=asked, holds=holds)
     for name, arm in study.arms.items():
-        _add_speed(place, name, arm, (goals or {}).get(name))
+        add_speed(place, name, arm, (goals or {}).get(name))
 
 
-def _add_speed(place: Place, name: str, arm: Mapping[str, Any], goal: Goal | None) -> None:
+def add_speed(place: Place, name: str, arm: Mapping[str, Any], goal: Goal | None) -> None:
     speed, share = arm["tokens_per_s"], arm["mfu"]
     if speed is None:
         place.add(f"{name}: tokens/s", None)
@@ -196,20 +199,23 @@ def _variant(place: Place, scenario: Path, name: str, changes: Mapping[str, Any]
     return path
 
 
-def _harness(place: Place, arguments: Sequence[str], stop_at: float, until: float) -> None:
-    """Run a command of the harness; interrupt it at ``stop_at`` and kill it at ``until`` (time.monotonic())."""
-    with (place.out / "log.txt").open("ab") as log:
+def run_harness(place: Place, arguments: Sequence[str], stop: Callable[[], bool], until: float) -> None:
+    """Run a command of the harness; interrupt it once ``stop()`` is true, kill it at ``until`` (time.monotonic())."""
+    with (place.out / LOG).open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "harness", *arguments],
             cwd=ROOT, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            # A shell starts what runs behind it deaf to this signal, and every process below inherits that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
+    stopped = False
     try:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, stop_at - time.monotonic()))
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+        while process.poll() is None and time.monotonic() < until:
+            if not stopped and stop():
+                stopped = True
+                process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
+                process.wait(POLL_S)
     finally:
         process.kill()  # its runs end with it
         process.wait()
@@ -228,14 +234,14 @@ def _environment() -> dict[str, str]:
     return found
 
 
-def _read(place: Place, name: str, until: float) -> Study | None:
+def read_study(place: Place, name: str, until: float) -> Study | None:
     """The study that the command left, reported now if it could not do so itself."""
     folders = sorted((place.out / name).glob("*/study.json"))
     if not folders:
         return None
     folder = StudyFolder(folders[-1].parent)
     if not folder.summary_json.exists() and until - time.monotonic() > LEAST_S:
-        _harness(place, ["report", str(folder.path)], stop_at=until, until=until)
+        run_harness(place, ["report", str(folder.path)], stop=lambda: False, until=until)
     found = json.loads(folder.summary_json.read_text()) if folder.summary_json.exists() else {}
     return Study(folder, found)
 
