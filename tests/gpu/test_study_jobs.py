@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -86,14 +87,21 @@ def test_an_interrupted_study_reports_its_finished_blocks(tmp_path: Path) -> Non
         """
 name: many
 question: many blocks?
-base: {compute.device: {emulated: h200}, data.path: tokens-mmap, data.access: zero-copy, steps: 2, warmup_steps: 1}
+base:
+  compute: {device: {emulated: h200}, precision: bf16}
+  data: {path: tokens-mmap, access: zero-copy}
+  steps: 2
 arms: {a: {}, b: {model.width: 64}}
 repeats: 500
 """
     )
     one_block = tmp_path / "many"
     arguments = ["run", str(tmp_path / "many.yaml"), "--out", str(tmp_path)]
-    studies.run_harness(here, arguments, lambda: any(one_block.glob("*/runs/*/1/run.json")), here.until)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as what a shell starts behind it inherits it
+    try:
+        studies.run_harness(here, arguments, lambda: any(one_block.glob("*/runs/*/1/run.json")), here.until)
+    finally:
+        signal.signal(signal.SIGINT, before)
     study = studies.read_study(here, "many", here.until)
     assert study is not None
     assert study.folder.read_study().status == "interrupted"
