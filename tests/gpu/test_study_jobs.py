@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from harness.scenario.load import load_scenario
 from harness.scenario.plan import make_plan
 from harness.study.store import StudyFolder
 from tests.gpu.jobs import crossover, studies
+from tests.gpu.lease import processes
 from tests.gpu.lease.place import EMULATED, Place
 from tests.gpu.lease.processes import ROOT
 from tests.gpu.lease.sheet import DONE, Figure, Result, Sheet
@@ -63,11 +65,16 @@ def test_a_study_job_records_every_arm_and_verdict(name: str, tmp_path: Path) ->
         speed = figures[f"{arm}: tokens/s"].seen
         assert isinstance(speed, float)
         assert speed > 0
-    study = StudyFolder(next(tmp_path.glob("*/*/study.json")).parent)
-    pairs = {f"{pair.candidate} / {pair.baseline}" for pair in study.read_study().comparisons}
+    with tarfile.open(tmp_path / studies.ARCHIVE) as tar:
+        tar.extractall(tmp_path / "kept", filter="data")
+    folder = StudyFolder(next((tmp_path / "kept").glob("*/*/study.json")).parent)
+    pairs = {f"{pair.candidate} / {pair.baseline}" for pair in folder.read_study().comparisons}
     assert {one.removesuffix(": verdict") for one in figures if one.endswith(": verdict")} == pairs
-    assert (tmp_path / "summary.md").read_text() == study.summary_md.read_text()
-    assert not study.timeline.exists()
+    assert all(run.steps is not None for run in folder.runs() if run.record.control != "data-only")
+    assert (tmp_path / "summary.md").read_text() == folder.summary_md.read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("result.json", "log.txt", "summary.md", "summary.json", "study.json", "plots", "kept", studies.ARCHIVE)
+    }
 
 
 @pytest.mark.slow
@@ -133,6 +140,15 @@ def test_a_scenario_that_left_nothing_is_a_figure_without_a_value(
     assert [(one.name, one.seen) for one in here.sheet.result.figures] == [("study", None)]
 
 
+def test_a_figure_that_fails_is_recorded_as_missing(tmp_path: Path) -> None:
+    here = place(tmp_path, 60)
+    with studies.attempt(here, "speeds"):
+        raise KeyError("mfu")
+    here.add("next", 1.0)
+    assert [(one.name, one.seen) for one in here.sheet.result.figures] == [("speeds", None), ("next", 1.0)]
+    assert "KeyError" in here.sheet.result.figures[0].asked
+
+
 def test_goals_are_judged_by_median_speed_and_mfu(tmp_path: Path) -> None:
     sheet = Sheet(Result("job", "card", False, "2026-11-28", "c"), tmp_path)
     card = Place("cuda", tmp_path, tmp_path, time.monotonic() + 60, sheet)
@@ -179,3 +195,15 @@ def test_a_study_on_a_card_measures_five_blocks_with_a_noise_floor(name: str) ->
     assert len(plan.blocks) == (crossover.BLOCKS if name == "crossover-gpu" else 5)
     if name != "crossover-gpu":
         assert {pair.baseline for pair in plan.comparisons} == {arm.of for arm in plan.arms if arm.control == "a-a"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_bytecode_is_written_where_torch_has_none(there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = tmp_path / "torch.pyc"
+    if there:
+        cached.touch()
+    monkeypatch.setattr(processes, "find_spec", lambda _name: SimpleNamespace(cached=str(cached)))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    found = processes.environment()
+    assert ("PYTHONDONTWRITEBYTECODE" in found, "PYTHONPYCACHEPREFIX" in found) == (there, not there)

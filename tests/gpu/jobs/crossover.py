@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from harness.analysis.replay import Replays, parse_edits
 from harness.study.run_data import RunData
-from tests.gpu.jobs.studies import Study, add_figures, run_scenario, with_even_documents
+from tests.gpu.jobs.studies import Study, add_figures, attempt, run_scenario, with_even_documents
 from tests.gpu.lease.place import Place
 from trainer.config import recorded_config
 
@@ -39,21 +39,24 @@ def run(place: Place) -> None:
     study = run_scenario(place, "crossover-gpu", *with_even_documents(), reserve_s=reserve_s)
     if study is None:
         return
-    add_figures(place, study, BLOCKS)
     runs = list(study.folder.runs())
     points = sorted(_points(runs), key=lambda one: (one.flops_per_token, one.rows))
-    replayed = next((one for one in points if (one.model, one.rows) == REPLAYED), None)
-    replays = None
+    replayed, replays = next((one for one in points if (one.model, one.rows) == REPLAYED), None), None
     if replayed is not None:
-        replays = Replays([one for one in runs if one.record.arm == replayed.baseline])
-        error = 100 * replays.validation.typical
-        place.add("unedited replay of the predicting arm is off by", error, "%", asked="under 5 %", holds=error < 5)
+        with attempt(place, "replay of the predicting arm"):
+            replays = Replays([one for one in runs if one.record.arm == replayed.baseline])
+            error = 100 * replays.validation.typical
+            place.add("unedited replay of the predicting arm is off by", error, "%", asked="under 5 %", holds=error < 5)
     for point in points:
-        predicted = None if replays is None or replayed is None else gain(replays, point, replayed)
-        _add_point(place, study, point, predicted)
+        with attempt(place, f"{point.model}, {point.rows} rows"):
+            predicted = None if replays is None or replayed is None else gain(replays, point, replayed)
+            _add_point(place, study, point, predicted)
     if replays is not None and replayed is not None:
         for rows in sorted({one.rows for one in points}):
-            add_crossover(place, study, [one for one in points if one.rows == rows], replays, replayed)
+            with attempt(place, f"crossover, {rows} rows"):
+                add_crossover(place, study, [one for one in points if one.rows == rows], replays, replayed)
+    with attempt(place, "speeds"):
+        add_figures(place, study, BLOCKS)
 
 
 def gain(replays: Replays, point: Point, replayed: Point) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.gpu.jobs.studies import add_comparisons, add_figures, run_scenario, with_even_documents
+from tests.gpu.jobs.studies import add_comparisons, add_figures, attempt, run_scenario, with_even_documents
 from tests.gpu.lease.place import Place
 
 BLOCKS = 5
@@ -17,5 +17,7 @@ def founding(place: Place, scenario: str) -> None:
     """Run a founding study and record its figures, the verdicts first."""
     study = run_scenario(place, scenario, *with_even_documents())
     if study is not None:
-        add_comparisons(place, study, MOST_HALF_WIDTH)
-        add_figures(place, study, BLOCKS)
+        with attempt(place, "verdicts"):
+            add_comparisons(place, study, MOST_HALF_WIDTH)
+        with attempt(place, "speeds"):
+            add_figures(place, study, BLOCKS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.gpu.jobs.studies import Goal, add_comparisons, add_figures, run_scenario
+from tests.gpu.jobs.studies import Goal, add_comparisons, add_figures, attempt, run_scenario
 from tests.gpu.lease.place import Place
 
 BLOCKS = 5
@@ -13,5 +13,7 @@ GOAL = Goal(411_000, 50, "over 411,000 (A100: nanoGPT 136,000, llm.c 218,000)")
 def run(place: Place) -> None:
     study = run_scenario(place, "gpt2-124m")
     if study is not None:
-        add_figures(place, study, BLOCKS, dict.fromkeys(("compiled", "compiled-gelu", "fastest"), GOAL))
-        add_comparisons(place, study)
+        with attempt(place, "speeds"):
+            add_figures(place, study, BLOCKS, dict.fromkeys(("compiled", "compiled-gelu", "fastest"), GOAL))
+        with attempt(place, "verdicts"):
+            add_comparisons(place, study)

@@ -7,19 +7,18 @@ in time is interrupted: ``harness run`` then reports its finished blocks.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
+import tarfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from importlib.util import find_spec
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import yaml
 
 from harness.study.store import StudyFolder
 from tests.gpu.lease.place import Place
-from tests.gpu.lease.processes import ROOT
+from tests.gpu.lease.processes import ROOT, environment
 from trainer.config import recorded_config
 from trainer.data.python_docs import collect, stdlib
 
@@ -46,7 +45,8 @@ ON_PAPER_BASE: Mapping[str, Any] = {
 }
 CORPUS = "build/lease/even.jsonl"  # relative, so that no result names a folder of the machine
 CHARACTERS = 7000  # of a document: 1,700 tokens on average, 88 % of the documents below 2,048
-_LARGE = ("timeline.json.gz", "summary.html")  # both are made again from the tables
+ARCHIVE = "study.tar.gz"
+_MADE_AGAIN = ("timeline.json.gz", "summary.html")  # by harness report
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,17 @@ def run_scenario(
     if study is None:
         place.add("study", None, asked="figures")
         return None
-    _keep_small(place.out, study.folder)
-    return study
+    return _keep(place, study)
+
+
+@contextmanager
+def attempt(place: Place, what: str) -> Iterator[None]:
+    """Record an error in the block as a figure that is missing, so that the job goes on to its next figures."""
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc()
+        place.add(what, None, asked=f"failed: {type(error).__name__}: {error}")
 
 
 def with_even_documents() -> tuple[str, ...]:
@@ -204,7 +213,7 @@ def run_harness(place: Place, arguments: Sequence[str], stop: Callable[[], bool]
     with (place.out / LOG).open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "harness", *arguments],
-            cwd=ROOT, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             # A shell starts what runs behind it deaf to this signal, and every process below inherits that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
@@ -221,19 +230,6 @@ def run_harness(place: Place, arguments: Sequence[str], stop: Callable[[], bool]
         process.wait()
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of a command. Where torch is installed without bytecode it is kept elsewhere.
-
-    Else the fork server of each block would compile the sources of torch and transformers again.
-    """
-    found = dict(os.environ)
-    specs = [find_spec(name) for name in ("torch", "transformers")]
-    if any(one is not None and one.cached is not None and not Path(one.cached).exists() for one in specs):
-        found.pop("PYTHONDONTWRITEBYTECODE", None)
-        found.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir(), "harness-bytecode")))
-    return found
-
-
 def read_study(place: Place, name: str, until: float) -> Study | None:
     """The study that the command left, reported now if it could not do so itself."""
     folders = sorted((place.out / name).glob("*/study.json"))
@@ -246,10 +242,19 @@ def read_study(place: Place, name: str, until: float) -> Study | None:
     return Study(folder, found)
 
 
-def _keep_small(out: Path, folder: StudyFolder) -> None:
-    """Copy the report beside the result, and remove what is large."""
-    for path in (folder.summary_md, folder.summary_json, folder.study_json):
+def _keep(place: Place, study: Study) -> Study:
+    """Keep the report and an archive of the tables with the job's result; the study itself moves to the scratch folder."""
+    folder = study.folder.path
+    for name in _MADE_AGAIN:
+        (folder / name).unlink(missing_ok=True)
+    with tarfile.open(place.out / ARCHIVE, "w:gz") as tar:
+        tar.add(folder, arcname=f"{folder.parent.name}/{folder.name}")
+    for path in (study.folder.summary_md, study.folder.summary_json, study.folder.study_json):
         if path.exists():
-            shutil.copy(path, out)
-    for name in _LARGE:
-        (folder.path / name).unlink(missing_ok=True)
+            shutil.copy(path, place.out)
+    if study.folder.plots.exists():
+        shutil.copytree(study.folder.plots, place.out / study.folder.plots.name, dirs_exist_ok=True)
+    place.work.mkdir(parents=True, exist_ok=True)
+    moved = Path(shutil.move(folder, place.work / f"{folder.parent.name}-{folder.name}"))
+    shutil.rmtree(folder.parent)
+    return replace(study, folder=StudyFolder(moved))
