@@ -243,7 +243,7 @@ def read_study(place: Place, name: str, until: float) -> Study | None:
 
 
 def _keep(place: Place, study: Study) -> Study:
-    """Keep the report and an archive of the tables with the job's result; the study itself moves to the scratch folder."""
+    """Keep the report and an archive of the tables with the result; the study itself moves to the scratch folder."""
     folder = study.folder.path
     for name in _MADE_AGAIN:
         (folder / name).unlink(missing_ok=True)
