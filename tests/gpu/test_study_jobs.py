@@ -72,6 +72,9 @@ def test_a_study_job_records_every_arm_and_verdict(name: str, tmp_path: Path) ->
     assert {one.removesuffix(": verdict") for one in figures if one.endswith(": verdict")} == pairs
     assert all(run.steps is not None for run in folder.runs() if run.record.control != "data-only")
     assert (tmp_path / "summary.md").read_text() == folder.summary_md.read_text()
+    for path in (tmp_path / "summary.md", tmp_path / "study.json", tmp_path / "log.txt", folder.study_json):
+        assert str(tmp_path) not in path.read_text()
+        assert str(ROOT) not in path.read_text()
     assert {path.name for path in tmp_path.iterdir()} == {
         *("result.json", "log.txt", "summary.md", "summary.json", "study.json", "plots", "kept", studies.ARCHIVE)
     }

@@ -29,6 +29,7 @@ from tests.gpu.lease.place import Place
 from tests.gpu.lease.processes import ROOT, environment
 from trainer.config import recorded_config
 from trainer.data.python_docs import collect, stdlib
+from trainer.errors import InputError
 
 REPORT_S = 40.0  # for the report of an interrupted study
 LAST_S = 5.0  # for a job to read its figures
@@ -242,11 +243,26 @@ def read_study(place: Place, name: str, until: float) -> Study | None:
     return Study(folder, found)
 
 
+def _without_folders(place: Place, text: str) -> str:
+    """Return ``text`` with OUT, SCRATCH and paths within the repository for the folders of this machine."""
+    for folder, name in ((f"{place.out}", "OUT"), (f"{place.work}", "SCRATCH"), (f"{ROOT}/", "")):
+        text = text.replace(folder, name)
+    return text
+
+
 def _keep(place: Place, study: Study) -> Study:
     """Keep the report and an archive of the tables with the result; the study itself moves to the scratch folder."""
     folder = study.folder.path
     for name in _MADE_AGAIN:
         (folder / name).unlink(missing_ok=True)
+    with suppress(InputError):  # a damaged study.json stays as it is
+        record = study.folder.read_study()
+        command = [_without_folders(place, word) for word in record.command]
+        source = _without_folders(place, record.scenario_file)
+        study.folder.write_study(replace(record, command=command, scenario_file=source))
+    for path in (study.folder.summary_md, study.folder.summary_json, place.out / LOG):
+        if path.exists():
+            path.write_text(_without_folders(place, path.read_text()))
     with tarfile.open(place.out / ARCHIVE, "w:gz") as tar:
         tar.add(folder, arcname=f"{folder.parent.name}/{folder.name}")
     for path in (study.folder.summary_md, study.folder.summary_json, study.folder.study_json):
