@@ -31,7 +31,7 @@ from trainer.config import recorded_config
 from trainer.data.python_docs import collect, stdlib
 from trainer.errors import InputError
 
-REPORT_S = 40.0  # for the report of an interrupted study
+REPORT_S = 25.0  # for the report of an interrupted study
 LAST_S = 5.0  # for a job to read its figures
 MOST_EXTRA = 10  # warm-up steps
 POLL_S = 0.2
