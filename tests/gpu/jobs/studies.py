@@ -38,11 +38,10 @@ POLL_S = 0.2
 LOG = "log.txt"  # of the commands, beside the result
 LEAST_S = 5.0  # a report is not begun with less
 # A card on paper, as fast as 20 of them: the same code in a few seconds.
-ON_PAPER: Mapping[str, Any] = {"slice_steps": 2, "repeats": 1}
-ON_PAPER_BASE: Mapping[str, Any] = {
-    "compute.device": {"emulated": "h200", "speed": 20},
-    "steps": 2,
-    "warmup_steps": 1,
+ON_PAPER: Mapping[str, Any] = {
+    "base": {"compute.device": {"emulated": "h200", "speed": 20}, "steps": 2, "warmup_steps": 1},
+    "slice_steps": 2,
+    "repeats": 1,
 }
 CORPUS = "build/lease/even.jsonl"  # relative, so that no result names a folder of the machine
 CHARACTERS = 7000  # of a document: 1,700 tokens on average, 88 % of the documents below 2,048
@@ -80,17 +79,14 @@ class Goal:
     """The goal of tokens/s in words."""
 
 
-def run_scenario(
-    place: Place, name: str, *words: str, on_paper: Mapping[str, Any] | None = None, reserve_s: float = 0.0
-) -> Study | None:
+def run_scenario(place: Place, name: str, *words: str, reserve_s: float = 0.0) -> Study | None:
     """Run scenarios/``name``.yaml with more ``words`` for ``harness run``; None where it left no study.
 
-    ``on_paper``: keys of the scenario that an emulated run sets besides those of :data:`ON_PAPER`. ``reserve_s``: time
-    that the job needs after the study.
+    ``reserve_s``: time that the job needs after the study.
     """
     scenario = ROOT / "scenarios" / f"{name}.yaml"
     if place.emulated:
-        scenario = _variant(place, scenario, name, on_paper or {})
+        scenario = _on_paper(place, scenario, name)
     until = place.until - reserve_s - LAST_S
     stop_at = until - REPORT_S
     place.out.mkdir(parents=True, exist_ok=True)
@@ -199,13 +195,11 @@ def extra_warmup_steps(folder: StudyFolder) -> Iterator[int]:
             yield count - settle - (config.warmup_steps if turn == 0 else 0)
 
 
-def _variant(place: Place, scenario: Path, name: str, changes: Mapping[str, Any]) -> Path:
-    """Write the scenario on paper; returns its file."""
-    base = {**ON_PAPER_BASE, **changes.get("base", {})}
-    content = {"extends": str(scenario), "name": name, "question": "?", **ON_PAPER, **changes, "base": base}
+def _on_paper(place: Place, scenario: Path, name: str) -> Path:
+    """Write the scenario as it runs on a card on paper; returns its file."""
     place.work.mkdir(parents=True, exist_ok=True)
     path = place.work / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    path.write_text(yaml.safe_dump({"extends": str(scenario), "name": name, "question": "?", **ON_PAPER}))
     return path
 
 
