@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +19,14 @@ import torch
 
 import trainer.compute.cuda_timeline as cuda_timeline
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS
+from harness.study.probes_json import ProbesRecord, TorchProfilerRecord
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
 from harness.study.tables import make_table
+from harness.study.traces.names import STEP
+from harness.study.traces.profiles import file_name
+from tests.harness.study.traces.kineto_text import complete, trace
 from trainer import telemetry
 from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.config import TrainerConfig
@@ -32,6 +37,8 @@ from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
 US, MS = 1_000, 1_000_000
 START_NS = 10**12
 EVENT_NS = 2 * US  # host time to record one, or to ask for one that was reached
+WINDOW_STEPS = 3  # profiled after the measured ones
+PROFILED_LAUNCH = 1.8  # times as long as without a profiler
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class Declared:
     queue: int | None = None
     item: dict[str, int] = field(default_factory=dict)
     settle: int = 0  # more warm-up steps at most, until the host is as far ahead as it gets
+    scatter: float = 0.0  # share by which the kernels of two steps that follow one another differ
 
 
 # 641 kernels of 7.8 us, launched every 25 us: 5 ms of work, 16 ms of launching, and 6 ms of data in a step of 22 ms.
@@ -84,25 +92,41 @@ class _Stream:
     busy_ns: float = 0.0
     ends_ns: list[float] = field(default_factory=list)  # of the kernels before each one
     audited: bool = False
+    step: int = 0
+    profile: list[str] | None = None  # events of a trace, while steps are profiled
 
     def monotonic_ns(self) -> int:
         return round(self.now_ns)
 
     def launch(self, name: str) -> None:
         kernels, host_us, device_us = self.declared.kernels[name]
+        if self.profile is not None:
+            host_us *= PROFILED_LAUNCH
+        scatter = 1 + self.declared.scatter * (self.step % 2 - 0.5)
+        device_us *= scatter
         for number in range(1, kernels + 1):
-            if number == kernels:
-                device_us = self.declared.last_us.get(name, device_us)
+            if number == kernels and name in self.declared.last_us:
+                device_us = self.declared.last_us[name] * scatter
+            called_ns = self.now_ns
             self.now_ns += host_us * US
             if self.declared.queue:
                 self.ends_ns.append(self.free_ns)
                 self.now_ns = max(self.now_ns, self.ends_ns[-self.declared.queue :][0])
             self.free_ns = max(self.free_ns, self.now_ns) + device_us * US
             self.busy_ns += device_us * US
+            self._profiled(called_ns, device_us * US)
             if number == self.declared.item.get(name):
                 if self.audited:
                     warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
                 self.synchronize()
+
+    def _profiled(self, called_ns: float, lasted_ns: float) -> None:
+        if self.profile is None:
+            return
+        number, lasts = len(self.profile), round(lasted_ns)
+        call = complete("cudaLaunchKernel", round(called_ns), 1, "cuda_runtime", correlation=number)
+        kernel = complete("k", round(self.free_ns) - lasts, lasts, "kernel", 0, 7, device=0, correlation=number)
+        self.profile += [call, kernel]
 
     def synchronize(self, *_: Any) -> None:
         self.now_ns = max(self.now_ns, self.free_ns)
@@ -146,7 +170,8 @@ class _Model:
     def __init__(self, stream: _Stream) -> None:
         self._stream = stream
 
-    def begin_step(self, step: int) -> None: ...
+    def begin_step(self, step: int) -> None:
+        self._stream.step = step
 
     def to_device(self, batch: Batch) -> Batch:
         self._stream.launch("h2d")
@@ -251,8 +276,11 @@ class Recorded:
     settling: int  # warm-up steps beyond those declared
 
 
-def record(declared: Declared) -> Recorded:
-    """Run ``declared`` through the trainer's loop and CudaTimeline."""
+def record(declared: Declared, profiled: Path | None = None) -> Recorded:
+    """Run ``declared`` through the trainer's loop and CudaTimeline.
+
+    ``profiled``: a folder for the trace of some more steps, which are profiled.
+    """
     stream = _Stream(declared)
     rows = _Rows(stream)
     config = TrainerConfig.model_validate(
@@ -282,6 +310,9 @@ def record(declared: Declared) -> Recorded:
             rows.pause()
             worked_ns = stream.busy_ns - worked_ns
             compute.synchronize()
+            probes = ProbesRecord() if profiled is None else _window(stream, rows, loop, profiled)
+            rows.pause()
+            compute.synchronize()
         finally:
             telemetry.attach(None)
     facts = RunFacts.from_json(
@@ -294,7 +325,26 @@ def record(declared: Declared) -> Recorded:
         make_table(columns, {name: [row.get(name) for row in found] for name, _ in columns})
         for columns, found in ((STEP_COLUMNS, rows.steps), (SPAN_COLUMNS, _numbered(rows.spans)))
     ]
-    return Recorded(RunData(run, *tables, None), worked_ns / declared.steps / MS, settling)
+    windows: dict[str, RunData] = {}
+    data = RunData(run, *tables, None, probes, profiled, windows=windows)
+    if profiled is not None:
+        windows[run.arm] = data
+    return Recorded(data, worked_ns / declared.steps / MS, settling)
+
+
+def _window(stream: _Stream, rows: _Rows, loop: Iterator[int], folder: Path) -> ProbesRecord:
+    """Take steps whose kernels a profiler records, and write its trace."""
+    rows.warmup = True
+    next(loop)
+    begun_ns, stream.profile = stream.monotonic_ns(), []
+    steps = []
+    for number in range(WINDOW_STEPS):
+        stream.profile.append(complete(f"{STEP}{number}", stream.monotonic_ns(), 1, "user_annotation"))
+        steps.append(next(loop))
+    events, stream.profile = stream.profile, None
+    (folder / file_name("main")).write_bytes(trace(events, 0))
+    window = (begun_ns, stream.monotonic_ns(), steps[0], steps[-1])
+    return ProbesRecord(torch_profiler=TorchProfilerRecord(windows=(window,), realtime_minus_monotonic_ns=(0, 0)))
 
 
 def _batches(stream: _Stream, rows: _Rows) -> Iterator[Batch]:

@@ -157,14 +157,14 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
     operators = events.of(("cpu_op",))
     place = np.full(len(events.start), -1, dtype=np.int64)
     place[host] = np.arange(len(host))
-    launcher = _match(events.external[device], events.external[operators], place[operators])
+    launcher = match(events.external[device], events.external[operators], place[operators])
     calls = events.of(RUNTIME_CALLS)
-    call = _match(events.correlation[device], events.correlation[calls], place[calls])
+    call = match(events.correlation[device], events.correlation[calls], place[calls])
     around = np.where(call >= 0, parents[call], -1) if len(parents) else call
     return np.where(launcher >= 0, launcher, around)
 
 
-def _match(wanted: Integers, keys: Integers, values: Integers) -> Integers:
+def match(wanted: Integers, keys: Integers, values: Integers) -> Integers:
     """For each of ``wanted`` the value of the equal key, -1 where there is none (a negative one is none)."""
     if not keys.size:
         return np.full(len(wanted), -1, dtype=np.int64)

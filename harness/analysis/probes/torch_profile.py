@@ -59,7 +59,7 @@ def torch_profile(
 
     None where nothing was recorded and nothing went wrong.
     """
-    full, windows, gaps = _whole([profile for profile in profiles if len(profile)], facts.windows)
+    full, windows, gaps = whole_profiles([profile for profile in profiles if len(profile)], facts.windows)
     if not full and not problems and not gaps:
         return None
     profiled_ns = sum(end - start for start, end, _, _ in windows)
@@ -69,7 +69,7 @@ def torch_profile(
     return TorchProfile(arm, tuple(windows), operators, memory, flops, tuple(problems), tuple(gaps))
 
 
-def _whole(
+def whole_profiles(
     profiles: Sequence[pa.Table], windows: Sequence[Window]
 ) -> tuple[list[pa.Table], list[Window], list[CutProfile | LostProfile]]:
     """The profiles and the windows that belong together, and a record of each that lacks the other.
