@@ -1,0 +1,170 @@
+"""When a run has its closing window, and that it measures nothing: on a stream made up on paper and an emulated one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.analysis.bounds import NOTICEABLE
+from harness.analysis.ledger import measure
+from harness.launch.child import Run
+from harness.launch.closing_window import OpenTime, open_ns
+from harness.launch.heartbeat import Heartbeat
+from harness.launch.probing import CLOSING_STEPS, CLOSING_WARMUP, probes_of
+from harness.launch.tables import RunTables
+from harness.probes.ledger.steps import StepRecorder
+from harness.probes.run_probes import RunProbes
+from harness.scenario.model import ProbesConfig
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
+from harness.study.store import StudyFolder
+from tests.cuda_stream import Declared, record
+from tests.harness.analysis.test_profiled_window import SHAPES
+from trainer import telemetry
+from trainer.compute.build import build_compute
+from trainer.compute.emulated import EmulatedCompute
+from trainer.config import TrainerConfig
+from trainer.data.batch import Batch
+from trainer.loop import train
+from trainer.telemetry import Blocked, Kernel
+
+MS = 1_000_000
+ASKED = {"a full device": False}  # the others leave more than NOTICEABLE open
+REPETITION = 8
+
+
+def declared(**keys: Any) -> dict[str, Any]:
+    return ProbesConfig.model_validate(keys, strict=True).model_dump(mode="json")
+
+
+def of_device(run: RunData) -> tuple[list[Kernel], list[Blocked]]:
+    """What a recorder would hold of the run's device."""
+    assert run.spans is not None
+    rows = run.spans.to_pylist()
+    launches, works = ([row for row in rows if row["role"] == role] for role in ("launch", "device"))
+    kernels = [
+        Kernel(work["name"], launch["start_ns"], launch["end_ns"], work["start_ns"], work["end_ns"])
+        for launch, work in zip(launches, works, strict=True)
+    ]
+    return kernels, [Blocked(row["name"], row["start_ns"], row["end_ns"]) for row in rows if row["role"] == "sync"]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_window_is_asked_for_by_the_rule_of_the_analysis(name: str) -> None:
+    run = record(SHAPES[name]).run
+    assert run.steps is not None
+    measured = [row for row in run.steps.to_pylist() if not row["warmup"]]
+    since_ns, until_ns = measured[0]["start_ns"], measured[-1]["start_ns"] + measured[-1]["wall_ns"]
+    found = measure(run)
+    assert found is not None
+    open_ms = (found.device_launch_bound_ms or 0.0) + (found.device_open_ms or 0.0)
+    kernels, blocking = of_device(run)
+    assert open_ns(kernels, blocking, since_ns, until_ns) / len(measured) / MS == pytest.approx(open_ms, abs=0.001)
+    time = OpenTime()
+    time.add(kernels, blocking, since_ns, until_ns)
+    assert time.noticeable == ASKED.get(name, True) == (open_ms > NOTICEABLE * found.mean_step_ms)
+
+
+def test_a_host_that_is_a_step_ahead_asks_for_no_window() -> None:
+    kernels = dict.fromkeys(("h2d", "forward", "backward", "norm", "optimizer"), (50, 5.0, 60.0))
+    run = record(Declared(kernels, data_ms=1, check_finite=False)).run
+    assert run.steps is not None
+    rows = run.steps.to_pylist()
+    time = OpenTime()
+    assert not time.noticeable  # nothing was measured
+    time.add(*of_device(run), rows[5]["start_ns"], rows[-1]["start_ns"])
+    assert not time.noticeable
+
+
+def test_the_first_run_of_an_arm_may_have_one_unless_it_is_declared_otherwise() -> None:
+    auto = declared()
+    closing = probes_of(auto, None, first=True).closing
+    assert closing is not None
+    assert (closing.to_json()["active"], closing.to_json()["wait"]) == (3, 0)
+    assert probes_of(auto, None).closing is None
+    assert probes_of(auto, "a-a", first=True).closing is None
+    assert probes_of(auto, "profiled", first=True).closing is None
+    for other in (True, False, {"active": 5}):
+        assert probes_of(declared(torch_profiler=other), None, first=True).closing is None
+    assert probes_of({"host": False}, None, first=True).closing is None  # a study from before there was one
+    probes = probes_of(auto, None, first=True)
+    assert RunProbes.from_json(probes.to_json()) == probes
+
+
+@pytest.mark.parametrize(
+    ("launch_us", "emulated", "fails", "taken"),
+    [
+        (200.0, False, False, CLOSING_WARMUP + CLOSING_STEPS),
+        (200.0, True, False, 0),  # an emulated device tells what it did
+        (0.0, False, False, 0),  # each phase is one launch: nothing is open
+        (200.0, False, True, 1),  # within the window
+    ],
+)
+def test_the_steps_of_the_window_are_not_measured(
+    launch_us: float,
+    emulated: bool,
+    fails: bool,
+    taken: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device that is emulated but says that it is not: what it reports are brackets, as events do."""
+    phases = {"forward": 40, "backward": 80}
+    device = {"emulated": "gh200", "launch_us": launch_us, "launches": phases, "matmul_efficiency": 0.5}
+    kernels = {"kernels": {f"{name}_ms": 2.0 for name in phases}}
+    config = TrainerConfig.model_validate(
+        {"compute": {"device": device | kernels, "check_finite": True}, "model": {"preset": "gpt2-tiny"}}
+    )
+    record_ = RunRecord("arm", 0, "done", config=config.model_dump(mode="json"))
+    probes = probes_of(declared(host=False, nvml=False), None, first=True)
+    run = Run(record_, StudyFolder(tmp_path), probes, Heartbeat(None, None), None)  # type: ignore[arg-type]
+    compute = run.compute = build_compute(config, 100)
+    assert isinstance(compute, EmulatedCompute)
+    monkeypatch.setattr(EmulatedCompute, "emulated", emulated)
+    recorder = run.recorder = StepRecorder()
+    folder = tmp_path / "runs" / "arm" / "0"
+    folder.mkdir(parents=True)
+    run.tables = RunTables(recorder, folder, os.getpid(), threading.get_native_id(), 0)
+    ids = torch.zeros(1, 8, dtype=torch.long)
+    asked: list[int] = []
+
+    def noted() -> Iterator[int]:
+        for step in train(config, compute, repeat(Batch(ids, ids, None, 8, 7, 1)), prints=False):
+            if fails and run._open_time.noticeable and len(asked) > REPETITION:
+                asked.append(step)
+                raise RuntimeError("injected")
+            asked.append(step)
+            yield step
+
+    telemetry.attach(recorder)
+    try:
+        steps = noted()
+        run._repeat(steps, 0, 1, REPETITION, 0)
+        run._profile(steps)
+        run.tables.write()
+    finally:
+        telemetry.attach(None)
+    assert len(asked) == 1 + REPETITION + taken
+    report = run.probe_set.report()
+    if fails:
+        (problem,) = report["problems"]
+        assert "injected" in problem
+    else:
+        assert report["problems"] == []
+    if taken == CLOSING_WARMUP + CLOSING_STEPS:
+        (window,) = report["torch_profiler"]["windows"]
+        assert window[2:] == (asked[-3], asked[-1])
+        assert (folder / "torch_profile.json.gz").exists()
+    else:
+        assert "torch_profiler" not in report
+    run.folder.write_run(record_)
+    (data,) = run.folder.runs()
+    assert data.steps is not None
+    assert [row["step"] for row in data.steps.to_pylist() if not row["warmup"]] == asked[1 : 1 + REPETITION]
