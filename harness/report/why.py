@@ -187,8 +187,8 @@ def _work_in_launches(totals: ArmTotals) -> str:
     if totals.busy_from != "profiled window" or totals.device_busy_ms is None:
         return "how much of each, its events do not tell."
     return (
-        f"the kernels of a profiled window take {ms(totals.device_busy_ms)} of a step, which is assumed of the measured "
-        "steps too."
+        f"the kernels of a profiled window take {ms(totals.device_busy_ms)} of a step, which is taken to hold for the "
+        "measured steps."
     )
 
 
