@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import repeat
@@ -27,6 +30,7 @@ from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests.cuda_stream import Declared, record
 from tests.harness.analysis.test_profiled_window import SHAPES
+from tests.studies import copy_code
 from trainer import telemetry
 from trainer.compute.build import build_compute
 from trainer.compute.emulated import EmulatedCompute
@@ -168,3 +172,48 @@ def test_the_steps_of_the_window_are_not_measured(
     (data,) = run.folder.runs()
     assert data.steps is not None
     assert [row["step"] for row in data.steps.to_pylist() if not row["warmup"]] == asked[1 : 1 + REPETITION]
+
+
+@pytest.mark.slow
+def test_a_study_takes_the_window_in_the_first_run_of_each_arm(tmp_path: Path) -> None:
+    """A state of this code whose emulated device says that it is real, run by the command line."""
+    code = copy_code(
+        tmp_path / "code", "trainer/compute/emulated.py", "    emulated = True\n", "    emulated = False\n"
+    )
+    device = {"emulated": "gh200", "launch_us": 100, "launches": {"forward": 40, "backward": 80}}
+    kernels = {"kernels": {"forward_ms": 1.0, "backward_ms": 2.0}}
+    scenario = {
+        "name": "closing",
+        "question": "?",
+        "base": {
+            "compute": {"device": device | kernels, "precision": "bf16"},
+            "data": {"path": "tokens-stream", "sequence_length": 32, "batch_size": 2},
+            "model": {"preset": "gpt2-tiny"},
+            "steps": REPETITION,
+        },
+        "arms": {"one": {}, "other": {"data.workers": 1}},
+        "controls": ["a-a"],
+        "repeats": 2,
+    }
+    (tmp_path / "scenario.yaml").write_text(json.dumps(scenario))
+    words = [sys.executable, "-m", "harness", "run", str(tmp_path / "scenario.yaml"), "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": str(code)}
+    done = subprocess.run(words, cwd=code, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "out" / "closing").iterdir()
+    runs = list(StudyFolder(path).runs())
+    assert {run.record.status for run in runs} == {"done"}
+    assert [run.record.facts.emulated for run in runs] == [False] * len(runs)
+    windows = {(run.record.arm, run.record.block): run.probes.torch_profiler for run in runs}
+    assert {where for where, facts in windows.items() if facts is not None} == {("one", 0), ("other", 0)}
+    for run in runs:
+        if run.probes.torch_profiler is None:
+            continue
+        ((*_, first, last),) = run.probes.torch_profiler.windows
+        assert last - first == CLOSING_STEPS - 1
+        assert run.steps is not None
+        rows = run.steps.to_pylist()
+        assert [row["step"] for row in rows][-CLOSING_STEPS:] == list(range(first, last + 1))
+        assert all(row["warmup"] for row in rows[-CLOSING_STEPS - CLOSING_WARMUP :])
+        assert not rows[-CLOSING_STEPS - CLOSING_WARMUP - 1]["warmup"]
+    assert "### one: operators" in StudyFolder(path).summary_md.read_text()
