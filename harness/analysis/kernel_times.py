@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis.intervals import Int, total, union
-from harness.analysis.probes.operators import match, read_events
+from harness.analysis.probes.operators import launch_starts, read_events
 from harness.analysis.probes.torch_profile import Window, whole_profiles
 from harness.analysis.spans import RunSpans, spans_of
 from harness.study.run_data import RunData
-from harness.study.traces.names import DEVICE_WORK, RUNTIME_CALLS
+from harness.study.traces.names import DEVICE_WORK
 
 
 class KernelTime(NamedTuple):
@@ -48,9 +48,8 @@ def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
     if gaps or not windows:
         return {}
     events = read_events(profiles)
-    device, calls = events.of(DEVICE_WORK), events.of(RUNTIME_CALLS)
-    calls = calls[np.argsort(events.start[calls], kind="stable")]  # of several calls with one id the first counts
-    launched = match(events.correlation[device], events.correlation[calls], events.start[calls])
+    device = events.of(DEVICE_WORK)
+    launched = launch_starts(events, device)
     return _by_name(spans_of(run), windows, launched, events.start[device], events.end[device])
 
 

@@ -429,9 +429,13 @@ class Run:
 
     @property
     def _may_close(self) -> bool:
-        """True if the run may have a closing window: of a real device that its host runs ahead of."""
+        """True if the run may have a closing window: of a real device that its host runs ahead of.
+
+        Not where it is evaluated: its last pass would come after more steps than that of other runs.
+        """
         assert self.compute is not None
-        return self.probes.closing is not None and self.compute.asynchronous and not self.compute.emulated
+        real = self.compute.asynchronous and not self.compute.emulated
+        return self.probes.closing is not None and real and self.evaluator is None
 
     def _profile(self, steps: Iterator[int]) -> None:
         """The windows of the probes that disturb, one after the other, or a closing window where there is a need.

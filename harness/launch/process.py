@@ -144,9 +144,9 @@ class RunProcess:
 
     def finish(self) -> None:
         """Let it close what its events leave open, write its tables and end; RunFailed where it could not."""
-        if self._probes.closing is not None:
-            self.profile()
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
+        if self._probes.closing is not None:  # its memory is none of the run's
+            self.profile()
         self._doing = "writing its tables"
         begun_ns = time.monotonic_ns()
         self._send({"do": "finish"})

@@ -157,14 +157,21 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
     operators = events.of(("cpu_op",))
     place = np.full(len(events.start), -1, dtype=np.int64)
     place[host] = np.arange(len(host))
-    launcher = match(events.external[device], events.external[operators], place[operators])
+    launcher = _match(events.external[device], events.external[operators], place[operators])
     calls = events.of(RUNTIME_CALLS)
-    call = match(events.correlation[device], events.correlation[calls], place[calls])
+    call = _match(events.correlation[device], events.correlation[calls], place[calls])
     around = np.where(call >= 0, parents[call], -1) if len(parents) else call
     return np.where(launcher >= 0, launcher, around)
 
 
-def match(wanted: Integers, keys: Integers, values: Integers) -> Integers:
+def launch_starts(events: Events, device: Integers) -> Integers:
+    """Return when the host launched each event of ``device``; -1 where the profile does not hold its launch."""
+    calls = events.of(RUNTIME_CALLS)
+    calls = calls[np.argsort(events.start[calls], kind="stable")]  # of several calls with one id the first counts
+    return _match(events.correlation[device], events.correlation[calls], events.start[calls])
+
+
+def _match(wanted: Integers, keys: Integers, values: Integers) -> Integers:
     """For each of ``wanted`` the value of the equal key, -1 where there is none (a negative one is none)."""
     if not keys.size:
         return np.full(len(wanted), -1, dtype=np.int64)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from harness.analysis.probes.memory_timeline import MemoryTimeline, memory_timelines
-from harness.analysis.probes.operators import ProfiledOperators, profiled_operators
+from harness.analysis.probes.operators import ProfiledOperators, launch_starts, profiled_operators, read_events
 from harness.study.probes_json import TorchProfilerRecord
 from harness.study.traces.kineto import is_cut
-from harness.study.traces.names import STEP
+from harness.study.traces.names import DEVICE_WORK, STEP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +47,9 @@ class TorchProfile:
     flops: dict[str, float]  # floating point operations by operator, over all windows; empty where not asked for
     problems: tuple[str, ...]  # of recording and reading, a line each
     gaps: tuple[CutProfile | LostProfile, ...] = ()
+    # Of kernels and copies that were launched within the windows, over all of these. Others are of the steps before
+    # them, whose host ran ahead of the device. None without a device.
+    launched_ms: float | None = None
 
     @property
     def steps(self) -> int:
@@ -66,7 +71,19 @@ def torch_profile(
     operators = profiled_operators(full, profiled_ns) if full else ProfiledOperators((), (), None)
     memory = tuple(memory_timelines(full, windows)) if full else ()
     flops = {} if gaps else dict(facts.flops)  # of all windows: too many for those that are left
-    return TorchProfile(arm, tuple(windows), operators, memory, flops, tuple(problems), tuple(gaps))
+    launched_ms = _launched_ms(full, windows) if operators.device_ms is not None else None
+    return TorchProfile(arm, tuple(windows), operators, memory, flops, tuple(problems), tuple(gaps), launched_ms)
+
+
+def _launched_ms(full: Sequence[pa.Table], windows: Sequence[Window]) -> float | None:
+    """Sum up what was launched within ``windows``; None where no launch of it is known."""
+    events = read_events(full)
+    device = events.of(DEVICE_WORK)
+    launched = launch_starts(events, device)
+    inside = np.zeros(len(device), dtype=np.bool_)
+    for since, until, _, _ in windows:
+        inside |= (launched >= since) & (launched < until)
+    return float((events.end - events.start)[device][inside].sum()) / 1e6 if inside.any() else None
 
 
 def whole_profiles(
