@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,21 +104,17 @@ def test_the_first_run_of_an_arm_may_have_one_unless_it_is_declared_otherwise() 
 
 
 @pytest.mark.parametrize(
-    ("launch_us", "emulated", "fails", "taken"),
+    ("launch_us", "kind", "taken"),
     [
-        (200.0, False, False, CLOSING_WARMUP + CLOSING_STEPS),
-        (200.0, True, False, 0),  # an emulated device tells what it did
-        (0.0, False, False, 0),  # each phase is one launch: nothing is open
-        (200.0, False, True, 1),  # within the window
+        (200.0, "real", CLOSING_WARMUP + CLOSING_STEPS),
+        (200.0, "emulated", 0),  # it tells what it did
+        (0.0, "real", 0),  # each phase is one launch: nothing is open
+        (200.0, "fails", 1),  # within the window
+        (200.0, "evaluated", 0),  # its last pass comes after as many steps as that of other runs
     ],
 )
 def test_the_steps_of_the_window_are_not_measured(
-    launch_us: float,
-    emulated: bool,
-    fails: bool,
-    taken: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    launch_us: float, kind: str, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device that is emulated but says that it is not: what it reports are brackets, as events do."""
     phases = {"forward": 40, "backward": 80}
@@ -131,7 +128,8 @@ def test_the_steps_of_the_window_are_not_measured(
     run = Run(record_, StudyFolder(tmp_path), probes, Heartbeat(None, None), None)  # type: ignore[arg-type]
     compute = run.compute = build_compute(config, 100)
     assert isinstance(compute, EmulatedCompute)
-    monkeypatch.setattr(EmulatedCompute, "emulated", emulated)
+    monkeypatch.setattr(EmulatedCompute, "emulated", kind == "emulated")
+    run.evaluator = SimpleNamespace(compilations=0) if kind == "evaluated" else None  # type: ignore[assignment]
     recorder = run.recorder = StepRecorder()
     folder = tmp_path / "runs" / "arm" / "0"
     folder.mkdir(parents=True)
@@ -141,7 +139,7 @@ def test_the_steps_of_the_window_are_not_measured(
 
     def noted() -> Iterator[int]:
         for step in train(config, compute, repeat(Batch(ids, ids, None, 8, 7, 1)), prints=False):
-            if fails and run._open_time.noticeable and len(asked) > REPETITION:
+            if kind == "fails" and run._open_time.noticeable and len(asked) > REPETITION:
                 asked.append(step)
                 raise RuntimeError("injected")
             asked.append(step)
@@ -157,7 +155,7 @@ def test_the_steps_of_the_window_are_not_measured(
         telemetry.attach(None)
     assert len(asked) == 1 + REPETITION + taken
     report = run.probe_set.report()
-    if fails:
+    if kind == "fails":
         (problem,) = report["problems"]
         assert "injected" in problem
     else:
