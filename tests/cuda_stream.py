@@ -109,25 +109,25 @@ class _Stream:
         for number in range(1, kernels + 1):
             if number == kernels and name in self.declared.last_us:
                 device_us = self.declared.last_us[name] * scatter
-            called_ns = self.now_ns
-            self.now_ns += host_us * US
+            called_ns, call_ns = self.now_ns, host_us * US
+            self.now_ns += call_ns
             if self.declared.queue:
                 self.ends_ns.append(self.free_ns)
                 self.now_ns = max(self.now_ns, self.ends_ns[-self.declared.queue :][0])
             self.free_ns = max(self.free_ns, self.now_ns) + device_us * US
             self.busy_ns += device_us * US
-            self._profiled(called_ns, device_us * US)
+            self._profiled(called_ns, call_ns, device_us * US)
             if number == self.declared.item.get(name):
                 if self.audited:
                     warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
                 self.synchronize()
 
-    def _profiled(self, called_ns: float, lasted_ns: float) -> None:
+    def _profiled(self, called_ns: float, call_ns: float, lasted_ns: float) -> None:
         if self.profile is None:
             self.queued_ns.append((round(self.free_ns - lasted_ns), round(lasted_ns)))
             return
         number, lasts = len(self.profile), round(lasted_ns)
-        call = complete("cudaLaunchKernel", round(called_ns), 1, "cuda_runtime", correlation=number)
+        call = complete("cudaLaunchKernel", round(called_ns), round(call_ns), "cuda_runtime", correlation=number)
         kernel = complete("k", round(self.free_ns) - lasts, lasts, "kernel", 0, 7, device=0, correlation=number)
         self.profile += [call, kernel]
 

@@ -6,7 +6,8 @@ A kernel belongs to the phase in which the host launched it, whenever it ran. Bo
     kernels          |k| |k|   |k|    |k|      |k|    |k|                 forward: 3 k, backward: 3 k
 
 The same kernels are taken to run in the measured steps, for as long. torch.profiler slows the host, which only widens
-the gaps between kernels. Nothing is scaled, so batches of other shapes show as a difference between the profiled steps.
+the gaps between kernels. A gap before a kernel that lay queued is the device's own and counts as work, as it does
+between events. Nothing is scaled, so batches of other shapes show as a difference between the profiled steps.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.intervals import Int, total, union
-from harness.analysis.probes.operators import launch_starts, read_events
+from harness.analysis.intervals import total, union
+from harness.analysis.probes.operators import LaunchedWork, launched_work, read_events
 from harness.analysis.probes.torch_profile import Window, whole_profiles
 from harness.analysis.spans import RunSpans, spans_of
 from harness.study.run_data import RunData
-from harness.study.traces.names import DEVICE_WORK
 
 
 class KernelTime(NamedTuple):
-    """Nanoseconds in which a kernel or copy of one piece of work ran: the least, mean and most of profiled pieces."""
+    """Nanoseconds that the device was at kernels and copies of one piece of work, over the profiled pieces."""
 
     least_ns: int
     usual_ns: int
@@ -47,14 +47,11 @@ def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
     profiles, windows, gaps = whole_profiles(run.profiles()[0], facts.windows)
     if gaps or not windows:
         return {}
-    events = read_events(profiles)
-    device = events.of(DEVICE_WORK)
-    launched = launch_starts(events, device)
-    return _by_name(spans_of(run), windows, launched, events.start[device], events.end[device])
+    return _by_name(spans_of(run), windows, launched_work(read_events(profiles)))
 
 
-def _by_name(spans: RunSpans, windows: list[Window], launched: Int, starts: Int, ends: Int) -> dict[str, KernelTime]:
-    """Sum up kernels, ``launched`` at these moments (-1: not known), by the launches of the windows' steps.
+def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
+    """Sum up ``work`` by the launches of the windows' steps.
 
     A name that has a piece without any kernel is left out: its kernels may be lost.
     """
@@ -63,14 +60,14 @@ def _by_name(spans: RunSpans, windows: list[Window], launched: Int, starts: Int,
         inside |= (spans.launches.starts >= since) & (spans.launches.ends <= until)
     pieces = spans.launches.where(inside)
     pieces = pieces.where(np.argsort(pieces.starts, kind="stable"))
-    owner = np.searchsorted(pieces.starts, launched, side="right") - 1
-    owner[(owner >= 0) & (launched >= pieces.ends[np.maximum(owner, 0)])] = -1
+    owner = np.searchsorted(pieces.starts, work.launched, side="right") - 1
+    owner[(owner >= 0) & (work.launched >= pieces.ends[np.maximum(owner, 0)])] = -1
     order = np.argsort(owner, kind="stable")
     edges = np.searchsorted(owner[order], np.arange(len(pieces) + 1))
     found: dict[str, list[int]] = {}
     for piece, code in enumerate(pieces.names.tolist()):
         own = order[edges[piece] : edges[piece + 1]]
-        found.setdefault(spans.names[code], []).append(total(union(starts[own], ends[own])))
+        found.setdefault(spans.names[code], []).append(total(union(work.starts[own], work.ends[own])))
     return {
         name: KernelTime(min(worked), round(sum(worked) / len(worked)), max(worked))
         for name, worked in found.items()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.analysis.probes.memory_timeline import MemoryTimeline, memory_timelines
-from harness.analysis.probes.operators import ProfiledOperators, launch_starts, profiled_operators, read_events
+from harness.analysis.probes.operators import ProfiledOperators, launched_work, profiled_operators, read_events
 from harness.study.probes_json import TorchProfilerRecord
 from harness.study.traces.kineto import is_cut
-from harness.study.traces.names import DEVICE_WORK, STEP
+from harness.study.traces.names import STEP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,8 +47,8 @@ class TorchProfile:
     flops: dict[str, float]  # floating point operations by operator, over all windows; empty where not asked for
     problems: tuple[str, ...]  # of recording and reading, a line each
     gaps: tuple[CutProfile | LostProfile, ...] = ()
-    # Of kernels and copies that were launched within the windows, over all of these. Others are of the steps before
-    # them, whose host ran ahead of the device. None without a device.
+    # The device was at kernels and copies that were launched within the windows, over all of these. Others are of the
+    # steps before them, whose host ran ahead. None without a device.
     launched_ms: float | None = None
 
     @property
@@ -77,13 +77,11 @@ def torch_profile(
 
 def _launched_ms(full: Sequence[pa.Table], windows: Sequence[Window]) -> float | None:
     """Sum up what was launched within ``windows``; None where no launch of it is known."""
-    events = read_events(full)
-    device = events.of(DEVICE_WORK)
-    launched = launch_starts(events, device)
-    inside = np.zeros(len(device), dtype=np.bool_)
+    work = launched_work(read_events(full))
+    inside = np.zeros(len(work.launched), dtype=np.bool_)
     for since, until, _, _ in windows:
-        inside |= (launched >= since) & (launched < until)
-    return float((events.end - events.start)[device][inside].sum()) / 1e6 if inside.any() else None
+        inside |= (work.launched >= since) & (work.launched < until)
+    return float((work.ends - work.starts)[inside].sum()) / 1e6 if inside.any() else None
 
 
 def whole_profiles(

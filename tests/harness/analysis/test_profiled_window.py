@@ -5,22 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.kernel_times import kernel_times_of
+from harness.analysis.launches import device_work_of
 from harness.analysis.ledger import RunLedger, measure
 from harness.analysis.probes.device_busy import with_device_busy
+from harness.analysis.probes.operators import launched_work, read_events
 from harness.analysis.probes.results import ProfiledRun, probe_results
 from harness.analysis.replay import parse_edits, predict
+from harness.analysis.spans import spans_of
 from harness.analysis.study import analyse
+from harness.report.recorded import read_recorded
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.run_data import RunData
+from harness.study.store import StudyFolder
 from tests.cuda_stream import LAUNCH_BOUND, Declared, Recorded, record
 from tests.examples import examples
+from tests.harness.timeline import tables
 
 MS = 1_000_000
+H200 = Path(__file__).parents[3] / "results" / "reference" / "compile-gpu"
 CLOSED = 0.05  # share of a step
 NO_DATA = [f"{stage}=0" for stage in ("read", "tokenize", "pack", "transfer")]
 SMALL = {"h2d": (1, 5.0, 5.0), "norm": (3, 5.0, 5.0)}
@@ -178,3 +186,43 @@ def test_whatever_the_kernels_are_the_range_closes_around_the_truth(
     low, high = waited_ms(found)
     assert high - low <= close_ms
     assert low - close_ms <= found.mean_step_ms - truth_ms <= high + close_ms
+
+
+def test_on_a_real_card_kernels_last_as_long_as_the_phases_of_other_steps_whose_work_is_known() -> None:
+    """Of an H200: the profiled run and the measured ones, a process each. Its device never idles."""
+    study = StudyFolder(H200)
+    runs = list(study.runs())
+    measured = [run for run in runs if run.record.control is None and run.record.status == "done"]
+    assert measured
+    for run in measured:
+        times, work, names = kernel_times_of(run), device_work_of(run), spans_of(run).names
+        assert {"forward", "backward", "norm", "optimizer"} <= set(times)
+        for name, found in times.items():
+            known = (work.names == names.index(name)) & ~work.still_launching
+            lasted = (work.ends - work.starts)[known]
+            if len(lasted) > 10 and np.median(lasted) > 0.3 * MS:
+                assert found.usual_ns == pytest.approx(np.median(lasted), rel=0.03)
+    files = read_recorded(study, runs)
+    step_ms = {run.record.arm: ledger.mean_step_ms for run in measured if (ledger := measure(run)) is not None}
+    profiles = [one for one in probe_results(runs, files.profiled).profiles if one.arm in step_ms]
+    assert profiles
+    for profile in profiles:
+        assert profile.launched_ms is not None
+        assert profile.launched_ms / profile.steps == pytest.approx(step_ms[profile.arm], rel=0.03)
+        assert profile.operators.device_ms is not None
+        assert profile.operators.device_ms > 1.1 * profile.launched_ms  # those of the step before the window
+
+
+def test_a_gap_before_a_queued_kernel_is_the_devices_own_and_one_before_a_late_launch_is_not() -> None:
+    first, queued, late, graph, again = (
+        ("kernel", name, 13, start, 10, "device", {"correlation": number})
+        for name, start, number in (("a", 20, 1), ("b", 32, 2), ("c", 60, 3), ("d", 80, 4), ("e", 95, 4))
+    )
+    calls = [
+        ("cuda_runtime", "cudaLaunchKernel", 7, start, lasts, "main", {"correlation": number})
+        for start, lasts, number in ((10, 5, 1), (20, 9, 2), (40, 15, 3), (62, 5, 4))
+    ]
+    found = launched_work(read_events([tables.operators(*calls, first, queued, late, graph, again)]))
+    assert found.launched.tolist() == [10, 20, 40, 62, 62]
+    assert found.starts.tolist() == [20, 30, 60, 70, 90]  # the last two are of one graph
+    assert found.ends.tolist() == [30, 42, 70, 90, 105]
