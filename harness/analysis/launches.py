@@ -24,8 +24,8 @@ because it waited for the device, and not the other way round:
 torch tells of such calls in one audited step, without how long they blocked. So a phase that has one there is not
 called launch-bound in any step.
 
-A profiled window of the arm closes that: it tells how long kernels ran in each phase (``kernel_times``), so of an open
-phase it is known how much of it was work. The readings then take the least, mean and most of the profiled steps.
+A profiled window of the arm closes that. It holds how long kernels ran in each phase (``kernel_times``), so the share
+of work in an open phase is known. The readings then take the least, mean and most of the profiled steps.
 
 What depends on all that is worked out under several readings (:data:`Reading`). The likely one gives the figure, and
 the interval holds the others.
@@ -100,17 +100,17 @@ class DeviceWork:
 
     @property
     def profiled(self) -> NDArray[np.bool_]:
-        """Whether events leave the piece open and the kernels of a profiled window close it."""
+        """True for each piece that events leave open and the kernels of a profiled window close."""
         found: NDArray[np.bool_] = self.still_launching & (self.kernel_ns[0] >= 0)
         return found
 
     @property
     def _launched(self) -> Int:
-        """When its last launch was over, within the piece."""
+        """End of the last launch of each piece, within the piece."""
         return np.clip(self.launch_ends, self.starts, self.ends)
 
     def _worked_ns(self, reading: Reading) -> Int:
-        """How long kernels of the piece ran, by this reading: no less than after its last launch."""
+        """Kernel time of each piece by this reading, at least the time after its last launch."""
         lasted = self.ends - self.starts
         found = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
         return np.where(found >= FILLED * lasted, lasted, found)

@@ -1,7 +1,7 @@
-"""Decides after the measured steps of a run whether torch.profiler has to close what CUDA events leave open.
+"""Decides after the measured steps of a run if torch.profiler has to close what CUDA events leave open.
 
-Events do not tell work from waiting where the host was still launching what the device was at
-(``harness.analysis.launches``). Where that is more than :data:`NOTICEABLE` of the measured time, a few more steps are
+Events do not separate work from waiting while the host is still launching what the device is at
+(``harness.analysis.launches``). If that is more than ``NOTICEABLE`` of the measured time, a few more steps are
 profiled. They come last, because a profiler may slow its process for good.
 """
 
@@ -13,7 +13,7 @@ from trainer.telemetry import Blocked, Kernel
 
 
 class OpenTime:
-    """How much of the measured time of a run its events leave open, added up over its repetitions."""
+    """Time of a run that its events leave open, and its measured time, added up over repetitions."""
 
     def __init__(self) -> None:
         self._open_ns = self._measured_ns = 0
@@ -25,7 +25,7 @@ class OpenTime:
 
     @property
     def noticeable(self) -> bool:
-        """Whether it is enough for a closing window."""
+        """True if it is enough for a closing window."""
         from harness.analysis.bounds import NOTICEABLE
 
         return self._open_ns > NOTICEABLE * self._measured_ns

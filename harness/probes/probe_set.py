@@ -63,7 +63,7 @@ class ProbeSet:
         self.end_repetition()
 
     def run_closing_window(self, next_step: Callable[[], int], recorder: Pausable) -> None:
-        """Take the steps of the closing window; what fails there is reported and costs nothing that was measured."""
+        """Take the steps of the closing window. An error is reported and the measured steps stay valid."""
         assert self._closing is not None, "asked of a run without a closing window"
         try:
             self._closing.run_window(next_step, recorder)

@@ -183,7 +183,7 @@ def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
 
 
 def _work_in_launches(totals: ArmTotals) -> str:
-    """Whether a profiled window tells how much of a launch-bound phase was work."""
+    """Write how much of launch-bound phases was work, if a profiled window shows it."""
     if totals.busy_from != "profiled window" or totals.device_busy_ms is None:
         return "how much of each, its events do not tell."
     return (

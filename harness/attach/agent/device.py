@@ -19,7 +19,7 @@ from _harness_agent import guard, record
 WORK = 9  # kind of event: (kind, name, launch start, launch end, start, end); the last two on the device's own clock
 # What the host launches between two phases, by the phase before; anything else: "other".
 BETWEEN = {"fetch": "h2d", "forward": "loss", "backward": "norm"}
-# What events leave open of a phase that the host was still launching, as in harness.analysis.launches.
+# Limits of harness.analysis.launches for the time that events leave open.
 TAIL_NS = 100_000
 MOST_MOMENTS = 0.05
 _LOOKS = 10
@@ -27,7 +27,7 @@ _LAST_LOOK_S = 5.0
 
 
 class Open:
-    """How long the device worked or waited for launches, since the program is measured, in nanoseconds."""
+    """Time in which the device worked or waited for launches, in nanoseconds, since the first measured step."""
 
     __slots__ = ("longer_ns", "moments_ns", "since_ns", "worked_ns")
 

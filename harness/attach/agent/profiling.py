@@ -142,7 +142,7 @@ def _on_step(number: int) -> None:
 
 
 def _on_measured_step(_number: int) -> None:
-    """Begin to add up what events leave open, with the first step that is measured."""
+    """Start adding up the time that events leave open at the first measured step."""
     if not boundaries.state.warming and not device.state.open.since_ns:
         device.state.open = device.Open(monotonic_ns())
 
@@ -153,7 +153,7 @@ def _may_end(number: int) -> bool:
         open_ = device.state.open
         if device.state.stream is None or not open_.since_ns or open_.share(monotonic_ns()) <= NOTICEABLE:
             return True
-        if (record.ranks()[1] or 1) > 1:  # they have to end at one step, and one of them may need no window
+        if (record.ranks()[1] or 1) > 1:  # Ranks have to end at the same step, and one of them may need no window.
             return True
         boundaries.state.window_from = number
         record.note("closing", number)
