@@ -23,24 +23,25 @@ from tests.harness.attach.test_profile import rows
 
 MS = 1_000_000
 STEPS = 15
+LAUNCH_BOUND = ("on_device", 30, 1, 4, 12)  # 30 steps: 4 ms of work that takes 12 ms to launch
 MEASURED = ("--steps", str(STEPS), "--warmup", "4")
 WARMUP = 1  # of the profiler
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launch_ms", "options", "takes"),
+    ("words", "options", "takes"),
     [
-        (12, MEASURED, True),  # the device waits for its launches
-        (12, (*MEASURED, "--profile", "none"), False),
-        (12, ("--warmup", "4"), False),  # nobody knows when the program ends
-        (0, MEASURED, False),  # all of a phase is launched at once: nothing is open
+        (LAUNCH_BOUND, MEASURED, True),
+        (LAUNCH_BOUND, (*MEASURED, "--profile", "none"), False),
+        (LAUNCH_BOUND, ("--warmup", "4"), False),  # where the program ends is not known
+        (("plain", "--steps", 30), MEASURED, False),  # on the CPU
     ],
 )
 def test_a_launch_bound_program_has_a_window_after_its_measured_steps(
-    launch_ms: float, options: tuple[str, ...], takes: bool, tmp_path: Path
+    words: tuple[str | int, ...], options: tuple[str, ...], takes: bool, tmp_path: Path
 ) -> None:
-    done = attached(tmp_path, program("on_device", 30, 1, 4, launch_ms), *options, cold=True)
+    done = attached(tmp_path, program(str(words[0]), *words[1:]), *options, cold=True)
     assert done.returncode == 0, done.stderr
     study = study_in(tmp_path)
     record = study.read_study()
@@ -97,6 +98,7 @@ def test_the_agent_leaves_open_what_the_analysis_does(
     work = launches.device_work(drawn(*pieces), attached=True)
     expected_ns = launches.per_step(whole, work.open)[0]
     assert found.share(50 * MS) * 50 * MS == pytest.approx(expected_ns, abs=1000)
+    assert (found.share(50 * MS) > bounds.NOTICEABLE) == (expected_ns > bounds.NOTICEABLE * 50 * MS)
 
 
 def test_the_agent_has_the_limits_of_the_analysis() -> None:
