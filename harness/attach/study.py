@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.attach.frames import AttachedProcess, read, was_attached
-from harness.attach.profiled import ProfiledWindows, profiled_arm, profiled_steps
+from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
 from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.launch.study import now
 from harness.machine.checks.check import count
@@ -105,21 +105,23 @@ def _runs(
 
     Also how many steps are left out because a signal handler raised in them.
     """
-    profiled = profiled_steps(one)
+    profiled, closing = profiled_steps(one), closing_step(one)
 
     def folder_of(block: int) -> Path:
         return folder.run(profiled_arm(arm), 0) if block == PROFILED_PART else folder.run(arm, block)
 
-    blocks = write_tables(one, made_by, folder_of, one.process.rank or 0, profiled=profiled)
+    blocks = write_tables(one, made_by, folder_of, one.process.rank or 0, profiled=profiled, closing=closing)
     interrupted = sum(totals.interrupted for totals in blocks)
     first = PROFILED_PART if profiled else 0
     records = [
         record_of(arm, max(block, 0), one, totals, environment, code, begun_utc)
         for block, totals in enumerate(blocks, first)
     ]
-    if not profiled:
+    if not profiled and closing is None:
         return records, interrupted
     windows.put(folder_of(PROFILED_PART), one)
+    if closing is not None:
+        records = [replace(records[-1], block=0), *records[:-1]]
     window, *measured = records
     # A program that ended within its window has no block of its own: it is a run that failed, for that reason.
     measured = measured or [window]
@@ -263,6 +265,11 @@ def _study(
             notes.append(
                 f"{arm}: its first {profiled} steps are {profiled_arm(arm)}, up to the end of the profiled window: "
                 "a profiler slows what it records, so none of them is measured"
+            )
+        if (closing := closing_step(one)) is not None:
+            notes.append(
+                f"{arm}: its last {one.steps - closing} steps are {profiled_arm(arm)}, after the measured ones: these "
+                "leave open how long the device works, and kernels tell; --profile none leaves them away"
             )
         notes += [f"{arm}: {text}" for text in one.noted("ended")]
         notes += [

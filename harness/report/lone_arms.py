@@ -283,7 +283,9 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
             f"{part(idle_ms)} then, and for {part(totals.device_starved_ms)} in all."
         )
     open_ms = totals.device_unknown_ms
-    if open_ms >= NOTHING * step_ms:
+    if open_ms >= NOTHING * step_ms and totals.busy_from == "profiled window" and totals.device_busy_ms is not None:
+        text += f" It works for {part(totals.device_busy_ms)}, by the kernels of a profiled window."
+    elif open_ms >= NOTHING * step_ms:
         text += f" For {part(open_ms)} it worked or waited for launches: its events do not tell which."
     return (
         f"{text} Work on other streams or launched within a fetch is not seen, nor where the host waits for the "
