@@ -30,8 +30,7 @@ Event = tuple[Any, ...]
 MadeBy = Mapping[int, Sequence[Made]]  # batches of each loader worker, by process
 
 
-@dataclass
-class Counted:
+class StepCount(NamedTuple):
     """Measured steps in which something happened that the agent counts, an allocator's retries for example."""
 
     times: int = 0
@@ -59,7 +58,7 @@ class StepTotals:
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
     last_unmeasured: bool = False
-    counted: dict[str, Counted] = field(default_factory=dict)  # by name, see agent/causes.py
+    counted: dict[str, StepCount] = field(default_factory=dict)  # by name, see agent/causes.py
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
 
     @property
@@ -183,7 +182,7 @@ def _write_tables(
         tables.write()
     for name in {name for totals in found for name in totals.counted}:
         for totals in found:
-            totals.counted.setdefault(name, Counted())
+            totals.counted.setdefault(name, StepCount())
     return found
 
 
@@ -276,10 +275,8 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.measured += 1
     totals.wall_ns += wall_ns
     for _, name, times in [event for event in body if event[0] == COUNTED]:
-        counted = totals.counted.setdefault(name, Counted())
-        counted.times += times
-        counted.steps += 1
-        counted.wall_ns += wall_ns
+        before = totals.counted.get(name, StepCount())
+        totals.counted[name] = StepCount(before.times + times, before.steps + 1, before.wall_ns + wall_ns)
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
     totals.restarting_ns += _restarting(body)
     totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)

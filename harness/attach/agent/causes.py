@@ -27,7 +27,8 @@ from _harness_agent import boundaries, device, guard, record, watching
 COUNTED = 15  # kind of event: (kind, RETRIES or COMPILED, how often in the step that ends)
 RETRIES, COMPILED = "retries", "compiled"
 WAIT, COPY, PAGEABLE = "device wait", "copy", "pageable"  # kinds of a noted cause
-FIRST, STEPS = watching.FIRST + watching.STEPS, 4  # audited steps: sys.setprofile slows those before
+FIRST = watching.FIRST + watching.STEPS  # step that is audited first: sys.setprofile slows those before
+STEPS = 4  # that are audited
 SPARSELY = 10  # steps from one look at the allocator to the next, until it is seen to retry
 MOST_NOTED, MOST_CODE = 3, 16  # places, and code objects that are monitored
 MOST_SHOWN = 60  # characters of a line of code
@@ -48,7 +49,7 @@ class _Counts:
         self.compiled: int | None = None
 
 
-_audit: _Audit | None = None
+_audit: _WaitAudit | None = None
 _counts = _Counts()
 
 
@@ -84,7 +85,7 @@ def _on_step(number: int) -> None:
         if number == FIRST and _audit is None and device.state.stream is not None:
             cuda: Any = torch._C  # a build without CUDA lacks these functions
             if hasattr(cuda, "_cuda_set_sync_debug_mode") and cuda._cuda_get_sync_debug_mode() == _DEFAULT:
-                _audit = _Audit()
+                _audit = _WaitAudit()
                 _audit.start()
         elif number >= FIRST + STEPS and _audit is not None:
             audit, _audit = _audit, None
@@ -106,7 +107,7 @@ def _give_up(error: Exception) -> None:
 # ---- waits for the device
 
 
-class _Audit:
+class _WaitAudit:
     """Every call of the recorded thread that waits for the device, by place, while it lasts."""
 
     def __init__(self) -> None:
@@ -348,7 +349,8 @@ def _counted() -> list[tuple[Any, ...]]:
     if _counts.compiled is not None and compiled > _counts.compiled:
         found.append((COUNTED, COMPILED, compiled - _counts.compiled))
     _counts.compiled = compiled
-    if device.state.stream is not None and (_counts.each_step or boundaries.state.steps % SPARSELY == 0):
+    each_step = _counts.each_step or _counts.retries is None
+    if device.state.stream is not None and (each_step or boundaries.state.steps % SPARSELY == 0):
         retries = _retries()
         if _counts.retries is not None and retries > _counts.retries:
             if _counts.each_step:
