@@ -286,9 +286,9 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
     open_ms = totals.device_unknown_ms
     if open_ms >= NOTHING * step_ms:
         text += f" For {part(open_ms)} it worked or waited for launches: its events do not tell which."
+    waits = "" if any(one.place for one in arm.causes) else ", nor where the host waits for the device"
     return (
-        f"{text} Work on other streams or launched within a fetch is not seen, nor where the host waits for the "
-        "device: nothing is promised of a change."
+        f"{text} Work on other streams or launched within a fetch is not seen{waits}: nothing is promised of a change."
     )
 
 

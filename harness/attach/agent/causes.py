@@ -29,6 +29,7 @@ RETRIES, COMPILED = "retries", "compiled"
 WAIT, COPY, PAGEABLE = "device wait", "copy", "pageable"  # kinds of a noted cause
 FIRST = watching.FIRST + watching.STEPS  # step that is audited first: sys.setprofile slows those before
 STEPS = 4  # that are audited
+LEAST_STEPS = 2  # of these, in which a place waits that is named
 SPARSELY = 10  # steps from one look at the allocator to the next, until it is seen to retry
 MOST_NOTED, MOST_CODE = 3, 16  # places, and code objects that are monitored
 MOST_SHOWN = 60  # characters of a line of code
@@ -76,6 +77,7 @@ def batch_arrived(batch: Any) -> None:
         tensors = [one for one in loading.tensors(batch) if isinstance(one, torch.Tensor) and one.is_cpu]
         _audit.pageable_bytes += sum(one.numel() * one.element_size() for one in tensors if not one.is_pinned())
     except Exception as error:
+        guard.let_through(error)
         _give_up(error)
 
 
@@ -89,15 +91,16 @@ def _on_step(number: int) -> None:
                 _audit.start()
         elif number >= FIRST + STEPS and _audit is not None:
             audit, _audit = _audit, None
-            audit.stop()
-            audit.note()
+            if audit.on:  # else it ended early
+                audit.stop()
+                audit.note()
     except Exception as error:
+        guard.let_through(error)
         _give_up(error)
 
 
 def _give_up(error: Exception) -> None:
     global _audit
-    guard.let_through(error)
     audit, _audit = _audit, None
     record.note("cause_fault", f"{type(error).__name__}: {error}"[:500])
     if audit is not None:
@@ -115,8 +118,7 @@ class _WaitAudit:
         self.inside = False  # a call that is wrapped by name
         self.paused = 0  # contexts of the program that catch warnings
         self.pageable_bytes = 0
-        # File, line, True between fetch and forward pass -> calls, of these timed, and nanoseconds of those.
-        self.places: dict[tuple[str, int, bool], list[int]] = {}
+        self.places: dict[tuple[str, int, bool], _Place] = {}  # by file, line, True between fetch and forward pass
         self.calls = _CallTimes()
         self.filter: tuple[Any, ...] = ("always", _MESSAGE, Warning, None, 0)
         self.show_before: Any = warnings.showwarning
@@ -159,9 +161,11 @@ class _WaitAudit:
 
     def note(self) -> None:
         """Note the places with the longest waits, and what was copied from pageable memory."""
-        found = sorted(self.places.items(), key=lambda one: (-_wait_ns(one[1]), -one[1][0]))[:MOST_NOTED]
+        # Compiling and autotuning wait hundreds of times in one step.
+        found = [one for one in self.places.items() if len(one[1].steps) >= LEAST_STEPS]
+        found.sort(key=lambda one: (-one[1].wait_ns, -one[1].calls))
         per_step = self.pageable_bytes // STEPS
-        for (file, line, before_forward), counts in found:
+        for (file, line, before_forward), place in found[:MOST_NOTED]:
             code = " ".join(linecache.getline(file, line).split())
             is_copy = before_forward and not _VALUE.search(code)
             size, per_step = (per_step, 0) if is_copy else (0, per_step)
@@ -169,8 +173,8 @@ class _WaitAudit:
                 "kind": COPY if is_copy else WAIT,
                 "place": f"{os.path.basename(file)}:{line}",
                 "code": code[:MOST_SHOWN],
-                "times": counts[0] / STEPS,
-                "ms": _wait_ns(counts) / STEPS / 1e6 if counts[1] else None,
+                "times": place.calls / STEPS,
+                "ms": place.wait_ns / STEPS / 1e6 if place.timed else None,
                 "bytes": size,
             }
             record.note("cause", content)
@@ -183,11 +187,12 @@ class _WaitAudit:
             return
         state = boundaries.state
         before_forward = state.last == "fetch" and not state.open
-        counts = self.places.setdefault((at.f_code.co_filename, at.f_lineno, before_forward), [0, 0, 0])
-        counts[0] += 1
+        place = self.places.setdefault((at.f_code.co_filename, at.f_lineno, before_forward), _Place())
+        place.calls += 1
+        place.steps.add(state.steps)
         if wait_ns is not None:
-            counts[1] += 1
-            counts[2] += wait_ns
+            place.timed += 1
+            place.timed_ns += wait_ns
 
     # ---- warnings
 
@@ -208,6 +213,7 @@ class _WaitAudit:
             try:
                 self._warned(sys._getframe(1), now)
             except Exception as error:
+                guard.let_through(error)
                 _give_up(error)
 
     def _warned(self, frame: FrameType | None, now: int) -> None:
@@ -240,6 +246,7 @@ class _WaitAudit:
                 try:
                     self._add(sys._getframe(1), monotonic_ns() - begun_ns)
                 except Exception as error:
+                    guard.let_through(error)
                     _give_up(error)
 
         return wait
@@ -250,6 +257,7 @@ class _WaitAudit:
             try:
                 self.stop()
             except Exception as error:
+                guard.let_through(error)
                 _give_up(error)
             return before(*given)
 
@@ -283,10 +291,18 @@ class _WaitAudit:
         return __exit__
 
 
-def _wait_ns(counts: list[int]) -> int:
-    """Return the time of all calls of a place, by the mean of those that were timed."""
-    calls, timed, ns = counts
-    return round(ns / timed * calls) if timed else 0
+class _Place:
+    """Waits at one line of the program."""
+
+    def __init__(self) -> None:
+        self.steps: set[int] = set()
+        self.calls = self.timed = 0
+        self.timed_ns = 0  # of the calls that were timed
+
+    @property
+    def wait_ns(self) -> int:
+        """Time of all calls, by the mean of those that were timed."""
+        return round(self.timed_ns / self.timed * self.calls) if self.timed else 0
 
 
 class _CallTimes:
@@ -337,6 +353,7 @@ def _step_ended() -> list[tuple[Any, ...]]:
     try:
         return _counted()
     except Exception as error:
+        guard.let_through(error)
         boundaries.on_step_end.remove(_step_ended)
         _give_up(error)
         return []

@@ -29,7 +29,7 @@ def test_a_wait_has_its_place_its_code_and_its_time_once_for_all_blocks() -> Non
     assert text.count("train.py:88 (`losses.append(loss.item())`), every step: 5.20 ms a step") == 1
 
 
-@pytest.mark.parametrize(("times", "often"), [(0.25, "in 0.25 of the steps"), (3.0, "3 times a step")])
+@pytest.mark.parametrize(("times", "often"), [(0.5, "in 50 % of the steps"), (3.0, "3 times a step")])
 def test_a_wait_of_other_steps_has_its_count(times: float, often: str) -> None:
     cause = {"kind": "device wait", "ms": None, **PLACE, "times": times}
     assert f"`), {often}. " in lines(cause)["Waits for the device"]
