@@ -17,8 +17,8 @@ from harness.probes.ledger.steps import StepRecorder
 from trainer.telemetry import BatchTrace, Kernel, RawSpan
 
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
-EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW = 6, 7, 9, 10, 13, 14
-OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE, BEGUN_ANEW}  # events that no ledger knows
+EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
+OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE, BEGUN_ANEW, COUNTED}  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
 SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
@@ -28,6 +28,14 @@ PROFILED_PART = -1  # in place of a block's number: steps up to the end of a pro
 
 Event = tuple[Any, ...]
 MadeBy = Mapping[int, Sequence[Made]]  # batches of each loader worker, by process
+
+
+class StepCount(NamedTuple):
+    """Measured steps in which something happened that the agent counts, an allocator's retries for example."""
+
+    times: int = 0
+    steps: int = 0
+    wall_ns: int = 0  # of these steps
 
 
 @dataclass
@@ -50,6 +58,7 @@ class StepTotals:
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
     last_unmeasured: bool = False
+    counted: dict[str, StepCount] = field(default_factory=dict)  # by name, see agent/causes.py
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
 
     @property
@@ -178,6 +187,9 @@ def _write_tables(
             _add(totals, begun, body, ended)
     if tables is not None:
         tables.write()
+    for name in {name for totals in found for name in totals.counted}:
+        for totals in found:
+            totals.counted.setdefault(name, StepCount())
     return found
 
 
@@ -269,6 +281,9 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     wall_ns = ended[1] - begun[1]
     totals.measured += 1
     totals.wall_ns += wall_ns
+    for _, name, times in [event for event in body if event[0] == COUNTED]:
+        before = totals.counted.get(name, StepCount())
+        totals.counted[name] = StepCount(before.times + times, before.steps + 1, before.wall_ns + wall_ns)
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
     totals.restarting_ns += _restarting(body)
     totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)

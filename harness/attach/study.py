@@ -190,6 +190,7 @@ def record_of(
             evaluating_steps=totals.evaluating,
             evaluating_share=round(totals.evaluating_share, 4),
             marked_steps=tuple(totals.marked),
+            causes=_causes(one, totals),
         ),
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,
@@ -204,6 +205,22 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
     place, watched_ns = next(iter(one.noted("blocked")), (None, 0))
     most = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
     return str(place) if place is not None and most else None
+
+
+def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...] | None:
+    """Return what slowed the steps, as rows of harness.analysis.slow_causes; None if nothing did that was looked at."""
+    counted: list[JsonObject] = [
+        {
+            "kind": kind,
+            "times": found.times,
+            "steps": found.steps,
+            "of": totals.measured,
+            "ms": found.wall_ns / 1e6,
+            "rest_ms": (totals.wall_ns - found.wall_ns) / 1e6,
+        }
+        for kind, found in sorted(totals.counted.items())
+    ]
+    return (*one.noted("cause"), *counted) or None
 
 
 def _too_short(totals: StepTotals) -> str:

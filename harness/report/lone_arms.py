@@ -20,13 +20,13 @@ from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, 
 from harness.report.absent import reason
 from harness.report.dose import dose_line
 from harness.report.names import ArmNames
+from harness.report.remedies import NOTHING, cause_texts
 from harness.report.sentences import WORTH, either_way, in_blocks
 from harness.report.words import capitalised, count, interval, listing, part_of, percent, percent_over, ratio
 from harness.study.contract import STAGES
 
 MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
 UNLIKE = 0.05  # mean and median of the steps differ by more: both are said
-NOTHING = 0.005  # of the step: less is no wait worth a word
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     if arm.ranks is not None:
         data = f"As for rank 0: {data[0].lower()}{data[1:]}"
     lines = [Headline(name, step, f"{data}{_gain(arm)}{served}")]
+    lines += [Headline(*texts) for texts in cause_texts(arm, _mean_ms(arm))]
     lines += [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
@@ -287,9 +288,9 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
         text += f" It works for {part(totals.device_busy_ms)}, by the kernels of a profiled window."
     elif open_ms >= NOTHING * step_ms:
         text += f" For {part(open_ms)} it worked or waited for launches: its events do not tell which."
+    waits = "" if any(one.place for one in arm.causes) else ", nor where the host waits for the device"
     return (
-        f"{text} Work on other streams or launched within a fetch is not seen, nor where the host waits for the "
-        "device: nothing is promised of a change."
+        f"{text} Work on other streams or launched within a fetch is not seen{waits}: nothing is promised of a change."
     )
 
 

@@ -103,6 +103,7 @@ recorded_thread = threading.main_thread().ident
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
 on_early_step: list[Callable[[int], None]] = []  # the same, for the first steps only
 EARLY = 64  # steps
+on_step_end: list[Callable[[], list[tuple[Any, ...]]]] = []  # called as a step ends; return events of it
 on_evaluation: list[Callable[[], None]] = []  # called before each batch that nobody trains on
 # Called with the number of each step that begins when all are measured: True if the program may end there.
 before_end: list[Callable[[int], bool]] = []
@@ -505,6 +506,8 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
     events, this.events = this.events, []
     if this.marks:
         events += device.collect()
+    for action in on_step_end:
+        events += action()
     events.append((STEP, now, reading, number, repetition, warmup))
     record.write("events", events)
 
