@@ -311,6 +311,8 @@ def _gain(arm: ArmReport) -> str:
         hides = measured is None and sum(arm.totals.hidden_ms.values()) >= WORTH * _mean_ms(arm)
         cores = ", which knows nothing of the cores and memory bandwidth that hidden work takes" if hides else ""
         parts.append(f" Without the data work of its fetches it would be {faster}, by replay{cores}.")
+        if hides and arm.totals.bound == "launch":  # beside workers of an H200, forward took 18 % longer
+            parts.append(" Its launches limit the step and may be slower beside hidden work: ideal-data measures that.")
     if measured is not None and replayed is not None and _apart(measured, replayed):
         parts.append(f" {_disagreement(arm, measured, replayed)}")
     return "".join([*parts, _restarts(arm), _sampler(arm)])
