@@ -22,13 +22,12 @@ from harness.analysis.study import analyse
 from harness.report.recorded import read_recorded
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.store import StudyFolder
 from tests.cuda_stream import LAUNCH_BOUND, Declared, Recorded, record
 from tests.examples import examples
 from tests.harness.timeline import tables
+from tests.studies import unpacked
 
 MS = 1_000_000
-H200 = Path(__file__).parents[3] / "results" / "reference" / "compile-gpu"
 CLOSED = 0.05  # share of a step
 NO_DATA = [f"{stage}=0" for stage in ("read", "tokenize", "pack", "transfer")]
 SMALL = {"h2d": (1, 5.0, 5.0), "norm": (3, 5.0, 5.0)}
@@ -188,9 +187,9 @@ def test_whatever_the_kernels_are_the_range_closes_around_the_truth(
     assert low - close_ms <= found.mean_step_ms - truth_ms <= high + close_ms
 
 
-def test_on_a_real_card_kernels_last_as_long_as_the_phases_of_other_steps_whose_work_is_known() -> None:
+def test_on_a_real_card_kernels_last_as_long_as_the_phases_of_other_steps_whose_work_is_known(tmp_path: Path) -> None:
     """Of an H200: the profiled run and the measured ones, a process each. Its device never idles."""
-    study = StudyFolder(H200)
+    study = unpacked("compile-gpu", tmp_path)
     runs = list(study.runs())
     measured = [run for run in runs if run.record.control is None and run.record.status == "done"]
     assert measured
