@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tarfile
 import time
 from dataclasses import replace
@@ -14,10 +12,11 @@ import pytest
 
 from harness.study.store import StudyFolder
 from tests.cuda_stream import Declared, record
+from tests.gpu.emulated import leased
 from tests.gpu.jobs import known_truth
 from tests.gpu.jobs.known_truth import row_of
 from tests.gpu.lease.place import EMULATED, Place
-from tests.gpu.lease.sheet import DONE, Figure, Result, Sheet
+from tests.gpu.lease.sheet import Figure, Result, Sheet
 from tests.gpu.pipelines import CUDA, FEW, PIPELINES, Pipeline, scenario
 
 # Kernels, microseconds to launch one and to run one: much like the models of tests/gpu/pipelines.py on an H200.
@@ -49,12 +48,7 @@ def place_in(folder: Path) -> Place:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_it_finds_what_the_emulated_device_declares(tmp_path: Path) -> None:
-    words = ["-m", "tests.gpu.lease.job", "known-truth", "--device", EMULATED, "--out", str(tmp_path)]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    result = Result.read(tmp_path)
-    assert result is not None
-    assert result.status == DONE
+    out, result = leased("known-truth", tmp_path)
     figures = {figure.name: figure for figure in result.figures}
     waited = figures["waited for a core: the worst run"].seen
     assert isinstance(waited, float)
@@ -63,14 +57,14 @@ def test_it_finds_what_the_emulated_device_declares(tmp_path: Path) -> None:
             figure = figures[f"{pipeline.name}: {quantity}"]
             assert figure.holds is None
             assert isinstance(figure.seen, float)
-            assert abs(figure.seen) <= WITHIN + waited, done.stdout[-3000:]
+            assert abs(figure.seen) <= WITHIN + waited, figure
     assert figures["within 3 %"].unit == "of 10 figures"
-    predicted = {(row["pipeline"], row["quantity"]): row for row in json.loads((tmp_path / "rows.json").read_text())}
+    predicted = {(row["pipeline"], row["quantity"]): row for row in json.loads((out / "rows.json").read_text())}
     exposed = predicted["launch-inline", "exposed"]
     assert exposed["predicted_ms"] >= sum(FEW[0].stages.values())  # nothing hides it, and a sleep is never shorter
     hidden = predicted["device-inline-norm", "exposed"]
     assert hidden["predicted_ms"] < sum(FEW[1].stages.values())  # the optimizer hides some
-    with tarfile.open(tmp_path / "study-0.tar.xz") as packed:
+    with tarfile.open(out / "study-0.tar.xz") as packed:
         packed.extractall(tmp_path / "study", filter="data")
     assert sum(run.record.status == "done" for run in StudyFolder(tmp_path / "study").runs()) == 8
     most = figures["warm-up: extra steps of a turn, most"].seen

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.gpu.emulated import leased
 from tests.gpu.jobs.probe_cost import CASES, FEW, scenario
-from tests.gpu.lease.place import EMULATED
-from tests.gpu.lease.sheet import DONE, Result
 from tests.gpu.pipelines import CUDA
 from tests.harness.probes.nvml.test_nvml import compile_stub
 
@@ -23,17 +19,9 @@ def test_it_measures_every_probe_and_reads_every_counter(tmp_path: Path) -> None
     driver = tmp_path / "driver"
     driver.mkdir()
     stub = {"LD_LIBRARY_PATH": str(compile_stub(driver)), "CUDA_VISIBLE_DEVICES": "0", "NVML_STUB": ""}
-    words = ["-m", "tests.gpu.lease.job", "probe-cost", "--device", EMULATED, "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, *words], env={**os.environ, **stub}, capture_output=True, text=True, check=False, timeout=300
-    )
-    said = done.stdout[-3000:] + done.stderr[-3000:]
-    assert done.returncode == 0, said
-    result = Result.read(tmp_path / "out")
-    assert result is not None
-    assert result.status == DONE
+    out, result = leased("probe-cost", tmp_path, stub)
     figures = {figure.name: figure for figure in result.figures}
-    assert not [name for name in figures if name.endswith("failed")], said
+    assert not [name for name in figures if name.endswith("failed")]
     for case in FEW:
         cost = figures[case.name]
         assert isinstance(cost.seen, float)
@@ -47,8 +35,8 @@ def test_it_measures_every_probe_and_reads_every_counter(tmp_path: Path) -> None
     readings = [figure.seen for name, figure in figures.items() if name.endswith(": a reading")]
     assert len(readings) == 10  # nine of NVML's and one of GPM
     assert all(isinstance(seen, float) and seen > 0 for seen in readings)
-    assert figures["timeline: problems"].seen == 0, said
-    content = (tmp_path / "out" / "timeline.json.gz").read_bytes()
+    assert figures["timeline: problems"].seen == 0
+    content = (out / "timeline.json.gz").read_bytes()
     assert figures["timeline: size"].seen == len(content)
     assert json.loads(gzip.decompress(content))["traceEvents"]
 

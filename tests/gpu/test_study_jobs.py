@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
@@ -16,11 +14,12 @@ import pytest
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import make_plan
 from harness.study.store import StudyFolder
+from tests.gpu.emulated import leased
 from tests.gpu.jobs import crossover, studies
 from tests.gpu.lease import processes
 from tests.gpu.lease.place import EMULATED, Place
 from tests.gpu.lease.processes import ROOT
-from tests.gpu.lease.sheet import DONE, Figure, Result, Sheet
+from tests.gpu.lease.sheet import Figure, Result, Sheet
 
 ARMS = {
     "gpt2-124m": {"eager", "compiled", "compiled-gelu", "fastest"},
@@ -29,26 +28,10 @@ ARMS = {
 }
 
 
-def job(name: str, out: Path) -> dict[str, Figure]:
-    """Run the job on paper in a process of its own; its figures by name."""
-    words = [
-        sys.executable,
-        "-m",
-        "tests.gpu.lease.job",
-        name,
-        "--out",
-        str(out),
-        "--device",
-        EMULATED,
-        "--commit",
-        "c",
-    ]
-    subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=600)
-    result = Result.read(out)
-    assert result is not None
-    assert (result.status, result.problem) == (DONE, "")
-    assert all(one.holds is None for one in result.figures), "a card on paper meets no target"
-    return {one.name: one for one in result.figures}
+def job(name: str, folder: Path) -> tuple[Path, dict[str, Figure]]:
+    """Run the job on paper; the folder of its result, and its figures by name."""
+    out, result = leased(name, folder)
+    return out, {one.name: one for one in result.figures}
 
 
 def place(out: Path, seconds: float) -> Place:
@@ -59,30 +42,30 @@ def place(out: Path, seconds: float) -> Place:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARMS)
 def test_a_study_job_records_every_arm_and_verdict(name: str, tmp_path: Path) -> None:
-    figures = job(name, tmp_path)
+    out, figures = job(name, tmp_path / "results")
     assert figures["blocks done"].seen == 1
     for arm in ARMS[name]:
         speed = figures[f"{arm}: tokens/s"].seen
         assert isinstance(speed, float)
         assert speed > 0
-    with tarfile.open(tmp_path / studies.ARCHIVE) as tar:
+    with tarfile.open(out / studies.ARCHIVE) as tar:
         tar.extractall(tmp_path / "kept", filter="data")
     folder = StudyFolder(next((tmp_path / "kept").glob("*/*/study.json")).parent)
     pairs = {f"{pair.candidate} / {pair.baseline}" for pair in folder.read_study().comparisons}
     assert {one.removesuffix(": verdict") for one in figures if one.endswith(": verdict")} == pairs
     assert all(run.steps is not None for run in folder.runs() if run.record.control != "data-only")
-    assert (tmp_path / "summary.md").read_text() == folder.summary_md.read_text()
-    for path in (tmp_path / "summary.md", tmp_path / "study.json", tmp_path / "log.txt", folder.study_json):
+    assert (out / "summary.md").read_text() == folder.summary_md.read_text()
+    for path in (out / "summary.md", out / "study.json", out / "log.txt", folder.study_json):
         assert str(tmp_path) not in path.read_text()
         assert str(ROOT) not in path.read_text()
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *("result.json", "log.txt", "summary.md", "summary.json", "study.json", "plots", "kept", studies.ARCHIVE)
+    assert {path.name for path in out.iterdir()} == {
+        *("result.json", "log.txt", "summary.md", "summary.json", "study.json", "plots", studies.ARCHIVE)
     }
 
 
 @pytest.mark.slow
 def test_the_crossover_is_measured_and_predicted_at_every_point(tmp_path: Path) -> None:
-    figures = job("crossover", tmp_path)
+    _, figures = job("crossover", tmp_path / "results")
     points = [one for name, one in figures.items() if name.endswith("pretokenized / on the fly")]
     assert len(points) == 6
     for one in points:

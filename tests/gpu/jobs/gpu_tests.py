@@ -29,16 +29,14 @@ SLOWEST = 5  # tests whose time is recorded, with their set-up
 MOST_CHARACTERS = 100_000  # of the output that is kept where a test fails
 
 
-def run(place: Place) -> bool:
-    """Return False if the time limit left tests out."""
+def run(place: Place) -> None:
     place.work.mkdir(parents=True, exist_ok=True)
     outcomes, log = place.work / "outcomes.jsonl", place.work / "pytest.txt"
     run_pytest(files(place), outcomes, log, place.left_s - ENDING_S)
-    whole = record(place, read(outcomes))
+    record(place, read(outcomes))
     if any(figure.holds is False for figure in place.sheet.result.figures):
         text = log.read_text(errors="replace")[-MOST_CHARACTERS:].replace(str(ROOT), ".")
         (place.out / log.name).write_text(text)
-    return whole
 
 
 def files(place: Place) -> list[Path]:
@@ -78,8 +76,8 @@ def read(outcomes: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def record(place: Place, rows: Sequence[dict[str, Any]]) -> bool:
-    """Record how many tests passed, and each that did not. Return True if all ended."""
+def record(place: Place, rows: Sequence[dict[str, Any]]) -> None:
+    """Record how many tests passed, and each that did not."""
     total = sum(row.get("tests", 0) for row in rows)
     ended = {row["test"]: row for row in rows if "test" in row and row["outcome"] != FAILED}
     ended |= {row["test"]: row for row in rows if row.get("outcome") == FAILED}  # A tear-down may fail after the call.
@@ -90,13 +88,13 @@ def record(place: Place, rows: Sequence[dict[str, Any]]) -> bool:
     place.add("skipped", skipped, "tests")
     left = total - len(ended)
     if left or not total:  # A time limit, or a test that ended the process.
+        place.leave_out()
         place.add("not run", left if total else None, "tests", asked="0", holds=False)
     for name, row in ended.items():
         if row["outcome"] == FAILED:
             place.add(f"failed: {name.rpartition('/')[2]}", row["problem"], holds=False)
     for name, row in sorted(ended.items(), key=lambda item: -float(item[1]["seconds"]))[:SLOWEST]:
         place.add(f"slow: {name.rpartition('/')[2]}", round(row["seconds"], 1), "s")
-    return bool(total) and not left
 
 
 def _all(counts: Counter[str], total: int) -> bool:

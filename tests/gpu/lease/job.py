@@ -34,8 +34,8 @@ def main() -> None:
         sheet = Sheet(_facts(arguments), arguments.out)
         sheet.result.write(arguments.out)
         place = Place(arguments.device, arguments.out, work, begun + seconds, sheet)
-        whole = importlib.import_module(job.module).run(place)
-    sheet.result.status = CUT if whole is False else DONE  # False: its own time limit left something out
+        importlib.import_module(job.module).run(place)
+    sheet.result.status = DONE if sheet.is_whole else CUT
     sheet.result.seconds = round(time.monotonic() - begun, 1)
     sheet.result.write(arguments.out)
 

@@ -32,6 +32,10 @@ class Place:
         """Seconds until the process is killed."""
         return self.until - time.monotonic()
 
+    def leave_out(self) -> None:
+        """Say that the job's own time limit left something out: it counts as cut, and runs again in a later lease."""
+        self.sheet.is_whole = False
+
     def add(
         self,
         name: str,

@@ -72,6 +72,7 @@ class Sheet:
 
     def __init__(self, result: Result, folder: Path) -> None:
         self.result = result
+        self.is_whole = True
         self._folder = folder
 
     def add(self, figure: Figure) -> None:
