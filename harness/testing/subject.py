@@ -96,10 +96,15 @@ class Subject:
         )
         budget_s = read_seconds(self.config.getoption("--harness-budget") or budget, "budget")
         if isinstance(scenario, CommandScenario):
-            if other != BASELINE or not base or self.control:
+            if other != BASELINE or self.control:
                 raise InputError(
-                    f'{self.path}: an arm that is a command is compared with "{BASELINE}" and without a control, where '
-                    "--harness-base names a state; harness run compares arms"
+                    f'{self.path}: an arm that is a command is compared with "{BASELINE}" and without a control; '
+                    "harness run compares arms"
+                )
+            if not base:
+                raise InputError(
+                    f'{self.path}: "{BASELINE}" of a command is its state at a revision, and none is named: '
+                    f"{shlex.join(['pytest', self.test.nodeid, '--harness-base=main'])}"
                 )
             return self._command(scenario, base, limits, budget_s)
         if an_arm:
