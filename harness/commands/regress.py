@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.attach import MOST_STEPS, STEPS
 from harness.commands.arguments import (
     DEFAULT_OUT,
     add_limits,
@@ -17,7 +18,6 @@ from harness.commands.arguments import (
     limits_of,
     refuse_ranks,
 )
-from harness.commands.exec import MOST_STEPS, STEPS
 from harness.commands.exit_codes import INTERRUPTED, of_verdict, read_exit_code
 from harness.commands.output import append_step_summary, copy_may_fail, say
 from trainer.errors import InputError
