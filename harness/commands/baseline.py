@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
 from harness.commands.arguments import add_arm, add_comparing, add_study, limits_of
-from harness.commands.compare import BASELINES, read_series, select, show
+from harness.commands.compare import read_series, select, show
 from harness.commands.exit_codes import read_exit_code
 from harness.commands.output import say
+from harness.regression import BASELINES
 from trainer.errors import InputError
 
 FEW_BLOCKS = 5  # a baseline of fewer has wide intervals
@@ -50,7 +52,11 @@ def baseline(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _save(arguments: argparse.Namespace, folder: Path) -> int:
     from harness.analysis.statistics import MIN_BLOCKS
+    from harness.machine.git import is_ignored
     from harness.regression import baselines
+    from harness.regression.quantities import read_share
+    from harness.regression.report import kept_note
+    from harness.regression.thresholds import APART
 
     found = read_series(Path(arguments.study))
     names = select(found, arguments.arm, arguments.study)
@@ -65,12 +71,19 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
                 f"{arguments.study}: {name}: the loss of {found[name].diverged_runs} runs diverged: no baseline; "
                 "keep one of a training that learns"
             )
+    notes = []
     for name in names:
         blocks = len(found[name].blocks)
         if blocks < FEW_BLOCKS:
             text = f"{name}: {blocks} blocks, where {FEW_BLOCKS} or more are advised: checks may decide nothing"
             print(f"warning: {text}", file=sys.stderr)
-        say(str(baselines.save(folder, found[name], anew=arguments.anew)))
+        path = baselines.save(folder, found[name], anew=arguments.anew)
+        say(str(path))
+        notes.append(kept_note(baselines.read(path), read_share(APART, APART)))
+    if is_ignored(folder):
+        notes.append(f"git ignores {folder}, so no other clone has it: git add -f {shlex.quote(str(folder))}")
+    for note in dict.fromkeys(notes):
+        print(f"note: {note}", file=sys.stderr)
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from harness.commands.arguments import STUDY_HELP, add_arm, add_comparing, limits_of, study_path
 from harness.commands.exit_codes import of_verdict, read_exit_code
 from harness.commands.output import say
+from harness.regression import BASELINES
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from harness.regression.days import Days
     from harness.regression.series import BlockSeries
 
-BASELINES = "results/baselines"
 WARNING = (
     "These were measured at different times: what the machine did in between looks like a change of the code. The "
     "intervals allow for what days differ by. harness regress alternates two states and needs no such allowance"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.attach import LEAST_WARMUP
+from harness.attach import LEAST_WARMUP, MOST_STEPS, STEPS
 from harness.commands.arguments import DEFAULT_OUT
 from harness.commands.output import say
 from trainer.errors import InputError
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from harness.scenario.commands import CommandPlan
     from harness.study.store import StudyFolder
 
-MOST_STEPS = 10_000_000
 BLOCKS, MOST_BLOCKS = 5, 1000
-STEPS = 60
 AUTO, TORCH, PY_SPY, BOTH, NONE = "auto", "torch", "py-spy", "both", "none"  # --profile
 SHOWN = 5  # processes that a line names
 PROFILE_STEPS, MOST_PROFILE_STEPS = 3, 100

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.attach import MOST_STEPS, STEPS
 from harness.commands.arguments import (
     DEFAULT_OUT,
     add_limits,
@@ -22,7 +25,7 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from harness.regression.gate import Limits
     from harness.regression.run import RegressionResult
-    from harness.scenario.commands import CommandScenario
+    from harness.scenario.commands import CommandPlan
 
 GUARD = "scenarios/guard.yaml"  # the recorder and the loader's hot path
 NOTE = (
@@ -35,13 +38,18 @@ NOTE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The two states, what they run, and what counts as slower."""
     parser.epilog = NOTE
+    parser.usage = "harness regress --base REV|PATH [OPTION ...] [SCENARIO | -- COMMAND [ARGUMENT ...]]"
     parser.add_argument(
-        "scenario", nargs="?", default=GUARD, metavar="SCENARIO", help="scenario file (default: %(default)s)"
-    )
-    parser.add_argument("--base", required=True, metavar="REV|PATH", help="what it is compared with")
+        "scenario", nargs="*", metavar="SCENARIO | -- COMMAND",
+        help=f"what is measured: a scenario file, or a training command (in the harness's own repository: {GUARD})",
+    )  # fmt: skip
+    parser.add_argument("--base", metavar="REV|PATH", help="what it is compared with (required)")
     parser.add_argument("--head", default=".", metavar="REV|PATH", help="what is judged (default: this folder)")
     add_overrides(parser)
     parser.add_argument("--control", metavar="NAME", help="each arm under this control: data-only or ideal-data")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help=f"of a command: measured steps of each block (default: {STEPS})"
+    )
     parser.add_argument("--interleave", choices=("auto", "slices", "runs"), help="see harness run")
     parser.add_argument(
         "--budget",
@@ -63,7 +71,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.regression.quantities import read_seconds
     from harness.regression.run import run_comparisons, with_codes
     from harness.regression.user_code import is_of_user_code, run_user_states
-    from harness.scenario.commands import CommandScenario, open_scenario
+    from harness.scenario.commands import CommandScenario, open_scenario, plan_commands
     from harness.study.store import StudyFolder
 
     refuse_ranks("regress")
@@ -76,19 +84,19 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
             raise InputError(f"--{option} {path}: its folder does not exist")
         if path and Path(path).is_dir():
             raise InputError(f"--{option} {path}: a folder; give a file")
-    scenario = open_scenario(arguments.scenario, arguments.set, interleave=arguments.interleave)
-    if isinstance(scenario, CommandScenario):
-        found = _of_commands(scenario, arguments, command, limits, budget_s)
+    source, program = _measured(arguments, command)
+    scenario = open_scenario(source, arguments.set, interleave=arguments.interleave) if source else None
+    if scenario is None or isinstance(scenario, CommandScenario):
+        plan = plan_commands(scenario) if scenario else _plan_of(program, arguments)
+        found = _of_commands(plan, source, arguments, command, limits, budget_s)
     else:
-        asked = between_states(scenario, arguments.scenario, arguments.arm, arguments.control)
+        asked = between_states(scenario, source, arguments.arm, arguments.control)
         out = Path(arguments.out)
         if is_of_user_code(asked, arguments.base, arguments.head):
-            found = run_user_states(
-                asked, arguments.base, arguments.head, out, command, arguments.scenario, limits, budget_s
-            )
+            found = run_user_states(asked, arguments.base, arguments.head, out, command, source, limits, budget_s)
         else:
             asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd(), budget_s)
-            found = run_comparisons(asked, out, command, arguments.scenario, limits, budget_s, arms)
+            found = run_comparisons(asked, out, command, source, limits, budget_s, arms)
     comparisons = found.comparisons
     notes = [note for note in (regression.blocks_note(found, budget_s),) if note]
     page = regression.write(StudyFolder(found.folder), comparisons, notes)
@@ -112,18 +120,52 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     return of_verdict(verdict, undecided)
 
 
+def _measured(arguments: argparse.Namespace, command: list[str]) -> tuple[str, list[str]]:
+    """Return the scenario file (empty without one) and the command to measure. Raises InputError for none, or both."""
+    from harness.launch.code import holds_code
+
+    program = command[command.index("--") + 1 :] if "--" in command else []
+    given = arguments.scenario[: len(arguments.scenario) - len(program)]
+    if program and given:
+        raise InputError(f"regress: {given[0]}: give a SCENARIO or a command after --, not both")
+    if not program and not given and holds_code(".", Path.cwd()):
+        given = [GUARD]
+    if not program and len(given) != 1:
+        raise InputError(
+            "regress: what is to be measured? Give a command: harness regress --base main -- python train.py; or one "
+            "SCENARIO: harness init speed.yaml --command 'python train.py', then harness regress speed.yaml --base main"
+        )
+    if arguments.base is None:
+        raise InputError("the following arguments are required: --base REV|PATH (what is compared with, such as main)")
+    if given and arguments.steps is not None:
+        raise InputError("regress: --steps goes with a command; a SCENARIO takes --set steps=N")
+    return "".join(given), program
+
+
+def _plan_of(program: list[str], arguments: argparse.Namespace) -> CommandPlan:
+    """Plan the command of a command line, as ``harness exec`` would run it."""
+    from harness.attach.comparison import plan_against
+
+    if arguments.set:
+        raise InputError("regress: --set goes with a SCENARIO; a command takes --steps and --interleave")
+    steps = STEPS if arguments.steps is None else arguments.steps
+    if not 1 <= steps <= MOST_STEPS:
+        raise InputError(f"regress: --steps {steps}: allowed: 1 to {MOST_STEPS:,}")
+    interleave = "runs" if arguments.interleave == "runs" else "slices"
+    plan = plan_against(program, None, [], steps=steps, interleave=interleave)
+    question = f"Is {shlex.join(program)} slower at {arguments.head} than at {arguments.base}?"
+    return replace(plan, scenario=plan.scenario.model_copy(update={"name": "regress", "question": question}))
+
+
 def _of_commands(
-    scenario: CommandScenario, arguments: argparse.Namespace, command: list[str], limits: Limits, budget_s: float
+    plan: CommandPlan, source: str, arguments: argparse.Namespace, command: list[str], limits: Limits, budget_s: float
 ) -> RegressionResult:
-    """The check of a scenario whose arms are commands: of the user's own repository."""
-    from harness.scenario.commands import plan_commands
+    """Check commands of the user's own repository."""
+    from harness.regression.commands import run_command_states
 
     for option in ("arm", "control"):
         if getattr(arguments, option):
-            raise InputError(f"regress: --{option} does not go with a scenario of commands")
-    from harness.regression.commands import run_command_states
-
-    plan = plan_commands(scenario)
+            raise InputError(f"regress: --{option} does not go with commands")
     return run_command_states(
-        plan, arguments.base, arguments.head, Path(arguments.out), command, arguments.scenario, limits, budget_s
+        plan, arguments.base, arguments.head, Path(arguments.out), command, source, limits, budget_s
     )

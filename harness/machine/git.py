@@ -37,6 +37,14 @@ def describe_checkout(folder: Path) -> str | None:
         return None
 
 
+def is_ignored(path: Path) -> bool:
+    """Return True if ``path`` lies in a checkout whose rules keep it out of commits."""
+    try:
+        return bool(git(path.parent, "check-ignore", str(path.absolute())))
+    except (OSError, subprocess.SubprocessError):  # not ignored, or no checkout
+        return False
+
+
 def checkout_fingerprint(folder: Path) -> str:
     """Another one means that files which git knows have changed in the checkout; empty outside of one."""
     but_bytecode = ":/", ":(top,exclude)*.pyc"  # which running code writes, where somebody committed it

@@ -1,0 +1,1 @@
+BASELINES = "results/baselines"  # folder of kept figures, relative to the working directory

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from harness.analysis.statistics import CONFIDENCE
 from harness.machine.environment import OWN_PACKAGE, PACKAGES
 from harness.regression.days import Days, Session, apart, session_of
 from harness.regression.rounds import STEP
@@ -31,8 +33,25 @@ LEAST_MS, MOST_MS = 10.0**-MS_DIGITS, 1e12  # what a time may be: those that are
 KEYS = (*MACHINE, "python", *(package for package in PACKAGES if package != OWN_PACKAGE))
 
 
+SAVE = "harness baseline save STUDY"  # the command that keeps a baseline
+
+
 class NoBaselineError(InputError):
     """None is kept that may be compared: none at all, or of another environment."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What a check against a baseline can decide, even if blocks did not scatter: days differ by more than that.
+
+    ``slowdown``: the smallest fraction that is called slower. ``same``: True if a change can be called the same.
+    ``known``: True if the sessions show what days differ by, else it is assumed. ``more_sessions``: until they do.
+    """
+
+    slowdown: float
+    same: bool
+    known: bool
+    more_sessions: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +71,12 @@ class Baseline:
     def sessions(self) -> tuple[Session, ...]:
         return (*self.earlier, session_of(self.series, self.level))
 
+    def limits_of_detection(self, within: float) -> Detection:
+        """Return which changes of the step a check of another day can decide, where ``within`` counts as the same."""
+        allowance, known = self.days.between(STEP, CONFIDENCE)
+        edge = math.log1p(within)
+        return Detection(math.expm1(edge + allowance), allowance < edge, known, self.days.more_sessions)
+
     @property
     def days(self) -> Days:
         """What a study of another day is held against."""
@@ -68,7 +93,12 @@ class _History:
 
 def environment_of(series: BlockSeries) -> JsonObject:
     """What a baseline's environment is made of."""
-    found = {**{key: series.environment.get(key) for key in KEYS}, "device": series.facts.device}
+    return {**_machine_of(series.environment), "device": series.facts.device}
+
+
+def _machine_of(environment: JsonObject) -> JsonObject:
+    """The part of a baseline's environment that is known before anything runs."""
+    found = {key: environment.get(key) for key in KEYS}
     return {**found, "memory_bytes": whole_gib(found["memory_bytes"])}
 
 
@@ -79,8 +109,11 @@ def environment_key(series: BlockSeries) -> str:
 
 def path_of(folder: Path, series: BlockSeries) -> Path:
     """Where the baseline of that arm lies; InputError for a name that would lead elsewhere."""
-    name = check_folder_name(f"{series.scenario}--{series.arm}.json", f"{folder}: baseline")
-    return folder / environment_key(series) / name
+    return folder / environment_key(series) / _file_name(folder, series.scenario, series.arm)
+
+
+def _file_name(folder: Path, scenario: str, arm: str) -> str:
+    return check_folder_name(f"{scenario}--{arm}.json", f"{folder}: baseline")
 
 
 def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
@@ -160,19 +193,40 @@ def whole_gib(amount: Json) -> Json:
     return round(amount / 2**30) * 2**30 if isinstance(amount, int) else amount
 
 
-def find(folder: Path, series: BlockSeries) -> Baseline:
-    """The baseline that ``series`` may be compared with. InputError, saying what there is instead, where none is."""
+def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
+    """Return the baseline that ``series`` may be compared with.
+
+    Raises NoBaselineError where there is none: it names ``command``, which keeps one.
+    """
     path = path_of(folder, series)
     if path.is_file():
         return read(path)
-    others = [one for one in every(folder) if (one.series.scenario, one.series.arm) == (series.scenario, series.arm)]
+    raise _missing(folder, series.scenario, series.arm, environment_of(series), command)
+
+
+def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, command: str = SAVE) -> None:
+    """Raise NoBaselineError where no baseline of this arm is of ``environment``, before anything is measured.
+
+    The device is known only after a run: :func:`find` compares it.
+    """
+    here = _machine_of(environment)
+    if not any(_machine_of(one.series.environment) == here for one in _of_arm(folder, scenario, arm)):
+        raise _missing(folder, scenario, arm, here, command)
+
+
+def _of_arm(folder: Path, scenario: str, arm: str) -> list[Baseline]:
+    """The baselines of that arm in every environment."""
+    name = _file_name(folder, scenario, arm)
+    return [read(path) for path in sorted(folder.glob("*/*.json")) if path.name == name]
+
+
+def _missing(folder: Path, scenario: str, arm: str, here: JsonObject, command: str) -> NoBaselineError:
+    others = _of_arm(folder, scenario, arm)
     if not others:
-        raise NoBaselineError(
-            f"{folder}: no baseline of {series.scenario}, {series.arm}; keep one with harness baseline save"
-        )
-    here, there = environment_of(series), environment_of(others[0].series)
+        return NoBaselineError(f"{folder}: no baseline of {scenario}, {arm}; keep one: {command}")
+    there = environment_of(others[0].series)
     differs = [f"{key} {there[key]!r}, here {here[key]!r}" for key in here if here[key] != there.get(key)]
-    raise NoBaselineError(
-        f"{folder}: the baseline of {series.scenario}, {series.arm} is of another environment ({'; '.join(differs)}): "
-        "never compared; keep one of this environment with harness baseline save"
+    return NoBaselineError(
+        f"{folder}: the baseline of {scenario}, {arm} is of another environment ({'; '.join(differs)}): "
+        f"never compared; keep one of this environment: {command}"
     )

@@ -18,7 +18,7 @@ from harness.machine.git import checkout_fingerprint
 from harness.regression.gate import Limits, comparisons
 from harness.regression.plan import BASE, HEAD
 from harness.regression.run import RegressionResult, UntilDecided, unless_changed
-from harness.regression.states import State, check_functions, find_states
+from harness.regression.states import State, check_functions, find_states, note_same_code
 from harness.regression.thresholds import MOST_BLOCKS_PLANNED
 from harness.scenario.commands import CommandArm, CommandPlan
 from harness.scenario.load import LOOP
@@ -40,6 +40,7 @@ def run_command_states(
     with tempfile.TemporaryDirectory(prefix="harness-states-") as place:
         states = find_states(base, head, Path(place))
         check_functions({(LOOP, arm.call.partition("(")[0]) for arm in plan.arms if arm.call is not None}, states)
+        note_same_code(states)
         before = {str(state.folder): checkout_fingerprint(state.folder) for state in states}
         folder = create_folder(out, plan.scenario.name)
         enough = UntilDecided(limits, budget_s)

@@ -66,6 +66,11 @@ class Days:
         newest = max((one.level for one in self.sessions), default=0)
         return tuple(one for one in self.sessions if one.level == newest)
 
+    @property
+    def more_sessions(self) -> int:
+        """Number of sessions to keep until :meth:`between` is known; 0 where it is."""
+        return max(MIN_SESSIONS - 1 - (len(self.sessions) - len(self._levels())), 0)
+
     def centre(self, part: str) -> float | None:
         """Log of the newest level's milliseconds; None where one session alone is compared with."""
         logs = _logs(self.level, part)

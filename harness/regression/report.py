@@ -23,6 +23,7 @@ from trainer.files import write_bytes, write_text
 from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
+    from harness.regression.baselines import Baseline
     from harness.regression.run import RegressionResult
 
 MARKDOWN, JSON, JUNIT = "regression.md", "regression.json", "regression.xml"
@@ -104,6 +105,22 @@ def _days(decision: Decision) -> str:
     return (
         f"{allowed}: assumed, as {count(between.sessions, 'session')} kept of this speed do not tell what days differ "
         f"by; {MIN_SESSIONS} would (harness baseline save, on other days)"
+    )
+
+
+def kept_note(kept: Baseline, within: float) -> str:
+    """Say what a check against ``kept`` can decide, and how to have it decide more."""
+    found = kept.limits_of_detection(within)
+    same = "" if found.same else ", and calls no change the same"
+    text = (
+        f"{count(len(kept.sessions), 'session')} kept: a check on another day calls a step slower from "
+        f"+{percent(found.slowdown)} (--within {percent(within)}){same}"
+    )
+    if found.known:
+        return text
+    return (
+        f"{text}, as it assumes that days differ by {percent(DAY_DEVIATION)}. Save on {found.more_sessions} more "
+        f"{'day' if found.more_sessions == 1 else 'days'}: the sessions then show what days really differ by"
     )
 
 

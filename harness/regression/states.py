@@ -20,6 +20,7 @@ from harness.regression.plan import BASE, HEAD
 from trainer.errors import InputError
 from trainer.user_code import files
 
+_BRANCHES = 5  # that a message lists
 _UNPACK_S = 600
 _START_S = 60  # for Python alone
 
@@ -51,6 +52,17 @@ def find_states(base: str, head: str, place: Path) -> tuple[State, State]:
     return found
 
 
+def note_same_code(states: Sequence[State]) -> None:
+    """Print a note where no file that git tracks differs between ``states``."""
+    labels = {state.label for state in states}
+    if len(labels) == 1:
+        print(
+            f"note: both sides are commit {labels.pop()}, so only noise is measured; to check a change that is "
+            "committed already, give --base an older commit, such as HEAD~1",
+            file=sys.stderr,
+        )
+
+
 def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
     """The folder ``where``, or the revision of that name unpacked into ``place``. ``imported``: see :func:`_path`."""
     if not where:
@@ -65,7 +77,9 @@ def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
     try:
         commit = git(here, "rev-parse", "--verify", "--quiet", f"{where}^{{commit}}")
     except (OSError, subprocess.SubprocessError) as error:
-        raise InputError(f"{where}: neither a folder nor a revision of the git repository at {here}") from error
+        raise InputError(
+            f"{where}: neither a folder nor a revision of the git repository at {here}{_branches(here)}"
+        ) from error
     top = _top(here)
     within = here.relative_to(top)
     place.mkdir()
@@ -78,6 +92,17 @@ def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
     if not (place / within).is_dir():
         raise InputError(f"{where}: has no folder {within}")
     return State(place / within, commit[:12], place, _path(place, top, imported))
+
+
+def _branches(folder: Path) -> str:
+    """List some branches of the repository around ``folder``, as the end of a message; empty where there are none."""
+    try:
+        refs = git(
+            folder, "for-each-ref", f"--count={_BRANCHES}", "--format=%(refname:short)", "refs/heads", "refs/remotes"
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f"; branches: {', '.join(refs.split())}" if refs else ""
 
 
 def check_functions(functions: Iterable[tuple[str, str]], states: Iterable[State]) -> list[str]:

@@ -20,7 +20,7 @@ from harness.machine.environment import record_environment
 from harness.regression.gate import Limits
 from harness.regression.plan import BASE, HEAD, ComparisonPlan, records_of
 from harness.regression.run import RegressionResult, run_comparisons, side_of
-from harness.regression.states import State, check_functions, find_states
+from harness.regression.states import State, check_functions, find_states, note_same_code
 from harness.study.records import ArmRecord
 from trainer.config import TrainerConfig
 from trainer.devices.profiles import is_file_name
@@ -65,6 +65,7 @@ def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[Com
             f"{', '.join(shared)}: both sides import what is installed; install it with pip install -e, or "
             "call harness from the folder in which it lies"
         )
+    note_same_code([*states.values()])
     environment = record_environment()
     planned = []
     for arm in kept.plan.arms:

@@ -1,0 +1,1 @@
+PROPERTY = "harness"  # of a test's report: what its check found

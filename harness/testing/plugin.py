@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.regression import BASELINES
+from harness.testing import PROPERTY
+
 if TYPE_CHECKING:
     from harness.testing.subject import Subject
 
@@ -23,8 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--harness-budget", metavar="TIME", help="for each check, instead of the test's own (90s, 10m)")
     group.addoption("--harness-out", metavar="DIR", default="results", help="where studies go (default: results)")
     group.addoption(
-        "--harness-baselines", metavar="DIR", default="results/baselines",
-        help='where "baseline" is looked for without --harness-base (default: results/baselines)',
+        "--harness-baselines", metavar="DIR", default=BASELINES,
+        help='where "baseline" is looked for without --harness-base (default: %(default)s)',
     )  # fmt: skip
     group.addoption(
         "--harness-save-baselines", action="store_true", help='keep what is measured as "baseline" instead of checking'
@@ -39,6 +42,21 @@ def pytest_configure(config: pytest.Config) -> None:
     # With pytest-benchmark the fixture asks for its `benchmark`, so that --benchmark-only, -skip and the rest see it.
     has_benchmark = config.pluginmanager.hasplugin("benchmark")
     config.pluginmanager.register(_WithBenchmark() if has_benchmark else _Without(), "harness-scenario")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what each check found: pytest itself shows no reason of a test that passed or was skipped."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    found = [
+        f"{report.nodeid}: {value}"
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == PROPERTY and report.when == "call"
+    ]
+    if found:
+        terminalreporter.section("harness")
+        for line in found:
+            terminalreporter.write_line(line)
 
 
 class _WithBenchmark:
@@ -56,7 +74,7 @@ class _Without:
 
 
 class _Scenario:
-    """What the fixture gives: called with a scenario file and an arm, it yields something to judge."""
+    """The fixture's value: called with a scenario and an arm, it returns the subject of a check."""
 
     def __init__(self, request: pytest.FixtureRequest, benchmark: Any) -> None:
         self._request = request
@@ -65,11 +83,12 @@ class _Scenario:
     def __call__(
         self, path: str | Path, arm: str, control: str | None = None, sets: list[str] | None = None
     ) -> Subject:
-        """``sets``: overrides as of ``harness run --set``. Relative paths: from here or from pytest's root."""
+        """``path``: a file, relative to here or to pytest's root, or the name of a shipped scenario.
+
+        ``sets``: overrides as of ``harness run --set``.
+        """
         from harness.testing.subject import Subject
 
-        config = self._request.config
-        file = Path(path)
-        if not file.is_absolute() and not file.exists():
-            file = config.rootpath / file
-        return Subject(file, arm, control, sets or [], config, self._request.node.nodeid, self._benchmark)
+        below_root = self._request.config.rootpath / path
+        file = below_root if below_root.is_file() and not Path(path).exists() else Path(path)
+        return Subject(file, arm, control, sets or [], self._request.node, self._benchmark)

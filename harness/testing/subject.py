@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from harness.analysis.statistics import MIN_BLOCKS
+from harness.regression import BASELINES
 from harness.regression.across import compare_series
-from harness.regression.gate import Limits, StateComparison, WhyUndecided, nothing
+from harness.regression.gate import Limits, StateComparison
 from harness.regression.quantities import read_limit, read_seconds, read_share
-from harness.regression.rounds import STEP, rounds
-from harness.regression.series import series_of
+from harness.regression.rounds import STEP, Rounds, rounds
+from harness.regression.series import BlockSeries, series_of
 from harness.regression.thresholds import ALTERNATED, APART
 from harness.study.contract import PHASES
 from harness.study.records import ArmRecord
 from harness.study.store import StudyFolder
+from harness.testing import PROPERTY
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,9 +43,12 @@ class Subject:
     arm: str
     control: str | None
     sets: list[str]
-    config: pytest.Config
-    test: str
+    test: pytest.Item
     benchmark: Any
+
+    @property
+    def config(self) -> pytest.Config:
+        return self.test.config
 
     def no_slower_than(
         self,
@@ -89,10 +96,15 @@ class Subject:
         )
         budget_s = read_seconds(self.config.getoption("--harness-budget") or budget, "budget")
         if isinstance(scenario, CommandScenario):
-            if other != BASELINE or not base or self.control:
+            if other != BASELINE or self.control:
                 raise InputError(
-                    f'{self.path}: an arm that is a command is compared with "{BASELINE}" and without a control, where '
-                    "--harness-base names a state; harness run compares arms"
+                    f'{self.path}: an arm that is a command is compared with "{BASELINE}" and without a control; '
+                    "harness run compares arms"
+                )
+            if not base:
+                raise InputError(
+                    f'{self.path}: "{BASELINE}" of a command is its state at a revision, and none is named: '
+                    f"{shlex.join(['pytest', self.test.nodeid, '--harness-base=main'])}"
                 )
             return self._command(scenario, base, limits, budget_s)
         if an_arm:
@@ -110,7 +122,9 @@ class Subject:
 
             asked = between_states(scenario, str(self.path), [self.arm], self.control)
             if is_of_user_code(asked, base):
-                return self._compared(run_user_states(asked, base, ".", *self._study(), limits, budget_s))
+                with self._shown():
+                    found = run_user_states(asked, base, ".", *self._study(), limits, budget_s)
+                return self._compared(found)
             head, here = Path(__file__).parents[2], Path.cwd()
             repository = here if holds_code(base, here) is False else head  # it is refused with the right reason
             asked, arms = with_codes(asked, base, str(head), repository)
@@ -128,11 +142,13 @@ class Subject:
         if self.arm not in arms:
             raise unknown_arm(str(self.path), self.arm, arms)
         plan = replace(plan, arms=(arms[self.arm],))
-        return self._compared(run_command_states(plan, base, ".", *self._study(), limits, budget_s))
+        with self._shown():
+            found = run_command_states(plan, base, ".", *self._study(), limits, budget_s)
+        return self._compared(found)
 
     def _study(self) -> tuple[Path, list[str], str]:
         """Where a study goes, and what it says it was asked by and of."""
-        return Path(self.config.getoption("--harness-out")), ["pytest", self.test], str(self.path)
+        return Path(self.config.getoption("--harness-out")), ["pytest", self.test.nodeid], str(self.path)
 
     def _comparison(
         self,
@@ -143,7 +159,9 @@ class Subject:
     ) -> StateComparison:
         from harness.regression.run import run_comparisons
 
-        return self._compared(run_comparisons(asked, *self._study(), limits, budget_s, arms))
+        with self._shown():
+            found = run_comparisons(asked, *self._study(), limits, budget_s, arms)
+        return self._compared(found)
 
     def _compared(self, found: RegressionResult) -> StateComparison:
         from harness.regression import report as regression
@@ -155,53 +173,91 @@ class Subject:
             raise KeyboardInterrupt
         if found.status == "failed":
             pytest.fail(f"{sentence(found.comparisons[0])}; some runs failed, see {folder.path}", pytrace=False)
-        return self._end(found.comparisons[0], folder, folder.read_study().comparisons[0].candidate)
+        sides = folder.read_study().comparisons[0]
+        baseline = _Row(sides.baseline, _step_ms(_rounds_of(folder, sides.baseline)))
+        return self._end(found.comparisons[0], folder, sides.candidate, baseline)
 
     def _kept(self, scenario: Scenario, limits: Limits, budget_s: float) -> StateComparison:
         """The scenario's own number of blocks, as far as the budget lasts."""
         from harness.launch.study import Sequential, run_study
+        from harness.machine.environment import record_environment
         from harness.regression import baselines
         from harness.regression import report as regression
         from harness.regression.plan import alone, records_of
 
         folder = Path(self.config.getoption("--harness-baselines"))
-        begun_s = time.monotonic()
+        saves = self.config.getoption("--harness-save-baselines")
         asked = alone(scenario, str(self.path), self.arm, self.control)
-        outcome = run_study(
-            asked.plan,
-            *self._study(),
-            Sequential(
-                lambda _folder, _record, blocks: time.monotonic() - begun_s > budget_s * blocks / (blocks + 1),
-                records_of(asked),
-            ),
-        )
+        name = asked.plan.arms[0].name
+        if not saves:
+            baselines.check_kept(folder, scenario.name, name, record_environment(), self._save_command)
+        begun_s = time.monotonic()
+        with self._shown():
+            outcome = run_study(
+                asked.plan,
+                *self._study(),
+                Sequential(
+                    lambda _folder, _record, blocks: time.monotonic() - begun_s > budget_s * blocks / (blocks + 1),
+                    records_of(asked),
+                ),
+            )
         if outcome.status == "interrupted":
             raise KeyboardInterrupt
         if outcome.status == "failed":
             pytest.fail(f"{self.path}: some runs failed, see {outcome.folder}", pytrace=False)
         study = StudyFolder(outcome.folder)
-        name = asked.plan.arms[0].name
         series = series_of(study.read_study(), list(study.runs())).get(name)
         if series is None:
             raise InputError(f"{self.path}: no run of {name} finished; see {outcome.folder}")
-        if self.config.getoption("--harness-save-baselines"):
-            if len(series.blocks) < MIN_BLOCKS:
-                raise InputError(f"{self.path}: {len(series.blocks)} finished blocks; a baseline takes {MIN_BLOCKS}")
-            pytest.skip(f"kept as {baselines.save(folder, series)}")
-        try:
-            kept = baselines.find(folder, series)
-            comparison = compare_series(kept.series, series, limits, days=kept.days).comparison
-        except baselines.NoBaselineError as error:
-            comparison = nothing(name, BASELINE, name, limits.step, WhyUndecided("no baseline", (str(error),)))
+        if saves:
+            self._save(folder, series, limits)
+        kept = baselines.find(folder, series, self._save_command)
+        comparison = compare_series(kept.series, series, limits, days=kept.days).comparison
         regression.write(study, [comparison], alternated=False)
-        return self._end(comparison, study, name)
+        row = _Row(f"{name} of {kept.series.created_utc}", kept.series.part_ms[STEP])
+        return self._end(comparison, study, name, row)
 
-    def _end(self, comparison: StateComparison, folder: StudyFolder, arm: str) -> StateComparison:
+    @property
+    def _save_command(self) -> str:
+        """The command that keeps the baseline of this test."""
+        folder = self.config.getoption("--harness-baselines")
+        options = [] if folder == BASELINES else ["--harness-baselines", folder]
+        return shlex.join(["pytest", self.test.nodeid, "--harness-save-baselines", *options])
+
+    def _save(self, folder: Path, series: BlockSeries, limits: Limits) -> NoReturn:
+        from harness.machine.git import is_ignored
+        from harness.regression import baselines
+        from harness.regression.report import kept_note
+
+        if len(series.blocks) < MIN_BLOCKS:
+            raise InputError(f"{self.path}: {len(series.blocks)} finished blocks; a baseline takes {MIN_BLOCKS}")
+        path = baselines.save(folder, series)
+        commit = f"git add {'-f ' if is_ignored(path) else ''}{shlex.quote(str(path))}"
+        self._note(f"kept as {path} ({commit}); {kept_note(baselines.read(path), limits.step)}")
+        pytest.skip(f"kept as {path}")
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Let what is printed reach the terminal: a study takes minutes, and pytest would hold its progress back."""
+        plugins = self.config.pluginmanager
+        capture, reporter = plugins.getplugin("capturemanager"), plugins.getplugin("terminalreporter")
+        if reporter is not None:
+            reporter.ensure_newline()
+            reporter.flush()
+        with nullcontext() if capture is None else capture.global_and_fixture_disabled():
+            yield
+
+    def _note(self, text: str) -> None:
+        """Add a line to pytest's summary."""
+        self.test.user_properties.append((PROPERTY, text))
+
+    def _end(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> StateComparison:
         """Report the rounds to pytest-benchmark, then pass or fail."""
         from harness.regression.report import sentence
 
         message = f"{sentence(comparison)}; evidence: {folder.path}"
-        self._report_to_benchmark(comparison, folder, arm)
+        self._note(message)
+        self._report_to_benchmark(comparison, folder, arm, baseline)
         if comparison.verdict == "slower":
             pytest.fail(message, pytrace=False)
         if comparison.verdict == "undecided":
@@ -215,29 +271,55 @@ class Subject:
         if chosen == "skip":
             pytest.skip(message)
 
-    def _report_to_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str) -> None:
-        """The arm's rounds as pytest-benchmark's, in seconds per step: its tables, compare and histograms show them."""
+    def _report_to_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> None:
+        """Report both sides as rounds of pytest-benchmark, in seconds per step, in a group of their own.
+
+        Its table, its comparisons and its histograms then show the arm beside what it is compared with.
+        """
         if self.benchmark is None:
             return
         from harness.regression.report import sentence
 
-        runs = [run for run in folder.runs() if run.record.arm == arm]
-        found = [one for run in runs if (one := rounds(run)) is not None]
-        # pytest-benchmark times functions; ours were timed elsewhere. Handing it times has no public way.
-        if not found:
+        found = _rounds_of(folder, arm)
+        # pytest-benchmark times functions; these were timed elsewhere. It has no public way to take over times.
+        if not found or not baseline.step_ms:
             self.benchmark.has_error = True
             return
-        phases = {phase: sum(one.mean_ms(phase) or 0.0 for one in found) / len(found) for phase in PHASES}
-        self.benchmark.extra_info |= {
+        self.benchmark.group = self.benchmark.group or self.test.nodeid
+        name, full_name = self.benchmark.name, self.benchmark.fullname
+        self.benchmark.name, self.benchmark.fullname = f"{name}[{baseline.name}]", f"{full_name}[{baseline.name}]"
+        self.benchmark.extra_info = {"study": str(folder.path), "arm": baseline.name, "side": "baseline"}
+        self._add_row(baseline.step_ms)
+        self.benchmark.name, self.benchmark.fullname = name, full_name
+        self.benchmark.extra_info = {
             "study": str(folder.path),
             "arm": arm,
+            "side": "candidate",
             "verdict": comparison.verdict,
             "sentence": sentence(comparison),
-            "ledger_ms": phases,
-            "environment": runs[0].record.environment,
+            "ledger_ms": {phase: sum(one.mean_ms(phase) or 0.0 for one in found) / len(found) for phase in PHASES},
+            "environment": next(run.record.environment for run in folder.runs() if run.record.arm == arm),
             "emulated": comparison.emulated,
         }
+        self._add_row(_step_ms(found))
+
+    def _add_row(self, step_ms: Sequence[float]) -> None:
         stats = self.benchmark._make_stats(1)
-        for one in found:
-            for step_ms in one.parts[STEP]:
-                stats.update(float(step_ms) / 1e3)
+        for value in step_ms:
+            stats.update(value / 1e3)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One side in the table of pytest-benchmark: milliseconds per step, one value a round."""
+
+    name: str
+    step_ms: Sequence[float]
+
+
+def _rounds_of(folder: StudyFolder, arm: str) -> list[Rounds]:
+    return [one for run in folder.runs() if run.record.arm == arm and (one := rounds(run)) is not None]
+
+
+def _step_ms(found: Sequence[Rounds]) -> list[float]:
+    return [float(value) for one in found for value in one.parts[STEP]]

@@ -69,6 +69,8 @@ def test_a_baseline_is_kept_listed_and_checked(before: str, tmp_path: Path) -> N
     done = harness("baseline", "save", before, "--baselines", kept)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).name == "synthetic--text.json"
+    assert done.stderr.count("note: ") == 1
+    assert "Save on 2 more days" in done.stderr
     listed = harness("baseline", "list", "--baselines", kept).stdout
     assert "cpu Synthetic" in listed
     assert "synthetic, text:" in listed

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.regression import baselines
+from harness.regression.across import compare_series
+from harness.regression.gate import Limits
 from tests.harness.regression.test_across import series
 from trainer.errors import InputError
 
@@ -118,3 +120,27 @@ def test_a_file_that_is_no_baseline_is_refused_in_a_line(tmp_path: Path, text: s
     with pytest.raises(InputError, match=r"b\.json: (not a baseline|schema 9)") as error:
         baselines.read(path)
     assert "\n" not in str(error.value)
+
+
+def test_what_a_check_can_decide_is_known_when_a_session_is_saved(tmp_path: Path) -> None:
+    """The smallest slowdown that is reported is the one that a check then finds."""
+    for day, more in ((1, 2), (2, 1), (3, 0), (4, 0)):
+        one = series(1 + 0.002 * (day % 2), spread=1e-6, created_utc=f"2026-01-{day:02}T00:00:00Z")
+        kept = baselines.read(baselines.save(tmp_path, one))
+        found = kept.limits_of_detection(0.05)
+        assert (found.more_sessions, found.known, found.same) == (more, day >= 3, day >= 3)
+        for factor, slower in ((0.99, False), (1.01, True)):
+            candidate = series((1 + found.slowdown) * factor, spread=1e-6, seed=1)
+            comparison = compare_series(kept.series, candidate, Limits(0.05, None, None), days=kept.days).comparison
+            assert (comparison.step.outcome == "slower") == slower
+    assert found.slowdown < 0.07
+
+
+def test_a_machine_without_its_baseline_is_known_before_anything_runs(tmp_path: Path) -> None:
+    baselines.save(tmp_path, series())
+    here = dict(series().environment)
+    baselines.check_kept(tmp_path, "tiny", "x", here)
+    with pytest.raises(baselines.NoBaselineError, match="no baseline of tiny, y; keep one: COMMAND"):
+        baselines.check_kept(tmp_path, "tiny", "y", here, "COMMAND")
+    with pytest.raises(baselines.NoBaselineError, match=r"another environment \(cores 2, here 4\)"):
+        baselines.check_kept(tmp_path, "tiny", "x", {**here, "cores": 4})

@@ -148,3 +148,46 @@ def test_a_function_that_the_base_lacks_is_not_taken_from_the_head(
     assert done.stderr.startswith(f"harness: {commit}: loop: called:train: no such module in ")
     assert f"so {repository}/code/called.py would run; give a state that has it" in done.stderr
     assert not (repository / "code" / "results").exists()
+
+
+@pytest.mark.slow
+def test_a_command_needs_no_scenario(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UntilDecided, "__call__", lambda *_: True)  # one block
+    words = ["--steps", "20", "--", sys.executable, "train.py", "--steps", "100000", "--compute-ms", "1"]
+    done = harness("regress", "--base", "HEAD", *words, cwd=repository / "code")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "note: both sides are commit" in done.stderr  # nothing was changed
+    (path,) = (repository / "code" / "results" / "regress").iterdir()
+    study = StudyFolder(path)
+    record = study.read_study()
+    assert (record.scenario_text["steps"], record.status) == (20, "done")
+    commit = git(repository, "rev-parse", "HEAD")[:12]
+    assert {run.record.arm: run.record.environment["git_commit"] for run in study.runs()} == dict.fromkeys(
+        ("script@base", "script@base+a-a", "script@head"), commit
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "Give a command: harness regress --base main -- python train.py; or one SCENARIO: harness init"),
+        (["--base", "HEAD"], "Give a command: harness regress --base main -- python train.py; or one SCENARIO: "),
+        (["a.yaml", "b.yaml", "--base", "HEAD"], "or one SCENARIO"),
+        (["--base", "HEAD", "--"], "Give a command"),
+        (["--", "python", "train.py"], "required: --base"),
+        (["--base", "HEAD", "speed.yaml", "--", "python", "train.py"], "speed.yaml: give a SCENARIO or a command"),
+        (["--base", "HEAD", "--set", "steps=3", "--", "python", "train.py"], "--set goes with a SCENARIO"),
+        (["--base", "HEAD", "--arm", "loop", "--", "python", "train.py"], "--arm does not go with commands"),
+        (["--base", "HEAD", "--steps", "0", "--", "python", "train.py"], "--steps 0: allowed: 1 to "),
+        (["--base", "HEAD", "--steps", "3", "speed.yaml"], "--steps goes with a command"),
+        (["--base", "no-such", "--", "python", "train.py"], "; branches: trunk"),
+    ],
+)
+def test_what_cannot_be_checked_is_a_line(repository: Path, words: list[str], line: str) -> None:
+    git(repository, "branch", "-m", "trunk")
+    done = harness("regress", *words, cwd=repository / "code")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (repository / "code" / "results").exists()

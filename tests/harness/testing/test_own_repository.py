@@ -99,7 +99,7 @@ def test_baseline_is_the_users_own_code_at_that_revision(theirs: Suite, scenario
         ("commands.yaml", "lop", "baseline", "HEAD", "arms: no arm 'lop'; did you mean 'loop'? arms: loop, other"),
         ("commands.yaml", "loop+a-a", "baseline", "HEAD", "arms: no arm 'loop+a-a'; did you mean 'loop'? arms: loop, "),
         ("commands.yaml", "loop", "other", "HEAD", 'an arm that is a command is compared with "baseline"'),
-        ("commands.yaml", "loop", "baseline", None, "where --harness-base names a state; harness run compares arms"),
+        ("commands.yaml", "loop", "baseline", None, "pytest test_speed.py::test_it --harness-base=main"),
     ],
 )
 def test_what_cannot_be_compared_fails_in_a_line(

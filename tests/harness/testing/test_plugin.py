@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,15 @@ def test_an_arm_against_another_and_what_pytest_benchmark_is_told(suite: Suite) 
     assert (suite / info["study"] / "regression.md").is_file()
     its_own = [sys.executable, "-m", "pytest_benchmark", "compare", "found.json"]
     assert "test_plain" in subprocess.run(its_own, cwd=suite.folder, capture_output=True, text=True, check=True).stdout
+    groups: dict[str, dict[str, float]] = {}
+    for one in benchmarks.values():
+        groups.setdefault(one["group"], {})[one["extra_info"]["arm"]] = one["stats"]["median"]
+    # Each table holds a candidate and what that is compared with.
+    assert {name: set(medians) for name, medians in groups.items()} == {
+        f"test_speed.py::{name}": {"plain", "slow"} for name in ("test_plain", "test_slow")
+    }
+    assert all(medians["slow"] > medians["plain"] for medians in groups.values())
+    assert done.stderr.count(" runs | ") >= 2  # progress of both studies, though pytest captures
     compared = suite.run("--benchmark-only", "--collect-only", "-q")
     assert "test_plain" in compared.stdout  # --benchmark-only knows the fixture
 
@@ -131,22 +141,26 @@ def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: S
     (suite / "tiny.yaml").write_text(SCENARIO.replace("repeats: 4", "repeats: 3"))
     test = suite / "test_speed.py"
     test.write_text(KEPT.format(arm="slow", within="25%"))
-    missing = suite.run("-rs")
-    assert "1 skipped" in missing.stdout
+    missing = suite.run()
+    assert missing.returncode == 1
     assert "no baseline of tiny, slow" in missing.stdout
-    saved = suite.run("-rs", "--harness-save-baselines")
+    (command,) = re.findall("pytest test_speed.py::test_kept --harness-save-baselines", missing.stdout)
+    assert not (suite / "results").exists()  # nothing was measured
+    saved = suite.run(*command.split()[1:])
+    assert (saved.returncode, "1 skipped" in saved.stdout) == (0, True)
     assert "kept as results/baselines/" in saved.stdout
     same = suite.run("-p", "no:benchmark")  # the same code again, without pytest-benchmark
     assert same.returncode == 0, same.stdout + same.stderr
-    comparisons = [
-        json.loads(path.read_text())["contests"] for path in (suite / "results" / "tiny").glob("*/regression.json")
-    ]
-    assert sorted(comparison["missing"] is None for (comparison,) in comparisons) == [
-        False,
-        True,
-    ]  # without it, and with it
+    (result,) = (suite / "results" / "tiny").glob("*/regression.json")
+    (comparison,) = json.loads(result.read_text())["contests"]
+    assert comparison["missing"] is None
     (path,) = (suite / "results" / "baselines").glob("*/*.json")
     faster = json.loads(path.read_text())
+    path.write_text(json.dumps({**faster, "environment": {**faster["environment"], "cpu": "another"}}))
+    elsewhere = suite.run()
+    assert elsewhere.returncode == 1
+    assert "cpu 'another', here" in elsewhere.stdout
+    assert len([*(suite / "results" / "tiny").iterdir()]) == 2  # saved and checked; nothing was measured since
     faster["part_ms"]["step"] = [value / 2 for value in faster["part_ms"]["step"]]
     path.write_text(json.dumps(faster))
     slower = suite.run()
@@ -197,6 +211,7 @@ def test_a_baseline_of_too_few_blocks_is_not_kept(suite: Suite, repeats: int, wo
     [
         ('scenario("none.yaml", arm="plain").no_slower_than("slow")', "none.yaml: no such file"),
         ('scenario("tiny.yaml", arm="pain").no_slower_than("slow")', "no arm 'pain'; did you mean 'plain'?"),
+        ('scenario("quickstart", arm="text-pad").no_slower_than("tokens-padded")', "did you mean 'text-padded'?"),
         ('scenario("tiny.yaml", arm="plain").no_slower_than("slw")', "no arm 'slw' to be no slower than"),
         ('scenario("tiny.yaml", arm="plain").no_slower_than("slow", within="3")', "within '3': allowed"),
     ],
