@@ -1,4 +1,4 @@
-"""Every command of docs/from-corpus-to-model.md works, in its order, at smaller sizes."""
+"""Every command of docs/guides/corpus-to-model.md works, in its order, at smaller sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.slow
-PAGE = Path(__file__).parents[1] / "docs" / "from-corpus-to-model.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "corpus-to-model.md"
 FILE = re.compile(r"```yaml\n# (\S+)\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^\| .* \| `(harness .*)` \|$", re.MULTILINE)
 SMALLER = {
