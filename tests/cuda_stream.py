@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,14 @@ import torch
 import trainer.compute.cuda_timeline as cuda_timeline
 from harness.launch.more_warmup import take_more
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS
+from harness.study.probes_json import ProbesRecord, TorchProfilerRecord
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
 from harness.study.tables import make_table
+from harness.study.traces.names import STEP
+from harness.study.traces.profiles import file_name
+from tests.harness.study.traces.kineto_text import complete, trace
 from trainer import telemetry
 from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.config import TrainerConfig
@@ -36,6 +41,8 @@ US, MS = 1_000, 1_000_000
 START_NS = 10**12
 EVENT_NS = 2 * US  # host time to record one, or to ask for one that was reached
 CYCLES_PER_NS = 1.7  # of the device's clock
+WINDOW_STEPS = 3  # profiled after the measured ones
+PROFILED_LAUNCH = 1.8  # times as long as without a profiler
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class Declared:
     seed: int = 0
     accumulation: int = 1
     log_every: int = 1_000_000
+    scatter: float = 0.0  # share by which the kernels of two steps that follow one another differ
 
     @property
     def config(self) -> TrainerConfig:
@@ -108,6 +116,9 @@ class Stream:
     busy_ns: float = 0.0
     audited: bool = False
     drawn: random.Random = field(default_factory=random.Random)
+    step: int = 0
+    profile: list[str] | None = None  # events of a trace, while steps are profiled
+    kernels_ns: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=4096))  # start, duration
 
     def __post_init__(self) -> None:
         # When the device was free before each piece of work that the queue holds.
@@ -117,7 +128,7 @@ class Stream:
         return round(self.now_ns)
 
     def begin_step(self, step: int) -> None:
-        self.drawn = random.Random(self.declared.seed * 1_000_003 + step)
+        self.step, self.drawn = step, random.Random(self.declared.seed * 1_000_003 + step)
 
     def varied(self, mean: float, deviation: float) -> float:
         return mean * self.drawn.lognormvariate(-(deviation**2) / 2, deviation) if deviation else mean
@@ -126,11 +137,15 @@ class Stream:
         kernels, host_us, device_us = self.declared.kernels[name]
         last_us = self.declared.last_us.get(name, device_us)
         on_host, on_device = (self.varied(1.0, deviation) for deviation in self.declared.jitter)
+        on_host *= 1.0 if self.profile is None else PROFILED_LAUNCH
+        on_device *= 1 + self.declared.scatter * (self.step % 2 - 0.5)
         for number in range(1, kernels + 1):
-            self.now_ns += host_us * on_host * US
+            called_ns, call_ns = self.now_ns, host_us * on_host * US
+            self.now_ns += call_ns
             work_ns = (last_us if number == kernels else device_us) * on_device * US
             self.push(work_ns)
             self.busy_ns += work_ns
+            self._profiled(called_ns, call_ns, work_ns)
             if number == self.declared.item.get(name):
                 if self.audited:
                     warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
@@ -145,6 +160,15 @@ class Stream:
     def _sleep(self, cycles: int) -> None:
         self.now_ns += EVENT_NS
         self.push(cycles / CYCLES_PER_NS)
+
+    def _profiled(self, called_ns: float, call_ns: float, lasted_ns: float) -> None:
+        if self.profile is None:
+            self.kernels_ns.append((round(self.free_ns - lasted_ns), round(lasted_ns)))
+            return
+        number, lasts = len(self.profile), round(lasted_ns)
+        call = complete("cudaLaunchKernel", round(called_ns), round(call_ns), "cuda_runtime", correlation=number)
+        kernel = complete("k", round(self.free_ns) - lasts, lasts, "kernel", 0, 7, device=0, correlation=number)
+        self.profile += [call, kernel]
 
     def synchronize(self, *_: Any) -> None:
         self.now_ns = max(self.now_ns, self.free_ns)
@@ -294,17 +318,23 @@ class Recorded:
     settling: int  # warm-up steps beyond those declared
 
 
-def record(declared: Declared) -> Recorded:
-    """Run ``declared`` through the trainer's loop and CudaTimeline."""
+def record(declared: Declared, profiled: Path | None = None) -> Recorded:
+    """Run ``declared`` through the trainer's loop and CudaTimeline.
+
+    ``profiled``: a folder for the trace of some more steps, which are profiled.
+    """
     stream = Stream(declared)
     rows = _Rows(stream)
-    with driven(stream, rows) as (compute, take):
+    with driven(stream, rows) as (compute, take, loop):
         take(declared.warmup)
         settling = take_more(take, declared.settle, compute, declared.config, lambda: False)
         rows.warmup, worked_ns = False, stream.busy_ns
         take(declared.steps)
         rows.pause()
         worked_ns = stream.busy_ns - worked_ns
+        compute.synchronize()
+        probes = ProbesRecord() if profiled is None else _window(stream, rows, loop, profiled)
+        rows.pause()
         compute.synchronize()
     facts = RunFacts.from_json(
         {"device": "on paper", "asynchronous": True, "emulated": False, "threads": 1, "cores": 8}
@@ -321,13 +351,34 @@ def record(declared: Declared) -> Recorded:
         make_table(columns, {name: [row.get(name) for row in found] for name, _ in columns})
         for columns, found in ((STEP_COLUMNS, rows.steps), (SPAN_COLUMNS, _numbered(rows.spans)))
     ]
-    return Recorded(RunData(run, *tables, None), worked_ns / declared.steps / MS, settling)
+    windows: dict[str, RunData] = {}
+    data = RunData(run, *tables, None, probes, profiled, windows=windows)
+    if profiled is not None:
+        windows[run.arm] = data
+    return Recorded(data, worked_ns / declared.steps / MS, settling)
+
+
+def _window(stream: Stream, rows: _Rows, loop: Iterator[int], folder: Path) -> ProbesRecord:
+    """Take steps whose kernels a profiler records, and write its trace."""
+    rows.warmup = True
+    next(loop)
+    begun_ns = stream.monotonic_ns()
+    before = [(start, lasts) for start, lasts in stream.kernels_ns if start >= begun_ns]  # a host that ran ahead
+    stream.profile = [complete("k", *times, "kernel", 0, 7, device=0, correlation=10**6) for times in before]
+    steps = []
+    for number in range(WINDOW_STEPS):
+        stream.profile.append(complete(f"{STEP}{number}", stream.monotonic_ns(), 1, "user_annotation"))
+        steps.append(next(loop))
+    events, stream.profile = stream.profile, None
+    (folder / file_name("main")).write_bytes(trace(events, 0))
+    window = (begun_ns, stream.monotonic_ns(), steps[0], steps[-1])
+    return ProbesRecord(torch_profiler=TorchProfilerRecord(windows=(window,), realtime_minus_monotonic_ns=(0, 0)))
 
 
 @contextmanager
 def driven(
     stream: Stream, rows: _Rows | None, first_step: int = 0
-) -> Iterator[tuple[CudaTimeline, Callable[[int], None]]]:
+) -> Iterator[tuple[CudaTimeline, Callable[[int], None], Iterator[int]]]:
     """A run on ``stream`` and what takes steps of it, as ``harness.launch.child`` does. ``rows`` records them."""
     with _in_place_of_cuda(stream):
         telemetry.attach(rows)
@@ -340,7 +391,7 @@ def driven(
                     next(loop)
                 compute.drain_to_one_step()
 
-            yield compute, take
+            yield compute, take, loop
         finally:
             telemetry.attach(None)
 

@@ -99,7 +99,7 @@ def ending_of(kind: str, declared: Declared, most: int = MOST_STEPS) -> Ending:
     config = declared.config
     period = wait_period(config, asynchronous=True)
     stream = Stream(declared)
-    with driven(stream, None, FIRST) as (compute, take):
+    with driven(stream, None, FIRST) as (compute, take, _):
         take(declared.warmup)
         extra = take_more(take, most, compute, config, lambda: False)
         if before := -(FIRST + declared.warmup + extra) % period:
@@ -107,7 +107,7 @@ def ending_of(kind: str, declared: Declared, most: int = MOST_STEPS) -> Ending:
         steps_ms = _measured_ms(stream, take)
     first = FIRST + declared.warmup + extra + before
     stream = Stream(declared)
-    with driven(stream, None, first - LONG) as (_, take):
+    with driven(stream, None, first - LONG) as (_, take, _):
         take(LONG)
         long_ms = _measured_ms(stream, take)
     return Ending(declared, kind, extra + before, 1 - steps_ms / long_ms)

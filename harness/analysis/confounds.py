@@ -104,6 +104,7 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "skipped_steps": MEASURED,
     "unseen_share": MEASURED,
     "unseen_place": MEASURED,
+    "causes": MEASURED,
     "waiting_share": MEASURED,
     "tokenizing_share": MEASURED,
     "restarting_share": MEASURED,

@@ -24,13 +24,16 @@ because it waited for the device, and not the other way round:
 torch tells of such calls in one audited step, without how long they blocked. So a phase that has one there is not
 called launch-bound in any step.
 
+A profiled window of the arm closes that. It holds how long kernels ran in each phase (``kernel_times``), so the share
+of work in an open phase is known. The readings then take the least, mean and most of the profiled steps.
+
 What depends on all that is worked out under several readings (:data:`Reading`). The likely one gives the figure, and
 the interval holds the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.intervals import Int, Stretches, clip, touches, union
+from harness.analysis.kernel_times import KernelTime, kernel_times_of
 from harness.analysis.spans import RunSpans, spans_of
 from harness.study.run_data import RunData
 
@@ -54,6 +58,11 @@ NEGLIGIBLE = 0.01
 # launches, it did nothing else; so it is by the likely one where the bracket ends with the launches.
 Reading = Literal["likely", "waiting", "working", "blocking"]
 DEVICE_WORK = "device work"  # of a run, worked out once
+# Share of a piece: profiled kernels that take so much of it fill it. Its measured ones may be slower by the rest, as
+# clocks differ (H200: 0.976 of a forward pass behind a full queue).
+FILLED = 0.95
+# Place in KernelTime that a reading takes.
+KERNEL_TIME: Mapping[Reading, int] = {"waiting": 0, "likely": 1, "working": 2, "blocking": 2}
 
 
 @dataclass(frozen=True)
@@ -69,18 +78,44 @@ class DeviceWork:
     still_launching: NDArray[np.bool_]  # the host was, when the device came to it; so it was of what is launch-bound
     may_block: NDArray[np.bool_]  # launching it blocks on the device, as its name did once, for how long nobody timed
     ended: NDArray[np.bool_]  # the device ended it as the host ended launching it
+    kernel_ns: Int  # (3, pieces): the least, mean and most that its kernels run, by a profiled window; -1: not known
 
     @property
     def known_from(self) -> Int:
         """From when the device surely worked until the end of the piece."""
-        return self.worked_from("waiting")
+        return np.where(self.still_launching, self._launched, self.starts)
 
     def worked_from(self, reading: Reading) -> Int:
-        """From when the device worked until the end of the piece, by this reading."""
-        return np.where(self.waited(reading), np.clip(self.launch_ends, self.starts, self.ends), self.starts)
+        """From when the device worked until the end of the piece, by this reading.
+
+        Where only the sum of its kernels is known, that is as if they ran at its end.
+        """
+        by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
+        return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
 
     def waited(self, reading: Reading) -> NDArray[np.bool_]:
         """Whether the device waited for the launches of the piece, by this reading."""
+        idle = self._worked_ns(reading) < self.ends - self.starts
+        return np.where(self.profiled, idle, self._waited_by_events(reading))
+
+    @property
+    def profiled(self) -> NDArray[np.bool_]:
+        """True for each piece that events leave open and the kernels of a profiled window close."""
+        found: NDArray[np.bool_] = self.still_launching & (self.kernel_ns[0] >= 0)
+        return found
+
+    @property
+    def _launched(self) -> Int:
+        """End of the last launch of each piece, within the piece."""
+        return np.clip(self.launch_ends, self.starts, self.ends)
+
+    def _worked_ns(self, reading: Reading) -> Int:
+        """Kernel time of each piece by this reading, at least the time after its last launch."""
+        lasted = self.ends - self.starts
+        found = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
+        return np.where(found >= FILLED * lasted, lasted, found)
+
+    def _waited_by_events(self, reading: Reading) -> NDArray[np.bool_]:
         if reading == "likely":
             return self.launch_bound
         return self.still_launching if reading == "waiting" else np.zeros_like(self.still_launching)
@@ -119,10 +154,13 @@ class DeviceWork:
         return union(starts, np.clip(self.launch_ends[chosen], starts, self.ends[chosen]))
 
 
-def device_work(spans: RunSpans, attached: bool = False) -> DeviceWork:
+def device_work(
+    spans: RunSpans, attached: bool = False, kernel_times: Mapping[str, KernelTime] | None = None
+) -> DeviceWork:
     """The work of a run's device. A piece whose launching blocked on the device did not wait for launches.
 
     ``attached``: of a program that nobody here wrote. Where it blocks, it may have done anything before.
+    ``kernel_times``: by name of the work, from a profiled window.
     """
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
@@ -146,7 +184,17 @@ def device_work(spans: RunSpans, attached: bool = False) -> DeviceWork:
         still_launching=still_launching if attached else still_launching & ~blocked,
         may_block=may_block,
         ended=ended,
+        kernel_ns=_kernel_ns(spans.names, kernel_times or {})[:, kernels.names],
     )
+
+
+def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
+    """The least, mean and most kernel time by number of a name, (3, names); -1 where it is not known."""
+    found = np.full((3, len(names)), -1, dtype=np.int64)
+    for code, name in enumerate(names):
+        if name in known:
+            found[:, code] = known[name]
+    return found
 
 
 def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
@@ -162,7 +210,7 @@ def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
 def device_work_of(run: RunData) -> DeviceWork:
     """See :func:`device_work`; of all that ``run`` recorded."""
     attached = run.record.facts.attached is not None
-    return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached))
+    return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached, kernel_times_of(run)))
 
 
 def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = TAIL_NS) -> NDArray[np.bool_]:

@@ -27,6 +27,7 @@ from harness.analysis.replay.assumptions import Assumption
 from harness.analysis.replay.critical_path import PathLink, PathTime
 from harness.analysis.replay.removals import Removal
 from harness.analysis.scaling import Scaling
+from harness.analysis.slow_causes import SlowCause
 from harness.analysis.statistics import Estimate
 from harness.analysis.step_kinds import StepKinds
 from harness.analysis.step_times import StepTimes
@@ -154,6 +155,7 @@ class ArmReport:
     attached: str | None = None
     step_ends: str | None = None
     unseen: Unseen | None = None
+    causes: tuple[SlowCause, ...] = ()  # what slowed the steps of such a program
     optimizer_steps: int = 0  # of the runs that counted what was skipped, warm-up steps too
     skipped_steps: int | None = None  # of all its runs, as gradients overflowed in fp16; None: the loss is not scaled
     ranks: RanksReport | None = None  # of this trainer

@@ -47,6 +47,7 @@ from harness.analysis.report_types import (
     StudyReport,
 )
 from harness.analysis.scaling import scaling
+from harness.analysis.slow_causes import slow_causes
 from harness.analysis.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
 from harness.analysis.statistics import Estimate, Likeness, estimate
 from harness.analysis.step_kinds import step_kinds
@@ -307,6 +308,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=unseen(arms.runs.get(name, ())),
+        causes=slow_causes([run.record.facts for run in arms.runs.get(name, ())]),
         optimizer_steps=sum(
             one.step_count for one in arms.runs.get(name, ()) if one.record.facts.skipped_steps is not None
         ),

@@ -30,6 +30,7 @@ class AgentSettings:
     fetch: str | None = None  # function that returns a batch: "name" of the program itself, or "module:name"
     step_ends: str | None = None  # class of the optimizer whose update ends a step
     profile_steps: int | None = None  # that torch.profiler records once the program is warm (agent/profiling.py)
+    closing_steps: int | None = None  # that it records after the measured steps, where events leave much of them open
     profile_seconds: int | None = None  # that the launcher's py-spy samples it for (sampling.py)
 
     def write(self, raw: Path) -> None:

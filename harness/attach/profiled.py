@@ -1,6 +1,7 @@
 """Puts what the profilers left of a command into the study: a run of its own beside the one that it belongs to.
 
-Its steps are those up to the end of the profiled window, none of them measured; its files are those of a scenario's
+Its steps are those up to the end of the profiled window, or from the beginning of one that comes last. None of them is
+measured. Its files are those of a scenario's
 profiled run, so whatever reads these shows them.
 """
 
@@ -39,10 +40,18 @@ def profiled_steps(one: AttachedProcess) -> int:
 
     All of them where it ended within the window.
     """
+    if one.noted("closing"):
+        return 0
     ends = one.noted("profiled")
     if ends:
         return min(int(ends[-1]), one.steps)
     return one.steps if one.noted("torch_profiler") or one.noted("import_roots") else 0
+
+
+def closing_step(one: AttachedProcess) -> int | None:
+    """The step with which a process began its window after the measured steps; None where it had none."""
+    began = one.noted("closing")
+    return int(began[-1]) if began and int(began[-1]) < one.steps and one.noted("torch_profiler") else None
 
 
 class ProfiledWindows:

@@ -17,17 +17,25 @@ from harness.probes.ledger.steps import StepRecorder
 from trainer.telemetry import BatchTrace, Kernel, RawSpan
 
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
-EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW = 6, 7, 9, 10, 13, 14
-OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE, BEGUN_ANEW}  # events that no ledger knows
+EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
+OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE, BEGUN_ANEW, COUNTED}  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
 SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
 REPETITION_STEPS = 20  # steps that are summed up together
 LEAST_STEPS, MOST_BLOCKS = 10, 10  # of a block, and of a run
-PROFILED_PART = -1  # in place of a block's number: the steps up to the end of a profiled window
+PROFILED_PART = -1  # in place of a block's number: steps up to the end of a profiled window, or of a closing one
 
 Event = tuple[Any, ...]
 MadeBy = Mapping[int, Sequence[Made]]  # batches of each loader worker, by process
+
+
+class StepCount(NamedTuple):
+    """Measured steps in which something happened that the agent counts, an allocator's retries for example."""
+
+    times: int = 0
+    steps: int = 0
+    wall_ns: int = 0  # of these steps
 
 
 @dataclass
@@ -50,6 +58,7 @@ class StepTotals:
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
     last_unmeasured: bool = False
+    counted: dict[str, StepCount] = field(default_factory=dict)  # by name, see agent/causes.py
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
 
     @property
@@ -98,6 +107,7 @@ def write_tables(
     *,
     alternating: bool = False,
     profiled: int = 0,
+    closing: int | None = None,
 ) -> list[StepTotals]:
     """Write the tables of ``one``, block by block, into ``folder_of(block)``; the totals of each block.
 
@@ -108,10 +118,13 @@ def write_tables(
     ``made_by``: what its loader workers made. The last block takes what is left over, if that is no block by itself.
     ``alternating``: it alternated with other programs, repetition by repetition; all of it is one block.
     ``profiled``: so many steps at its beginning are those up to the end of a profiled window. They come first, as the
-    block PROFILED_PART, and none of them is measured.
+    block PROFILED_PART, and none of them is measured. ``closing``: the step with which such a window begins after the
+    measured ones. Then that block comes last.
     """
     with ExitStack() as unfinished:
-        return _write_tables(one, made_by, folder_of, rank, unfinished, alternating=alternating, profiled=profiled)
+        return _write_tables(
+            one, made_by, folder_of, rank, unfinished, alternating=alternating, profiled=profiled, closing=closing
+        )
 
 
 def _write_tables(
@@ -123,10 +136,12 @@ def _write_tables(
     *,
     alternating: bool,
     profiled: int,
+    closing: int | None,
 ) -> list[StepTotals]:
     pid = one.process.pid
     warmup = one.loader_warmup if profiled else one.process.warmup
-    length = one.steps + 1 if alternating else plan_blocks(one.steps - profiled, warmup, one.loader_warmup)
+    steps = one.steps if closing is None else closing
+    length = one.steps + 1 if alternating else plan_blocks(steps - profiled, warmup, one.loader_warmup)
     found: list[StepTotals] = []
     first = PROFILED_PART if profiled else 0
     tables: RunTables | None = None
@@ -141,13 +156,14 @@ def _write_tables(
             whole = totals.begun == profiled
         else:
             whole = totals is not None and totals.measured >= length
-            whole = whole and _left(one, found) >= length
-        if tables is None or whole:
+            whole = whole and _left(steps, found) >= length
+        closes = begun[3] == closing
+        if tables is None or whole or closes:
             if tables is not None:
                 recorder.add([(PAUSE, begun[1], begun[2])])
                 tables.write()
             recorder = StepRecorder()
-            folder = folder_of(first + len(found))
+            folder = folder_of(PROFILED_PART if closes else first + len(found))
             folder.mkdir(parents=True, exist_ok=True)
             tables = RunTables(recorder, folder, pid, one.process.tid, rank)
             unfinished.callback(tables.discard)
@@ -171,6 +187,9 @@ def _write_tables(
             _add(totals, begun, body, ended)
     if tables is not None:
         tables.write()
+    for name in {name for totals in found for name in totals.counted}:
+        for totals in found:
+            totals.counted.setdefault(name, StepCount())
     return found
 
 
@@ -219,8 +238,8 @@ def _works(one: AttachedProcess) -> Iterator[Kernel]:
                 yield Kernel(name, launch_start, launch_end, *at)
 
 
-def _left(one: AttachedProcess, found: Sequence[StepTotals]) -> int:
-    return one.steps - sum(totals.begun for totals in found)
+def _left(steps: int, found: Sequence[StepTotals]) -> int:
+    return steps - sum(totals.begun for totals in found)
 
 
 def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, set[int]]]:
@@ -262,6 +281,9 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     wall_ns = ended[1] - begun[1]
     totals.measured += 1
     totals.wall_ns += wall_ns
+    for _, name, times in [event for event in body if event[0] == COUNTED]:
+        before = totals.counted.get(name, StepCount())
+        totals.counted[name] = StepCount(before.times + times, before.steps + 1, before.wall_ns + wall_ns)
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
     totals.restarting_ns += _restarting(body)
     totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)

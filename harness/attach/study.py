@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.attach.frames import AttachedProcess, read, was_attached
-from harness.attach.profiled import ProfiledWindows, profiled_arm, profiled_steps
+from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
 from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.launch.study import now
 from harness.machine.checks.check import count
@@ -105,21 +105,23 @@ def _runs(
 
     Also how many steps are left out because a signal handler raised in them.
     """
-    profiled = profiled_steps(one)
+    profiled, closing = profiled_steps(one), closing_step(one)
 
     def folder_of(block: int) -> Path:
         return folder.run(profiled_arm(arm), 0) if block == PROFILED_PART else folder.run(arm, block)
 
-    blocks = write_tables(one, made_by, folder_of, one.process.rank or 0, profiled=profiled)
+    blocks = write_tables(one, made_by, folder_of, one.process.rank or 0, profiled=profiled, closing=closing)
     interrupted = sum(totals.interrupted for totals in blocks)
     first = PROFILED_PART if profiled else 0
     records = [
         record_of(arm, max(block, 0), one, totals, environment, code, begun_utc)
         for block, totals in enumerate(blocks, first)
     ]
-    if not profiled:
+    if not profiled and closing is None:
         return records, interrupted
     windows.put(folder_of(PROFILED_PART), one)
+    if closing is not None:
+        records = [replace(records[-1], block=0), *records[:-1]]
     window, *measured = records
     # A program that ended within its window has no block of its own: it is a run that failed, for that reason.
     measured = measured or [window]
@@ -188,6 +190,7 @@ def record_of(
             evaluating_steps=totals.evaluating,
             evaluating_share=round(totals.evaluating_share, 4),
             marked_steps=tuple(totals.marked),
+            causes=_causes(one, totals),
         ),
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,
@@ -202,6 +205,22 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
     place, watched_ns = next(iter(one.noted("blocked")), (None, 0))
     most = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
     return str(place) if place is not None and most else None
+
+
+def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...] | None:
+    """Return what slowed the steps, as rows of harness.analysis.slow_causes; None if nothing did that was looked at."""
+    counted: list[JsonObject] = [
+        {
+            "kind": kind,
+            "times": found.times,
+            "steps": found.steps,
+            "of": totals.measured,
+            "ms": found.wall_ns / 1e6,
+            "rest_ms": (totals.wall_ns - found.wall_ns) / 1e6,
+        }
+        for kind, found in sorted(totals.counted.items())
+    ]
+    return (*one.noted("cause"), *counted) or None
 
 
 def _too_short(totals: StepTotals) -> str:
@@ -263,6 +282,11 @@ def _study(
             notes.append(
                 f"{arm}: its first {profiled} steps are {profiled_arm(arm)}, up to the end of the profiled window: "
                 "a profiler slows what it records, so none of them is measured"
+            )
+        if (closing := closing_step(one)) is not None:
+            notes.append(
+                f"{arm}: its last {one.steps - closing} steps are {profiled_arm(arm)}, after the measured ones: these "
+                "leave open how long the device works, and kernels tell; --profile none leaves them away"
             )
         notes += [f"{arm}: {text}" for text in one.noted("ended")]
         notes += [

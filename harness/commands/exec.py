@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_STEPS = 10_000_000
 BLOCKS, MOST_BLOCKS = 5, 1000
 STEPS = 60
-TORCH, PY_SPY, BOTH = "torch", "py-spy", "both"  # --profile
+AUTO, TORCH, PY_SPY, BOTH, NONE = "auto", "torch", "py-spy", "both", "none"  # --profile
 SHOWN = 5  # processes that a line names
 PROFILE_STEPS, MOST_PROFILE_STEPS = 3, 100
 PROFILE_SECONDS, MOST_PROFILE_SECONDS = 5, 60
@@ -84,9 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         nargs="?",
         const=TORCH,
-        choices=(TORCH, PY_SPY, BOTH),
-        help="record some steps after the warm-up, which are not measured: operators by torch.profiler (the default), "
-        "stacks of all processes by py-spy, or both",
+        choices=(AUTO, TORCH, PY_SPY, BOTH, NONE),
+        help="record some steps after the warm-up, which are not measured: operators by torch.profiler (torch, or "
+        "--profile alone), stacks of all processes by py-spy, or both. Without it: auto, torch.profiler after the "
+        "measured steps of --steps, where a CUDA device's events leave over 5 %% of them open; none: never",
     )
     parser.add_argument(
         "--profile-steps", type=int, metavar="N", help=f"steps that torch.profiler records (default: {PROFILE_STEPS})"
@@ -162,7 +163,7 @@ def _check_profile(arguments: argparse.Namespace) -> None:
             raise InputError(f"exec: {name} goes with --profile {' or '.join(kinds)}")
         if value is not None and not 1 <= value <= most:
             raise InputError(f"exec: {name} {value}: allowed: 1 to {most}")
-    if arguments.profile is None:
+    if arguments.profile in (None, AUTO, NONE):
         return
     if arguments.against is not None or arguments.controls is not None:
         raise InputError("exec: --profile does not go with --against or --controls: profile each command by itself")
@@ -232,6 +233,7 @@ def _settings(arguments: argparse.Namespace, steps: int | None = None) -> AgentS
         fetch=arguments.fetch,
         step_ends=arguments.step_ends,
         profile_steps=(arguments.profile_steps or PROFILE_STEPS) if kind in (TORCH, BOTH) else None,
+        closing_steps=PROFILE_STEPS if kind in (None, AUTO) and steps is not None else None,
         profile_seconds=(arguments.profile_seconds or PROFILE_SECONDS) if kind in (PY_SPY, BOTH) else None,
     )
 

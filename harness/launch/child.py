@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.launch.channel import Channel
 from harness.launch.clocks import ClockOffset, align_tables, compare_clocks
+from harness.launch.closing_window import OpenTime
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.facts import check_unchanged, facts_of_run, model_fingerprint, peak_device_bytes
 from harness.launch.heartbeat import Heartbeat
@@ -115,7 +117,7 @@ def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machi
     """Serve as rank ``rank`` of a run whose rank 0 is at the other end of ``channel``; the exit status."""
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid())
     # What samples the machine or profiles looks at rank 0: once is enough.
-    probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False)
+    probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False, closing=None)
     run: Run | None = None
     try:
         folder = StudyFolder(Path(start["study"]))
@@ -220,6 +222,7 @@ class Run:
         self.vocab_size: int | None = None  # the tokenizer's, once it is known
         self._compiled = 0  # graphs, within measured steps
         self._last_step = -1
+        self._open_time = OpenTime()
         self.evaluator: Evaluator | None = None
         self.saver: Saver | None = None
 
@@ -382,12 +385,15 @@ class Run:
         if before := -(self._last_step + 1) % period:
             self._take(steps, before, warmup=True)
         self.probe_set.begin_steps()
-        compiled = self._compiled_in_steps()
+        compiled, began_ns = self._compiled_in_steps(), monotonic_ns()
         self._take(steps, math.ceil(count / period) * period, warmup=False)
+        ended_ns = monotonic_ns()
         self._compiled += self._compiled_in_steps() - compiled
         self.recorder.pause()  # what ending a probe takes is no part of the last step
         self.probe_set.end_repetition()
         self._synchronize()
+        if self._may_close and isinstance(self.recorder, StepRecorder):
+            self._open_time.add(self.recorder.kernels, self.recorder.blocking, began_ns, ended_ns)
         if self.saver is not None and self.rank.of > 1:
             # Ranks that write together may stand suspended next, for longer than an exchange of theirs may last.
             self.saver.wait()
@@ -412,9 +418,24 @@ class Run:
     def _compiled_in_steps(self) -> int:
         return compilations() - (0 if self.evaluator is None else self.evaluator.compilations)
 
+    @property
+    def _may_close(self) -> bool:
+        """True if the run may have a closing window: of a real device that its host runs ahead of.
+
+        Not where it is evaluated: its last pass would come after more steps than that of other runs.
+        """
+        assert self.compute is not None
+        real = self.compute.asynchronous and not self.compute.emulated
+        return self.probes.closing is not None and real and self.evaluator is None
+
     def _profile(self, steps: Iterator[int]) -> None:
-        """The windows of the probes that disturb, one after the other; none of their steps is measured."""
+        """The windows of the probes that disturb, one after the other, or a closing window where there is a need.
+
+        None of their steps is measured.
+        """
         assert self.recorder is not None
+        if self.probes.closing is not None and not (self._may_close and self._open_time.noticeable):
+            return
         self.recorder.warmup = True
 
         def step() -> int:
@@ -422,7 +443,8 @@ class Run:
                 self.others.send({"do": "step"})
             return self._next(steps)
 
-        self.probe_set.run_windows(step, self.recorder)
+        run = self.probe_set.run_windows if self.probes.closing is None else self.probe_set.run_closing_window
+        run(step, self.recorder)
         self._synchronize()
         sys.stdout.flush()
 

@@ -299,7 +299,7 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
 
 
 def _profiled_steps(probes: ProbesConfig) -> int:
-    profiler = probes.torch_profiler
+    profiler = probes.profiled_run
     return 0 if profiler is None else (profiler.wait + profiler.warmup + profiler.active) * profiler.repeat
 
 

@@ -137,14 +137,16 @@ class RunProcess:
         return self._probes.windows
 
     def profile(self) -> None:
-        """Run the windows of the probes that disturb; RunFailed where it ended instead."""
+        """Run the windows of the probes that disturb, or a closing one; RunFailed where it ended instead."""
         self._doing = "being profiled"
         self._send({"do": "profile"})
         self._expect("profile", PROFILED_STEPS)
 
     def finish(self) -> None:
-        """Let it write its tables and end; RunFailed where it could not."""
+        """Let it close what its events leave open, write its tables and end; RunFailed where it could not."""
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
+        if self._probes.closing is not None:  # its memory is none of the run's
+            self.profile()
         self._doing = "writing its tables"
         begun_ns = time.monotonic_ns()
         self._send({"do": "finish"})

@@ -9,7 +9,8 @@ and keeps the previous version in :data:`PATHS` while somebody may want to compa
                               process runs, if not the run's), {"do": "wait", "pid"}
     fork server -> launcher   {"pid"} or {"pid", "code"}
     launcher -> run           lines of JSON: {"record", "study", "probes", "beat_s", "data"}, then
-                              {"do": "profile"}, {"do": "finish"} or {"do": "turn", "turn", "settle", "steps"}: the
+                              {"do": "profile"} (before the repetitions; a closing window comes after them),
+                              {"do": "finish"} or {"do": "turn", "turn", "settle", "steps"}: the
                               repetition "turn", of "settle" warm-up and "steps" measured steps,
                               and of up to "extra" warm-up steps more while batches that lie ready are used up
     run -> launcher           {"event": "ready" | "turn" | "profile" | "done" | "failed", "error", "extra"}, and

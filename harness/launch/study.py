@@ -412,7 +412,11 @@ def _run_block(
                 environment=arms[name].environment or environment,
             ),
             folder,
-            probes_of(section(record.scenario_text, "probes"), arms[name].control),
+            probes_of(
+                section(record.scenario_text, "probes"),
+                arms[name].control,
+                first=block == 0 and arms[name].code is None,
+            ),
             limits,
             _code(arms[name]),
             data.by_arm[name],

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.probes.probe import Pausable, Probe
-from harness.probes.registry import ProbeKind
+from harness.probes.registry import CLOSING, ProbeKind
 from harness.probes.run_probes import RunProbes
 from harness.study.contract import Columns
+from trainer.errors import in_words
 from trainer.json_types import Json
 
 
@@ -27,6 +28,9 @@ class ProbeSet:
         # Where probes have windows, those that disturb run in their windows and at no other time.
         self._windowed = [probe for kind, probe in self._probes if kind.disturbs and self._windows]
         self._steady = [probe for kind, probe in self._probes if not (kind.disturbs and self._windows)]
+        self._closing = None if probes.closing is None else CLOSING.load().attach(probes.closing, folder)
+        self._closing_problem: str | None = None
+        self._closed = False  # the closing window was taken
 
     def begin_repetition(self) -> None:
         """Start what takes long to start: the warm-up steps of a repetition follow."""
@@ -58,6 +62,18 @@ class ProbeSet:
             probe.run_window(next_step, recorder)
         self.end_repetition()
 
+    def run_closing_window(self, next_step: Callable[[], int], recorder: Pausable) -> None:
+        """Take the steps of the closing window. An error is reported and the measured steps stay valid."""
+        assert self._closing is not None, "asked of a run without a closing window"
+        try:
+            self._closing.run_window(next_step, recorder)
+            self._closed = True
+        except Exception as error:
+            self._closing_problem = (
+                f"{CLOSING.name}: the window after the measured steps failed ({in_words(error)}), so how long the "
+                f"device worked stays open; probes.{CLOSING.name}: false leaves it out"
+            )
+
     def close(self) -> None:
         """End the probes' processes and collect what they recorded. Harmless when called again."""
         for _, probe in self._probes:
@@ -84,4 +100,10 @@ class ProbeSet:
                 facts |= report.facts
             elif self._windows:  # beside repetitions it records for its cost only, and throws that away
                 facts[kind.name] = report.facts
+        if self._closing is not None and self._closed:
+            report = self._closing.report()
+            problems += report.problems
+            facts[CLOSING.name] = report.facts
+        if self._closing_problem is not None:
+            problems.append(self._closing_problem)
         return {"problems": problems, **facts, "failed": failed}

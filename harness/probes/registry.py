@@ -28,3 +28,4 @@ PROBES = (
     ProbeKind("torch_profiler", "harness.probes.profilers.torch_profiler:TorchProfiler", disturbs=True),
     ProbeKind("py_spy", "harness.probes.profilers.py_spy:PySpy", disturbs=True),
 )
+CLOSING = next(kind for kind in PROBES if kind.name == "torch_profiler")  # has the closing window of a run

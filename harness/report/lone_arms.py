@@ -20,13 +20,13 @@ from harness.analysis.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, 
 from harness.report.absent import reason
 from harness.report.dose import dose_line
 from harness.report.names import ArmNames
+from harness.report.remedies import NOTHING, cause_texts
 from harness.report.sentences import WORTH, either_way, in_blocks
 from harness.report.words import capitalised, count, interval, listing, part_of, percent, percent_over, ratio
 from harness.study.contract import STAGES
 
 MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
 UNLIKE = 0.05  # mean and median of the steps differ by more: both are said
-NOTHING = 0.005  # of the step: less is no wait worth a word
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     if arm.ranks is not None:
         data = f"As for rank 0: {data[0].lower()}{data[1:]}"
     lines = [Headline(name, step, f"{data}{_gain(arm)}{served}")]
+    lines += [Headline(*texts) for texts in cause_texts(arm, _mean_ms(arm))]
     lines += [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
@@ -283,11 +284,13 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
             f"{part(idle_ms)} then, and for {part(totals.device_starved_ms)} in all."
         )
     open_ms = totals.device_unknown_ms
-    if open_ms >= NOTHING * step_ms:
+    if open_ms >= NOTHING * step_ms and totals.busy_from == "profiled window" and totals.device_busy_ms is not None:
+        text += f" It works for {part(totals.device_busy_ms)}, by the kernels of a profiled window."
+    elif open_ms >= NOTHING * step_ms:
         text += f" For {part(open_ms)} it worked or waited for launches: its events do not tell which."
+    waits = "" if any(one.place for one in arm.causes) else ", nor where the host waits for the device"
     return (
-        f"{text} Work on other streams or launched within a fetch is not seen, nor where the host waits for the "
-        "device: nothing is promised of a change."
+        f"{text} Work on other streams or launched within a fetch is not seen{waits}: nothing is promised of a change."
     )
 
 
@@ -308,6 +311,8 @@ def _gain(arm: ArmReport) -> str:
         hides = measured is None and sum(arm.totals.hidden_ms.values()) >= WORTH * _mean_ms(arm)
         cores = ", which knows nothing of the cores and memory bandwidth that hidden work takes" if hides else ""
         parts.append(f" Without the data work of its fetches it would be {faster}, by replay{cores}.")
+        if hides and arm.totals.bound == "launch":  # beside workers of an H200, forward took 18 % longer
+            parts.append(" Its launches limit the step and may be slower beside hidden work: ideal-data measures that.")
     if measured is not None and replayed is not None and _apart(measured, replayed):
         parts.append(f" {_disagreement(arm, measured, replayed)}")
     return "".join([*parts, _restarts(arm), _sampler(arm)])

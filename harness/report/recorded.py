@@ -1,4 +1,4 @@
-"""Reads what the profilers left in the folders of a study's profiled runs, and what was predicted for the study."""
+"""Reads what profilers left in the folders of a study's runs, and what was predicted for the study."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
     found: dict[tuple[str, int], Sources] = {}
     problems: list[str] = []
     for run in runs:
-        if run.folder is None or not is_probe_control(run.record.control):
+        closing = run.probes.torch_profiler is not None  # after the measured steps of this run
+        if run.folder is None or not (closing or is_probe_control(run.record.control)):
             continue
         sources = read_sources(run)
         profiler = run.probes.torch_profiler

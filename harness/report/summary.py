@@ -129,6 +129,7 @@ def _arm(arm: ArmReport) -> Json:
         "device": speed.device,
         "used_lead": None if arm.lead_use is None else record_json(arm.lead_use),
         **({} if arm.skipped_steps is None else {"skipped_steps": arm.skipped_steps}),
+        **({"slow_causes": [record_json(one) for one in arm.causes]} if arm.causes else {}),
         **({} if arm.tokenizer_proof is None else {"tokenizer_engine": arm.tokenizer_engine}),
         "ledger": dict(totals.ledger),
         "phase_ms": dict(totals.phase_ms),

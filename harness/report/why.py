@@ -166,8 +166,8 @@ def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
         if phases and (arm.totals.device_launch_bound_ms or 0) > 0:
             lines.append(
                 f"{safe(arm.name)}: launch-bound in {listing(phases)}: the device ends them as the host ends launching "
-                f"them. In {_ms(arm.totals.device_launch_bound_ms)} ms of a step it worked or waited for a launch; how "
-                "much of each, its events do not tell."
+                f"them. In {_ms(arm.totals.device_launch_bound_ms)} ms of a step it worked or waited for a launch; "
+                f"{_work_in_launches(arm.totals)}"
             )
         open_ms = arm.totals.device_open_ms or 0.0
         if arm.totals.device_busy_ms is None and open_ms > OPEN * sum(arm.totals.phase_ms.values()):
@@ -180,6 +180,16 @@ def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
                 f"events do not tell, the kernels of a profiled window do.{_either_way(arm.totals)}"
             )
     return lines
+
+
+def _work_in_launches(totals: ArmTotals) -> str:
+    """Write how much of launch-bound phases was work, if a profiled window shows it."""
+    if totals.busy_from != "profiled window" or totals.device_busy_ms is None:
+        return "how much of each, its events do not tell."
+    return (
+        f"the kernels of a profiled window take {ms(totals.device_busy_ms)} of a step, which is taken to hold for the "
+        "measured steps."
+    )
 
 
 def _either_way(totals: ArmTotals) -> str:

@@ -171,8 +171,8 @@ def _switched(value: Any) -> Any:
 
 
 TorchProfilerSetting = Annotated[
-    TorchProfilerConfig | None,
-    BeforeValidator(_switched, json_schema_input_type=TorchProfilerConfig | bool | None),
+    TorchProfilerConfig | Literal["auto"] | None,
+    BeforeValidator(_switched, json_schema_input_type=TorchProfilerConfig | Literal["auto"] | bool | None),
 ]
 PySpySetting = Annotated[
     PySpyConfig | None, BeforeValidator(_switched, json_schema_input_type=PySpyConfig | bool | None)
@@ -203,14 +203,20 @@ class ProbesConfig(Config):
     """NVIDIA's counters: power, clocks, utilisation, throttling; auto: where there is a driver."""
     sample_hz: float = Field(10, ge=0.1, le=100)
     """Readings per second of host and nvml, taken by a separate process."""
-    torch_profiler: TorchProfilerSetting = None
-    """Operators and kernels of a few steps, in one more run of every arm; true: with its defaults."""
+    torch_profiler: TorchProfilerSetting = "auto"
+    """Operators and kernels of a few steps, in one more run of every arm; true: with its defaults. auto: of 3 steps
+    after the measured ones of an arm's first run, where CUDA events leave over 5 % of a step open. false: never."""
     py_spy: PySpySetting = None
     """Sampled stacks of the trainer and its workers, in the same profiled run; true: with its defaults."""
     calibrate: bool = False
     """Measure what each probe costs: the first baseline without any and with each alone, interleaved."""
     timeline_steps: int = Field(20, ge=1, le=10_000)
     """Steps of each arm shown in timeline.json.gz, at most: the last ones of its last repetition."""
+
+    @property
+    def profiled_run(self) -> TorchProfilerConfig | None:
+        """What torch.profiler records in a run of its own; None without such a run."""
+        return None if self.torch_profiler == "auto" else self.torch_profiler
 
 
 class LimitsConfig(Config):

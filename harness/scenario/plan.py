@@ -146,10 +146,10 @@ def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
     """The controls that probes ask for: what they cost, and the profiled run."""
     if calibrated and probes.calibrate:
         sampled = {"host": probes.host, "nvml": has_nvidia_driver() if probes.nvml == "auto" else probes.nvml}
-        disturbing = {"torch_profiler": probes.torch_profiler, "py_spy": probes.py_spy}
+        disturbing = {"torch_profiler": probes.profiled_run, "py_spy": probes.py_spy}
         yield from (BARE, LEDGER)
         yield from (f"{ALONE}{name}" for name, there in (sampled | disturbing).items() if there)
-    if probes.torch_profiler or probes.py_spy:
+    if probes.profiled_run or probes.py_spy:
         yield PROFILED
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -201,6 +201,7 @@ class RunData:
     probes: ProbesRecord = field(default_factory=ProbesRecord)
     folder: Path | None = None  # where the profiler's own files lie
     evaluations: pa.Table | None = None  # passes over held-out data: small, so it is not read late
+    windows: Mapping[str, RunData] = field(default_factory=dict, repr=False)  # by arm: the run that profiled its steps
     _results: dict[str, object] = field(default_factory=dict, init=False, repr=False)  # of :meth:`once`
 
     @property
@@ -223,6 +224,20 @@ class RunData:
     def spans_where(self, chosen: Any) -> pa.Table | None:
         """The spans that the pyarrow expression ``chosen`` selects; None where there is no table."""
         return _filtered(self.__dict__["_spans"], chosen)
+
+    @property
+    def window(self) -> RunData | None:
+        """The finished run in which steps of this arm were profiled, which may be this one; None without such a run."""
+        return self.windows.get(self.record.arm)
+
+    def profiles(self) -> tuple[list[pa.Table], list[str]]:
+        """Read what torch.profiler left in the run's folder, with a line per file that could not be read."""
+        from harness.study.traces.profiles import read_profiles
+
+        if self.folder is None:
+            return [], []
+        facts = self.probes.torch_profiler
+        return read_profiles(self.folder, () if facts is None else facts.realtime_minus_monotonic_ns)
 
     @property
     def has_steps(self) -> bool:

@@ -6,7 +6,7 @@ Everything is written to a temporary name beside its target and renamed, so a re
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.study.contract import (
     EVALUATION_COLUMNS,
+    PROFILED,
     RAW,
     SAMPLE_COLUMNS,
     SCHEMA,
@@ -205,6 +206,15 @@ class StudyFolder:
 
     def runs(self) -> Iterator[RunData]:
         """Every run that left a run.json, by arm and block; one whose table is damaged or gone counts as failed."""
+        windows: dict[str, RunData] = {}
+        found = list(self._runs(windows))
+        for run in found:
+            if run.record.status == "done" and run.probes.torch_profiler is not None:
+                arm = run.record.of if run.record.control == PROFILED else run.record.arm
+                windows.setdefault(arm or run.record.arm, run)
+        yield from found
+
+    def _runs(self, windows: Mapping[str, RunData]) -> Iterator[RunData]:
         paths = [path for path in self.path.glob("runs/*/*/run.json") if _of_a_run(path)]
         for path in sorted(paths, key=lambda p: (p.parts[-3], int(p.parts[-2]))):
             try:
@@ -223,7 +233,7 @@ class StudyFolder:
                 record = replace(record, status="failed", error=str(error))
                 tables = _Tables()
             evaluations = None if tables.evaluations is None else tables.evaluations.read()
-            yield RunData(record, *tables[:3], _probes(folder, record), folder, evaluations)
+            yield RunData(record, *tables[:3], _probes(folder, record), folder, evaluations, windows)
 
 
 class _Tables(NamedTuple):

@@ -38,11 +38,10 @@ def read_sources(run: RunData) -> Sources:
         return NO_SOURCES
     import pyarrow as pa
 
-    from harness.study.traces.profiles import read_profiles
     from harness.study.traces.py_spy import read_stacks
 
-    profiled, facts = run.probes.torch_profiler, run.probes.py_spy
-    tables, problems = read_profiles(run.folder, () if profiled is None else profiled.realtime_minus_monotonic_ns)
+    facts = run.probes.py_spy
+    tables, problems = run.profiles()
     stacks = None
     if facts is not None and (run.folder / STACKS).exists():
         try:

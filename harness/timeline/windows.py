@@ -84,8 +84,9 @@ def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
 def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
     """Return the last ``count`` steps of the last repetition (None: the whole run).
 
-    Of a profiled run it returns the last ``count`` steps of each window of the profilers. Interleaved runs are
-    suspended between repetitions, so two repetitions would be seconds apart.
+    Of a profiled run it returns the last ``count`` steps of each window of the profilers, of a run with a closing
+    window also those before it. Interleaved runs are suspended between repetitions, so two repetitions would be seconds
+    apart.
     """
     if count is not None and sources.probes.torch_profiler is None and sources.probes.py_spy is None:
         table = _last_repetition(run)
@@ -96,6 +97,9 @@ def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
         table = whole
     rows: list[ShownStep] = table.to_pylist()
     parts = _parts(rows, sources.probes) if count is not None else []
+    if parts and run.record.control != PROFILED:
+        measured = [row for row in rows if not row["warmup"]]
+        parts = [_repetition(measured), *parts] if measured else parts
     kept = [part[-count:] for part in parts or [_repetition(rows)]] if count is not None else [rows]
     steps = {row["start_ns"]: row for part in kept for row in part}
     ranges = merged((part[0]["start_ns"], _end(part[-1])) for part in kept if part)

@@ -37,6 +37,7 @@ ON_PAPER: dict[str, dict[str, tuple[int, float, float]]] = {
         "optimizer": (2, 150, 550),
     },
 }
+RECORDED = Path(__file__).parents[2] / "results" / "reference" / "gpu" / "h200" / "known-truth" / "study-0.tar.gz"
 WITHIN = 10.0  # percent of the step, on a machine whose cores others use too
 
 
@@ -110,6 +111,20 @@ def test_a_stream_on_paper_is_predicted_within_one_percent(bound: str, exposed_m
     # Only a host that is a step ahead of its device hides all of it; one that waits for the norm, 1 ms.
     hidden = bound == "device" and sync == "late"
     assert rows["exposed"].predicted_ms == pytest.approx(0.0 if hidden else exposed_ms, abs=0.1)
+
+
+def test_a_miss_on_a_card_is_told_apart_from_the_scatter_of_its_turns(tmp_path: Path) -> None:
+    """Two runs of one configuration differed by 6 ms in a turn there, both ways."""
+    with tarfile.open(RECORDED) as packed:
+        packed.extractall(tmp_path, filter="data")
+    runs = {run.record.arm: run for run in StudyFolder(tmp_path).runs()}
+    rows = {one.name: row_of(one, "exposed", runs) for one in PIPELINES if one.bound == "launch"}
+    missed = [name for name, row in rows.items() if abs(row.error) > known_truth.WITHIN]
+    assert missed == ["launch-inline", "launch-inline-busy", "launch-inline-norm", "launch-fed"]
+    beyond = [name for name, row in rows.items() if row.interval[1] < -known_truth.WITHIN]
+    assert beyond == ["launch-fed"]
+    # Student's t of 3 degrees of freedom, by hand: four differences between turns with a deviation of 1.3 ms.
+    assert rows["launch-fed"].scatter_ms == pytest.approx(3.182 * 1.29 / 2, rel=0.01)
 
 
 def test_both_models_have_six_kinds_of_loader_and_a_twin() -> None:

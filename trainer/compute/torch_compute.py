@@ -14,7 +14,7 @@ from trainer.compute.base import Loss, Stateful
 from trainer.compute.gradients import GradientClipping
 from trainer.compute.in_flight import InFlight
 from trainer.compute.likelihood import EndingRow, log_likelihoods
-from trainer.compute.modes import compiled, fuse_gelu, keep_layer_inputs_alone
+from trainer.compute.modes import compiled, fuse_gelu, keep_layer_inputs_alone, loss_function
 from trainer.compute.mup import learning_rate_factors, parameter_groups
 from trainer.compute.packed_rows import known, several_documents, teach_transformers
 from trainer.compute.parallel import Parallel
@@ -92,7 +92,10 @@ class TorchCompute:
             self._model = parallel.wrap(self._model)
             model = self._model
         self._compiled = config.model.compile
-        self._run = compiled(self._model, device) if self._compiled else self._model
+        self._run: Callable[..., Any] = compiled(self._model, device) if self._compiled else self._model
+        # DistributedDataParallel is compiled as a module: torch cuts its graph at the buckets of gradients.
+        self._gives_loss_alone = self._compiled and self._own is None and parallel is None
+        self._train = compiled(loss_function(self._model), device) if self._gives_loss_alone else self._run
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(
             [dict(one) for one in parameter_groups(model, optimizer, rates)],
@@ -138,19 +141,23 @@ class TorchCompute:
         for _ in range(self._extra_forwards):
             # Leaving autocast empties its cache: weights cast to bf16 under no_grad would get no gradient.
             with self._torch.no_grad():
-                self._run_model(batch)
+                self._run_model(batch, self._train)
         if self._parallel is not None:
             self._parallel.begin_forward()
         # The mean over no labels is NaN. A batch without labels (documents of one token) trains nothing instead. Only
-        # the loss of a model of the user's own is known: of one label, it is multiplied by nothing.
-        if self._own is not None:
+        # the loss of a model of the user's own, or of a compiled one, is known: of one label, it is multiplied by 0.
+        if self._own is not None or self._gives_loss_alone:
             if batch.trained_tokens:
-                return loss_of(self._run_model(batch), self._own)
-            return loss_of(self._run_model(_with_one_label(batch)), self._own) * 0.0
-        output = self._run_model(batch)
+                return self._loss(batch)
+            return self._loss(_with_one_label(batch)) * 0.0
+        output = self._run_model(batch, self._run)
         return output.loss if batch.trained_tokens else output.logits.sum() * 0.0
 
-    def _run_model(self, batch: Batch) -> Any:
+    def _loss(self, batch: Batch) -> Loss:
+        output = self._run_model(batch, self._train)
+        return output if self._own is None else loss_of(output, self._own)
+
+    def _run_model(self, batch: Batch, run: Callable[..., Any]) -> Any:
         # Without the mask of padded rows: padding follows the text, so no position with a label can attend to it, and
         # attention with a mask is not computed by the fastest kernels. A user's source may pad before the text.
         mask = {"attention_mask": batch.attention_mask} if batch.masked else {}
@@ -169,7 +176,7 @@ class TorchCompute:
         rows = known(several if self._own is None else None)
         with self._precision.autocast(), self._attention(), rows:
             try:
-                return self._run(input_ids=batch.input_ids, labels=batch.labels, **mask)
+                return run(input_ids=batch.input_ids, labels=batch.labels, **mask)
             except IndexError as error:  # on a CPU, of a table that has no such row
                 if self._source is not None and (wrong := self._beyond(batch)) is not None:
                     raise wrong from error
@@ -261,7 +268,7 @@ class TorchCompute:
             return validate(self._model, batches, self._score, self.to_device, not self._shifted, beat)
 
     def _score(self, batch: Batch) -> tuple[Loss, Any]:
-        output = self._run_model(batch)
+        output = self._run_model(batch, self._run)
         loss = output.loss if self._own is None else loss_of(output, self._own)
         return loss, getattr(output, "logits", None)
 

@@ -25,7 +25,7 @@ def with_device_busy(
 ) -> StudyReport:
     """``report`` with the busy time, or the least of it, and the bound of arms whose busy time is open."""
     kernel_ms = {
-        one.arm: one.operators.device_ms / one.steps
+        one.arm: (one.operators.device_ms if one.launched_ms is None else one.launched_ms) / one.steps
         for one in profiles
         if one.operators.device_ms is not None and one.steps and not one.gaps
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,14 @@ class Events:
         return np.flatnonzero(np.isin(self.category, codes))
 
 
+class LaunchedWork(NamedTuple):
+    """Kernels and copies, all (works,) in nanoseconds; ``launched`` -1 where the profile does not hold the launch."""
+
+    launched: Integers
+    starts: Integers
+    ends: Integers
+
+
 def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> ProfiledOperators:
     """``profiles``: the files of one run as :func:`harness.study.traces.kineto.read_profile` gives them, at least one.
 
@@ -162,6 +170,24 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
     call = _match(events.correlation[device], events.correlation[calls], place[calls])
     around = np.where(call >= 0, parents[call], -1) if len(parents) else call
     return np.where(launcher >= 0, launcher, around)
+
+
+def launched_work(events: Events) -> LaunchedWork:
+    """Return what the device did, in the order of its starts, and when the host launched each kernel or copy.
+
+    One that lay queued when the one before it ended begins then: what passes in between is the device's own time, and
+    no waiting for a launch.
+    """
+    device = events.of(DEVICE_WORK)
+    device = device[np.argsort(events.start[device], kind="stable")]
+    calls = events.of(RUNTIME_CALLS)
+    calls = calls[np.argsort(events.start[calls], kind="stable")]  # of several calls with one id the first counts
+    wanted, keys = events.correlation[device], events.correlation[calls]
+    launched, reached = (_match(wanted, keys, moments[calls]) for moments in (events.start, events.end))
+    starts, ends = events.start[device], events.end[device]
+    before = np.append(starts[:1], np.maximum.accumulate(ends)[:-1])
+    queued = (launched >= 0) & (reached <= before)
+    return LaunchedWork(launched, np.where(queued, np.minimum(starts, before), starts), ends)
 
 
 def _match(wanted: Integers, keys: Integers, values: Integers) -> Integers:

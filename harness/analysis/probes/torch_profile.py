@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from harness.analysis.probes.memory_timeline import MemoryTimeline, memory_timelines
-from harness.analysis.probes.operators import ProfiledOperators, profiled_operators
+from harness.analysis.probes.operators import ProfiledOperators, launched_work, profiled_operators, read_events
 from harness.study.probes_json import TorchProfilerRecord
 from harness.study.traces.kineto import is_cut
 from harness.study.traces.names import STEP
@@ -45,6 +47,9 @@ class TorchProfile:
     flops: dict[str, float]  # floating point operations by operator, over all windows; empty where not asked for
     problems: tuple[str, ...]  # of recording and reading, a line each
     gaps: tuple[CutProfile | LostProfile, ...] = ()
+    # The device was at kernels and copies that were launched within the windows, over all of these. Others are of the
+    # steps before them, whose host ran ahead. None without a device.
+    launched_ms: float | None = None
 
     @property
     def steps(self) -> int:
@@ -59,17 +64,27 @@ def torch_profile(
 
     None where nothing was recorded and nothing went wrong.
     """
-    full, windows, gaps = _whole([profile for profile in profiles if len(profile)], facts.windows)
+    full, windows, gaps = whole_profiles([profile for profile in profiles if len(profile)], facts.windows)
     if not full and not problems and not gaps:
         return None
     profiled_ns = sum(end - start for start, end, _, _ in windows)
     operators = profiled_operators(full, profiled_ns) if full else ProfiledOperators((), (), None)
     memory = tuple(memory_timelines(full, windows)) if full else ()
     flops = {} if gaps else dict(facts.flops)  # of all windows: too many for those that are left
-    return TorchProfile(arm, tuple(windows), operators, memory, flops, tuple(problems), tuple(gaps))
+    launched_ms = _launched_ms(full, windows) if operators.device_ms is not None else None
+    return TorchProfile(arm, tuple(windows), operators, memory, flops, tuple(problems), tuple(gaps), launched_ms)
 
 
-def _whole(
+def _launched_ms(full: Sequence[pa.Table], windows: Sequence[Window]) -> float | None:
+    """Sum up what was launched within ``windows``; None where no launch of it is known."""
+    work = launched_work(read_events(full))
+    inside = np.zeros(len(work.launched), dtype=np.bool_)
+    for since, until, _, _ in windows:
+        inside |= (work.launched >= since) & (work.launched < until)
+    return float((work.ends - work.starts)[inside].sum()) / 1e6 if inside.any() else None
+
+
+def whole_profiles(
     profiles: Sequence[pa.Table], windows: Sequence[Window]
 ) -> tuple[list[pa.Table], list[Window], list[CutProfile | LostProfile]]:
     """The profiles and the windows that belong together, and a record of each that lacks the other.

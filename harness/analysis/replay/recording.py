@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.intervals import Stretches
+from harness.analysis.kernel_times import KernelTime, kernel_times_of
 from harness.analysis.launches import NEGLIGIBLE, DeviceWork, Reading, device_work
 from harness.analysis.makers import makers_of
 from harness.analysis.replay.batches import FetchWait, RecordedBatches, StageRow, Unpacking, batches
@@ -221,7 +222,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         shown = slice(int(np.flatnonzero(measured)[MOST_RECORDED - 1]) + 1)
         starts, ends, measured = starts[shown], ends[shown], measured[shown]
         until_ns = int(ends[-1])
-    phases, work, syncs, stages = _rows(spans_of(run), until_ns)
+    phases, work, syncs, stages = _rows(spans_of(run), until_ns, kernel_times_of(run))
     launches = _launches(spans_of(run).names, work, "likely")
     if any(row.end_ns < row.start_ns for rows in (phases, launches, syncs) for row in rows):
         raise InputError(f"{name}: a span ends before it starts: its spans table is damaged")
@@ -298,7 +299,9 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     )
 
 
-def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], DeviceWork, list[Sync], dict[int, list[StageRow]]]:
+def _rows(
+    spans: RunSpans, until_ns: int, kernel_times: Mapping[str, KernelTime]
+) -> tuple[list[Phase], DeviceWork, list[Sync], dict[int, list[StageRow]]]:
     """Return phases, device work and syncs begun before ``until_ns``, sorted by start (the work as it was queued), and
     the stages of their batches.
     """
@@ -306,7 +309,8 @@ def _rows(spans: RunSpans, until_ns: int) -> tuple[list[Phase], DeviceWork, list
     begun = np.flatnonzero(spans.launches.starts < until_ns)
     early_pieces = slice(int(begun[-1]) + 1 if len(begun) else 0)
     work = device_work(
-        replace(spans, kernels=spans.kernels.where(early_pieces), launches=spans.launches.where(early_pieces))
+        replace(spans, kernels=spans.kernels.where(early_pieces), launches=spans.launches.where(early_pieces)),
+        kernel_times=kernel_times,
     )
     syncs = [
         Sync(start, end, site.endswith(FULL_QUEUE), site.endswith(STEP_BEFORE))
@@ -378,9 +382,12 @@ def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Readi
 
 
 def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
-    """Names of work that was still being launched when the device came to it, more often than once in a while."""
+    """Names of work that was still being launched when the device came to it, more often than once in a while.
+
+    Not those whose kernels were profiled.
+    """
     pieces = np.bincount(work.names)
-    still = np.bincount(work.names, weights=work.still_launching)
+    still = np.bincount(work.names, weights=work.still_launching & ~work.profiled)
     return tuple(names[code] for code in dict.fromkeys(work.names.tolist()) if still[code] > SELDOM * pieces[code])
 
 

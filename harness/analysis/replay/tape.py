@@ -18,8 +18,10 @@ import numpy as np
 from harness.analysis.intervals import Int
 from harness.analysis.replay.recording import Recording
 
-USUAL_PERIODS = 12  # a multiple of how often batches are usually alike: every second, third, fourth or sixth
+# Multiples of how often batches are usually alike: every second, third, fourth or sixth. The longest one is the best.
+USUAL_PERIODS = (12, 6, 4, 3, 2)
 LEAST_ROUNDS = 4  # fewer say too little of each worker
+LEAST_KEPT = 0.9  # share of the steps: a period whose whole rounds leave out more of them is too long
 
 
 class Tape(NamedTuple):
@@ -54,12 +56,24 @@ def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
 
 
 def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, fetches: int) -> Int:
-    """``steps`` in whole rounds of all workers; ``ordinals``: the place of each in the order of all steps."""
+    """``steps`` in whole rounds of all workers; ``ordinals``: the place of each in the order of all steps.
+
+    Steps that are left out are spread over the run: its last turn may be slower than all before it.
+    """
     both = math.lcm(workers_then, workers_now)
-    for period in dict.fromkeys((math.lcm(both, USUAL_PERIODS), both, workers_then)):
+    longer = [math.lcm(both, period) for period in USUAL_PERIODS]
+    for period in dict.fromkeys((*longer, both, workers_then)):
         period_steps = period // math.gcd(period, fetches)
         by_place = [steps[(ordinals - ordinals[0]) % period_steps == place] for place in range(period_steps)]
         fewest = min(len(one) for one in by_place)
-        if fewest >= LEAST_ROUNDS:
-            return np.stack([one[:fewest] for one in by_place], axis=1).ravel()
+        least_steps = LEAST_KEPT * len(steps) if period > both else 0
+        if fewest >= LEAST_ROUNDS and fewest * period_steps >= least_steps:
+            return np.stack(
+                [_spread(one, fewest, (place + 0.5) / period_steps) for place, one in enumerate(by_place)], axis=1
+            ).ravel()
     return steps
+
+
+def _spread(steps: Int, count: int, phase: float) -> Int:
+    """Return ``count`` of ``steps``, evenly spread; ``phase`` (0 to 1) shifts which ones are left out."""
+    return steps[((np.arange(count) + phase) * len(steps) / count).astype(np.int64)]

@@ -18,6 +18,7 @@ def begin(folder: str) -> bool:
     global _patched
     from _harness_agent import (
         boundaries,
+        causes,
         controls,
         guard,
         loading,
@@ -34,10 +35,11 @@ def begin(folder: str) -> bool:
     boundaries.forget()
     controls.forget()
     watching.forget()
+    causes.forget()
     guard.on, guard.fault = True, None
     if not _patched:
         _patched = True
-        for module in (loading, updates, tokenizing, watching, own_code, profiling):
+        for module in (loading, updates, tokenizing, watching, causes, own_code, profiling):
             guard.carefully(module.patch)
         guard.carefully(_hide_from_dynamo)
     guard.carefully(profiling.begin)
@@ -46,9 +48,10 @@ def begin(folder: str) -> bool:
 
 def end() -> None:
     """Stop recording: every hook does nothing until :func:`begin`."""
-    from _harness_agent import guard, record, watching
+    from _harness_agent import causes, guard, record, watching
 
     guard.carefully(watching.forget)
+    guard.carefully(causes.forget)
     guard.carefully(record.end)
     guard.on = False
 

@@ -85,6 +85,7 @@ class _State:
     steps: int = 0
     unmeasured: int = 0  # of these, steps that are not measured
     measured_from: int | None = 0  # step; None: a window of profiling comes first
+    window_from: int | None = None  # step that begins a window of profiling after the measured ones
     warming: bool = True  # no step has been measured, of those that take no turns
     noted: set[Any] = field(default_factory=set)
     most_steps: int | None = field(default_factory=lambda: record.number("steps"))
@@ -102,7 +103,10 @@ recorded_thread = threading.main_thread().ident
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
 on_early_step: list[Callable[[int], None]] = []  # the same, for the first steps only
 EARLY = 64  # steps
+on_step_end: list[Callable[[], list[tuple[Any, ...]]]] = []  # called as a step ends; return events of it
 on_evaluation: list[Callable[[], None]] = []  # called before each batch that nobody trains on
+# Called with the number of each step that begins when all are measured: True if the program may end there.
+before_end: list[Callable[[int], bool]] = []
 
 
 def forget() -> None:
@@ -430,7 +434,7 @@ def close_step() -> None:
 def _open_step() -> None:
     """Begin a step, after others had their turn where this program takes turns."""
     if state.most_steps is not None and state.steps - state.unmeasured >= state.most_steps and not state.by_hand:
-        state.enough = True
+        state.enough = all(may_end(state.steps) for may_end in before_end)
     if state.alternates and not gate.state.over:
         warmed_up = gate.state.warmup
         if not gate.before_step(state.steps, _unmeasured(), _pause):
@@ -494,7 +498,7 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
     number = this.steps
     this.steps = number + 1
     warmup, repetition = False, 0
-    if this.warming or this.alternates:
+    if this.warming or this.alternates or this.window_from is not None:
         warmup, repetition = _is_warmup(number), gate.state.repetition or 0
         this.unmeasured += warmup
     if this.doubtful:
@@ -502,12 +506,16 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
     events, this.events = this.events, []
     if this.marks:
         events += device.collect()
+    for action in on_step_end:
+        events += action()
     events.append((STEP, now, reading, number, repetition, warmup))
     record.write("events", events)
 
 
 def _is_warmup(number: int) -> bool:
     """Whether the step that begins is not measured."""
+    if state.window_from is not None:
+        return True
     if state.alternates and not gate.state.over:
         return bool(gate.state.warmup)
     # One of the program's first, or of those up to the end of a profiled window.

@@ -19,8 +19,35 @@ from _harness_agent import guard, record
 WORK = 9  # kind of event: (kind, name, launch start, launch end, start, end); the last two on the device's own clock
 # What the host launches between two phases, by the phase before; anything else: "other".
 BETWEEN = {"fetch": "h2d", "forward": "loss", "backward": "norm"}
+# Limits of harness.analysis.launches for the time that events leave open.
+TAIL_NS = 100_000
+MOST_MOMENTS = 0.05
 _LOOKS = 10
 _LAST_LOOK_S = 5.0
+
+
+class Open:
+    """Time in which the device worked or waited for launches, in nanoseconds, since the first measured step."""
+
+    __slots__ = ("longer_ns", "moments_ns", "since_ns", "worked_ns")
+
+    def __init__(self, since_ns: int = 0) -> None:
+        self.since_ns = since_ns
+        self.longer_ns = self.moments_ns = self.worked_ns = 0.0
+
+    def add(self, start_ns: float, end_ns: float, launched_ns: int, until_ns: int) -> None:
+        start_ns = max(start_ns, launched_ns)
+        meanwhile_ns = min(until_ns, end_ns) - start_ns
+        self.worked_ns += max(0.0, end_ns - start_ns)
+        if meanwhile_ns > TAIL_NS:
+            self.longer_ns += meanwhile_ns
+        elif meanwhile_ns > 0:
+            self.moments_ns += meanwhile_ns
+
+    def share(self, now_ns: int) -> float:
+        """Share of the time until ``now_ns``."""
+        moments_ns = self.moments_ns if self.moments_ns > MOST_MOMENTS * self.worked_ns else 0.0
+        return (self.longer_ns + moments_ns) / max(1, now_ns - self.since_ns)
 
 
 class _Recording:
@@ -32,6 +59,8 @@ class _Recording:
         self.reached: Any = None  # the last event that is known to be reached
         self.clock_ns = 0.0  # when that was, since the first look
         self.since_ns = 0  # when the host came to the last boundary
+        self.look_ns = 0  # the first look, on the host's clock
+        self.open = Open()
         self.free: list[Any] = []  # events that can be used again
 
 
@@ -60,7 +89,7 @@ def trains_on(device: Any) -> None:
         state.device, state.stream = device, torch.cuda.current_stream(device)
         state.stream.synchronize()
         state.reached, now = _look()
-        state.since_ns = now
+        state.since_ns = state.look_ns = now
         record.note("device_clock", (now, 0))
     except Exception as error:
         guard.let_through(error)
@@ -102,6 +131,7 @@ def collect() -> list[tuple[Any, ...]]:
             state.reached = event
             if name is not None:
                 found.append((WORK, name, launched_ns, until_ns, round(start_ns), round(state.clock_ns)))
+                state.open.add(state.look_ns + start_ns, state.look_ns + state.clock_ns, launched_ns, until_ns)
     except Exception as error:
         guard.let_through(error)
         _give_up(error)

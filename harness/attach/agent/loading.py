@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from _harness_agent import arrivals, boundaries, controls, copies, guard, record, stages
+from _harness_agent import arrivals, boundaries, causes, controls, copies, guard, record, stages
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -188,6 +188,7 @@ def _ended(served: _Served | None, batch: Any) -> None:
     if batch is not None and served.first is not None and trace[0].startswith(LOADER):
         served.first.add(trace[0], batch)
     if batch is not None:
+        causes.batch_arrived(batch)
         boundaries.received(trace, *sizes(batch), served.loader)
     else:  # an epoch ended: a wait for data all the same, and no batch
         pieces = trace[4] if trace[0] == "main" else ()
@@ -326,7 +327,7 @@ def sizes(batch: Any) -> tuple[int, int]:
     elif kind is dict and batch:
         first = batch["input_ids"] if "input_ids" in batch else next(iter(batch.values()))
     if type(first) is not Tensor:
-        first = next(_tensors(batch), None)
+        first = next(tensors(batch), None)
         if first is None:
             return 0, 0
     try:
@@ -338,7 +339,7 @@ def sizes(batch: Any) -> tuple[int, int]:
         return 0, 0
 
 
-def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
+def tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
     if hasattr(batch, "shape") and hasattr(batch, "numel"):
         yield batch
     elif depth > 2:
@@ -346,7 +347,7 @@ def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
     elif hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
         names = list(batch.keys())[:_MOST_TENSORS]
         for name in sorted(names, key=lambda one: one != "input_ids"):
-            yield from _tensors(batch[name], depth + 1)
+            yield from tensors(batch[name], depth + 1)
     elif isinstance(batch, (list, tuple)):
         for one in batch[:_MOST_TENSORS]:
-            yield from _tensors(one, depth + 1)
+            yield from tensors(one, depth + 1)

@@ -1,8 +1,11 @@
 """Profiles a few steps where the settings ask for it: torch.profiler in this process, or py-spy by the launcher.
 
 The window comes once the program is warm, before any step is measured; so do the steps after it whose batches were made
-within it. The launcher is asked for py-spy by a file and answers by others, see ``attach/sampling.py``; the clock marks
-of its window are spun here, in the thread that is sampled.
+within it. A closing window comes after the measured steps of a program that ends after so many: only where the device
+worked or waited for launches for more than NOTICEABLE of their time, and its events do not tell which.
+
+The launcher is asked for py-spy by a file and answers by others, see ``attach/sampling.py``; the clock marks of its
+window are spun here, in the thread that is sampled.
 
 What fails here ends the profiling alone. A program that profiles itself is left to that: torch has one profiler, and a
 second one that begins would be an error in the middle of the user's program.
@@ -21,9 +24,10 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from _harness_agent import boundaries, gate, guard, record, watching
+from _harness_agent import boundaries, device, gate, guard, record, watching
 
 MOST_EVALUATING = 3  # batches of a step that nobody trains on: more are an evaluation, which may be a long one
+NOTICEABLE = 0.05  # share of the measured time, as in harness.analysis.bounds
 WARMUP = 1  # steps in which torch's profiler gets ready: its first events are slow
 TRACE = ".torch_profile.json"  # ends the name of what torch's profiler wrote, beside the frames
 # Files beside the frames: this program asks for py-spy; the launcher samples; the program has marked the window's end;
@@ -70,10 +74,13 @@ def asked() -> bool:
 
 def patch() -> None:
     """Look at every step, and notice a profiler of the program's own."""
-    if not asked():
-        return
-    boundaries.on_step.append(_on_step)
-    if record.settings.get("profile_steps"):
+    closes = bool(record.settings.get("closing_steps"))
+    if asked():
+        boundaries.on_step.append(_on_step)
+    elif closes:
+        boundaries.on_step.append(_on_measured_step)
+        boundaries.before_end.append(_may_end)
+    if record.settings.get("profile_steps") or closes:
         boundaries.on_evaluation.append(_on_evaluation)
         from torch.autograd import profiler
 
@@ -134,6 +141,25 @@ def _on_step(number: int) -> None:
             record.note("profiled", number)  # the first step that is not
 
 
+def _on_measured_step(_number: int) -> None:
+    """Start adding up the time that events leave open at the first measured step."""
+    if not boundaries.state.warming and not device.state.open.since_ns:
+        device.state.open = device.Open(monotonic_ns())
+
+
+def _may_end(number: int) -> bool:
+    """True if the program may end before the step ``number``: its closing window is over, or not needed."""
+    if boundaries.state.window_from is None:
+        open_ = device.state.open
+        if device.state.stream is None or not open_.since_ns or open_.share(monotonic_ns()) <= NOTICEABLE:
+            return True
+        if (record.ranks()[1] or 1) > 1:  # Ranks have to end at the same step, and one of them may need no window.
+            return True
+        boundaries.state.window_from = number
+        record.note("closing", number)
+    return _over(_torch_is_over, number)
+
+
 def _on_evaluation() -> None:
     """End torch's window where an evaluation begins within it: it would fill the memory with events of no step."""
     if state.profiler is None or boundaries.state.steps <= state.first:
@@ -160,7 +186,7 @@ def _carefully(action: Callable[..., Any], *given: Any) -> Any:
 
 def _torch_is_over(number: int) -> bool:
     """Take torch's profiler one step further; whether it is done, or was not asked for."""
-    active = record.number("profile_steps")
+    active = record.number("profile_steps") or record.number("closing_steps")
     if state.torch_over or not active:
         return True
     if state.profiler is None:

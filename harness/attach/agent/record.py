@@ -55,7 +55,7 @@ def _forked() -> None:
     """In a child: the file stays the parent's, and so does what it has seen."""
     global _file, _owner, training_thread
     _file, _owner, training_thread = None, 0, None
-    from _harness_agent import boundaries, controls, guard, loading, profiling, run_queue, stages, switches
+    from _harness_agent import boundaries, causes, controls, guard, loading, profiling, run_queue, stages, switches
 
     switches.forget()
     stages.forget()
@@ -64,6 +64,7 @@ def _forked() -> None:
     boundaries.forget()
     controls.forget()
     guard.carefully(profiling.forget)
+    guard.carefully(causes.forget)
     forks.settled()
 
 

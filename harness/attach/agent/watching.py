@@ -149,11 +149,8 @@ def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
         return
     if seen.depth:  # the forward pass: no phase yet, but one of every step that is measured
         return
-    where: FrameType | None = frame
-    while where is not None and os.path.realpath(where.f_code.co_filename).startswith(_LIBRARIES):
-        where = where.f_back
-    where = where or frame
-    if where.f_code.co_filename.startswith(_OURS):
+    where = users_frame(frame)
+    if where is None:
         return
     name = getattr(function, "__qualname__", "a call")
     place = f"{os.path.basename(where.f_code.co_filename)}:{where.f_lineno} ({name})"
@@ -162,6 +159,15 @@ def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
         running.add(where.f_code)
         where = where.f_back
     seen.blocked.append((place, blocked_ns, running))
+
+
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame that is of no library, or ``frame`` if all are of libraries; None if it is ours."""
+    where = frame
+    while where is not None and os.path.realpath(where.f_code.co_filename).startswith(_LIBRARIES):
+        where = where.f_back
+    where = where or frame
+    return None if where is None or where.f_code.co_filename.startswith(_OURS) else where
 
 
 def _tensors(value: Any, depth: int = 0) -> list[Any]:
@@ -309,6 +315,7 @@ def _fetch_begins(source: int) -> bool:
 
 
 def _fetched(batch: Any) -> None:
-    from _harness_agent import loading
+    from _harness_agent import causes, loading
 
+    causes.batch_arrived(batch)
     boundaries.received(("main", *stages.origin(), -1, stages.take()), *loading.sizes(batch), (0, 1, False))

@@ -78,7 +78,7 @@ FAULTS = (
     Fault("synchronizing_logger", ("cuda.synchronize()", "times.log()"), r"cuda\.synchronize|DeviceSynchronize"),
     Fault("blocking_copies", ("teacher.to(", "ids.to("), r"unpinned|pageable|pin_memory|non_blocking|cudaMemcpy"),
     Fault("tokenizing_collate", ("tokenizer.encode(", "encode(tokenizer"), r"tokenize [\d.]+", idle_for=STAGES),
-    Fault("micro_batches", (), r"launch-bound", bound="launch"),
+    Fault("micro_batches", (), r"[Ll]aunch-bound", bound="launch"),
     Fault("hand_written_attention", ("scores",), r"[Aa]ttention|sdpa|softmax"),
     Fault("allocator_retries", (), r"alloc\w+ retr|cudaMalloc|cached blocks|fragment"),
     Fault("recompiling_lengths", ("compiled(ids)", "torch.compile("), r"recompil|compiled (again|anew)"),

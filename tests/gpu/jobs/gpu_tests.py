@@ -22,7 +22,7 @@ from tests.gpu.lease.place import Place
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "tests" / "gpu"
-LEFT_OUT = ("test_*_job.py", "test_lease.py")
+LEFT_OUT = ("test_*_job.py", "test_study_jobs.py", "test_lease.py")
 TRIED = "test_kernel_times.py"  # on an emulated device: it needs no card
 ENDING_S = 5.0  # for what follows the tests
 SLOWEST = 5  # tests whose time is recorded, with their set-up

@@ -8,7 +8,8 @@ idle      what the device idled for data, by the ledger; measured: the same diff
 ceiling   what a step without data work saves, by replay; measured: the same difference
 removal   what one edit saves, by replay; measured: its step less that of the edited arm
 
-An error is predicted less measured, in percent of the pipeline's own step.
+An error is predicted less measured, in percent of the pipeline's own step. Its interval holds the scatter of what was
+measured, turn by turn: a host that is slower in one turn than in another says little in four of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import yaml
 from harness.analysis.lead_use import lead_use
 from harness.analysis.ledger import RunLedger, measure
 from harness.analysis.replay import Replays
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import Estimate, reach_of_mean
 from harness.launch.block import plan_repetitions
 from harness.scenario.edits import parse_edits
 from harness.study.contract import STAGES
@@ -58,6 +59,8 @@ class Row:
     low_ms: float | None = None
     """Of the prediction, where the record leaves it open."""
     high_ms: float | None = None
+    scatter_ms: float = 0.0
+    """Half of the 95 % interval of ``measured_ms``, from its turns."""
 
     @property
     def error(self) -> float:
@@ -65,10 +68,10 @@ class Row:
         return self._percent(self.predicted_ms)
 
     @property
-    def interval(self) -> tuple[float | None, float | None]:
+    def interval(self) -> tuple[float, float]:
         """Lower and upper end of the error."""
-        low, high = (None if end is None else self._percent(end) for end in (self.low_ms, self.high_ms))
-        return low, high
+        low, high = (self.predicted_ms if end is None else end for end in (self.low_ms, self.high_ms))
+        return self._percent(low - self.scatter_ms), self._percent(high + self.scatter_ms)
 
     def _percent(self, predicted_ms: float) -> float:
         return round(100 * (predicted_ms - self.measured_ms) / self.step_ms, 2)
@@ -129,7 +132,7 @@ def _record(place: Place, pipeline: Pipeline, runs: Mapping[str, RunData]) -> li
             print(f"{name}: {error!r}", flush=True)
             place.add(name, None, "% of the step", asked=asked)
             continue
-        low, high = row.interval if row.low_ms != row.high_ms else (None, None)
+        low, high = row.interval if row.scatter_ms or row.low_ms != row.high_ms else (None, None)
         place.add(name, row.error, "% of the step", low=low, high=high, asked=asked, holds=abs(row.error) <= WITHIN)
         rows.append(row)
     return rows
@@ -146,6 +149,7 @@ def row_of(pipeline: Pipeline, quantity: str, runs: Mapping[str, RunData]) -> Ro
         return Row(pipeline.name, quantity, step_ms, step_ms * (1 + off), step_ms)
     other = pipeline.edited if quantity == "removal" else pipeline.none
     measured_ms = step_ms - usual_step_ms(_ledger(runs[other]))
+    scatter_ms = _scatter_ms(ledger, _ledger(runs[other]))
     if quantity == "exposed":
         assert ledger.waited_ms is not None, f"its waits were not split: {ledger.unsplit}"
         predicted_ms, interval = ledger.waited_ms, ledger.waited_range_ms or interval
@@ -154,7 +158,7 @@ def row_of(pipeline: Pipeline, quantity: str, runs: Mapping[str, RunData]) -> Ro
         predicted_ms = sum(ledger.starved_ms.get(stage, 0.0) for stage in STAGES)
     else:
         predicted_ms, interval = _saved(replays, pipeline, quantity)
-    return Row(pipeline.name, quantity, step_ms, predicted_ms, measured_ms, *interval)
+    return Row(pipeline.name, quantity, step_ms, predicted_ms, measured_ms, *interval, scatter_ms)
 
 
 def _saved(replays: Replays, pipeline: Pipeline, quantity: str) -> tuple[float, tuple[float | None, float | None]]:
@@ -185,10 +189,21 @@ def usual_step_ms(ledger: RunLedger) -> float:
     return sum(turn.usual_ns for turn in turns) / sum(turn.steps for turn in turns) / 1e6
 
 
+def _scatter_ms(run: RunLedger, other: RunLedger) -> float:
+    """Return half of the 95 % interval of how much longer the steps of ``run`` are, turn by turn; 0 for one turn."""
+    turns = sorted(run.repetitions.keys() & other.repetitions.keys())
+    pairs = [[one.repetitions[turn] for one in (run, other)] for turn in turns]
+    longer_ms = [(own.usual_ns / own.steps - its.usual_ns / its.steps) / 1e6 for own, its in pairs]
+    return reach_of_mean(longer_ms) if len(longer_ms) > 1 else 0.0
+
+
 def _record_twin(place: Place, run: RunData, twin: RunData) -> None:
     """Add how far two runs of one configuration differ: no prediction can be better."""
-    was, again = (usual_step_ms(_ledger(one)) for one in (run, twin))
-    place.add(f"{run.record.arm}: the same once more", round(100 * (again / was - 1), 2), "% of the step")
+    ledgers = [_ledger(one) for one in (twin, run)]
+    again, was = map(usual_step_ms, ledgers)
+    reach = _scatter_ms(*ledgers)
+    low, seen, high = (round(100 * (again + off - was) / was, 2) for off in (-reach, 0.0, reach))
+    place.add(f"{run.record.arm}: the same once more", seen, "% of the step", low=low, high=high)
 
 
 def _summarize(place: Place, rows: Sequence[Row], expected: int) -> None:
@@ -200,6 +215,9 @@ def _summarize(place: Place, rows: Sequence[Row], expected: int) -> None:
     within = sum(abs(row.error) <= WITHIN for row in rows)
     asked = f"all {expected} within {WITHIN:g} % of the step"
     place.add("within 3 %", within, f"of {expected} figures", asked=asked, holds=within == expected)
+    if rows:
+        beyond = sum(low > WITHIN or high < -WITHIN for low, high in (row.interval for row in rows))
+        place.add("more than 3 % off by all of the 95 % interval", beyond, f"of {expected} figures")
 
 
 @dataclass(frozen=True)

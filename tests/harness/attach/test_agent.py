@@ -17,7 +17,7 @@ import pytest
 from harness.analysis.unseen import MOST_UNSEEN
 from harness.attach.command import SHIM
 from harness.attach.frames import AttachedProcess, read
-from harness.attach.steps import ENDED, EVALUATION, INTERRUPTED, NOT_FINITE, TOKENIZED, WORK, write_tables
+from harness.attach.steps import COUNTED, ENDED, EVALUATION, INTERRUPTED, NOT_FINITE, TOKENIZED, WORK, write_tables
 from harness.attach.study import unseen_place
 from harness.probes.ledger import rows
 from harness.study.contract import RECEIVE
@@ -291,7 +291,7 @@ def test_tokenizing_in_the_loop_itself_is_seen_beside_its_fetches(
 
 def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
     """It runs in the user's process and imports nothing of ours: the numbers stand in it once more."""
-    texts = [(SHIM.parent / "agent" / name).read_text() for name in ("boundaries.py", "device.py")]
+    texts = [(SHIM.parent / "agent" / name).read_text() for name in ("boundaries.py", "device.py", "causes.py")]
     found: dict[str, int] = {}
     for one in [line for text in texts for line in ast.parse(text).body]:
         if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple):
@@ -308,6 +308,7 @@ def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
         "WORK": WORK,
         "ENDED": ENDED,
         "INTERRUPTED": INTERRUPTED,
+        "COUNTED": COUNTED,
     }
     assert {name: found[name] for name in own} == own
     for name in ("MAYBE", "PERHAPS"):

@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from harness.analysis.bounds import Bound
+from harness.analysis.report_types import ArmReport
 from harness.analysis.study import analyse
 from harness.analysis.unseen import MOST_UNSEEN, MOST_WAITING
 from harness.report.first_screen import FirstScreen, first_screen
@@ -314,3 +316,18 @@ def test_a_replay_alone_does_not_know_what_hidden_work_takes_from_the_step() -> 
     assert cores in first_screen(hidden).headlines[0].text
     assert "as fast" in first_screen(inline).headlines[0].text
     assert cores not in first_screen(inline).headlines[0].text
+
+
+def test_where_launches_limit_a_step_that_hides_data_work_the_control_is_named() -> None:
+    """On an H200 the host launched more slowly beside loader workers, although no step waited for them."""
+    (hidden,), (inline,) = (
+        analyse(*build([Arm("text", tokenize=4.0, workers=workers)], [])).arms for workers in (1, 0)
+    )
+
+    def said(arm: ArmReport, bound: Bound) -> bool:
+        line, *_ = lone_lines(replace(arm, totals=replace(arm.totals, bounds={bound: 5})), ArmNames([arm.name]))
+        return "ideal-data measures that" in line.text
+
+    assert said(hidden, "launch")
+    assert not said(hidden, "device")
+    assert not said(inline, "launch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -158,6 +159,57 @@ def test_compile_compiles_in_the_first_step_and_again_for_another_shape(monkeypa
         compute.backward(compute.forward(one))
         found.append(modes.compilations() - before)
     assert 0 < found[0] == found[1] < found[2]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.Graph]:
+    """Graphs that are compiled; they are traced and run by dynamo, without a compiler."""
+    found: list[torch.fx.Graph] = []
+
+    def run_as_traced(module: torch.fx.GraphModule, _inputs: Any) -> Any:
+        found.append(module.graph)
+        return module.forward
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: compile_(model, backend=run_as_traced))
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", lambda: "g++")
+    return found
+
+
+def returned(graphs: list[torch.fx.Graph]) -> list[tuple[int, ...]]:
+    """Shapes of what the graphs return."""
+    outputs = [next(node for node in graph.nodes if node.op == "output").args[0] for graph in graphs]
+    return [tuple(one.meta["example_value"].shape) for output in outputs for one in output]
+
+
+@pytest.mark.parametrize("model", [TINY, MASKED, {**TINY, "preset": "llama-tiny"}], ids=["gpt2", "distilbert", "llama"])
+def test_a_compiled_model_trains_alike_and_returns_its_loss_alone(
+    model: dict[str, Any], graphs: list[torch.fx.Graph]
+) -> None:
+    assert losses(model | {"compile": True}) == losses(model)
+    assert returned(graphs) == [()]
+
+
+@pytest.mark.parametrize("preset", ["gpt2-tiny", "llama-tiny"])
+def test_compiled_attention_over_joined_documents_takes_no_mask(preset: str, graphs: list[torch.fx.Graph]) -> None:
+    """With a mask it takes twice as long on an H200."""
+    losses({**TINY, "preset": preset, "compile": True}, steps=1)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    calls = [node.kwargs for graph in graphs for node in graph.nodes if node.target is sdpa]
+    assert [(one["attn_mask"], one["is_causal"]) for one in calls] == [(None, True)] * 3
+
+
+def test_a_batch_without_labels_trains_nothing_and_compiles_nothing_more(graphs: list[torch.fx.Graph]) -> None:
+    compute = build_compute(config(TINY | {"compile": True}), 64)
+    assert isinstance(compute, TorchCompute)
+    compute.forward(batch())
+    before = modes.compilations()
+    loss = compute.forward(replace(batch(), labels=torch.full((4, 16), IGNORED), trained_tokens=0))
+    compute.backward(loss)
+    assert loss.item() == 0
+    assert not any(one.grad is not None and one.grad.any() for one in compute._model.parameters())
+    assert modes.compilations() == before
+    assert returned(graphs) == [()]
 
 
 def test_a_fused_gelu_is_the_same_function_in_one_kernel() -> None:

@@ -47,6 +47,8 @@ model, update, loss_of = net, optimizer.step, lambda x, y: torch.nn.functional.m
 match sys.argv[1]:
     case "model":
         model = torch.compile(net, backend=backend)
+    case "lengths":
+        model = torch.compile(net, backend=backend, dynamic=False)
     case "fullgraph":
         model = torch.compile(net, backend=backend, fullgraph=True)
     case "in_place":
@@ -60,7 +62,8 @@ match sys.argv[1]:
         update = torch.compile(optimizer.step, backend=backend)
 
 for step, (x, y) in enumerate(loader):
-    loss = loss_of(x, y)
+    rows = 4 - step // 5 if sys.argv[1] == "lengths" else 4
+    loss = loss_of(x[:rows], y[:rows])
     loss.backward()
     update()
     optimizer.zero_grad()

@@ -1,6 +1,7 @@
 """A training loop beside a device that is made up: ``on_device STEPS DATA_MS``. Each step keeps that busy for 6 ms.
 
 ``on_device STEPS DATA_MS DEVICE_MS``: for so long, and the host waits for it at every hundredth step only.
+``on_device STEPS DATA_MS DEVICE_MS LAUNCH_MS``: for so long, and the host takes so long to launch its kernels.
 
 What the agent asks of torch.cuda is answered from the host's own clock: a queue, and events that are reached in order.
 """
@@ -15,12 +16,18 @@ from torch.utils.data import DataLoader, Dataset
 
 STEPS, DATA_MS = int(sys.argv[1]), float(sys.argv[2])
 DEVICE_MS = float(sys.argv[3]) if len(sys.argv) > 3 else 6.0
-RARELY = 100 if len(sys.argv) > 3 else 0
+RARELY = 100 if len(sys.argv) == 4 else 0
+LAUNCH_MS = float(sys.argv[4]) if len(sys.argv) > 4 else 0.0
+KERNELS = 20
 queue = SimpleNamespace(free=0.0)
 
 
 def launch(device_ms):
-    queue.free = max(queue.free, time.monotonic()) + device_ms / 1e3
+    for _ in range(KERNELS):
+        until = time.monotonic() + LAUNCH_MS * device_ms / DEVICE_MS / KERNELS / 1e3
+        while time.monotonic() < until:
+            pass
+        queue.free = max(queue.free, time.monotonic()) + device_ms / KERNELS / 1e3
 
 
 class Event:

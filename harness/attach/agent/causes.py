@@ -1,0 +1,386 @@
+"""Finds what slows steps and no phase shows: waits for the device, pageable copies, full memory, compilations.
+
+A few early steps are audited for calls that wait for a CUDA device. torch warns of most of them
+(``torch.cuda.set_sync_debug_mode``), the others are wrapped by name. These warnings end here, and a program that has a
+mode of its own is left alone. Code in which a call waited is monitored from then on (``sys.monitoring``, Python 3.12),
+so that the time from a call to its warning, which comes as it returns, is the time of the wait. What fails here ends
+this part alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from threading import get_ident
+from time import monotonic_ns
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from _harness_agent import boundaries, device, guard, record, watching
+
+COUNTED = 15  # kind of event: (kind, RETRIES or COMPILED, how often in the step that ends)
+RETRIES, COMPILED = "retries", "compiled"
+WAIT, COPY, PAGEABLE = "device wait", "copy", "pageable"  # kinds of a noted cause
+FIRST = watching.FIRST + watching.STEPS  # step that is audited first: sys.setprofile slows those before
+STEPS = 4  # that are audited
+LEAST_STEPS = 2  # of these, in which a place waits that is named
+SPARSELY = 10  # steps from one look at the allocator to the next, until it is seen to retry
+MOST_NOTED, MOST_CODE = 3, 16  # places, and code objects that are monitored
+MOST_SHOWN = 60  # characters of a line of code
+LARGE_BYTES = 1 << 20  # a step: less pageable memory is no matter
+_MESSAGE = re.compile(r".*(called a synchronizing CUDA operation|ynchronization debug mode is a prototype)", re.DOTALL)
+_SYNCHRONIZING = "called a synchronizing"
+_VALUE = re.compile(r"\.(item|tolist|cpu|numpy|nonzero)\(|\b(float|int|bool)\(")  # asks for values of the device
+_WARN, _DEFAULT = 1, 0  # modes of torch.cuda.set_sync_debug_mode
+_TOOLS = (4, 3)  # numbers of sys.monitoring that no tool has by convention
+
+
+class _Counts:
+    """Of this process: what was counted when the last step ended."""
+
+    def __init__(self) -> None:
+        self.retries: int | None = None
+        self.each_step = False  # the allocator is looked at after each step
+        self.compiled: int | None = None
+
+
+_audit: _WaitAudit | None = None
+_counts = _Counts()
+
+
+def patch() -> None:
+    boundaries.on_early_step.append(_on_step)
+    boundaries.on_step_end.append(_step_ended)
+
+
+def forget() -> None:
+    """Audit nothing now; the next program's early steps are audited when they come."""
+    global _audit, _counts
+    audit, _audit, _counts = _audit, None, _Counts()
+    if audit is not None:
+        audit.stop()
+
+
+def batch_arrived(batch: Any) -> None:
+    """Look where the tensors of a batch are, in an audited step."""
+    if _audit is None:
+        return
+    try:
+        from _harness_agent import loading
+
+        tensors = [one for one in loading.tensors(batch) if isinstance(one, torch.Tensor) and one.is_cpu]
+        _audit.pageable_bytes += sum(one.numel() * one.element_size() for one in tensors if not one.is_pinned())
+    except Exception as error:
+        guard.let_through(error)
+        _give_up(error)
+
+
+def _on_step(number: int) -> None:
+    global _audit
+    try:
+        if number == FIRST and _audit is None and device.state.stream is not None:
+            cuda: Any = torch._C  # a build without CUDA lacks these functions
+            if hasattr(cuda, "_cuda_set_sync_debug_mode") and cuda._cuda_get_sync_debug_mode() == _DEFAULT:
+                _audit = _WaitAudit()
+                _audit.start()
+        elif number >= FIRST + STEPS and _audit is not None:
+            audit, _audit = _audit, None
+            if audit.on:  # else it ended early
+                audit.stop()
+                audit.note()
+    except Exception as error:
+        guard.let_through(error)
+        _give_up(error)
+
+
+def _give_up(error: Exception) -> None:
+    global _audit
+    audit, _audit = _audit, None
+    record.note("cause_fault", f"{type(error).__name__}: {error}"[:500])
+    if audit is not None:
+        audit.stop()
+
+
+# ---- waits for the device
+
+
+class _WaitAudit:
+    """Every call of the recorded thread that waits for the device, by place, while it lasts."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.inside = False  # a call that is wrapped by name
+        self.paused = 0  # contexts of the program that catch warnings
+        self.pageable_bytes = 0
+        self.places: dict[tuple[str, int, bool], _Place] = {}  # by file, line, True between fetch and forward pass
+        self.calls = _CallTimes()
+        self.filter: tuple[Any, ...] = ("always", _MESSAGE, Warning, None, 0)
+        self.show_before: Any = warnings.showwarning
+        self.show = self._show  # the same object each time it is compared
+        self.set_mode: Any = torch._C._cuda_set_sync_debug_mode
+        self.replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, before, after
+
+    def start(self) -> None:
+        self.on = True
+        self.calls.start()
+        # Not by filterwarnings(), after which Python shows once more what it shows once.
+        warnings.filters.insert(0, self.filter)  # type: ignore[attr-defined]
+        warnings.showwarning = self.show
+        cuda: Any = torch._C
+        self._replace(cuda, "_cuda_synchronize", self._timed)
+        self._replace(torch.cuda.Event, "synchronize", self._timed)
+        self._replace(cuda, "_cuda_set_sync_debug_mode", self._giving_way)
+        self._replace(warnings.catch_warnings, "__enter__", self._pausing)
+        self._replace(warnings.catch_warnings, "__exit__", self._resuming)
+        self.set_mode(_WARN)
+
+    def stop(self) -> None:
+        """Leave everything as it was."""
+        if not self.on:
+            return
+        self.set_mode(_DEFAULT)
+        self.on = False
+        while self.replaced:
+            owner, name, before, after = self.replaced.pop()
+            if getattr(owner, name, None) is after:
+                setattr(owner, name, before)
+        self._restore_warnings()
+        self.calls.stop()
+
+    def _restore_warnings(self) -> None:
+        if warnings.showwarning is self.show:
+            warnings.showwarning = self.show_before
+        if self.filter in warnings.filters:
+            warnings.filters.remove(self.filter)  # type: ignore[attr-defined]
+
+    def note(self) -> None:
+        """Note the places with the longest waits, and what was copied from pageable memory."""
+        # Compiling and autotuning wait hundreds of times in one step.
+        found = [one for one in self.places.items() if len(one[1].steps) >= LEAST_STEPS]
+        found.sort(key=lambda one: (-one[1].wait_ns, -one[1].calls))
+        per_step = self.pageable_bytes // STEPS
+        for (file, line, before_forward), place in found[:MOST_NOTED]:
+            code = " ".join(linecache.getline(file, line).split())
+            is_copy = before_forward and not _VALUE.search(code)
+            size, per_step = (per_step, 0) if is_copy else (0, per_step)
+            content = {
+                "kind": COPY if is_copy else WAIT,
+                "place": f"{os.path.basename(file)}:{line}",
+                "code": code[:MOST_SHOWN],
+                "times": place.calls / STEPS,
+                "ms": place.wait_ns / STEPS / 1e6 if place.timed else None,
+                "bytes": size,
+            }
+            record.note("cause", content)
+        if per_step >= LARGE_BYTES:  # copied by calls that do not wait, or not at all
+            record.note("cause", {"kind": PAGEABLE, "bytes": per_step})
+
+    def _add(self, frame: FrameType | None, wait_ns: int | None) -> None:
+        at = watching.users_frame(frame)
+        if at is None:
+            return
+        state = boundaries.state
+        before_forward = state.last == "fetch" and not state.open
+        place = self.places.setdefault((at.f_code.co_filename, at.f_lineno, before_forward), _Place())
+        place.calls += 1
+        place.steps.add(state.steps)
+        if wait_ns is not None:
+            place.timed += 1
+            place.timed_ns += wait_ns
+
+    # ---- warnings
+
+    def _show(
+        self,
+        message: Any,
+        category: Any,
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
+        """Stand in for warnings.showwarning: torch's warning comes as the call that waited returns."""
+        now = monotonic_ns()
+        if not self.on or not _MESSAGE.match(str(message)):
+            self.show_before(message, category, filename, lineno, file, line)
+        elif not self.inside and _SYNCHRONIZING in str(message):
+            try:
+                self._warned(sys._getframe(1), now)
+            except Exception as error:
+                guard.let_through(error)
+                _give_up(error)
+
+    def _warned(self, frame: FrameType | None, now: int) -> None:
+        if get_ident() != boundaries.recorded_thread:
+            return
+        while frame is not None and frame.f_globals.get("__name__") in ("warnings", "_py_warnings"):
+            frame = frame.f_back
+        if frame is None:
+            return
+        begun_ns = self.calls.begun(frame.f_code)
+        self._add(frame, None if begun_ns is None else now - begun_ns)
+
+    # ---- functions that are replaced
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        if (before := getattr(owner, name, None)) is not None:
+            after = functools.wraps(before)(make(before))
+            setattr(owner, name, after)
+            self.replaced.append((owner, name, before, after))
+
+    def _timed(self, before: Any) -> Any:
+        def wait(*given: Any, **named: Any) -> Any:
+            if not self.on or self.inside or get_ident() != boundaries.recorded_thread:
+                return before(*given, **named)
+            self.inside, begun_ns = True, monotonic_ns()
+            try:
+                return before(*given, **named)
+            finally:
+                self.inside = False
+                try:
+                    self._add(sys._getframe(1), monotonic_ns() - begun_ns)
+                except Exception as error:
+                    guard.let_through(error)
+                    _give_up(error)
+
+        return wait
+
+    def _giving_way(self, before: Any) -> Any:
+        def set_mode(*given: Any) -> Any:
+            """End the audit where the program sets a mode of its own."""
+            try:
+                self.stop()
+            except Exception as error:
+                guard.let_through(error)
+                _give_up(error)
+            return before(*given)
+
+        return set_mode
+
+    def _pausing(self, before: Any) -> Any:
+        def __enter__(catcher: Any) -> Any:
+            """Warn of nothing where the program catches warnings itself, or makes errors of them."""
+            self.paused += 1
+            if self.on:
+                self.set_mode(_DEFAULT)
+            return before(catcher)
+
+        return __enter__
+
+    def _resuming(self, before: Any) -> Any:
+        def __exit__(catcher: Any, *error: Any) -> Any:
+            try:
+                return before(catcher, *error)
+            finally:
+                self.paused = max(0, self.paused - 1)
+                if not self.on:
+                    self._restore_warnings()  # The context brought back what it found in the audit.
+                elif not self.paused:
+                    # A context that was entered before the audit began takes its filter away.
+                    if warnings.showwarning is self.show and self.filter in warnings.filters:
+                        self.set_mode(_WARN)
+                    else:
+                        self.stop()
+
+        return __exit__
+
+
+class _Place:
+    """Waits at one line of the program."""
+
+    def __init__(self) -> None:
+        self.steps: set[int] = set()
+        self.calls = self.timed = 0
+        self.timed_ns = 0  # of the calls that were timed
+
+    @property
+    def wait_ns(self) -> int:
+        """Time of all calls, by the mean of those that were timed."""
+        return round(self.timed_ns / self.timed * self.calls) if self.timed else 0
+
+
+class _CallTimes:
+    """Times at which code objects began their last line or call, on a Python that reports these of single ones."""
+
+    def __init__(self) -> None:
+        self.monitoring: Any = getattr(sys, "monitoring", None)
+        self.tool: int | None = None
+        self.codes: dict[int, CodeType] = {}
+        self.last: dict[int, int] = {}
+
+    def start(self) -> None:
+        if self.monitoring is None:
+            return
+        self.tool = next((one for one in _TOOLS if self.monitoring.get_tool(one) is None), None)
+        if self.tool is not None:
+            self.monitoring.use_tool_id(self.tool, "harness")
+            for event in (self.monitoring.events.LINE, self.monitoring.events.CALL):
+                self.monitoring.register_callback(self.tool, event, self._began)
+
+    def stop(self) -> None:
+        if self.tool is None:
+            return
+        tool, self.tool = self.tool, None
+        for code in self.codes.values():
+            self.monitoring.set_local_events(tool, code, 0)
+        for event in (self.monitoring.events.LINE, self.monitoring.events.CALL):
+            self.monitoring.register_callback(tool, event, None)
+        self.monitoring.free_tool_id(tool)
+
+    def begun(self, code: CodeType) -> int | None:
+        """Return when ``code`` began what it does now; None if it was not monitored, which it is from now on."""
+        if self.tool is not None and id(code) not in self.codes and len(self.codes) < MOST_CODE:
+            self.codes[id(code)] = code
+            events = self.monitoring.events
+            self.monitoring.set_local_events(self.tool, code, events.LINE | events.CALL)
+        return self.last.pop(id(code), None)
+
+    def _began(self, code: CodeType, *_where: Any) -> None:
+        self.last[id(code)] = monotonic_ns()
+
+
+# ---- counts of every step
+
+
+def _step_ended() -> list[tuple[Any, ...]]:
+    """Return what the step that ends compiled, and how often the allocator had to free its cached blocks in it."""
+    try:
+        return _counted()
+    except Exception as error:
+        guard.let_through(error)
+        boundaries.on_step_end.remove(_step_ended)
+        _give_up(error)
+        return []
+
+
+def _counted() -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    compiled = counters["stats"]["unique_graphs"] if counters is not None else 0
+    if _counts.compiled is not None and compiled > _counts.compiled:
+        found.append((COUNTED, COMPILED, compiled - _counts.compiled))
+    _counts.compiled = compiled
+    each_step = _counts.each_step or _counts.retries is None
+    if device.state.stream is not None and (each_step or boundaries.state.steps % SPARSELY == 0):
+        retries = _retries()
+        if _counts.retries is not None and retries > _counts.retries:
+            if _counts.each_step:
+                found.append((COUNTED, RETRIES, retries - _counts.retries))
+            _counts.each_step = True
+        _counts.retries = retries
+    return found
+
+
+def _retries() -> int:
+    cuda: Any = torch._C
+    if not hasattr(cuda, "_cuda_memoryStats"):
+        return 0
+    index = device.state.device.index
+    statistics = cuda._cuda_memoryStats(torch.cuda.current_device() if index is None else index)
+    return int(statistics.get("num_alloc_retries", 0))

@@ -1,0 +1,110 @@
+"""What the agent finds of the causes of slow steps, on a CUDA device that is made up, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.slow_causes import SlowCause, slow_causes
+from harness.attach.frames import AttachedProcess, read
+from harness.attach.steps import write_tables
+from harness.attach.study import record_of
+from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all
+
+pytestmark = pytest.mark.slow
+
+STEPS = 40
+WAITS, OWN_MODE, LENGTHS = f"waits {STEPS}", f"waits {STEPS} 1", "compiled lengths"
+FAULTS = [f"causes.{name}!{WAITS}" for name in ("_WaitAudit", "_counted", "_CallTimes")]
+AUDITED = slice(4, 8)  # steps
+WARNING = "called a synchronizing CUDA operation"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    return run_all(tmp_path_factory.mktemp("alone") / "out", [WAITS, LENGTHS], None)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, AttachedProcess]]:
+    folder = tmp_path_factory.mktemp("seen")
+    ran = run_all(folder / "out", [WAITS, OWN_MODE, LENGTHS, *FAULTS], folder / "raw")
+    return ran, {one.process.pid: one for one in read(folder / "raw")}
+
+
+Seen = tuple[dict[str, Ran], dict[int, AttachedProcess]]
+
+
+def causes(seen: Seen, program: str, folder: Path) -> dict[tuple[str, str], SlowCause]:
+    """Return the causes of a program by kind and code."""
+    ran, processes = seen
+    one = processes[ran[program].pid]
+    totals = write_tables(one, {}, lambda block: folder / str(block), 0)
+    runs = [record_of("script", block, one, part, {}, 0, "") for block, part in enumerate(totals)]
+    return {(cause.kind, cause.code): cause for cause in slow_causes([run.facts for run in runs])}
+
+
+def line_of(code: str) -> int:
+    (number,) = [
+        number
+        for number, line in enumerate((PROGRAMS / "waits.py").read_text().splitlines(), 1)
+        if line.strip() == code
+    ]
+    return number
+
+
+def last(ran: Ran) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(next(line for line in ran.lines if line.startswith("{")))
+    return found
+
+
+def test_waits_and_copies_have_a_place_a_count_and_a_time(tmp_path: Path, seen: Seen) -> None:
+    found = causes(seen, WAITS, tmp_path)
+    assert not seen[1][seen[0][WAITS].pid].noted("cause_fault")
+    by_name = found["device wait", code := "torch._C._cuda_synchronize()"]
+    assert (by_name.place, by_name.times) == (f"waits.py:{line_of(code)}", 1)
+    audited = last(seen[0][WAITS])["waited"][AUDITED]
+    assert by_name.ms is not None
+    assert by_name.ms >= 1e3 * sum(audited) / len(audited) > 0
+    read_value = found["device wait", code := "print(step, repr(item(loss)))"]
+    assert (read_value.place, read_value.times) == (f"waits.py:{line_of(code)}", 1)
+    assert read_value.ms is not None
+    copy = found["copy", code := "batch = copied(batch)"]
+    assert (copy.place, copy.times, copy.bytes) == (f"waits.py:{line_of(code)}", 1, 4 << 19)
+    assert copy.ms is not None
+
+
+def test_retries_of_the_allocator_are_counted_in_every_step_once_there_was_one(tmp_path: Path, seen: Seen) -> None:
+    retries = causes(seen, WAITS, tmp_path)["retries", ""]
+    expected = len([step for step in range(9, STEPS) if step % 3 == 0])  # seen first as step 8 ends
+    assert (retries.times, retries.steps) == (expected, expected)
+    assert retries.longer_ms is not None
+    assert retries.longer_ms > 0
+
+
+def test_a_compilation_is_counted_in_its_step(tmp_path: Path, seen: Seen) -> None:
+    found = causes(seen, LENGTHS, tmp_path)["compiled", ""]
+    assert (found.times, found.steps) == (3, 3)  # steps 5, 10 and 15
+    assert found.longer_ms is not None
+
+
+@pytest.mark.parametrize("program", [WAITS, *FAULTS])
+def test_the_audit_changes_nothing_of_the_program(alone: dict[str, Ran], seen: Seen, program: str) -> None:
+    ran, processes = seen
+    assert (ran[program].code, ran[program].lines) == (0, [*losses(alone[WAITS].lines), ran[program].lines[-1]])
+    end = last(ran[program])
+    assert (end["restored"], end["caught"], end["mode"]) == (True, 0, 0)
+    assert (1 in end["modes"]) == (program in (WAITS, FAULTS[1]))
+    assert processes[ran[program].pid].noted("fault") == []
+    assert bool(processes[ran[program].pid].noted("cause_fault")) == (program in FAULTS)
+
+
+def test_a_program_with_a_mode_of_its_own_keeps_its_mode_and_its_warnings(seen: Seen) -> None:
+    ran, processes = seen
+    end = last(ran[OWN_MODE])
+    assert (end["mode"], end["modes"]) == (1, [])
+    assert [line for line in ran[OWN_MODE].lines if WARNING in line]
+    assert processes[ran[OWN_MODE].pid].noted("cause") == []
