@@ -33,7 +33,7 @@ ELSEWHERE = {
 PICTURES = (".png", ".svg")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1`*\s*$", re.DOTALL | re.MULTILINE)
-HELP_COLUMNS = "100"  # width of usage lines
+HELP_COLUMNS = "88"  # width of usage lines
 
 
 def command_line() -> str:
@@ -51,7 +51,7 @@ def _command(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
     yield f"{'#' * level} {parser.prog}\n"
     if parser.description:
         yield f"{parser.description}\n"
-    usage = parser.format_usage().removeprefix("usage: ").rstrip()
+    usage = parser.format_usage().rstrip().removeprefix("usage: ").replace("\n" + " " * len("usage: "), "\n")
     yield f"```text\n{usage}\n```\n"
     formatter = parser._get_formatter()
     rows = [
@@ -205,7 +205,7 @@ def python_api() -> str:
     import harness
 
     lines: list[str] = []
-    seen: set[str] = set()
+    seen = set(harness.__all__)
     for name in harness.__all__:
         if name.startswith("_"):
             continue
