@@ -31,7 +31,7 @@ SMALLER = {
         "every_steps: 100": "every_steps: 10",
         "--max-tokens 24": "--max-tokens 4",
     },
-    START: {"--steps 100": "--steps 20", "--repeats 3 --steps 40": "--repeats 1 --steps 10"},
+    START: {"--steps 100": "--steps 20", "--repeats 5 --steps 40": "--repeats 1 --steps 10"},
 }
 
 
