@@ -1,4 +1,19 @@
-"""A profiling-first performance harness for LLM training: where the time went, and what a change buys."""
+"""Measures LLM training: where the time of each step goes, and what a change buys.
+
+Five functions are the way in. A notebook shows the first screen of a study that the first two return.
+
+    study = harness.run("quickstart")              run a scenario into a new study (harness run)
+    study = harness.load("results/quickstart")     open a study, here the newest (harness report)
+        study.verdicts, study.ledger, study.table("steps")
+
+    with harness.record() as recording: ...        record the training in this block (harness exec)
+        harness.step()                             begin a step, where none is found
+        with harness.span("tokenize"): ...         time a phase of a step, or a stage of a batch
+    study = harness.load(recording.study)
+
+Callbacks record a training of a framework, where that is installed: HarnessCallback (transformers), LightningCallback
+and AccelerateTracker. InputError has one line that says what is wrong and what is allowed.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -7,12 +22,15 @@ if TYPE_CHECKING:
     from harness.attach.for_lightning import LightningCallback
     from harness.attach.for_transformers import HarnessCallback
     from harness.attach.hooks import record, span, step
-    from harness.commands.api import load, run
+    from harness.commands.api import LoadedStudy, load, run
+    from trainer.errors import InputError
 
 __all__ = [
     "AccelerateTracker",
     "HarnessCallback",
+    "InputError",
     "LightningCallback",
+    "LoadedStudy",
     "__version__",
     "load",
     "record",
@@ -21,8 +39,7 @@ __all__ = [
     "step",
 ]
 __version__ = "0.1.0"
-# What is public, and the module that has it: loaded when it is asked for, as the command line needs none of it and each
-# framework is only there for those who use it.
+# What is public, and the module that has it. Each is loaded when it is asked for: the command line needs none of it.
 _PLACES = {
     "record": "harness.attach.hooks",
     "span": "harness.attach.hooks",
@@ -32,6 +49,8 @@ _PLACES = {
     "AccelerateTracker": "harness.attach.for_accelerate",
     "load": "harness.commands.api",
     "run": "harness.commands.api",
+    "LoadedStudy": "harness.commands.api",
+    "InputError": "trainer.errors",
 }
 
 
@@ -42,3 +61,8 @@ def __getattr__(name: str) -> object:
         found: object = getattr(import_module(_PLACES[name]), name)
         return found
     raise AttributeError(f"module 'harness' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names without callbacks: help() loads every name, and those load a framework each."""
+    return sorted(name for name in __all__ if not _PLACES.get(name, "").startswith("harness.attach.for_"))

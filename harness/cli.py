@@ -27,45 +27,48 @@ MOST_SHOWN = 500  # characters of a text that cannot be written
 MOST_MISTAKES = 20  # of one file that are listed after the first
 
 
-COMMANDS = {
-    "run": Command("harness.commands.run:run", "run a scenario into a new study, or complete a study"),
-    "train": Command("harness.commands.train:train", "train one arm to its end, with checkpoints, and resume it"),
-    "cost": Command("harness.commands.cost:cost", "predict hours and money of every arm's training from a few steps"),
-    "spent": Command("harness.commands.spent:spent", "add up what trainings, cost probes and sweeps have taken"),
-    "upload": Command("harness.commands.upload:upload", "copy a training's folder to a URL, or the rest of it"),
-    "sweep": Command("harness.commands.sweep:sweep", "search the learning rate of a training, and report its optimum"),
-    "exec": Command("harness.commands.exec:execute", "run any training command as it is, and say where its time went"),
-    "list": Command("harness.commands.list:list_shipped", "list the scenarios and sweeps that are shipped"),
-    "init": Command("harness.commands.init:init", "write a scenario for your own text, data source, loop or command"),
-    "report": Command("harness.commands.report:report", "rebuild a study's report from its tables"),
-    "evaluate": Command("harness.commands.evaluate:evaluate", "ask a trained model multiple-choice questions"),
-    "plot": Command("harness.commands.plot:plot", "draw losses and multiple choice of several runs over one another"),
-    "trace": Command(
-        "harness.commands.trace:trace", "show the timeline of a study in Perfetto, here or over an ssh tunnel"
-    ),
-    "schema": Command("harness.commands.schema:schema", "print the JSON Schema of scenario files"),
-    "whatif": Command(
-        "harness.commands.whatif:whatif", "predict by replay how long an arm's steps would take under changes"
-    ),
-    "audit": Command("harness.commands.audit:audit", "check a published results table against itself"),
-    "regress": Command(
-        "harness.commands.regress:regress", "check whether one state of the code is slower than another, side by side"
-    ),
-    "compare": Command(
-        "harness.commands.compare:compare", "compare two studies of different times, where that is possible"
-    ),
-    "baseline": Command(
-        "harness.commands.baseline:baseline", "keep figures in git by environment, and check studies against them"
-    ),
-    "doctor": Command(
-        "harness.commands.doctor:doctor", "check whether this machine is fit for studies, with a fix for each problem"
-    ),
-    "generate": Command("harness.commands.generate:generate", "generate text with a model that was trained"),
-    "export": Command("harness.commands.export:export", "write a trained model as the file of another trainer"),
-    "import": Command("harness.commands.import_:read", "take over another trainer's model or log"),
-    "completion": Command("harness.commands.completion:completion", "print what completes these words in a shell"),
-    "data": Command("harness.commands.data:data", "write tokens in any format, and verify that all data paths agree"),
+# Each text fits one line of a terminal of 80 columns.
+GROUPS = {
+    "Explain where the time goes": {
+        "exec": Command("harness.commands.exec:execute", "run any training command, and report where its time went"),
+        "run": Command("harness.commands.run:run", "run a scenario into a new study, or complete a study"),
+        "init": Command("harness.commands.init:init", "write a scenario for your own command, loop, data or text"),
+        "report": Command("harness.commands.report:report", "rebuild the report of a study from its tables"),
+        "trace": Command("harness.commands.trace:trace", "show the timeline of a study in Perfetto"),
+        "whatif": Command("harness.commands.whatif:whatif", "predict how long steps would take under changes"),
+    },
+    "Guard against slowdowns": {
+        "regress": Command("harness.commands.regress:regress", "compare two states of the code, side by side"),
+        "compare": Command("harness.commands.compare:compare", "compare two studies of different times"),
+        "baseline": Command(
+            "harness.commands.baseline:baseline", "keep figures in git, and check studies against them"
+        ),
+    },
+    "Check what is there": {
+        "doctor": Command("harness.commands.doctor:doctor", "check that this machine is fit for studies, with fixes"),
+        "audit": Command("harness.commands.audit:audit", "check a published results table against itself"),
+        "list": Command("harness.commands.list:list_shipped", "list the shipped scenarios, sweeps and tables"),
+        "schema": Command("harness.commands.schema:schema", "print the JSON Schema of scenario files"),
+        "completion": Command("harness.commands.completion:completion", "print a script that completes these commands"),
+    },
+    "Train a model": {
+        "train": Command("harness.commands.train:train", "train one arm to its end, with checkpoints, or resume it"),
+        "sweep": Command("harness.commands.sweep:sweep", "search the best learning rate of a training"),
+        "cost": Command("harness.commands.cost:cost", "predict hours and money of a training from a few steps"),
+        "evaluate": Command("harness.commands.evaluate:evaluate", "ask a trained model multiple-choice questions"),
+        "generate": Command("harness.commands.generate:generate", "generate text with a trained model"),
+        "plot": Command("harness.commands.plot:plot", "draw losses and multiple choice of several runs"),
+        "spent": Command("harness.commands.spent:spent", "add up the time and money that trainings have taken"),
+    },
+    "Data in and out": {
+        "data": Command("harness.commands.data:data", "tokenize, convert, deduplicate and verify data"),
+        "import": Command("harness.commands.import_:read", "read a model or log of another trainer"),
+        "export": Command("harness.commands.export:export", "write a trained model as a file of another trainer"),
+        "upload": Command("harness.commands.upload:upload", "copy a folder of results to a URL, or the rest of it"),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+FIRST = "Start with: harness exec -- python train.py\nArguments of a command: harness COMMAND --help"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -93,10 +96,33 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see {self.prog} --help")
 
 
+class _Entrance(_Parser):
+    """Lists the commands by group in its help."""
+
+    def format_help(self) -> str:
+        layout = self._get_formatter()
+        layout.add_usage(self.usage, self._actions, ())
+        layout.add_text(self.description)
+        for title, commands in GROUPS.items():
+            layout.start_section(title)
+            layout.add_arguments([argparse.Action([], name, help=one.help) for name, one in commands.items()])
+            layout.end_section()
+        layout.start_section("Options")
+        layout.add_arguments([action for action in self._actions if action.option_strings])
+        layout.end_section()
+        layout.add_text(self.epilog)
+        return layout.format_help()
+
+
 def _parser() -> _Parser:
-    parser = _Parser(prog="harness", description="Where each training step's time goes, and what a change buys.")
+    parser = _Entrance(
+        prog="harness",
+        description="Where each training step's time goes, and what a change buys.",
+        epilog=FIRST,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"harness {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     each = [commands.add_parser(name, help=command.help, command=command) for name, command in COMMANDS.items()]
     parser.set_defaults(everything=partial(_with_all_arguments, parser, each))
     return parser

@@ -83,6 +83,11 @@ class ArmTotals:
     diverged: int = 0  # runs whose loss was NaN or infinite, or rose far above its start
 
     @property
+    def mean_step_ms(self) -> float | None:
+        """Mean of the measured steps, to which the phases sum. A few long steps set it apart from the median."""
+        return sum(self.phase_ms.values()) or (None if self.step_ms is None else self.step_ms.median)
+
+    @property
     def device_unknown_ms(self) -> float:
         """How long the device worked or waited for launches, and its events do not tell which."""
         return (self.device_launch_bound_ms or 0.0) + (self.device_open_ms or 0.0)

@@ -1,23 +1,23 @@
-"""For Python what the commands are for a shell: run a scenario, load a study, its verdicts and its tables.
+"""Gives Python what the commands give a shell: run a scenario, load a study, read its verdicts, ledger and tables.
 
-study = harness.load("results/quickstart/20261122T101500Z-1a2b3c")
+study = harness.load("results/quickstart")  # its newest study
 study.verdicts[0].ratio, study.verdicts[0].verdict
+study.ledger[0].phase_ms
 study.table("steps").to_pandas().groupby(["arm", "block"]).wall_ns.median()
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from harness.analysis.report_types import Comparison
-from harness.analysis.study import analyse
+from harness.analysis.report_types import ArmReport, Comparison, StudyReport
 from harness.study.contract import RUN_COLUMNS
-from harness.study.store import COLUMNS, StudyFolder
+from harness.study.store import COLUMNS, StudyFolder, find_study
 from harness.study.tables import make_table, with_run
 from trainer.errors import InputError
 
@@ -42,17 +42,55 @@ class ComparisonVerdict:
 
 
 @dataclass(frozen=True)
+class ArmLedger:
+    """Where the time of an arm's steps goes, in milliseconds per measured step.
+
+    ``exposed_ms`` and ``hidden_ms``: data work by stage that steps wait for, and that runs beside them. They are empty
+    where that was not measured.
+    """
+
+    arm: str
+    control: str | None  # kind of control; None for an arm itself
+    blocks: int
+    steps: int  # measured, over all blocks
+    mean_step_ms: float
+    phase_ms: Mapping[str, float]  # sums to ``mean_step_ms``
+    exposed_ms: Mapping[str, float]
+    hidden_ms: Mapping[str, float]
+    contended_ms: float | None  # waits for a core; None: not measured
+
+
+@dataclass(frozen=True)
 class LoadedStudy:
-    """A study as it lies in its folder. Raises InputError, one line, for what is no study or damaged."""
+    """A study in its folder; a notebook shows its first screen. Raises InputError for damaged or missing files."""
 
     path: Path
 
     @cached_property
     def verdicts(self) -> tuple[ComparisonVerdict, ...]:
-        """Of every comparison that was measured, by the present analysis."""
+        """Every measured comparison. Empty for a study of one program, as ``harness exec`` makes it; see ``ledger``."""
+        return tuple(_verdict(one) for one in self._report.compared)
+
+    @cached_property
+    def ledger(self) -> tuple[ArmLedger, ...]:
+        """Where the time of a step goes, for every arm and control that has measured steps."""
+        return tuple(_ledger(arm, step_ms) for arm in self._report.arms if (step_ms := arm.totals.mean_step_ms))
+
+    @cached_property
+    def _report(self) -> StudyReport:
+        from harness.report.build import report_of
+
         folder = StudyFolder(self.path)
-        report = analyse(folder.read_study(), list(folder.runs()))
-        return tuple(_verdict(one) for one in report.compared)
+        return report_of(folder, folder.read_study(), list(folder.runs()))[0]
+
+    def _repr_html_(self) -> str:
+        """Return the first screen of the report, for notebooks."""
+        from harness.report import html, markdown
+        from harness.report.first_screen import first_screen
+        from harness.report.tables import safe
+
+        screen = markdown.opening(self._report.study.scenario, first_screen(self._report))
+        return html.fragment(f"{screen}\nStudy: {safe(str(self.path))}\n")
 
     def table(self, name: TableName = "steps") -> pa.Table:
         """One table of all finished runs: ``arm``, ``block``, and the columns of `harness schema --columns`."""
@@ -74,13 +112,14 @@ class LoadedStudy:
 
 
 def load(path: str | Path) -> LoadedStudy:
-    """The study in the folder ``path``; InputError where there is none."""
-    StudyFolder(Path(path)).read_study()
-    return LoadedStudy(Path(path))
+    """Open the study in the folder ``path``, or the newest one of a scenario (results/NAME). InputError for none."""
+    folder = StudyFolder(find_study(Path(path)))
+    folder.read_study()
+    return LoadedStudy(folder.path)
 
 
 def run(scenario: str | Path, *, out: str | Path = "results", sets: Sequence[str] = ()) -> LoadedStudy:
-    """Run a scenario (a file, or the name of a shipped one) into a new study under ``out``, with its report.
+    """Run a scenario (a file or its name) into a new study under ``out``, with its report.
 
     ``sets``: ``key=value`` texts, as ``--set`` takes them. InputError where it cannot run; a study some of whose runs
     failed is returned all the same, and its report says which.
@@ -97,6 +136,21 @@ def run(scenario: str | Path, *, out: str | Path = "results", sets: Sequence[str
     with tracked(outcome.folder, build):
         build()
     return load(outcome.folder)
+
+
+def _ledger(arm: ArmReport, mean_step_ms: float) -> ArmLedger:
+    totals = arm.totals
+    return ArmLedger(
+        arm.name,
+        arm.control,
+        arm.blocks,
+        totals.steps,
+        mean_step_ms,
+        totals.phase_ms,
+        totals.exposed_ms,
+        totals.hidden_ms,
+        totals.contended_ms,
+    )
 
 
 def _verdict(one: Comparison) -> ComparisonVerdict:

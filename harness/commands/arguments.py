@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import InputError
+from trainer.errors import InputError, visible
 
 if TYPE_CHECKING:
     from harness.regression.gate import Limits
     from harness.scenario.plan import Plan
 
 DEFAULT_OUT = "results"
+SCENARIO_HELP = "scenario file; NAME is NAME.yaml in this folder, else a shipped one (harness list)"
+STUDY_HELP = "study folder; results/NAME is the newest study of that scenario"
 PATHS_NOTE = "Relative paths in a scenario (corpus, tokenizer) are relative to the current directory."
 
 
 def add_study(parser: argparse.ArgumentParser) -> None:
-    """STUDY: a study's folder."""
-    parser.add_argument("study", metavar="STUDY", help="study folder (results/<scenario>/<time>-<id>)")
+    """STUDY: a study's folder, or the folder of its scenario."""
+    parser.add_argument("study", metavar="STUDY", help=STUDY_HELP)
+
+
+def study_path(given: str | Path) -> Path:
+    """Return the study folder ``given``, or the newest study in it; a line on stderr names that."""
+    from harness.study.store import find_study
+
+    path = Path(given)
+    found = find_study(path)
+    if found != path:
+        print(visible(f"{path}: the newest study is {found.name}"), file=sys.stderr)
+    return found
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +65,16 @@ def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
         help="a change of the step that counts as none (default: %(default)s)",
     )
     parser.add_argument(
-        "--memory-within", default="5%", metavar="SHARE", help="the same of peak memory, or off (default: %(default)s)"
+        "--memory-within",
+        default="5%",
+        metavar="SHARE",
+        help="a change of peak memory that counts as none, or off (default: %(default)s)",
     )
     parser.add_argument(
-        "--startup-within", default="20%", metavar="SHARE", help="the same of startup, or off (default: %(default)s)"
+        "--startup-within",
+        default="20%",
+        metavar="SHARE",
+        help="a change of startup time that counts as none, or off (default: %(default)s)",
     )
 
 
@@ -75,11 +96,21 @@ def add_comparing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
 
 
+def name_file(given: str) -> None:
+    """Name the file on stderr if ``given`` is the name of one in this folder (mine: mine.yaml)."""
+    from harness.scenario.shipped import SCENARIOS, find
+
+    path = find(given, SCENARIOS)
+    if not path.is_absolute() and path != Path(given):
+        print(visible(f"{given}: the file {path} of this folder"), file=sys.stderr)
+
+
 def load_plan(arguments: argparse.Namespace) -> Plan:
     """The plan of the scenario that ``arguments`` name, with their overrides."""
     from harness.scenario.load import load_scenario
     from harness.scenario.plan import make_plan
 
+    name_file(arguments.scenario)
     return make_plan(load_scenario(arguments.scenario, arguments.set), arguments.scenario, arguments.arm)
 
 

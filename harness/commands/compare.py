@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.arguments import add_arm, add_comparing, limits_of
+from harness.commands.arguments import STUDY_HELP, add_arm, add_comparing, limits_of, study_path
 from harness.commands.exit_codes import of_verdict, read_exit_code
 from harness.commands.output import say
 from trainer.errors import InputError
@@ -28,8 +28,8 @@ WARNING = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The two studies."""
-    parser.add_argument("baseline", metavar="STUDY_A", help="study folder: the baseline")
-    parser.add_argument("candidate", metavar="STUDY_B", help="study folder: what is judged")
+    parser.add_argument("baseline", metavar="STUDY_A", help=f"the baseline: {STUDY_HELP}")
+    parser.add_argument("candidate", metavar="STUDY_B", help="the candidate, found in the same way")
     add_arm(parser)
     add_comparing(parser)
     parser.add_argument(
@@ -67,10 +67,11 @@ def _days(folder: Path, series: BlockSeries) -> Days:
 
 
 def read_series(path: Path) -> dict[str, BlockSeries]:
-    """The arms of the study at ``path``. InputError where it is none, or has no finished run."""
+    """The arms of the study at ``path``, or of the newest one in it. InputError for none, or one without figures."""
     from harness.regression.series import series_of
     from harness.study.store import StudyFolder
 
+    path = study_path(path)
     folder = StudyFolder(path)
     found = series_of(folder.read_study(), list(folder.runs()))
     if not found:

@@ -12,7 +12,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The shell."""
     parser.epilog = "bash: harness completion bash > ~/.local/share/bash-completion/completions/harness"
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
 
 
 def completion(arguments: argparse.Namespace, _command: list[str]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands import exit_codes
-from harness.commands.arguments import PATHS_NOTE, add_overrides, load_plan, refuse_ranks
+from harness.commands.arguments import PATHS_NOTE, SCENARIO_HELP, add_overrides, load_plan, refuse_ranks
 from harness.commands.output import say
 from trainer.errors import InputError
 from trainer.files import shell_word
@@ -27,12 +27,12 @@ MOST_STEPS = 10_000_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The scenario, how far each arm is trained, and what an hour costs."""
     parser.epilog = PATHS_NOTE
-    parser.add_argument("scenario", metavar="SCENARIO", help="scenario file, or the name of a shipped one")
+    parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument(
         "--steps", type=int, metavar="N", help="optimizer steps of each arm's training (default: the scenario's steps)"
     )
     price = parser.add_mutually_exclusive_group()
-    price.add_argument("--price", type=float, metavar="USD", help="what an hour of all that an arm runs on costs")
+    price.add_argument("--price", type=float, metavar="USD", help="price of an hour of all devices that an arm runs on")
     price.add_argument(
         "--device-profile", metavar="NAME",
         help="take the price of this profile (h100-sxm), for each device (default: price_usd_per_hour of the scenario, "
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--round-up", type=float, metavar="USD", help="round the price up to a multiple of this (0.5)")
     parser.add_argument(
-        "--study", action="store_true", help="of harness run instead: every run of every block, with its controls"
+        "--study", action="store_true", help="predict harness run instead: every run of every block, with its controls"
     )
     add_overrides(parser)
     parser.add_argument("--out", default=OUT, metavar="DIR", help="where the measured steps go (default: %(default)s)")

@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shingles", choices=tuple(_SIZES), default="word", help="runs of words or characters (default: %(default)s)"
     )
-    parser.add_argument("--shingle-size", type=int, metavar="N", help="of a run (default: 5 words, 9 characters)")
+    parser.add_argument(
+        "--shingle-size", type=int, metavar="N", help="words or characters in a run (default: 5 words, 9 characters)"
+    )
     parser.add_argument(
         "--unicode", choices=("nfc", "nfkc", "none"), default="nfc",
         help="form in which texts are compared: composed letters, also ligatures and wide letters as plain ones, or as "
@@ -60,11 +62,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold", type=float, default=0.8, metavar="S",
         help="Jaccard similarity of shingles from which on documents are near-duplicates (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--permutations", type=int, metavar="N", help="of which bands and rows are made (default: 128)")
-    parser.add_argument("--bands", type=int, metavar="N", help="with --rows, instead of those that fit the threshold")
-    parser.add_argument("--rows", type=int, metavar="N", help="of each band")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the hashes, or of --make-labelled")
-    parser.add_argument("--engine", choices=("local", "spark"), default="local", help="(default: %(default)s)")
+    parser.add_argument(
+        "--permutations", type=int, metavar="N", help="hashes per document, split into bands of rows (default: 128)"
+    )
+    parser.add_argument(
+        "--bands", type=int, metavar="N", help="number of bands; with --rows (default: fitted to the threshold)"
+    )
+    parser.add_argument("--rows", type=int, metavar="N", help="rows of each band; with --bands")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the hashes, or of --make-labelled")
+    parser.add_argument(
+        "--engine", choices=("local", "spark"), default="local", help="program that compares (default: %(default)s)"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="threads that sketch (default: one a core)")
     parser.add_argument(
         "--master", metavar="URL", help="Spark's master (default: that of spark-submit or SPARK_CONF_DIR)"

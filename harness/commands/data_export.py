@@ -22,11 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name",
         default="tokens",
         metavar="NAME",
-        help="of llmc's shards, NAME_train_000001.bin (default: %(default)s)",
+        help="name of the llm.c shards, NAME_train_000001.bin (default: %(default)s)",
     )
-    parser.add_argument("--shard-tokens", type=int, metavar="N", help="of llmc; shard 0 is validation (default: 1e8)")
     parser.add_argument(
-        "--validation-share", type=float, metavar="SHARE", help="of nanogpt's documents, in val.bin (default: 0.0005)"
+        "--shard-tokens", type=int, metavar="N", help="tokens per llm.c shard; shard 0 is validation (default: 1e8)"
+    )
+    parser.add_argument(
+        "--validation-share",
+        type=float,
+        metavar="SHARE",
+        help="share of the documents in val.bin of nanoGPT (default: 0.0005)",
     )
 
 

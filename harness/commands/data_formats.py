@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which tokens, and how often each format is written and read."""
     add_inputs(parser)
-    parser.add_argument("--sequence-length", type=int, metavar="N", help="of padded rows, without a scenario")
+    parser.add_argument("--sequence-length", type=int, metavar="N", help="length of padded rows, without a scenario")
     parser.add_argument(
         "--repeats", type=int, default=3, metavar="N", help="seconds are medians (default: %(default)s)"
     )
-    parser.add_argument("--out", metavar="DIR", help="on whose disk they are written (default: for temporary files)")
+    parser.add_argument(
+        "--out", metavar="DIR", help="folder to write to for the measurement (default: for temporary files)"
+    )
 
 
 def formats(arguments: argparse.Namespace, _command: list[str]) -> int:

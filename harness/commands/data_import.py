@@ -14,7 +14,7 @@ from trainer.errors import InputError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The files, their format and tokenizer, and where the corpus goes."""
     parser.add_argument("files", metavar="FILE", nargs="+", help=".bin files, in the order of their tokens")
-    parser.add_argument("--format", choices=FORMATS, required=True, help="of the files")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="format of the files")
     parser.add_argument("--out", metavar="FILE", required=True, help="the corpus: a parquet file with a column tokens")
     add_tokenizer(parser)
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from harness.commands.arguments import PATHS_NOTE, add_overrides, load_plan
+from harness.commands.arguments import PATHS_NOTE, SCENARIO_HELP, add_overrides, load_plan
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _TRAINED = ("bpe", "unigram", "wordpiece", "sentencepiece")
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """SCENARIO, or --corpus and --tokenizer."""
     parser.epilog = PATHS_NOTE
-    parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help="scenario file (scenarios/*.yaml)")
+    parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help=SCENARIO_HELP)
     add_corpus(parser)
     add_overrides(parser)
 
@@ -45,7 +45,9 @@ def add_documents(parser: argparse.ArgumentParser, when: str = "") -> None:
         metavar="PATH",
         help=f"{when}python-docs, or a file, folder, glob or URL (Parquet, JSONL, text, Arrow)",
     )
-    parser.add_argument("--column", default="text", metavar="NAME", help="of the corpus (default: %(default)s)")
+    parser.add_argument(
+        "--column", default="text", metavar="NAME", help="column of the corpus with the text (default: %(default)s)"
+    )
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:

@@ -41,9 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=tuple(FORMATS), default="both", help="both: padded and token-list")
     parser.add_argument("--out", metavar="DIR", help="write to DIR/<format> (default: the cache)")
     add_upload(parser)
-    parser.add_argument("--sequence-length", type=int, metavar="N", help="of padded rows, without a scenario")
+    parser.add_argument("--sequence-length", type=int, metavar="N", help="length of padded rows, without a scenario")
     parser.add_argument("--workers", type=int, metavar="N", help="threads that tokenize (default: one a core)")
-    parser.add_argument("--engine", choices=ENGINES, default="local", help="what tokenizes (default: %(default)s)")
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="local", help="program that tokenizes (default: %(default)s)"
+    )
     parser.add_argument(
         "--master", metavar="URL", help="Spark's master (default: that of spark-submit or SPARK_CONF_DIR)"
     )

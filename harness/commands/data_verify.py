@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from harness.commands.arguments import PATHS_NOTE, add_overrides
+from harness.commands.arguments import PATHS_NOTE, SCENARIO_HELP, add_overrides
 from harness.commands.data_needs import distinct_needs
 from harness.commands.output import say
 
@@ -13,7 +13,7 @@ from harness.commands.output import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A scenario, and which of its arms."""
     parser.epilog = PATHS_NOTE
-    parser.add_argument("scenario", metavar="SCENARIO", help="scenario file (scenarios/*.yaml)")
+    parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
     add_overrides(parser)
 
 

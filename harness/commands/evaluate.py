@@ -37,9 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--most", type=int, metavar="N", help="the first N questions (default: all)")
     parser.add_argument(
         "--prompt", choices=("auto", "ctx", "lm-eval"), default="auto",
-        help="what comes before the endings, as of evaluation.multiple_choice.prompt (default: %(default)s)",
+        help="text before the endings, as evaluation.multiple_choice.prompt (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: %(default)s)")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device to compute on (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print the shares as JSON")
 
 

@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "harness exec [--steps N] [--warmup N] [--against 'COMMAND'] [--controls LIST] [--repeats N] "
         "[--profile [KIND]] [--out DIR] -- COMMAND [ARGUMENT ...]"
     )
-    parser.add_argument("program", nargs="*", metavar="-- COMMAND", help="what to run: python train.py, torchrun ...")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run: python train.py, torchrun ..."
+    )
     parser.add_argument(
         "--steps",
         type=int,
@@ -68,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interleave",
         choices=("slices", "runs"),
-        help="with these: all commands stay alive and take turns, or one runs after the other (default: slices)",
+        help="with --against or --controls: alternate slices of living commands, or run one after the other (default: "
+        "slices)",
     )
     parser.add_argument(
         "--fetch",
@@ -105,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     """Run the command, then print the first screen of its study; the exit code is the command's."""
-    program = command[command.index("--") + 1 :] if "--" in command else []
+    program = _program(arguments.program, command)
     if arguments.recorded is not None and program:
         raise InputError("exec: --recorded runs nothing: leave the command away")
     if arguments.recorded is None and not program:
@@ -150,6 +153,15 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
         raise
     remove(raw)
     return status
+
+
+def _program(given: list[str], command: list[str]) -> list[str]:
+    """Return the words after ``--`` in ``command``. InputError where ``given``, the program, starts before that."""
+    program = command[command.index("--") + 1 :] if "--" in command else []
+    if len(given) > len(program) + 1 or (given and "--" not in command):  # argparse may leave the -- in it
+        options = command[2 : len(command) - len(given)]
+        raise InputError(f"exec: put -- before the command: {shlex.join(['harness', 'exec', *options, '--', *given])}")
+    return program
 
 
 def _check_profile(arguments: argparse.Namespace) -> None:

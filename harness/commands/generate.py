@@ -29,15 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt", metavar="TEXT", required=True, help="the text to continue; '' begins a new document"
     )
     add_its_tokenizer(parser)
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, metavar="N", help="most tokens to generate (default: %(default)s)"
+    )
     parser.add_argument("--temperature", type=float, metavar="T", help="logits are divided by it; 0: the most likely")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K most likely tokens")
     parser.add_argument(
         "--top-p", type=float, metavar="P", help="draw among the fewest tokens of probability P together"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of what is drawn (default: 0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the draws (default: 0)")
     parser.add_argument("--no-cache", action="store_true", help="compute all positions again for each token")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: %(default)s)")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device to compute on (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print text, ids and speed as JSON")
 
 

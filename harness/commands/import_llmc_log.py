@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens-per-step", type=int, default=TOKENS, metavar="N",
-        help="which the log does not say (default: %(default)s, of llm.c's GPT-2 124M)",
+        help="tokens per step, which the log does not record (default: %(default)s, of llm.c's GPT-2 124M)",
     )  # fmt: skip
 
 

@@ -23,13 +23,14 @@ OURS = (TEXT, SOURCE)  # by the harness's own trainer; the others are run as the
 
 @dataclass(frozen=True)
 class Question:
-    """One thing to know: ``name`` of the option, what is asked on a terminal, what is taken without an answer.
+    """One thing to know: ``name`` of the option and of its ``value``, what is asked, and the default answer.
 
     ``of``: the scenarios that need it. ``unless``: the question whose answer makes this one superfluous. ``asked``:
     whether it is, on a terminal; else it is an option alone.
     """
 
     name: str
+    value: str
     text: str
     default: str = ""
     of: tuple[str, ...] = ABOUT
@@ -43,45 +44,57 @@ class Question:
 
 KIND = Question(
     "about",
+    "KIND",
     "what do you have: text, source (a dataset or loader in Python), loop (a function that trains) or command (any "
     "training command)?",
     TEXT,
 )
 QUESTIONS = (
-    Question("name", "name of the scenario (and of its folder under results/)", "mine"),
-    Question("command", "your training command, such as 'python train.py'", of=(COMMAND,)),
-    Question("loop", "your function that trains: MODULE:FUNCTION", of=(LOOP,)),
+    Question("name", "NAME", "name of the scenario (and of its folder under results/)", "mine"),
+    Question("command", "'COMMAND'", "your training command, such as 'python train.py'", of=(COMMAND,)),
+    Question("loop", "MODULE:FUNCTION", "your function that trains: MODULE:FUNCTION", of=(LOOP,)),
     Question(
         "against",
-        "what it is compared with: another 'COMMAND' (with --loop another MODULE:FUNCTION); empty for none",
+        "'COMMAND'",
+        "compare with this: another 'COMMAND' (with --loop another MODULE:FUNCTION); empty for none",
         of=(LOOP, COMMAND),
     ),
-    Question("steps", "measured steps of each block; the training must last for 5 more", "60", (LOOP, COMMAND)),
-    Question("source", "your function that gives a Dataset or DataLoader: MODULE:FUNCTION", of=(SOURCE,)),
+    Question("steps", "N", "measured steps of each block; the training must last for 5 more", "60", (LOOP, COMMAND)),
+    Question(
+        "source", "MODULE:FUNCTION", "your function that gives a Dataset or DataLoader: MODULE:FUNCTION", of=(SOURCE,)
+    ),
     Question(
         "corpus",
+        "PATH",
         "your text: a file, folder, glob or URL (Parquet, JSONL, text, Arrow); empty for Python's own documentation",
         of=(TEXT,),
     ),
-    Question("parquet", "the same, of Parquet alone: file or glob", of=(TEXT,), unless="corpus", asked=False),
-    Question("column", "its column with the text (text files have none)", "text", (TEXT,)),
+    Question("parquet", "PATH", "your text in Parquet: a file or glob", of=(TEXT,), unless="corpus", asked=False),
+    Question("column", "NAME", "its column with the text (text files have none)", "text", (TEXT,)),
     Question(
         "tokenizer",
+        "PATH",
         "your tokenizer: a tokenizer.json or a folder for AutoTokenizer; empty to train one on the text",
         of=(TEXT,),
     ),
-    Question("factory", "your function that gives a torch module: MODULE:FUNCTION; empty for a preset", of=OURS),
+    Question(
+        "factory",
+        "MODULE:FUNCTION",
+        "your function that gives a torch module: MODULE:FUNCTION; empty for a preset",
+        of=OURS,
+    ),
     Question(
         "model",
+        "PRESET",
         "model preset: gpt2-small, llama-1b, ... (a wrong one is answered with all)",
         "gpt2-tiny",
         OURS,
         "factory",
     ),
-    Question("vocab-size", "number of ids that your source gives; empty where the model says it", of=(SOURCE,)),
-    Question("device", "device: auto, cpu or cuda", "auto", OURS),
-    Question("sequence-length", "sequence length", "128", OURS),
-    Question("batch-size", "batch size", "4", OURS),
+    Question("vocab-size", "N", "number of ids that your source gives; empty where the model says it", of=(SOURCE,)),
+    Question("device", "DEVICE", "device: auto, cpu or cuda", "auto", OURS),
+    Question("sequence-length", "N", "sequence length", "128", OURS),
+    Question("batch-size", "N", "batch size", "4", OURS),
 )
 
 
@@ -90,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="scenario file to write")
     for one in QUESTIONS:
         default = f" (default: {one.default or 'empty'})" if one.name not in ABOUT else ""
-        parser.add_argument(f"--{one.name}", dest=one.attribute, metavar="X", help=f"{one.text}{default}")
+        parser.add_argument(f"--{one.name}", dest=one.attribute, metavar=one.value, help=f"{one.text}{default}")
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
 
 

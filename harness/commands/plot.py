@@ -35,10 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--x", choices=["steps", "tokens"], default="steps", help="the axis (default: %(default)s)")
     parser.add_argument(
         "--measure", choices=["acc", "acc_norm", "acc_tokens"],
-        help="of multiple choice (default: acc_norm, or acc_tokens where an llm.c log is among the runs)",
+        help="share to draw of multiple choice (default: acc_norm, or acc_tokens where an llm.c log is among the runs)",
     )  # fmt: skip
     parser.add_argument(
-        "--tokens-per-step", type=float, metavar="N", help="of the llm.c logs, which do not say it; for --x tokens"
+        "--tokens-per-step",
+        type=float,
+        metavar="N",
+        help="tokens per step of llm.c logs, which do not record it; for --x tokens",
     )
 
 

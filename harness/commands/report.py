@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.commands.arguments import add_study
+from harness.commands.arguments import add_study, study_path
 from harness.commands.output import append_step_summary, say
 
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def report(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Rebuild the report of a study from its tables; print its first screen, or the page that is asked for."""
-    folder = Path(arguments.study)
+    folder = study_path(arguments.study)
     if arguments.format is None:
         print_first_screen(folder)
         return 0

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands import exit_codes
-from harness.commands.arguments import DEFAULT_OUT, PATHS_NOTE, add_overrides, refuse_ranks
+from harness.commands.arguments import (
+    DEFAULT_OUT,
+    PATHS_NOTE,
+    SCENARIO_HELP,
+    add_overrides,
+    name_file,
+    refuse_ranks,
+)
 from harness.commands.output import say
 from harness.commands.report import print_first_screen
 from trainer.errors import InputError
@@ -25,9 +32,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The scenario and what overrides it, or the study to complete."""
     parser.epilog = PATHS_NOTE
-    parser.add_argument(
-        "scenario", nargs="?", metavar="SCENARIO", help="scenario file, or the name of a shipped one (harness list)"
-    )
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument("--plan", action="store_true", help="print every run in order, and run nothing")
     parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="where studies go (default: %(default)s)")
     parser.add_argument("--resume", metavar="STUDY", help="run what the study in this folder still lacks")
@@ -62,6 +67,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.scenario.commands import CommandScenario, open_scenario
     from harness.scenario.plan import make_plan
 
+    name_file(arguments.scenario)
     scenario = open_scenario(
         arguments.scenario, arguments.set, repeats=arguments.repeats, interleave=arguments.interleave
     )

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.arguments import add_study
+from harness.commands.arguments import add_study, study_path
 from harness.commands.output import say
 from trainer.errors import InputError, one_line
 from trainer.files import shell_word
@@ -53,7 +53,7 @@ def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         raise InputError(f"trace: --port {arguments.port}: 0 (any that is free) to 65535")
     interface = None if arguments.online else _interface()
-    study = StudyFolder(Path(arguments.study))
+    study = StudyFolder(study_path(arguments.study))
     study.read_study()  # says what is wrong where it is no study
     # Before a timeline is built, which may take a minute: a port that is taken is known at once.
     port, origin = (ONLINE_PORT, ONLINE_ORIGIN) if interface is None else (arguments.port or 0, None)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.arguments import PATHS_NOTE, refuse_ranks
+from harness.commands.arguments import PATHS_NOTE, SCENARIO_HELP, name_file, refuse_ranks
 from harness.commands.output import say
 from trainer.errors import InputError
 from trainer.files import shell_word
@@ -26,7 +26,7 @@ EXITS = {"done": 0, "failed": 1, "interrupted": 130}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The scenario, its arm, and how far."""
     parser.epilog = PATHS_NOTE
-    parser.add_argument("scenario", metavar="SCENARIO", help="scenario file, or the name of a shipped one")
+    parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument("--arm", metavar="NAME", help="the arm to train; may be left out where there is one")
     end = parser.add_mutually_exclusive_group()
     end.add_argument("--steps", type=int, metavar="N", help="optimizer steps in all (default: the scenario's steps)")
@@ -63,6 +63,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
             f"--set {seeds[0]}: has no effect: it is the seed of the order of a study's arms; give base.{seeds[0]}, of "
             "weights and documents"
         )
+    name_file(arguments.scenario)
     scenario = load_scenario(arguments.scenario, sets)
     plan = make_plan(scenario, arguments.scenario, [arguments.arm] if arguments.arm else [])
     if rate is not None and (others := [one.name for one in plan.arms if one.config.optimizer.learning_rate != rate]):

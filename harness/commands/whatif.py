@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.arguments import add_study
+from harness.commands.arguments import add_study, study_path
 from harness.commands.output import say
 from trainer.errors import InputError
 
@@ -49,7 +49,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     swept = parse_sweep(arguments.sweep, edits) if arguments.sweep else None
     if not edits and swept is None:
         raise InputError("whatif: nothing to change; give --set KEY=VALUE (tokenize=0, device=2x, ...) or --sweep")
-    folder = StudyFolder(Path(arguments.study))
+    folder = StudyFolder(study_path(arguments.study))
     study = folder.read_study()
     runs = list(folder.runs())
     arm = _arm(arguments.arm, runs)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from harness import timeline
 from harness.analysis.ledger import derived_steps
 from harness.analysis.probes.device_busy import with_device_busy
-from harness.analysis.probes.results import probe_results
+from harness.analysis.probes.results import ProbeResults, probe_results
 from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
@@ -17,7 +17,7 @@ from harness.report import html, learning, markdown, profile
 from harness.report.drawing import Picture, drawn
 from harness.report.first_screen import FirstScreen, first_screen
 from harness.report.names import ArmNames
-from harness.report.recorded import read_recorded
+from harness.report.recorded import RecordedFiles, read_recorded
 from harness.report.summary import summary
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
@@ -38,10 +38,8 @@ def build_report(folder: Path) -> FirstScreen:
     runs = list(study.runs())
     _check_tables(study, record, runs)
     # While a study runs, its launcher writes into the same folders.
-    report = analyse(record, runs, *([partial(keep_derived, study)] if record.status != "running" else []))
-    files = read_recorded(study, runs)
-    found = probe_results(runs, files.profiled)
-    report = with_device_busy(report, found.profiles, found.devices)
+    keep = [partial(keep_derived, study)] if record.status != "running" else []
+    report, found, files = report_of(study, record, runs, *keep)
     screen = first_screen(report)
     pictures = draw(report, study, found.profiles, screen.names)
     shown = timeline.timeline(record, runs, files.sources)
@@ -55,6 +53,16 @@ def build_report(folder: Path) -> FirstScreen:
     write_text(study.summary_md, page.markdown)
     write_text(study.summary_html, html.page(page, pictures, report.step_times, screen.names))
     return screen
+
+
+def report_of(
+    study: StudyFolder, record: StudyRecord, runs: Sequence[RunData], *while_whole: Callable[[RunData], None]
+) -> tuple[StudyReport, ProbeResults, RecordedFiles]:
+    """Analyse a study with the results of its probes; ``while_whole`` as :func:`analyse` takes it. Writes nothing."""
+    report = analyse(record, runs, *while_whole)
+    files = read_recorded(study, runs)
+    found = probe_results(runs, files.profiled)
+    return with_device_busy(report, found.profiles, found.devices), found, files
 
 
 def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunData]) -> None:

@@ -52,6 +52,11 @@ def page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[StepTime
     )
 
 
+def fragment(text: str) -> str:
+    """Return markdown as HTML for a page of someone else's, such as a notebook."""
+    return f"<div>{_renderer({}).render(text)}</div>"
+
+
 def _details(one: Section, markdown: MarkdownIt, steps: Sequence[StepTimes]) -> str:
     chart = _CHART.format(note=escape(outliers.thinned(steps))) if one.title == outliers.TITLE else ""
     opened = " open" if one.title in OPEN else ""

@@ -225,8 +225,7 @@ def _range(one: Estimate) -> str:
 
 
 def _mean_ms(arm: ArmReport) -> float:
-    """Of a step, as the parts of it are means: a few long steps set it apart from the median."""
-    return sum(arm.totals.phase_ms.values()) or (arm.totals.step_ms.median if arm.totals.step_ms is not None else 0.0)
+    return arm.totals.mean_step_ms or 0.0
 
 
 def _data(arm: ArmReport) -> str:

@@ -1,4 +1,4 @@
-"""Finds what is shipped by its name, wherever the harness is installed: ``quickstart``, scenarios/quickstart.yaml."""
+"""Finds a file by its name: ``mine`` is mine.yaml in this folder, ``quickstart`` a shipped one, wherever that is."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ def shipped(folder: Path) -> dict[str, Path]:
 
 
 def find(given: str | Path, folder: Path) -> Path:
-    """The file ``given``, or the shipped one of that name. A file of the user's comes first.
+    """Return the file ``given``, ``given``.yaml in this folder, or the shipped file of that name, in this order.
 
-    Raises InputError for a plain name (no suffix, no folder) that is neither.
+    Raises InputError for a plain name (no suffix, no folder) that is none of them.
     """
     path = Path(given)
-    if len(path.parts) != 1 or path.suffix or path.exists():
+    if len(path.parts) != 1 or path.suffix or path.is_file():
         return path
+    if (own := path.with_suffix(".yaml")).is_file():
+        return own
     known = shipped(folder)
     if path.name in known:
         return known[path.name]
+    if path.exists():  # a folder: who reads it refuses it
+        return path
     near = get_close_matches(path.name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
     raise InputError(f"{path}: no such file{hint} shipped: {', '.join(known) or 'none'}")

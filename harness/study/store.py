@@ -236,6 +236,14 @@ class StudyFolder:
             yield RunData(record, *tables[:3], _probes(folder, record), folder, evaluations, windows)
 
 
+def find_study(path: Path) -> Path:
+    """Return ``path``, or the newest study in it if it holds studies and is none itself (results/<scenario>)."""
+    if StudyFolder(path).study_json.exists():
+        return path
+    dated = (found.parent for found in path.glob("[0-9]*T[0-9]*Z-*/study.json"))
+    return max(dated, key=lambda found: found.name, default=path)
+
+
 class _Tables(NamedTuple):
     """The tables of a run, None where it left none."""
 

@@ -37,7 +37,7 @@ ON_PAPER: dict[str, dict[str, tuple[int, float, float]]] = {
         "optimizer": (2, 150, 550),
     },
 }
-RECORDED = Path(__file__).parents[2] / "results" / "reference" / "gpu" / "h200" / "known-truth" / "study-0.tar.gz"
+RECORDED = Path(__file__).parents[2] / "results" / "reference" / "gpu" / "h200" / "known-truth" / "study-0.tar.xz"
 WITHIN = 10.0  # percent of the step, on a machine whose cores others use too
 
 
@@ -70,7 +70,7 @@ def test_it_finds_what_the_emulated_device_declares(tmp_path: Path) -> None:
     assert exposed["predicted_ms"] >= sum(FEW[0].stages.values())  # nothing hides it, and a sleep is never shorter
     hidden = predicted["device-inline-norm", "exposed"]
     assert hidden["predicted_ms"] < sum(FEW[1].stages.values())  # the optimizer hides some
-    with tarfile.open(tmp_path / "study-0.tar.gz") as packed:
+    with tarfile.open(tmp_path / "study-0.tar.xz") as packed:
         packed.extractall(tmp_path / "study", filter="data")
     assert sum(run.record.status == "done" for run in StudyFolder(tmp_path / "study").runs()) == 8
     most = figures["warm-up: extra steps of a turn, most"].seen

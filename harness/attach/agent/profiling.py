@@ -215,7 +215,7 @@ def _start(active: int) -> None:
         activities.append(ProfilerActivity.CUDA)
     steps = schedule(wait=0, warmup=WARMUP, active=active, repeat=1)
     state.clock = _realtime_minus_monotonic()
-    state.profiler = profile(activities=activities, schedule=steps)
+    state.profiler = profile(activities=activities, schedule=steps, acc_events=True)
     _call(state.profiler.start)
 
 

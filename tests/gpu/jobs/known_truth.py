@@ -89,7 +89,7 @@ def run(place: Place) -> None:
         with failing_alone(place, f"study {done}"):
             if (study := _study(content, place.work / f"known-truth-{done}", seconds)) is not None:
                 runs = {run.record.arm: run for run in study.runs() if run.record.status == "done"}
-                _pack(study, place.out / f"study-{done}.tar.gz")
+                _pack(study, place.out / f"study-{done}.tar.xz")
         for one in pipelines:
             rows += _record(place, one, runs)
         for arm, run in runs.items():
@@ -115,7 +115,7 @@ def _study(content: dict[str, Any], folder: Path, seconds: float) -> StudyFolder
 
 def _pack(study: StudyFolder, file: Path) -> None:
     """Keep the study in one file: what a card recorded can be analysed again without a card."""
-    with tarfile.open(file, "w:gz") as packed:
+    with tarfile.open(file, "w:xz") as packed:
         for path in (study.study_json, study.path / "runs"):
             if path.exists():
                 packed.add(path, path.name)

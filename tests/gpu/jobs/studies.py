@@ -45,7 +45,7 @@ ON_PAPER: Mapping[str, Any] = {
 }
 CORPUS = "build/lease/even.jsonl"  # relative, so that no result names a folder of the machine
 CHARACTERS = 7000  # of a document: 1,700 tokens on average, 88 % of the documents below 2,048
-ARCHIVE = "study.tar.gz"
+ARCHIVE = "study.tar.xz"
 _MADE_AGAIN = ("timeline.json.gz", "summary.html")  # by harness report
 
 
@@ -257,7 +257,7 @@ def _keep(place: Place, study: Study) -> Study:
     for path in (study.folder.summary_md, study.folder.summary_json, place.out / LOG):
         if path.exists():
             path.write_text(_without_folders(place, path.read_text()))
-    with tarfile.open(place.out / ARCHIVE, "w:gz") as tar:
+    with tarfile.open(place.out / ARCHIVE, "w:xz") as tar:
         tar.add(folder, arcname=f"{folder.parent.name}/{folder.name}")
     for path in (study.folder.summary_md, study.folder.summary_json, study.folder.study_json):
         if path.exists():

@@ -37,7 +37,7 @@ def main(train):
     try:
         for step, loss in enumerate(islice(train(given.version == "slow", torch.device(given.device)), given.steps), 1):
             if step % LOGGED == 0:
-                print(f"step {step}: loss {float(loss):.4f}", flush=True)
+                print(f"step {step}: loss {float(loss.detach()):.4f}", flush=True)
     finally:
         print(f"trained {step} steps", flush=True)
 

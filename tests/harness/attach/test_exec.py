@@ -24,6 +24,7 @@ from harness.analysis.replay.recording import record
 from harness.analysis.replay.removals import without_stages
 from harness.analysis.replay.simulate import simulate
 from harness.attach.frames import ProcessFacts
+from harness.commands.api import load
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, Done, harness, harness_and_program
@@ -78,6 +79,10 @@ def test_slow_data_is_found_in_its_stage_and_the_first_screen_says_what_was_time
     assert len(losses(done.stdout)) == len(rows(study_in(tmp_path))) == 80
     study = study_in(tmp_path)
     assert len(study.read_study().id) == 12
+    (ledger,) = load(tmp_path / "exec").ledger
+    assert ledger.steps == 70
+    assert sum(ledger.phase_ms.values()) == pytest.approx(ledger.mean_step_ms)
+    assert ledger.phase_ms["fetch"] == pytest.approx(mean_ms(study, "fetch_ns"), rel=0.05)  # blocks may differ in size
     assert {run.record.session for run in study.runs()} == {f"{study.read_study().id}.exec"}
     work = {name: mean_ms(study, f"work_{name}_ns") for name in ("read", "tokenize", "pack")}
     assert work[stage] >= 12  # a sleep is never shorter

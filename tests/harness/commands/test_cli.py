@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness import __version__
-from harness.cli import COMMANDS
+from harness.cli import COMMANDS, GROUPS, _parser
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
 from tests.harness.synthetic import Arm, build, write
@@ -109,10 +111,33 @@ def test_a_plan_imports_neither_torch_nor_arrow() -> None:
     assert not names & HEAVY
 
 
-def test_help_names_every_command() -> None:
-    text = harness("--help").stdout
-    assert all(re.search(rf"^    {name}( |$)", text, re.MULTILINE) for name in COMMANDS)
+def test_help_lists_every_command_in_its_group_on_one_line() -> None:
+    text = harness("--help", COLUMNS="80").stdout
+    found = {
+        title: section.splitlines() for title, section in re.findall(r"^(\S.*):\n((?:  .+\n)+)", text, re.MULTILINE)
+    }
+    assert {title: [line.split()[0] for line in lines] for title, lines in found.items()} == {
+        **{title: list(group) for title, group in GROUPS.items()}, "Options": ["-h,", "--version"]
+    }  # fmt: skip
+    assert [name for group in GROUPS.values() for name in group] == list(COMMANDS)  # no name is in two groups
     assert harness("--version").stdout == f"harness {__version__}\n"
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    """Every argument of a parser and of the parsers below it, with the name of its own."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from options(below)
+        else:
+            yield parser.prog, action
+
+
+def test_the_help_of_every_value_names_it_and_says_what_it_is() -> None:
+    unclear = re.compile(r"$|\(|(of|the same|which|with these)\b")
+    everything = _parser().get_default("everything")()
+    assert {f"{command}: {action.dest}: {action.metavar}: {action.help}" for command, action in options(everything)
+            if unclear.match(action.help or "") or action.metavar in ("X", "VALUE")} == set()  # fmt: skip
 
 
 def test_plan() -> None:
@@ -179,6 +204,11 @@ def test_the_committed_schema_is_the_printed_one() -> None:
         (["data", "verfy", "x"], "data: unknown action 'verfy'; did you mean 'verify'? allowed: pretokenize, "),
         (["run", "x.yaml", "--repeets", "3"], "run: unknown argument '--repeets'; did you mean '--repeats'? allowed: "),
         (["run", "x.yaml", "--repeats", "x"], "argument --repeats: invalid int value: 'x'; see harness run --help"),
+        (["exec", "python", "x.py"], "exec: put -- before the command: harness exec -- python x.py"),
+        (["exec", "--steps", "3", "python", "x.py", "--lr", "1"],
+         "exec: put -- before the command: harness exec --steps 3 -- python x.py --lr 1"),
+        (["exec", "python", "x.py", "--", "--lr", "1"], "exec: put -- before the command: harness exec -- python x.py"),
+        (["exec", "--steps", "3"], "exec: what is to run? harness exec -- python train.py"),
         (["run"], "run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY"),
         (["run", "--resume", "x", "--set", "a=1"], "run --resume: --set does not go with it"),
         (["run", "scenarios"], "scenarios: is a directory; give a scenario file (*.yaml)"),
@@ -188,7 +218,7 @@ def test_the_committed_schema_is_the_printed_one() -> None:
         (["report", "scenarios"], "scenarios/study.json: no such file; is this a study folder"),
         ([], "the following arguments are required: COMMAND; see harness --help"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_command_line_is_one_line(words: list[str], line: str) -> None:
     assert refused(*words).startswith(line)
 
@@ -209,6 +239,35 @@ def test_report_prints_the_first_screen_and_where_the_summary_lies(tmp_path: Pat
     assert " ".join(done.stdout.split()).startswith(headline)
     assert done.stdout.splitlines()[-1] == f"summary: {tmp_path / 'summary.md'}"
     assert "fast against slow" in (tmp_path / "summary.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report {}",
+        "trace {} --run none/0",  # refused once the study is read, as it serves until Ctrl-C
+        "whatif {} --set tokenize=0 --json",
+        "compare {} {} --json",
+        "baseline save {} --baselines kept",
+        "baseline check {} --baselines nowhere",
+    ],
+)
+def test_the_folder_of_a_scenario_is_its_newest_study(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.commands.trace._interface", lambda: tmp_path)
+    of_scenario = Path("results", "made-up")
+    older, newest = (of_scenario / name for name in ("20260101T000000Z-ffffff", "20260102T000000Z-aaaaaa"))
+    for folder, tokenize in ((older, 9.0), (newest, 3.0)):
+        write(StudyFolder(tmp_path / folder), *build([Arm("text", tokenize=tokenize)], []))
+    (tmp_path / of_scenario / "20260103T000000Z-bbbbbb").mkdir()  # not a study yet
+    (tmp_path / of_scenario / "later").symlink_to(older.name)  # not named by its time
+    given, named = (harness(*words.format(folder, folder).split(), cwd=tmp_path) for folder in (newest, of_scenario))
+    note = f"{of_scenario}: the newest study is {newest.name}\n"
+    assert note not in given.stderr
+    assert note in named.stderr
+    shown = named.stdout + named.stderr.replace(note, "")
+    assert (named.returncode, shown) == (given.returncode, given.stdout + given.stderr)
 
 
 class TestReportWithoutTables:

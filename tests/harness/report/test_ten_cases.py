@@ -27,7 +27,6 @@ ROOT = Path(__file__).parents[3]
 SUMMARIES = [
     *sorted((ROOT / "tests/fixtures/studies").glob("*/summary.json")),
     ROOT / "results/reference/quickstart/summary.json",
-    ROOT / "results/reference/gpu/h200-8b/summary.json",
 ]
 BLOCKS = 3
 QUIET = {"spread": 0.0, "gap": 0.01, "after": 0.0, "wake": 0.0, "handover": 0.1, "receive": 0.05}

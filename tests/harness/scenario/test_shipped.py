@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,23 @@ def test_a_file_of_the_users_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").write_text("name: mine\nquestion: mine?\narms: {one: {}}\n")
     assert load_scenario("quickstart").name == "mine"
+
+
+def test_a_name_is_first_that_of_a_file_in_this_folder(tmp_path: Path) -> None:
+    """Its suffix may be left out; a folder of that name is in no way of it."""
+    text = "name: mine\nquestion: mine?\narms: {one: {}}\n"
+    for name in ("mine", "quickstart"):
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.yaml").write_text(text)
+        done = harness("run", name, "--plan", "--json", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, f"{name}: the file {name}.yaml of this folder\n")
+        assert list(json.loads(done.stdout)["arms"]) == ["one"]
+    (tmp_path / "quickstart.yaml").unlink()
+    shipped_one = harness("run", "quickstart", "--plan", "--json", cwd=tmp_path)
+    assert (shipped_one.returncode, shipped_one.stderr) == (0, "")
+    assert list(json.loads(shipped_one.stdout)["arms"]) != ["one"]
+    (tmp_path / "mine.yaml").unlink()
+    assert harness("run", "mine", "--plan", cwd=tmp_path).stderr.startswith("harness: mine: is a directory")
 
 
 def test_a_name_that_is_neither_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

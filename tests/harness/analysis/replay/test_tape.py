@@ -12,7 +12,7 @@ from harness.analysis.replay import Replays
 from harness.study.store import StudyFolder
 from tests.cuda_stream import LAUNCH_BOUND, record
 
-RECORDED = Path(__file__).parents[4] / "results" / "reference" / "gpu" / "h200" / "known-truth" / "study-0.tar.gz"
+RECORDED = Path(__file__).parents[4] / "results" / "reference" / "gpu" / "h200" / "known-truth" / "study-0.tar.xz"
 WARMUP = 3
 
 
