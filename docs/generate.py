@@ -43,7 +43,17 @@ def command_line() -> str:
 
     parser = _parser()
     parser.get_default("everything")()
-    return "\n".join(_command(parser, 2))
+    return "\n".join([*_groups(), *_command(parser, 2)])
+
+
+def _groups() -> Iterator[str]:
+    """Yield the commands by group, each with a link to its section."""
+    from harness.cli import GROUPS
+
+    for title, commands in GROUPS.items():
+        yield f"**{title}**\n"
+        rows = [(f"[{name}](#harness-{name})", _text(command.help)) for name, command in commands.items()]
+        yield from _table(("command", "what it does"), rows)
 
 
 def _command(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
