@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,8 @@ def scenario_keys() -> str:
     """Return the keys of scenario files, from the models' JSON Schema."""
     from harness.scenario.schema import scenario_schema
 
-    definitions: dict[str, Any] = dict(scenario_schema()["$defs"])
+    schema: dict[str, Any] = dict(scenario_schema())
+    definitions: dict[str, Any] = schema["$defs"]
     lines = ["## Keys of a scenario\n", *_keys(definitions, "Scenario")]
     lines += ["\n## Keys of a scenario of commands\n", *_keys(definitions, "CommandScenario")]
     sections: dict[str, list[tuple[str, Any]]] = {}
@@ -346,7 +347,7 @@ def _relative(target: str, place: str) -> str:
     return os.path.relpath(target, Path(place).parent)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     if rows:
         yield f"| {' | '.join(head)} |\n|{' --- |' * len(head)}"
         yield from (f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in rows)
