@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs
 
 SELDOM := transformers/models/(?!auto|gpt2|llama)|/sympy/|/networkx/|/torch/(testing|distributed|_inductor)/|/pip/|/mypy
 
-.PHONY: run test quick snapshots lint format bench clean
+.PHONY: run test quick snapshots lint format bench docs release-check clean
 
 run: $(STAMP)
 	$(BIN)/harness run scenarios/quickstart.yaml
@@ -33,6 +34,19 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable --benchmark-only
+
+# The documentation site: warnings are errors, and nothing is fetched once the set-up is done.
+docs: $(DOCS_STAMP)
+	$(BIN)/python docs/generate.py build/docs
+	$(BIN)/zensical build --clean --strict
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -e '.[docs]'
+	@touch $(DOCS_STAMP)
+
+# What is to be published: wheel and sdist as they are built, and the wheel in an environment of its own.
+release-check:
+	.ci/release-check $(PYTHON)
 
 # The constraints pin what CI runs, torch's CPU build among it. On a machine with an NVIDIA device the versions that it
 # brings are kept instead (torch is then looked for outside the environment), within the ranges of pyproject.toml.

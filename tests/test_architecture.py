@@ -1,4 +1,4 @@
-"""The rooms of the house and the arrows between them, read from the imports themselves (see docs/architecture.md)."""
+"""The rooms of the house and the arrows between them, read from the imports (see docs/internals/architecture.md)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# Replaced word -> what is said instead (docs/glossary.md).
+# Replaced word -> what is said instead (docs/concepts/glossary.md).
 REPLACED = {
     **dict.fromkeys(("contest", "contests"), "comparison"),
     **dict.fromkeys(("twin", "twins"), "A/A control"),

@@ -93,7 +93,7 @@ class LoadedStudy:
         return html.fragment(f"{screen}\nStudy: {safe(str(self.path))}\n")
 
     def table(self, name: TableName = "steps") -> pa.Table:
-        """One table of all finished runs: the columns ``arm`` and ``block``, then the contract's (docs/columns.md)."""
+        """One table of all finished runs: ``arm``, ``block``, and the columns of `harness schema --columns`."""
         import pyarrow as pa
 
         if name not in COLUMNS:

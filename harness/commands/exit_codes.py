@@ -1,4 +1,4 @@
-"""Exit codes that several commands share; harness/cli.py lists them all."""
+"""Exit codes of the command line, and their meanings as the documentation prints them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from trainer.errors import InputError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 REGRESSION = 3
+# Every exit code of the command line. `harness exec` returns the program's own code where that is not 0.
+MEANINGS = {
+    0: "done; of a check: faster or the same",
+    1: "a run failed (finished runs are kept and reported), data differ, a check of `doctor` fails, the disk is full, "
+    "or a `budget` was reached",
+    2: "the input is wrong: one line names file, key and what is allowed",
+    REGRESSION: "something got slower",
+    4: "undecided: whether something got slower could not be decided (`--undecided-exit` sets another code)",
+    INTERRUPTED: "interrupted: Ctrl-C, SIGTERM or SIGHUP; finished runs are kept",
+    141: "the reader of the output has gone, as in `| head`",
+}
 OF_STUDY = {"done": 0, "failed": 1, "interrupted": INTERRUPTED}
 
 

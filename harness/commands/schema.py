@@ -8,9 +8,7 @@ import sys
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which of the two."""
-    parser.add_argument(
-        "--columns", action="store_true", help="print what each column of a run's tables means (docs/columns.md)"
-    )
+    parser.add_argument("--columns", action="store_true", help="print what each column of a run's tables means")
 
 
 def schema(arguments: argparse.Namespace, _command: list[str]) -> int:

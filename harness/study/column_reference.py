@@ -1,6 +1,6 @@
 """Says what each column of the contract's tables means, for whoever reads them with other tools.
 
-``docs/columns.md`` is :func:`reference`, word for word; a test holds it to that, and every column to a line here.
+``docs/generate.py`` makes the page of the documentation of it; a test holds every column to a line here.
 """
 
 from __future__ import annotations

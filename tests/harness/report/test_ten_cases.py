@@ -1,4 +1,7 @@
-"""Sentences that were wrong once, each on a pipeline whose truth another simulation knows (docs/ten-cases.md)."""
+"""Sentences that were wrong once, each on a pipeline whose truth another simulation knows.
+
+The list is docs/evidence/ten-cases.md.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def standalone(tmp_path: Path) -> Iterator[str]:
 
 
 def test_spark_submit_names_the_master(corpus: str, standalone: str, tmp_path: Path) -> None:
-    """The line of docs/data-paths.md, on a master of this machine: tasks run on the cluster's worker."""
+    """The line of docs/guides/spark.md, on a master of this machine: tasks run on the cluster's worker."""
     submit = (str(spark_home() / "bin" / "spark-submit"), "--deploy-mode", "client", "--master", standalone)
     words = ("data", "pretokenize", "--corpus", corpus, "--tokenizer", "bpe:300", "--engine", "spark")
     file = str(harness.__main__.__file__)
