@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument("--control", metavar="NAME", help="each arm under this control: data-only or ideal-data")
     parser.add_argument(
-        "--steps", type=int, metavar="N", help=f"of a command: measured steps of each block (default: {STEPS})"
+        "--steps", type=int, metavar="N", help=f"end a block of a command after N measured steps (default: {STEPS})"
     )
     parser.add_argument("--interleave", choices=("auto", "slices", "runs"), help="see harness run")
     parser.add_argument(

@@ -248,7 +248,7 @@ def test_report_prints_the_first_screen_and_where_the_summary_lies(tmp_path: Pat
         "trace {} --run none/0",  # refused once the study is read, as it serves until Ctrl-C
         "whatif {} --set tokenize=0 --json",
         "compare {} {} --json",
-        "baseline save {} --baselines kept",
+        pytest.param("baseline save {} --baselines kept", marks=pytest.mark.slow),  # asks git
         "baseline check {} --baselines nowhere",
     ],
 )
