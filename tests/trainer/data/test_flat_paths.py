@@ -132,7 +132,8 @@ def test_a_global_order_is_that_of_one_process(
 @examples(60)
 @example(lengths=[1, 1, 1, 1], worker=0, shuffle=False, length=2)
 @given(
-    lengths=st.lists(st.integers(0, 4), min_size=4, max_size=9).filter(any),
+    # A share may miss the few documents with tokens for 16 epochs, which is an error: half of them have some.
+    lengths=st.lists(st.integers(0, 4), min_size=4, max_size=9).filter(lambda drawn: 2 * drawn.count(0) <= len(drawn)),
     worker=st.integers(0, 2),
     shuffle=st.booleans(),
     length=st.integers(1, 6),
