@@ -27,10 +27,10 @@ class Job:
 
 
 JOBS = (
-    Job("gpu-tests", "Do all tests under tests/gpu pass?", 130),
+    Job("gpu-tests", "Do all tests under tests/gpu pass?", 125),
     Job("known-truth", "Are step, exposed, idle, ceiling and removal right for 12 injected pipelines?", 145, 70),
-    Job("exec-faults", "Does exec name the fault of 8 slow CUDA programs, and its saving?", 150, 40),
-    Job("gpt2-124m", "How fast is GPT-2 124M eager, compiled, and with the fused GELU?", 140, 90),
+    Job("exec-faults", "Does exec name the fault of 8 slow CUDA programs, and its saving?", 180, 40),
+    Job("gpt2-124m", "How fast is GPT-2 124M eager, compiled, and with the fused GELU?", 120, 90),
     Job("founding-1b", "Does pretokenizing buy anything at 1 billion parameters?", 150, 130),
     Job("founding-8b", "The same at 8 billion parameters", 500, 72),
     Job("crossover", "At which model and batch size does tokenizing begin to cost?", 200, 60),
