@@ -121,7 +121,8 @@ def _headers(state: Any) -> None:
             labels.append("".join(child.content for child in tokens[at + 1].children or ()))
         elif token.type == "td_open":
             column += 1
-            token.attrSet("data-label", labels[column])
+            if column:
+                token.attrSet("data-label", labels[column])
             if len(tokens[at + 1].content) <= ONE_LINE:
                 token.attrSet("class", "figure")
         elif token.type == "tr_open" and tokens[at + 1].type == "td_open":
