@@ -40,7 +40,7 @@ NARROW = Sheet(3.8, stacked=True)  # a phone shows it 366 pixels wide
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowAxes:
     """Axes with one row of marks per label."""
 
     figure: Figure
@@ -88,7 +88,7 @@ class Rows:
         )  # fmt: skip
 
 
-def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, lines: int = 0) -> Rows:
+def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, lines: int = 0) -> RowAxes:
     """Return axes of ``count`` rows, ``height`` inches each; ``lines`` of text stand above a row of a stacked sheet."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, line
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    return Rows(figure, axes, pitch)
+    return RowAxes(figure, axes, pitch)
 
 
 def fitted(figure: Figure, sheet: Sheet) -> Figure:
