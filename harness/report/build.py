@@ -14,7 +14,7 @@ from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import StudyReport
 from harness.analysis.study import analyse
 from harness.report import html, learning, markdown, profile
-from harness.report.drawing import Picture, drawn
+from harness.report.drawing import Picture
 from harness.report.first_screen import FirstScreen, first_screen
 from harness.report.names import ArmNames
 from harness.report.recorded import RecordedFiles, read_recorded
@@ -102,8 +102,8 @@ def draw(
     from harness.report import plots  # matplotlib costs a second of import
 
     pictures = plots.pictures(report, names)
-    if (figure := plots.memory(profiles)) is not None:
-        pictures[profile.PICTURE] = drawn(figure, report.emulated)
+    if (picture := plots.in_both(partial(plots.memory, profiles), report.emulated)) is not None:
+        pictures[profile.PICTURE] = picture
     for name in (*plots.NAMES, learning.PICTURE, profile.PICTURE):
         if name in pictures:
             write_bytes(study.plots / name, pictures[name].png)

@@ -21,7 +21,7 @@ def section(uses: Sequence[ArmUse], judged: Sequence[JudgedClaim], names: ArmNam
     sentences = "\n".join(f"- {safe(sentence(one, names))}" for one in judged)
     header = [
         "arm",
-        "step ms",
+        "step ms (median of runs)",
         "tokenizing ms per 1000 tokens",
         f"{' / '.join(PARTS)}: % of the step",
         f"{' / '.join(PARTS)}: CPU cores",

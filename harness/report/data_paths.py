@@ -48,7 +48,7 @@ def section(found: Sequence[DataPath], names: ArmNames) -> str:
             "Medians over the blocks of the data-only controls [95 % interval]. A sample is a row of a batch with its "
             f"padding, which tokens/s and the ratio to {safe(against)}{point} count too.{_loop_note(found)}",
             "What it is worth in training:",
-            table(["arm", "step ms", "waits for data, ms a step", "alone", "in training"], training),
+            table(["arm", "step ms (median of blocks)", "waits for data, ms a step", "alone", "in training"], training),
             f"*alone* and *in training*: times as fast as {safe(against)}{point}"
             f"{f', in training by {measures}' if measures else ''}.",
         ]

@@ -54,7 +54,7 @@ MOST_ALIKE = 3  # comparisons that ask for the same; of more it is said once
 MOST_DIFFERENCES = 4  # more are counted by kind on the first screen, and listed in full below it
 # An interval that reaches so many times as far below 1 as above it, and so far at all: both ends are said.
 LOPSIDED, MISLEADS = 2.0, 0.02
-HEADER = ("comparison", "in isolation", "could gain", "predicted", "measured", "verdict")
+HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
 
 
@@ -303,7 +303,7 @@ _BEHIND = {"optimizer": "the optimizer", "sync": "the sync", "norm": "the gradie
 def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     label = names.pair(c.candidate, c.baseline)
     if isinstance(c, NotCompared):
-        return (label, *([NOT_MEASURED] * (len(HEADER) - 2)), "not measured")
+        return (label, "not measured", *([NOT_MEASURED] * (len(HEADER) - 2)))
     m = c.measured
     known = (m.isolated, could_gain(m), believed_ratio(c), m.ratio)
     figures = [NOT_MEASURED if one is None else f"{ratio(one.median)}{_or_none(one)}" for one in known]
@@ -316,7 +316,7 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     predicted = c.explained.predicted
     if isinstance(predicted, Absent) and predicted.kind == "more than the data path differs" and could_gain(m):
         figures[1] += " by data"  # what else differs may gain more
-    return (label, *figures, VERDICTS[m.verdict])
+    return (label, VERDICTS[m.verdict], *figures)
 
 
 def _or_none(one: Estimate) -> str:

@@ -22,7 +22,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from harness.analysis.step_times import StepTimes
-from harness.report import outliers
+from harness.report import colours, outliers
 from harness.report.drawing import Picture
 from harness.report.markdown import Page, Section
 from harness.report.names import ArmNames
@@ -42,7 +42,7 @@ def page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[StepTime
     return Template(_asset("page.html")).substitute(
         title=markdown.renderInline(report.title),
         hashes=" ".join(map(_hash, (plot, script))),
-        style=_asset("uplot.min.css") + _asset("page.css"),
+        style=_asset("uplot.min.css") + colours.style() + _asset("page.css"),
         opening="\n".join(opening),
         contents="\n".join(f'<li><a href="#{_slug(one)}">{escape(one.title)}</a></li>' for one in report.sections),
         sections="\n".join(_details(one, markdown, steps) for one in report.sections),
@@ -96,7 +96,7 @@ def _renderer(pictures: Mapping[str, Picture]) -> MarkdownIt:
     def image(_: RendererHTML, tokens: Sequence[Token], at: int, *__: object) -> str:
         name = str(tokens[at].attrs.get("src", "")).rpartition("/")[2]
         found = pictures.get(name)
-        return "" if found is None else _figure(name.partition(".")[0], found.svg, tokens[at].content)
+        return "" if found is None else _figure(name.partition(".")[0], found, tokens[at].content)
 
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     markdown.core.ruler.push("headers", _headers)
@@ -106,17 +106,30 @@ def _renderer(pictures: Mapping[str, Picture]) -> MarkdownIt:
 
 
 def _headers(state: Any) -> None:
-    """The cells of the first column head their rows, those of the first row their columns."""
+    """The cells of the first column head their rows, those of the first row their columns.
+
+    Each other cell has its column's name as ``data-label``: a phone shows it before the cell, as the head is hidden.
+    """
     tokens: list[Token] = state.tokens
+    labels: list[str] = []
+    column = 0
     for at, token in enumerate(tokens):
+        if token.type == "thead_open":
+            labels = []
         if token.type == "th_open":
             token.attrSet("scope", "col")
+            labels.append("".join(child.content for child in tokens[at + 1].children or ()))
+        elif token.type == "td_open":
+            column += 1
+            if column:
+                token.attrSet("data-label", labels[column])
+            if len(tokens[at + 1].content) <= ONE_LINE:
+                token.attrSet("class", "figure")
         elif token.type == "tr_open" and tokens[at + 1].type == "td_open":
+            column = -1
             close = next(place for place in range(at, len(tokens)) if tokens[place].type == "td_close")
             tokens[at + 1].tag = tokens[close].tag = "th"
             tokens[at + 1].attrSet("scope", "row")
-        elif token.type == "td_open" and len(tokens[at + 1].content) <= ONE_LINE:
-            token.attrSet("class", "figure")
 
 
 def _table_open(*_: object) -> str:
@@ -127,10 +140,14 @@ def _table_close(*_: object) -> str:
     return "</table></div>"
 
 
-def _figure(name: str, svg: str, alt: str) -> str:
-    """The drawing in place. Its ids get its name: drawings repeat each other's."""
-    own = _ID.sub(lambda found: f"{found[1]}{name}-", svg)
-    return "<figure>" + own.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1) + "</figure>"
+def _figure(name: str, picture: Picture, alt: str) -> str:
+    """The drawing in place, for wide and for narrow windows. Its ids get its name: drawings repeat each other's."""
+    shown = []
+    for form, svg in (("wide", picture.svg), ("narrow", picture.narrow)):
+        own = _ID.sub(rf"\g<1>{name}-{form}-", svg)
+        only = f'class="on-{form}" ' if picture.narrow else ""
+        shown.append(own.replace("<svg ", f'<svg {only}role="img" aria-label="{escape(alt)}" ', 1))
+    return f"<figure>{''.join(shown)}</figure>"
 
 
 def _slug(one: Section) -> str:

@@ -24,6 +24,7 @@ from harness.report.words import listing, number, percent
 from harness.study.contract import STAGES
 from trainer.devices.flops import CONVENTIONS
 
+STEP_TIMES = "step mean, p50, p95 (ms)"
 PADDED = 0.9  # of the positions are trained on: of fewer it is said, as model FLOPs count all of them
 
 
@@ -106,11 +107,11 @@ def _speed(shown: Sequence[ArmReport], names: ArmNames) -> str:
             names.short(arm.name),
             estimate_cell(arm.totals.tokens_per_s),
             estimate_cell(arm.totals.trained_tokens_per_s),
-            _p50_p95(arm),
+            step_times(arm),
         ]
         for arm in shown
     ]
-    return table(["arm", "tokens/s", "trained tokens/s", "step p50, p95 (ms)"], rows)
+    return table(["arm", "tokens/s", "trained tokens/s", STEP_TIMES], rows)
 
 
 def _data_work(shown: Sequence[ArmReport], names: ArmNames) -> str:
@@ -164,12 +165,12 @@ def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
     """The controls, each with its arm; empty where there is none."""
     if not shown:
         return ""
-    header = ["of", "control", "step p50, p95 (ms)", "tokens/s", "times as fast as its arm", "waiting for a core ms"]
+    header = ["of", "control", STEP_TIMES, "tokens/s", "times as fast as its arm", "waiting for a core ms"]
     rows = [
         [
             names.short(arm.of or ""),
             arm.control or "",
-            _p50_p95(arm),
+            step_times(arm),
             number_cell(None if arm.totals.tokens_per_s is None else arm.totals.tokens_per_s.median),
             ratio_cell(arm.against_arm),
             number_cell(arm.totals.contended_ms),
@@ -183,8 +184,9 @@ def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
     return f"## Controls\n\n{table(header, rows)}\n\n{note}"
 
 
-def _p50_p95(arm: ArmReport) -> str:
-    return ", ".join(number_cell(value) for value in (arm.totals.p50_ms, arm.totals.p95_ms))
+def step_times(arm: ArmReport) -> str:
+    """The mean, as sentences and pictures give it, and the quantiles of single steps."""
+    return ", ".join(map(number_cell, (arm.totals.mean_step_ms, arm.totals.p50_ms, arm.totals.p95_ms)))
 
 
 def _loss(totals: ArmTotals) -> str:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from harness.analysis.choices import ChoicePass
 from harness.analysis.learning import ArmCurves
 from harness.analysis.probes.stacks import wilson
+from harness.report.colours import CURVES, GRID, INK, RULE, SOFT
 from harness.report.curve import LEAST_SMOOTHED, smoothed_steps
-from harness.report.drawing import thinned, title
-from harness.report.loss_curves import COLOURS
+from harness.report.drawing import TEXT, WIDE, Sheet, fitted, thinned, title
 from harness.report.names import ArmNames
 from harness.report.words import listing
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_RUNS = len(COLOURS)  # that a reader can tell apart in one picture
+MOST_RUNS = len(CURVES)  # that a reader can tell apart in one picture
 GUESS = 0.25  # of four endings
 MOST_BANDS = 3  # intervals that are drawn at every pass
 Axis = Literal["steps", "tokens"]
@@ -100,7 +100,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
     """
     figure, axes = _axes(axis)
     smoothed = _smoothed_steps(runs)
-    for run, colour in zip(runs[:MOST_RUNS], COLOURS, strict=False):
+    for run, colour in zip(runs[:MOST_RUNS], CURVES, strict=False):
         finite, broken = _split(run.training)
         window = smoothed if finite.shape[1] >= LEAST_SMOOTHED * smoothed else 1
         if finite.shape[1]:
@@ -123,21 +123,19 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
                 axes.plot(where, lowest[1:], "*", color=colour, markersize=12, markeredgecolor="white", zorder=4)
                 if len(runs) <= MOST_BANDS:
                     axes.annotate(f"{lowest[1]:.4g}", (where[0], lowest[1]), (0, -12), textcoords="offset points",
-                                  ha="center", fontsize=8, color=colour)  # fmt: skip
+                                  ha="center", fontsize=TEXT, color=INK)  # fmt: skip
             if len(of):
                 _mark(axes, run, values, of[0], axis, colour)
         axes.plot([], [], color=colour, linewidth=2.5, label=_label(run.name))
     if any(run.training.shape[1] for run in runs):
         mean_of = f"training: mean of {smoothed} steps, each step pale"
-        axes.plot([], [], color="#555555", linewidth=1.8, label=mean_of if smoothed > 1 else "training")
+        axes.plot([], [], color=SOFT, linewidth=1.8, label=mean_of if smoothed > 1 else "training")
     if any(run.validation.shape[1] for run in runs):
-        axes.plot(
-            [], [], "o--", color="#555555", linewidth=1.3, markersize=4.5, markerfacecolor="white", label="validation"
-        )
+        axes.plot([], [], "o--", color=SOFT, linewidth=1.3, markersize=4.5, markerfacecolor="white", label="validation")
     if any(len(_split(one)[1]) for run in runs for one in (run.training, run.validation)):
-        axes.plot([], [], "X", color="#555555", markersize=8, label="first NaN or infinite loss")
+        axes.plot([], [], "X", color=SOFT, markersize=8, label="first NaN or infinite loss")
     if any(minimum(one) is not None for run in runs for one in (run.training, run.validation)):
-        axes.plot([], [], "*", color="#555555", markersize=10, linestyle="none", label="lowest loss")
+        axes.plot([], [], "*", color=SOFT, markersize=10, linestyle="none", label="lowest loss")
     axes.set_ylabel("loss (nats per token)")
     kinds = [
         name
@@ -169,13 +167,13 @@ def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
     return min((one for one in windows if one > 1), default=1)
 
 
-def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis) -> Figure:
+def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, sheet: Sheet = WIDE) -> Figure:
     """Shares of right answers by ``measure``, with 95 % intervals over questions (Wilson's), and that of a guess."""
-    figure, axes = _axes(axis)
+    figure, axes = _axes(axis, sheet)
     numbers = {one.questions for run in runs[:MOST_RUNS] for one in run.choices}
     counts = {run.name: {one.questions for one in run.choices} for run in runs}
     banded = 0
-    for run, colour in zip(runs[:MOST_RUNS], COLOURS, strict=False):
+    for run, colour in zip(runs[:MOST_RUNS], CURVES, strict=False):
         found = [(one.step + 1, getattr(one, measure), one.questions) for one in run.choices]
         known = [one for one in found if one[1] is not None and np.isfinite(one[1])]
         if known:
@@ -192,11 +190,11 @@ def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis) -> 
             axes.plot(places, shares, "o-", color=colour, linewidth=1.6, markersize=4.5)
         label = run.name if len(numbers) == 1 else f"{run.name} ({_questions(counts[run.name])})"
         axes.plot([], [], "o-", color=colour, linewidth=2, markersize=4.5, label=_label(label))
-    axes.axhline(100 * GUESS, color="#888888", linewidth=1, linestyle=":", label="a guess")
+    axes.axhline(100 * GUESS, color=RULE, linewidth=1, linestyle=":", label="a guess")
     axes.set_ylabel(f"questions answered right (%)\n{MEASURES[measure]}")
     text = "Multiple choice" if len(numbers) > 1 else f"Multiple choice, {_questions(numbers)}"
     _finish(figure, axes, text + (", with 95 % intervals over questions" if banded else ""), len(runs))
-    return figure
+    return fitted(figure, sheet)
 
 
 def _label(name: str) -> str:
@@ -210,18 +208,18 @@ def _questions(numbers: set[int | None]) -> str:
     return f"{listing([f'{one:,}' for one in sorted(one for one in numbers if one is not None)])} questions"
 
 
-def _axes(axis: Axis) -> tuple[Figure, Axes]:
+def _axes(axis: Axis, sheet: Sheet = WIDE) -> tuple[Figure, Axes]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(10.5, 5.4), layout="constrained")
+    figure = Figure(figsize=(sheet.width, 5.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_xlabel("optimizer steps" if axis == "steps" else "tokens (padding included)")
     if axis == "tokens":
         axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    axes.grid(color="#EEEEEE")
+    axes.grid(color=GRID)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -231,7 +229,7 @@ def _axes(axis: Axis) -> tuple[Figure, Axes]:
 def _finish(figure: Figure, axes: Axes, text: str, count: int) -> None:
     left_out = f" (the first {MOST_RUNS} of {count} runs)" if count > MOST_RUNS else ""
     title(figure, text + left_out)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, fontsize=8.5, frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, fontsize=TEXT, frameon=False)
 
 
 def _split(values: Values) -> tuple[Values, Values]:

@@ -118,6 +118,7 @@ def _arm(arm: ArmReport) -> Json:
         "tokens_per_s": estimate_json(totals.tokens_per_s),
         "trained_tokens_per_s": estimate_json(totals.trained_tokens_per_s),
         "step_ms": estimate_json(totals.step_ms),
+        "step_mean_ms": finite(totals.mean_step_ms),
         "step_p50_ms": finite(totals.p50_ms),
         "step_p95_ms": finite(totals.p95_ms),
         "useful_fraction": finite(totals.useful_fraction),

@@ -58,9 +58,9 @@ def _whatif_table(comparisons: Sequence[Comparison], names: ArmNames) -> str:
     header = [
         "candidate / baseline",
         "under",
-        "baseline step ms",
+        "baseline step ms (median of blocks)",
         "waits for data ms",
-        "candidate step ms",
+        "candidate step ms (median of blocks)",
         "times as fast",
     ]
     asked = [(c, one) for c in comparisons for one in c.explained.whatifs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.report.colours import CURVES
 from harness.report.drawing import Picture, drawn, title
 from harness.sweep.findings import RateCurve
 from harness.sweep.fit import LearningRateOptimum
@@ -13,15 +14,12 @@ from harness.sweep.messages import rate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, safe for colour-blind readers.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#666666")
-
 
 def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
     """The points of each curve, a line through the mean loss of each rate, and the optimum's interval as a band."""
     figure, axes = logarithmic_figure()
     above = "in no fit: at or above a rate that diverged"
-    for curve, colour in zip(curves, COLOURS, strict=False):
+    for curve, colour in zip(curves, CURVES, strict=False):
         label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
         axes.plot(*zip(*curve.points, strict=True), "o", color=colour, markersize=6, label=label)
         means = _means(curve.points)
@@ -62,7 +60,7 @@ def training_figure(curves: Sequence[RateCurve], name: str) -> Figure:
     """Return the figure of :func:`training_loss_over_rate`."""
     figure, axes = logarithmic_figure()
     lowest_of, star = [], "lowest"
-    for curve, colour in zip(curves, COLOURS, strict=False):
+    for curve, colour in zip(curves, CURVES, strict=False):
         if not curve.training:
             continue
         label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"

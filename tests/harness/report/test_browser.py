@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.report import drawing
 from harness.report.build import build_report
 from harness.study.store import StudyFolder
 from tests.harness.report import browser
@@ -18,6 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(browser.found() is None, reason=f"no browser here (one of {', '.join(browser.NAMES)})"),
 ]
+LEAST_TEXT = drawing.TEXT  # points of the smallest text of a picture
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 
 
@@ -108,6 +110,24 @@ def test_dark_follows_the_system_and_the_button_turns_it_round(opened: Browser) 
     assert dark != light
     opened.value("document.getElementById('theme').click()")
     assert opened.value(BACKGROUND) == light
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_nothing_is_cut_in_a_window_of_any_width(opened: Browser, width: int) -> None:
+    opened.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+    opened.value("for (const one of document.querySelectorAll('details')) one.open = true")
+    opened.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    right = "one.closest('.wide') && innerWidth > 640 ? 0 : one.getBoundingClientRect().right"
+    every = "[...document.querySelectorAll('main *:not(svg *):not(.u-wrap *)')]"
+    window = opened.value("document.documentElement.clientWidth")
+    assert opened.value(f"Math.max(...{every}.map((one) => {right}))") <= window
+    shown = opened.value(
+        "[...document.querySelectorAll('figure svg')].filter((one) => one.getBoundingClientRect().width)"
+        ".map((one) => one.getBoundingClientRect().width / one.viewBox.baseVal.width)"
+    )
+    assert len(shown) >= 3
+    assert all(LEAST_TEXT * pixels >= 12 for pixels in shown)
+    opened.call("Emulation.clearDeviceMetricsOverride")
 
 
 def test_no_two_of_sixteen_arms_look_alike_in_the_scatter(chromium: Browser, tmp_path: Path) -> None:

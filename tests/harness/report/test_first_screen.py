@@ -13,7 +13,7 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.study import analyse
 from harness.report import markdown, terminal
 from harness.report.chain import chain
-from harness.report.first_screen import MOST_ALIKE, MOST_DIFFERENCES, FirstScreen, finding, first_screen
+from harness.report.first_screen import HEADER, MOST_ALIKE, MOST_DIFFERENCES, FirstScreen, finding, first_screen
 from harness.report.tables import NOT_MEASURED
 from harness.study.run_data import RunData
 from tests.harness.synthetic import Arm, build, judged, page_of
@@ -21,6 +21,7 @@ from tests.harness.synthetic import Arm, build, judged, page_of
 TEXT = Arm("text-padded", tokenize=9.0, declared={"data.path": "text-padded"})
 TOKENS = Arm("tokens-padded", tokenize=0.0, declared={"data.path": "tokens-padded"})
 QUIET = {"day": 0.002, "block": 0.001}
+PREDICTED = HEADER.index("predicted")
 PAGE = 100  # characters that a row of a table may take in a pull request
 
 
@@ -292,10 +293,10 @@ def test_a_prediction_outside_tolerance_is_not_shown_as_one(gain: StudyReport) -
     (c,) = gain.compared
     predicted = c.explained.predicted
     assert isinstance(predicted, PredictedRatio)
-    assert first_screen(gain).rows[0][3] != NOT_MEASURED
+    assert first_screen(gain).rows[0][PREDICTED] != NOT_MEASURED
     off = replace(c, explained=replace(c.explained, predicted=replace(predicted, error=0.3, within_tolerance=False)))
     report = replace(gain, comparisons=(off,))
-    assert first_screen(report).rows[0][3] == NOT_MEASURED
+    assert first_screen(report).rows[0][PREDICTED] == NOT_MEASURED
     assert "outside tolerance, do not rely on it" in page_of(report)
     (link,) = (one for one in chain(off) if one.name == "predicted")
     assert link.ratio is None  # nor is it a bar of the picture
@@ -304,8 +305,8 @@ def test_a_prediction_outside_tolerance_is_not_shown_as_one(gain: StudyReport) -
 def test_what_could_be_gained_is_said_to_be_by_data_where_arms_differ_in_more() -> None:
     compiled = Arm("compiled", compute={"forward": 20.0}, declared={"model.compile": True})
     (row,) = screen(Arm("eager"), compiled).rows
-    assert row[2].endswith("x by data")
-    assert row[3] == NOT_MEASURED
+    assert row[HEADER.index("could gain")].endswith("x by data")
+    assert row[PREDICTED] == NOT_MEASURED
 
 
 def test_advice_that_promises_more_than_no_data_work_gave_says_so() -> None:

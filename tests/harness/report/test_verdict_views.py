@@ -78,7 +78,8 @@ def of_sentence(text: str) -> Verdict:
 
 
 def of_row(text: str) -> Verdict:
-    (verdict,) = {verdict for words, verdict in OF_WORDS.items() if text.strip("\n |").endswith(words)}
+    second = text.partition("tokens / text")[2].strip("\n |")
+    (verdict,) = {verdict for words, verdict in OF_WORDS.items() if second.startswith(words)}
     return verdict
 
 
@@ -99,7 +100,7 @@ def in_text(report: StudyReport) -> dict[str, Verdict]:
         "analysis": c.measured.verdict,
         "sentence": of_sentence(sentence(c)),
         "headline": of_finding(headline.finding),
-        "row": OF_WORDS[row[-1]],
+        "row": OF_WORDS[row[1]],
         "summary.json": of_summary(told),
         "its sentence": of_sentence(told["sentence"]),
         "terminal": of_row(next(line for line in terminal.lines(screen) if line.startswith("tokens / text"))),
@@ -117,7 +118,7 @@ def in_pages(report: StudyReport) -> dict[str, Verdict]:
     return {
         "summary.md, table": of_row(next(li for li in page.markdown.splitlines() if li.startswith("| tokens / text"))),
         "summary.md, in full": of_sentence(page.markdown),
-        "summary.html, table": of_row(re.sub(r"<[^>]*>", " ", cells[1])),
+        "summary.html, table": of_row(re.sub(r"<[^>]*>", " ", cells[0])),
         "summary.html, in full": of_sentence(re.sub(r"</?strong>", "", shown)),
         "picture": OF_WORDS[label.splitlines()[0].partition(",")[0]],
     }
