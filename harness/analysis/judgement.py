@@ -24,7 +24,7 @@ Bar = Literal["no loader", "no items", "unequal", "sampler", "restarts"]
 _REFUSED = {
     "no core": "its main thread had no core for too much of the time",
     "blocked": "too much of its time was not seen",
-    "device": "what its device did was not recorded",
+    "device": "not all that its device did was recorded",
     "ranks": "its ranks wait for one another, so its own steps do not tell what one of them would gain",
 }
 

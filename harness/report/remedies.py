@@ -78,11 +78,10 @@ def _retries(found: Sequence[SlowCause], part: Part) -> Texts:
 def _compiled(found: Sequence[SlowCause], part: Part) -> Texts:
     (one,) = found
     return (
-        "Recompilation",
-        f"{count(round(one.times), 'graph')} recompiled in {one.steps:,} of {count(one.of, 'step')}"
-        f"{_longer(one, part)}",
-        "A new input shape is the usual reason (TORCH_LOGS=recompiles names it). Pad to one length or to a few, or "
-        "compile with dynamic=True.",
+        "Compilation",
+        f"{count(round(one.times), 'graph')} compiled in {one.steps:,} of {count(one.of, 'step')}{_longer(one, part)}",
+        "A new input shape, or a compiled function that runs for the first time: TORCH_LOGS=recompiles lists "
+        "the former only, with reasons. For shapes, pad to one length or to a few, or compile with dynamic=True.",
     )
 
 

@@ -81,6 +81,11 @@ def test_what_the_report_does_not_replay_whatif_refuses_for_the_same_reason(
     assert err == f"harness: whatif: a cannot be replayed: {why}.\n"
 
 
+def test_a_device_whose_events_are_kept_is_not_said_to_be_unrecorded() -> None:
+    """The page gives what the device did by its events; other streams and launches within a fetch are missing."""
+    assert refusal(runs_of(INLINE, **LOADER, asynchronous=True)) == "not all that its device did was recorded"
+
+
 def test_workers_are_offered_to_a_loader_and_not_to_a_function_of_the_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,13 +47,20 @@ def test_a_copy_has_its_size() -> None:
     assert "64 MB" in lines({"kind": "pageable", "bytes": 64_000_000})["Pageable memory"]
 
 
-@pytest.mark.parametrize(("kind", "subject"), [("retries", "Device memory"), ("compiled", "Recompilation")])
+@pytest.mark.parametrize(("kind", "subject"), [("retries", "Device memory"), ("compiled", "Compilation")])
 def test_counts_of_all_blocks_are_summed(kind: str, subject: str) -> None:
     """A step of 60 ms, and nine of 10 ms, in each of five blocks."""
     text = lines({"kind": kind, **COUNT})[subject]
     assert "5 of 50 steps: such a step takes 50.0 ms longer" in text
     assert " 10 " in text  # times
     assert subject not in lines({"kind": kind, **COUNT, "times": 0, "steps": 0, "ms": 0.0})
+
+
+def test_a_first_compilation_is_not_called_a_recompilation() -> None:
+    """The agent counts graphs, and those of a model that first runs within the measured steps are among them."""
+    text = lines({"kind": "compiled", **COUNT})["Compilation"]
+    assert "graphs compiled in" in text
+    assert "runs for the first time" in text
 
 
 def test_a_cause_of_a_later_version_is_left_out() -> None:
