@@ -23,7 +23,9 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
             found = [one for one in found if one.ms is None or one.ms >= NOTHING * step_ms]
         if found:
             yield texts(found, part)
-    if arm.unseen is not None and arm.unseen.device and arm.totals.bound == "launch":
+    # Steps that compile launch nothing for seconds: no larger kernel helps there.
+    longer_ms = sum((one.longer_ms or 0.0) * one.steps / one.of for one in arm.causes if one.of)
+    if arm.unseen is not None and arm.unseen.device and arm.totals.bound == "launch" and longer_ms < step_ms / 2:
         yield (
             "Launch-bound",
             "the device waits for the host to launch kernels",

@@ -81,7 +81,7 @@ FAULTS = (
     Fault("micro_batches", (), r"[Ll]aunch-bound", bound="launch"),
     Fault("hand_written_attention", ("scores",), r"[Aa]ttention|sdpa|softmax"),
     Fault("allocator_retries", (), r"alloc\w+ retr|cudaMalloc|cached blocks|fragment"),
-    Fault("recompiling_lengths", ("compiled(ids)", "torch.compile("), r"recompil|compiled (again|anew)"),
+    Fault("recompiling_lengths", ("compiled(ids)", "torch.compile("), r"graphs? compiled in"),
 )
 TRIED = ("item_each_step", "tokenizing_collate")  # on an emulated device
 

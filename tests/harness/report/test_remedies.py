@@ -73,3 +73,13 @@ def test_launch_bound_steps_have_a_remedy() -> None:
     assert bound.totals.bound == "launch"
     subjects = {one.subject for one in lone_lines(bound, ArmNames([arm.name]))}
     assert subjects - {one.subject for one in lone_lines(arm, ArmNames([arm.name]))} == {"Launch-bound"}
+
+
+def test_steps_that_compile_are_not_launch_bound() -> None:
+    """Nothing is launched meanwhile, so events alone would say so."""
+    cause = {"kind": "compiled", **COUNT, "ms": 60_000.0}
+    arm = analyse(*build([Arm("script", facts={**FACTS, "causes": [cause]})], [])).arms[0]
+    bound = replace(arm, totals=replace(arm.totals, bounds={"launch": 5}))
+    subjects = {one.subject for one in lone_lines(bound, ArmNames([arm.name]))}
+    assert "Compilation" in subjects
+    assert "Launch-bound" not in subjects
