@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from harness.attach.alternation import AlternatingCommand, CommandFailed
 from harness.attach.command import AgentSettings
@@ -111,12 +111,17 @@ def run_comparison(
     arms = {arm.name: arm for arm in plan.arms}
     runs = len(plan.blocks) * len(arms)
     finished: list[bool] = []
+    cannot_start = False
     try:
         total = runs if enough is None else None
         with terminable(), Progress(total, runs * _repetitions(scenario) * REPETITION_STEPS) as progress:
             for block, names in enumerate(plan.blocks):
                 members = [arms[name] for name in names]
-                finished.append(_run_block(folder, study, members, scenario, block, progress, limits))
+                outcome = _run_block(folder, study, members, scenario, block, progress, limits)
+                finished.append(outcome.finished)
+                if block == 0 and not outcome.started:
+                    cannot_start = True  # nor will it in the next blocks
+                    break
                 if enough is not None and enough(folder, study, block + 1):
                     break
         status = "done" if all(finished) else "failed"
@@ -127,7 +132,7 @@ def run_comparison(
     except KeyboardInterrupt:
         status = "interrupted"
     finally:
-        if enough is not None:  # nobody knew how many it would take
+        if enough is not None or cannot_start:  # fewer than were planned
             study = replace(study, order=study.order[: len(finished)], blocks=len(finished))
         folder.write_study(replace(study, status=status, ended_utc=now()))
     return ComparisonOutcome(status, cut)
@@ -150,6 +155,7 @@ class _CommandRun:
         self.begun_utc = now()
         self.error: str | None = None
         self.exit_code: int | None = None
+        self.started = False
         self.taken = False  # every repetition
         path = folder.run(arm.name, block)
         path.mkdir(parents=True, exist_ok=True)
@@ -207,6 +213,13 @@ class _CommandRun:
         return replace(record, config={**record.config, COMMAND: self.arm.text})
 
 
+class _BlockOutcome(NamedTuple):
+    """Whether all commands of a block finished, and whether enough started for another one to compare."""
+
+    finished: bool
+    started: bool
+
+
 def _run_block(
     folder: StudyFolder,
     study: StudyRecord,
@@ -215,12 +228,12 @@ def _run_block(
     block: int,
     progress: Progress,
     limits: WaitLimits,
-) -> bool:
-    """Run each of ``arms`` once; whether all finished."""
+) -> _BlockOutcome:
+    """Run each of ``arms`` once."""
     environment = study.environment
     together = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
     session = session_of(study.id, f"{block}-{secrets.token_hex(3)}")
-    finished = True
+    finished, started = True, 0
     for group in together:
         with tempfile.TemporaryDirectory(prefix="harness-gate-") as gates, ExitStack() as ending:
             runs = [
@@ -244,7 +257,8 @@ def _run_block(
                 raise
             for run in runs:
                 finished &= run.write(session, arms.index(run.arm), scenario.interleave, environment)
-    return finished
+                started += run.started and run.arm.control is None
+    return _BlockOutcome(finished, started >= min(2, sum(arm.control is None for arm in arms)))
 
 
 def _alternate(runs: Sequence[_CommandRun], scenario: CommandScenario, progress: Progress) -> None:
@@ -266,6 +280,7 @@ def _alternate(runs: Sequence[_CommandRun], scenario: CommandScenario, progress:
         except CommandFailed as error:
             failed(run, error)
             continue
+        run.started = True
         run.command.suspend()
         alive.append(run)
     for repetition in range(count):

@@ -41,6 +41,9 @@ def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
     needs = needs_of(arguments, "corpus", "tokenizer")
     if arguments.out is not None:
         only(needs, f"--out {arguments.out}")
+        from harness.launch.preparation import check_writable
+
+        check_writable(Path(arguments.out))
     for place, need in enumerate(needs):
         own = () if arguments.scenario is None else (need.sequence_length,)
         corpus, tokenizer = prepared(need)

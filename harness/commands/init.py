@@ -6,6 +6,7 @@ He has text (with a tokenizer and a model), a data source of his own, a function
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import sys
 from collections.abc import Mapping
@@ -122,6 +123,8 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
     for name, answer in answers.items():
         if not answer.isprintable() or any("\ud800" <= letter <= "\udfff" for letter in answer):
             raise InputError(f"init: {path}: --{name} {answer!r}: not text that a file can hold")
+        if name in ("corpus", "parquet") and answer and "://" not in answer and not _matches(answer):
+            raise InputError(f"init: --{name} {answer}: no such file; allowed: a file, a folder, a glob or a URL")
     text = scenario_text(about, answers)
     _check(path, text)
     say(f"wrote {path}")
@@ -130,6 +133,10 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
         say(f"  harness doctor {path}         is this machine fit for it?")
     say(f"  harness run {path}            the study")
     return 0
+
+
+def _matches(pattern: str) -> bool:
+    return bool(glob.glob(pattern, recursive=True))  # noqa: PTH207 (absolute patterns, too)
 
 
 def _about(given: Mapping[str, str]) -> str:

@@ -246,6 +246,17 @@ def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None
 
 
 @slow
+def test_a_command_that_fails_while_it_starts_is_one_failure_not_one_a_block(tmp_path: Path) -> None:
+    missing = [sys.executable, str(tmp_path / "not_there.py")]
+    options = ("--against", shlex.join(missing), "--repeats", "3", "--out", str(tmp_path / "out"))
+    done = harness("exec", *options, "--", *missing, "1")
+    assert done.returncode == 1
+    (path,) = (tmp_path / "out" / "exec").iterdir()
+    assert [run.record.block for run in StudyFolder(path).runs()] == [0, 0, 0]
+    assert StudyFolder(path).read_study().blocks == 1
+
+
+@slow
 def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
     """As torchrun's with a fixed port, whose A/A control is alive beside it."""
     with socket.create_server(("127.0.0.1", 0)) as held:

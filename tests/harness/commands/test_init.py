@@ -32,8 +32,12 @@ def test_without_answers_it_writes_a_scenario_of_the_builtin_text(tmp_path: Path
 def test_what_is_given_is_in_it_as_it_was_given(tmp_path: Path) -> None:
     path = tmp_path / "odd.yaml"
     odd = "it's: #mine/*.parquet"
+    (tmp_path / "it's: #mine").mkdir()
+    (tmp_path / "it's: #mine" / "a.parquet").touch()
     words = ["--parquet", odd, "--column", "no", "--tokenizer", "a b", "--model", "llama-tiny", "--batch-size", "16"]
-    done = harness("init", str(path), *words, "--name", "on", "--device", "cpu", "--sequence-length", "256")
+    done = harness(
+        "init", str(path), *words, "--name", "on", "--device", "cpu", "--sequence-length", "256", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     scenario = load_scenario(path)
     base = scenario.base
@@ -257,3 +261,11 @@ def init_arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return parser.parse_args(words)
+
+
+@pytest.mark.parametrize("key", ["corpus", "parquet"])
+def test_a_corpus_that_is_not_there_is_refused(tmp_path: Path, key: str) -> None:
+    done = harness("init", str(tmp_path / "mine.yaml"), f"--{key}", str(tmp_path / "missing*"))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"harness: init: --{key} {tmp_path}/missing*: no such file; allowed: ")
+    assert list(tmp_path.iterdir()) == []
