@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -13,10 +17,10 @@ from hypothesis import strategies as st
 
 from harness.machine.processes import with_variable
 from tests.gpu.lease import page
-from tests.gpu.lease.__main__ import _archive, _keep, main
+from tests.gpu.lease.__main__ import _alone, _archive, _keep, main
 from tests.gpu.lease.plan import Card, plan
-from tests.gpu.lease.processes import VARIABLE, run_limited
-from tests.gpu.lease.sheet import CUT, DONE, Figure, Result, Sheet
+from tests.gpu.lease.processes import ROOT, VARIABLE, run_limited
+from tests.gpu.lease.sheet import CUT, DONE, RESULT, Figure, Result, Sheet
 from tests.gpu.lease.table import JOBS, Job
 
 CARD = Card("NVIDIA H200", 139)
@@ -118,12 +122,67 @@ def test_a_cut_result_with_less_does_not_replace_one_with_more(tmp_path: Path) -
     kept = Result.read(there)
     assert kept is not None
     assert (kept.status, len(kept.figures)) == (DONE, 3)
+    result("a", DONE, 2).write(new)
     (new / "page.txt").write_text("a page")
     _keep(result("a", DONE, 2), new, there)
     assert (there / "page.txt").exists()
-    _archive(tmp_path / "h200", tmp_path / "all.tar.gz")
-    with tarfile.open(tmp_path / "all.tar.gz") as tar:
+    result("a", CUT, 2).write(new)
+    _keep(result("a", CUT, 2), new, there)
+    kept = Result.read(there)
+    assert kept is not None
+    assert kept.status == DONE, "as many figures, but not all that it was to measure"
+    _archive(tmp_path / "h200", tmp_path / "a folder" / "all.tar.gz")
+    with tarfile.open(tmp_path / "a folder" / "all.tar.gz") as tar:
         assert "h200/a/page.txt" in tar.getnames()
+
+
+@pytest.mark.parametrize("content", ['{"job": "a"', "[]", '{"job": "a"}', '{"figures": [1]}', "\xff"])
+def test_a_damaged_result_is_measured_again(tmp_path: Path, content: str) -> None:
+    folder = tmp_path / "h200" / JOBS[0].name
+    folder.mkdir(parents=True)
+    (folder / RESULT).write_bytes(content.encode("latin-1"))
+    assert plan(JOBS, tmp_path, CARD, 1e6)[0].reason == "not measured yet"
+    assert plan(JOBS, tmp_path, None, 1e6)[0].reason == "not measured yet"
+
+
+def test_a_result_of_a_later_version_is_read_without_its_new_fields(tmp_path: Path) -> None:
+    result("a").write(tmp_path)
+    content = json.loads((tmp_path / RESULT).read_text())
+    content["figures"][0]["new"] = content["new"] = 1
+    (tmp_path / RESULT).write_text(json.dumps(content))
+    assert Result.read(tmp_path) == result("a")
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf", "0", "-1", "ten"])
+def test_minutes_that_are_no_time_are_refused(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--plan", "--minutes", minutes])
+    assert "--minutes" in capsys.readouterr().err
+
+
+def test_a_second_runner_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--device", "emulated", "--minutes", "0.001", "--commit", "a", "--results", str(tmp_path)]
+    with _alone(tmp_path / "emulated") as alone:
+        assert alone
+        assert main(words) == 2
+    assert "another runner" in capsys.readouterr().out
+    assert main(words) == 0  # no time for a job
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_runner_that_is_ended_ends_its_job(tmp_path: Path, number: signal.Signals) -> None:
+    words = ["-m", "tests.gpu.lease", "--device", "emulated", "--only", "probe-cost", "--work", str(tmp_path / "work")]
+    runner = subprocess.Popen([sys.executable, *words, "--results", str(tmp_path / "results")], cwd=ROOT)
+    log = tmp_path / "work" / "probe-cost" / "log.txt"
+    until = time.monotonic() + 60
+    while not log.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(1)
+    runner.send_signal(number)
+    assert runner.wait(30) == 128 + number
+    running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists()]
+    assert not [one for one in running if str(tmp_path).encode() in one]
 
 
 def test_figures_are_on_disk_after_each_one(tmp_path: Path) -> None:
@@ -148,6 +207,11 @@ def test_page_lists_every_job_and_what_was_not_run(tmp_path: Path) -> None:
     assert "1 of 1" in text
     page.update(readme, JOBS, tmp_path)
     assert readme.read_text() == text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_figure_that_is_no_number_does_not_end_the_page(value: float) -> None:
+    assert page.seen(Figure("a", value, "ms")) == f"{value} ms"
 
 
 def test_page_without_its_marks_is_refused(tmp_path: Path) -> None:

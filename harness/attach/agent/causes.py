@@ -138,6 +138,8 @@ class _WaitAudit:
         self._replace(cuda, "_cuda_set_sync_debug_mode", self._giving_way)
         self._replace(warnings.catch_warnings, "__enter__", self._pausing)
         self._replace(warnings.catch_warnings, "__exit__", self._resuming)
+        # Not documented, but in every Python so far: filterwarnings() and simplefilter() call it.
+        self._replace(sys.modules[warnings.simplefilter.__module__], "_add_filter", self._staying_first)
         self.set_mode(_WARN)
 
     def stop(self) -> None:
@@ -272,6 +274,20 @@ class _WaitAudit:
             return before(catcher)
 
         return __enter__
+
+    def _staying_first(self, before: Any) -> Any:
+        def _add_filter(*given: Any, **named: Any) -> Any:
+            """Keep the audit's filter before one that the program adds, which may make errors of its warnings."""
+            before(*given, **named)
+            if not self.on or self.paused:
+                return
+            if self.filter not in warnings.filters:  # the program has reset them
+                self.stop()
+                return
+            warnings.filters.remove(self.filter)  # type: ignore[attr-defined]
+            warnings.filters.insert(0, self.filter)  # type: ignore[attr-defined]
+
+        return _add_filter
 
     def _resuming(self, before: Any) -> Any:
         def __exit__(catcher: Any, *error: Any) -> Any:

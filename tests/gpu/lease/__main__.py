@@ -6,11 +6,16 @@ Each job runs in a process of its own with a time limit, and its result is kept 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import math
+import os
 import shutil
+import signal
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,7 +46,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if card is None:
         print("error: torch finds no CUDA device here; --plan shows the jobs, --device emulated tries the runner")
         return 2
-    results = run(card, seconds, arguments)
+    with _alone(arguments.results / card.folder) as alone, _ends_jobs():
+        if not alone:
+            print(f"error: another runner writes {_short(arguments.results / card.folder)}; wait until it has ended")
+            return 2
+        results = run(card, seconds, arguments)
     print(result_table(results))
     return 0 if all(result.status == DONE for result in results) else 1
 
@@ -67,6 +76,35 @@ def run(card: Card, seconds: float, arguments: argparse.Namespace) -> list[Resul
     return results
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Lock ``folder`` against a second runner, which would disturb the jobs and replace results; False if locked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _ends_jobs() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the runner as an exception does, so that the running job ends with it."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = [(one, signal.signal(one, end)) for one in (signal.SIGTERM, signal.SIGHUP)]
+    try:
+        yield
+    finally:
+        for one, handler in before:
+            signal.signal(one, handler)
+
+
 def _run_job(job: Job, card: Card, work: Path, limit_s: float, commit: str, device: str) -> Result:
     """Run one job; its result is in ``work``/out, also if it was killed before it began."""
     out = work / "out"
@@ -89,8 +127,8 @@ def _run_job(job: Job, card: Card, work: Path, limit_s: float, commit: str, devi
 def _keep(result: Result, out: Path, folder: Path) -> Result:
     """Move ``out`` to where results are, unless it says less than what is there."""
     before = Result.read(folder)
-    if before is not None and result.status != DONE and len(result.figures) < len(before.figures):
-        print(f"  kept the result of {before.date}, which has more figures", flush=True)
+    if before is not None and result.status != DONE and _completeness(result) < _completeness(before):
+        print(f"  kept the result of {before.date}, which is more complete", flush=True)
         return result
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -98,8 +136,13 @@ def _keep(result: Result, out: Path, folder: Path) -> Result:
     return result
 
 
+def _completeness(result: Result) -> tuple[int, bool]:
+    return len(result.figures), result.status == DONE
+
+
 def _archive(results: Path, archive: Path) -> None:
     """Write all results of this card as one file: what a lent machine gives back."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
     new = archive.with_name(f".{archive.name}")
     with tarfile.open(new, "w:gz") as tar:
         tar.add(results, arcname=results.name)
@@ -145,9 +188,16 @@ def _short(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not math.isfinite(minutes) or minutes <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is no time: give minutes above 0")
+    return minutes
+
+
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.lease", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=13, help="time of the lease that is left (default: 13)")
+    parser.add_argument("--minutes", type=_minutes, default=13, help="time of the lease that is left (default: 13)")
     parser.add_argument("--plan", action="store_true", help="print the jobs and run nothing")
     parser.add_argument("--page", action="store_true", help="write the table of results into README.md, run nothing")
     parser.add_argument("--only", nargs="+", default=[], choices=[job.name for job in JOBS], metavar="JOB")

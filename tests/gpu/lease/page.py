@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -82,6 +83,8 @@ def seen(figure: Figure) -> str:
 
 def number(value: float) -> str:
     """Format with three significant digits; whole numbers and thousands in full."""
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"

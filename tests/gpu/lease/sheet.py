@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,21 @@ class Result:
 
     @classmethod
     def read(cls, folder: Path) -> Result | None:
-        """Return what ``folder`` holds; None where it holds no result."""
-        path = folder / RESULT
-        if not path.exists():
+        """Return what ``folder`` holds; None where it holds no result, or a damaged one: its job runs again.
+
+        Unknown fields, of a later version, are left out.
+        """
+        try:
+            content: dict[str, Any] = json.loads((folder / RESULT).read_text())
+            figures = [Figure(**_known(Figure, one)) for one in content.pop("figures")]
+            return cls(**_known(cls, content), figures=figures)
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return None
-        content: dict[str, Any] = json.loads(path.read_text())
-        figures = [Figure(**one) for one in content.pop("figures")]
-        return cls(**content, figures=figures)
+
+
+def _known(kind: type[Any], content: dict[str, Any]) -> dict[str, Any]:
+    names = {one.name for one in fields(kind)}
+    return {name: value for name, value in content.items() if name in names}
 
 
 class Sheet:
