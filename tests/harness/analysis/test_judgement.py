@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def test_what_the_report_does_not_replay_whatif_refuses_for_the_same_reason(
     status, out, err = ask(tmp_path, capsys, runs, "--set", "read=0")
     assert (status, out) == (2, "")
     assert err == f"harness: whatif: a cannot be replayed: {why}.\n"
+
+
+@pytest.mark.parametrize(("recorded", "why"), [(True, "work on other streams"), (False, "what its device did was not")])
+def test_a_device_that_was_recorded_in_part_is_not_called_unrecorded(recorded: bool, why: str) -> None:
+    runs = runs_of(replace(INLINE, asynchronous=recorded), **LOADER, asynchronous=True)
+    said = refusal(runs)
+    assert said is not None
+    assert why in said
 
 
 def test_workers_are_offered_to_a_loader_and_not_to_a_function_of_the_program(
