@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from harness.analysis.replay.predict import Replays
+from harness.analysis.spans import spans_of
 from harness.analysis.unseen import MOST_RESTARTING, unseen
 from harness.scenario.edits import Edits
 from harness.study.run_data import RunData
@@ -24,7 +25,8 @@ Bar = Literal["no loader", "no items", "unequal", "sampler", "restarts"]
 _REFUSED = {
     "no core": "its main thread had no core for too much of the time",
     "blocked": "too much of its time was not seen",
-    "device": "not all that its device did was recorded",
+    "device": "what its device did was not recorded",
+    "one stream": "its device's work on other streams, or launched within a fetch, was not recorded",
     "ranks": "its ranks wait for one another, so its own steps do not tell what one of them would gain",
 }
 
@@ -32,7 +34,10 @@ _REFUSED = {
 def refusal(runs: Sequence[RunData]) -> str | None:
     """Return why ``runs`` support no prediction; None if a replay supports one."""
     hidden = unseen(runs)
-    return None if hidden is None or hidden.reason is None else _REFUSED[hidden.reason]
+    if hidden is None or hidden.reason is None:
+        return None
+    recorded = all(run.has_spans and len(spans_of(run).kernels) for run in runs)
+    return _REFUSED["one stream" if hidden.reason == "device" and recorded else hidden.reason]
 
 
 def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | None:

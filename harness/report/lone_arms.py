@@ -284,7 +284,9 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
         )
     open_ms = totals.device_unknown_ms
     if open_ms >= NOTHING * step_ms and totals.busy_from == "profiled window" and totals.device_busy_ms is not None:
-        text += f" In the profiled steps its kernels took {part(totals.device_busy_ms)} each, on average."
+        launching_ms = step_ms - totals.device_starved_ms - totals.device_busy_ms
+        waited = f" and waits for launches for {part(launching_ms)}" if launching_ms >= NOTHING * step_ms else ""
+        text += f" It works for {part(totals.device_busy_ms)}{waited}, by the kernels of a profiled window."
     elif open_ms >= NOTHING * step_ms:
         text += f" For {part(open_ms)} it worked or waited for launches: its events do not tell which."
     waits = "" if any(one.place for one in arm.causes) else ", nor where the host waits for the device"

@@ -18,6 +18,7 @@ from harness.analysis.probes.torch_profile import TorchProfile
 from harness.analysis.report_types import ArmReport, Comparison, NotCompared, StudyReport
 
 LEAST_SAMPLES = 3  # of a card: fewer are no mean
+LONGER = 1.1  # times the typical step, that kernels of a profiled step take at most
 
 
 def with_device_busy(
@@ -63,6 +64,8 @@ def _narrowed(arm: ArmReport, kernel_ms: float | None, sm_active: float | None) 
         return arm
     most_ms = wall_ms - (totals.device_starved_ms or 0.0)  # kernels of several streams may add up to more
     shares = totals.bound_shares
+    if kernel_ms is not None and LONGER * totals.p50_ms < kernel_ms < most_ms:
+        kernel_ms = None  # Few long steps raise the mean: the typical one does not hold the work of a profiled one.
     if kernel_ms is not None:
         busy_ms = min(kernel_ms, most_ms)
         if shares is not None:  # what was no work in there was waiting for launches, wherever it lay

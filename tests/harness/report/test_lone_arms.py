@@ -199,6 +199,11 @@ def test_beside_a_recorded_device_it_says_how_long_that_was_idle_for_data_and_pr
     unknown = replace(hidden, device_launch_bound_ms=6.0)
     line, *_ = lone_lines(replace(arm, totals=unknown), ArmNames([arm.name]))
     assert "For 6.00 ms it worked or waited for launches" in line.text
+    step_ms = arm.totals.mean_step_ms
+    assert step_ms is not None
+    closed = replace(unknown, device_busy_ms=step_ms - 0.4 - 5.6, busy_from="profiled window")
+    line, *_ = lone_lines(replace(arm, totals=closed), ArmNames([arm.name]))
+    assert f"It works for {step_ms - 6:.1f} ms and waits for launches for 5.60 ms, by the kernels" in line.text
 
 
 SLOWED = {"forward": 12.85, "backward": 24.3, "optimizer": 4.3, "sync": 0.85}  # of COMPUTE and the sync

@@ -89,6 +89,14 @@ def test_the_profiled_window_knows_better_than_sm_activity(report: StudyReport) 
     assert found.arms[0].totals.device_busy_ms == pytest.approx(5.0)
 
 
+def test_a_window_of_steps_that_are_longer_than_the_typical_one_tells_nothing(report: StudyReport) -> None:
+    """As of a program that compiled again within it: the mean of few long steps has room for its kernels."""
+    (arm,) = report.arms
+    rare = replace(report, arms=(replace(arm, totals=replace(arm.totals, p50_ms=4.0)),))
+    kernels = [TorchProfile("cuda", ((0, 1, 1, 10),), ProfiledOperators((), (), 50.0), (), {}, ())]
+    assert with_device_busy(rare, kernels) == rare
+
+
 def test_what_a_comparison_says_of_its_arms_is_what_is_known_then() -> None:
     """Of kernels that take longer than their launches, and whose phases begin while the host launches them."""
     arms = [ArmRecord("cuda"), ArmRecord("same")]
