@@ -64,7 +64,7 @@ def _narrowed(arm: ArmReport, kernel_ms: float | None, sm_active: float | None) 
         return arm
     most_ms = wall_ms - (totals.device_starved_ms or 0.0)  # kernels of several streams may add up to more
     shares = totals.bound_shares
-    if kernel_ms is not None and LONGER * totals.p50_ms < kernel_ms < most_ms:
+    if kernel_ms is not None and totals.p50_ms is not None and LONGER * totals.p50_ms < kernel_ms < most_ms:
         kernel_ms = None  # Few long steps raise the mean: the typical one does not hold the work of a profiled one.
     if kernel_ms is not None:
         busy_ms = min(kernel_ms, most_ms)

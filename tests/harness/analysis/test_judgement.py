@@ -84,7 +84,8 @@ def test_what_the_report_does_not_replay_whatif_refuses_for_the_same_reason(
 
 @pytest.mark.parametrize(("recorded", "why"), [(True, "work on other streams"), (False, "what its device did was not")])
 def test_a_device_that_was_recorded_in_part_is_not_called_unrecorded(recorded: bool, why: str) -> None:
-    runs = runs_of(replace(INLINE, asynchronous=recorded), **LOADER, asynchronous=True)
+    facts: dict[str, Any] = {**LOADER, "asynchronous": True}
+    runs = runs_of(replace(INLINE, asynchronous=recorded), **facts)
     said = refusal(runs)
     assert said is not None
     assert why in said
