@@ -21,6 +21,7 @@ class SlowCause:
     place: str = ""
     code: str = ""  # line of the program
     times: float = 0.0
+    share: float | None = None  # of the audited steps, those in which the place waited; None: not noted
     ms: float | None = None  # None: not timed
     bytes: int = 0  # a step, from pageable memory
     steps: int = 0

@@ -9,7 +9,7 @@ from harness.analysis.slow_causes import SlowCause
 from harness.report.words import count, part_of, percent
 
 NOTHING = 0.005  # of the step: less is no wait worth a word
-EVERY = 0.95  # times a step from which on it is every step
+EVERY = 0.95  # share of the steps from which on it is every step
 
 Texts = tuple[str, str, str]  # subject, finding, support
 
@@ -104,8 +104,9 @@ def _places(found: Sequence[SlowCause], part: Part) -> str:
 def _place(one: SlowCause) -> str:
     """Return ``train.py:88 (`loss.item()`), every step``."""
     code = f" (`{one.code}`)" if one.code else ""
-    if one.times < EVERY:
-        often = f"in {percent(one.times)} of the steps"
+    share = min(one.times, 1.0) if one.share is None else one.share
+    if share < EVERY:
+        often = f"in {percent(share)} of the steps"
     else:
         often = "every step" if round(one.times) == 1 else f"{one.times:.2g} times a step"
     return f"{one.place}{code}, {often}"

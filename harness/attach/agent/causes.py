@@ -176,6 +176,7 @@ class _WaitAudit:
                 "place": f"{os.path.basename(file)}:{line}",
                 "code": code[:MOST_SHOWN],
                 "times": place.calls / STEPS,
+                "share": len(place.steps) / STEPS,
                 "ms": place.wait_ns / STEPS / 1e6 if place.timed else None,
                 "bytes": size,
             }

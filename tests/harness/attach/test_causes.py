@@ -65,7 +65,7 @@ def test_waits_and_copies_have_a_place_a_count_and_a_time(tmp_path: Path, seen: 
     found = causes(seen, WAITS, tmp_path)
     assert not seen[1][seen[0][WAITS].pid].noted("cause_fault")
     by_name = found["device wait", code := "torch._C._cuda_synchronize()"]
-    assert (by_name.place, by_name.times) == (f"waits.py:{line_of(code)}", 1)
+    assert (by_name.place, by_name.times, by_name.share) == (f"waits.py:{line_of(code)}", 1, 1)
     audited = last(seen[0][WAITS])["waited"][AUDITED]
     assert by_name.ms is not None
     assert by_name.ms >= 1e3 * sum(audited) / len(audited) > 0

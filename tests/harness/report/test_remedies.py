@@ -35,6 +35,13 @@ def test_a_wait_of_other_steps_has_its_count(times: float, often: str) -> None:
     assert f"`), {often}. " in lines(cause)["Waits for the device"]
 
 
+def test_several_waits_in_some_steps_are_not_one_in_every_step() -> None:
+    """Two calls in each of two audited steps out of four are one a step on average."""
+    cause = {"kind": "device wait", "ms": None, **PLACE, "times": 1.0, "share": 0.5}
+    assert "`), in 50 % of the steps. " in lines(cause)["Waits for the device"]
+    assert "`), every step. " in lines({**cause, "share": 1.0})["Waits for the device"]
+
+
 def test_a_wait_of_next_to_nothing_is_left_out() -> None:
     assert "Waits for the device" not in lines({"kind": "device wait", "ms": 0.01, **PLACE})
 
