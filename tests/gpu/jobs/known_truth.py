@@ -10,13 +10,17 @@ removal   what one edit saves, by replay; measured: its step less that of the ed
 
 An error is predicted less measured, in percent of the pipeline's own step. Its interval holds the scatter of what was
 measured, turn by turn: a host that is slower in one turn than in another says little in four of them.
+
+``python -m tests.gpu.jobs.known_truth FOLDER`` analyses the kept studies of a result again, without a card.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -189,11 +193,16 @@ def usual_step_ms(ledger: RunLedger) -> float:
     return sum(turn.usual_ns for turn in turns) / sum(turn.steps for turn in turns) / 1e6
 
 
-def _scatter_ms(run: RunLedger, other: RunLedger) -> float:
-    """Return half of the 95 % interval of how much longer the steps of ``run`` are, turn by turn; 0 for one turn."""
+def _longer_ms(run: RunLedger, other: RunLedger) -> list[float]:
+    """Return by how much longer the steps of ``run`` are than those of ``other``, turn by turn."""
     turns = sorted(run.repetitions.keys() & other.repetitions.keys())
     pairs = [[one.repetitions[turn] for one in (run, other)] for turn in turns]
-    longer_ms = [(own.usual_ns / own.steps - its.usual_ns / its.steps) / 1e6 for own, its in pairs]
+    return [(own.usual_ns / own.steps - its.usual_ns / its.steps) / 1e6 for own, its in pairs]
+
+
+def _scatter_ms(run: RunLedger, other: RunLedger) -> float:
+    """Return half of the 95 % interval of how much longer the steps of ``run`` are; 0 for one turn."""
+    longer_ms = _longer_ms(run, other)
     return reach_of_mean(longer_ms) if len(longer_ms) > 1 else 0.0
 
 
@@ -212,12 +221,17 @@ def _summarize(place: Place, rows: Sequence[Row], expected: int) -> None:
         if errors:
             place.add(f"{quantity}: median error", round(statistics.median(errors), 2), "% of the step")
             place.add(f"{quantity}: worst error", max(errors), "% of the step")
-    within = sum(abs(row.error) <= WITHIN for row in rows)
+    within, beyond = _counts(rows)
     asked = f"all {expected} within {WITHIN:g} % of the step"
     place.add("within 3 %", within, f"of {expected} figures", asked=asked, holds=within == expected)
     if rows:
-        beyond = sum(low > WITHIN or high < -WITHIN for low, high in (row.interval for row in rows))
         place.add("more than 3 % off by all of the 95 % interval", beyond, f"of {expected} figures")
+
+
+def _counts(rows: Sequence[Row]) -> tuple[int, int]:
+    """Return how many errors are within :data:`WITHIN`, and how many beyond it by all of their interval."""
+    beyond = sum(low > WITHIN or high < -WITHIN for low, high in (row.interval for row in rows))
+    return sum(abs(row.error) <= WITHIN for row in rows), beyond
 
 
 @dataclass(frozen=True)
@@ -282,3 +296,24 @@ def _record_beside(place: Place, found: Beside) -> None:
         name = "warm-up: faster than the steady state"
         place.add(name, mean, f"% of the step, {len(found.too_fast)} runs", asked=asked, holds=mean <= TOO_FAST)
         place.add(f"{name}, the worst run", round(max(found.too_fast), 2), "% of the step")
+
+
+def again(archive: Path) -> None:
+    """Print the errors of the pipelines whose study ``archive`` holds, by the present analysis, and its twins."""
+    with tempfile.TemporaryDirectory(prefix="known-truth-") as folder, tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+        runs = {run.record.arm: run for run in StudyFolder(Path(folder)).runs()}
+        rows = [row_of(one, quantity, runs) for one in PIPELINES if one.name in runs for quantity in QUANTITIES]
+        within, beyond = _counts(rows)
+        print(f"{archive.name}: {within} of {len(rows)} within {WITHIN:g} %, {beyond} off by all of their interval")
+        for row in rows:
+            print(f"  {row.pipeline}, {row.quantity}: {row.error:+.2f} % of {row.step_ms:.1f} ms")
+        for arm in runs:
+            if arm.startswith(TWIN):
+                longer_ms = _longer_ms(*map(_ledger, (runs[arm], runs[arm.removeprefix(TWIN)])))
+                print(f"  {arm}, by turn: {', '.join(f'{one:+.2f}' for one in longer_ms)} ms longer than its twin")
+
+
+if __name__ == "__main__":
+    for path in sorted(Path(sys.argv[1]).glob("study-*.tar.xz")):
+        again(path)
