@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 import trainer.compute.cuda_timeline as cuda_timeline
 from harness.launch.more_warmup import take_more
@@ -103,6 +104,21 @@ LAUNCH_BOUND = Declared(
         "optimizer": (50, 25, 7.8),
     },
     data_ms=6,
+)
+
+# Any run: kernels by phase, microseconds of a phase's last kernel, milliseconds of data, check_finite.
+ANY_RUN = (
+    st.fixed_dictionaries(
+        dict.fromkeys(
+            ("forward", "backward", "optimizer"),
+            st.tuples(
+                st.integers(1, 250), st.sampled_from([5.0, 15.0, 40.0]), st.sampled_from([4.0, 12.0, 30.0, 80.0])
+            ),
+        )
+    ),
+    st.dictionaries(st.sampled_from(["forward", "backward", "optimizer"]), st.sampled_from([500.0, 1500.0, 4000.0])),
+    st.sampled_from([0.5, 2.0, 6.0]),
+    st.booleans(),
 )
 
 

@@ -106,3 +106,4 @@ def test_tests_that_take_too_long_are_ended(tmp_path: Path) -> None:
     gpu_tests.run_pytest([path], outcomes, tmp_path / "log", 0.5)
     gpu_tests.record(place, gpu_tests.read(outcomes))
     assert (figures(place)["not run"].seen, figures(place)["not run"].holds) == (None, False)
+    assert not place.sheet.is_whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,7 +100,8 @@ repeats: 500
     assert study is not None
     assert study.folder.read_study().status == "interrupted"
     assert set(study.arms) == {"a", "b"}
-    studies.add_figures(here, study, 500)
+    studies.add_figures(replace(here, device="cuda"), study, 500)
+    assert not here.sheet.is_whole, "it runs again in a later lease"
     blocks = here.sheet.result.figures[0].seen
     assert isinstance(blocks, int)
     assert 0 < blocks < 500
@@ -124,6 +126,7 @@ def test_a_scenario_that_left_nothing_is_a_figure_without_a_value(
     here = place(tmp_path, 60)
     assert studies.run_scenario(here, "gpt2-124m") is None
     assert [(one.name, one.seen) for one in here.sheet.result.figures] == [("study", None)]
+    assert not here.sheet.is_whole
 
 
 def test_a_figure_that_fails_is_recorded_as_missing(tmp_path: Path) -> None:

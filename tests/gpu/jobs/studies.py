@@ -94,6 +94,7 @@ def run_scenario(place: Place, name: str, *words: str, reserve_s: float = 0.0) -
     run_harness(place, arguments, stop=lambda: time.monotonic() >= stop_at, until=until)
     study = read_study(place, name, until)
     if study is None:
+        place.leave_out()
         place.add("study", None, asked="figures")
         return None
     return _keep(place, study)

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.analysis.bounds import BoundShares
 from harness.analysis.intervals import Stretches
@@ -29,7 +28,7 @@ from harness.report.sentences import either_way
 from harness.report.why import _device_table, launch_bound_lines
 from harness.study.contract import SPAN_COLUMNS, arrow_schema
 from harness.study.records import ArmRecord, StudyRecord
-from tests.cuda_stream import LAUNCH_BOUND, Declared, Recorded, record
+from tests.cuda_stream import ANY_RUN, LAUNCH_BOUND, Declared, Recorded, record
 from tests.examples import examples
 from tests.harness.analysis.by_hand import span
 from tests.studies import unpacked
@@ -281,18 +280,8 @@ def test_each_reading_of_a_real_device_has_classes_of_its_own_for_the_steps(tmp_
                 assert np.flatnonzero(recording.step_class == number).tolist() == found.steps.tolist()
 
 
-PHASE_KERNELS = st.tuples(
-    st.integers(1, 250), st.sampled_from([5.0, 15.0, 40.0]), st.sampled_from([4.0, 12.0, 30.0, 80.0])
-)
-
-
 @examples(60, derandomize=True)
-@given(
-    st.fixed_dictionaries(dict.fromkeys(("forward", "backward", "optimizer"), PHASE_KERNELS)),
-    st.dictionaries(st.sampled_from(["forward", "backward", "optimizer"]), st.sampled_from([500.0, 1500.0, 4000.0])),
-    st.sampled_from([0.5, 2.0, 6.0]),
-    st.booleans(),
-)
+@given(*ANY_RUN)
 def test_whatever_the_kernels_are_the_truth_lies_in_what_is_said(
     kernels: dict[str, tuple[int, float, float]], last_us: dict[str, float], data_ms: float, check_finite: bool
 ) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.analysis.kernel_times import kernel_times_of
 from harness.analysis.launches import device_work_of
@@ -22,7 +21,7 @@ from harness.analysis.study import analyse
 from harness.report.recorded import read_recorded
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.run_data import RunData
-from tests.cuda_stream import LAUNCH_BOUND, Declared, Recorded, record
+from tests.cuda_stream import ANY_RUN, LAUNCH_BOUND, Declared, Recorded, record
 from tests.examples import examples
 from tests.harness.timeline import tables
 from tests.studies import unpacked
@@ -158,18 +157,8 @@ def test_a_window_of_another_arm_says_nothing(tmp_path: Path) -> None:
     assert kernel_times_of(again) == kernel_times_of(run)  # in every block the same kernels run
 
 
-PHASE_KERNELS = st.tuples(
-    st.integers(1, 250), st.sampled_from([5.0, 15.0, 40.0]), st.sampled_from([4.0, 12.0, 30.0, 80.0])
-)
-
-
 @examples(40, derandomize=True)
-@given(
-    st.fixed_dictionaries(dict.fromkeys(("forward", "backward", "optimizer"), PHASE_KERNELS)),
-    st.dictionaries(st.sampled_from(["forward", "backward", "optimizer"]), st.sampled_from([500.0, 1500.0, 4000.0])),
-    st.sampled_from([0.5, 2.0, 6.0]),
-    st.booleans(),
-)
+@given(*ANY_RUN)
 def test_whatever_the_kernels_are_the_range_closes_around_the_truth(
     tmp_path_factory: pytest.TempPathFactory,
     kernels: dict[str, tuple[int, float, float]],

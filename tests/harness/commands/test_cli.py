@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import re
@@ -403,3 +404,14 @@ def test_a_script_completes_commands_and_their_options(shell: str) -> None:
 def test_bash_reads_its_script() -> None:
     pytest.importorskip("shtab")
     subprocess.run(["bash", "-n"], input=harness("completion", "bash").stdout, text=True, check=True)
+
+
+def test_a_write_that_fails_names_the_file_and_not_its_temporary_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary_path(tmp_path / "stats.json")))
+
+    monkeypatch.setattr("harness.commands.list.list_shipped", full)
+    done = harness("list")
+    assert (done.returncode, done.stderr) == (1, f"harness: {tmp_path}/stats.json: No space left on device\n")
