@@ -108,8 +108,7 @@ def fitted(figure: Figure, sheet: Sheet) -> Figure:
     """Return the figure; on a stacked sheet with its text wrapped, and with as much height as its texts take."""
     if not sheet.stacked:
         return figure
-    heading = figure.get_suptitle()
-    figure.suptitle(wrapped(heading, 0.82), x=0.008, ha="left", fontsize=11, fontweight="bold")
+    title(figure, wrapped(figure.get_suptitle(), 0.82))
     texts = [figure.get_suptitle()]
     for axes in figure.axes:
         axes.set_xlabel(wrapped(axes.get_xlabel()), fontsize=TEXT)
@@ -215,7 +214,7 @@ def drawn(figure: Figure, emulated: bool = False, narrow: Figure | None = None) 
     if emulated:
         figure.text(0.992, 0.99, EMULATED, ha="right", va="top", fontsize=TEXT, fontweight="bold", color=LOSS)
         if narrow is not None:
-            narrow.suptitle(f"{EMULATED}\n{narrow.get_suptitle()}", x=0.008, ha="left", fontsize=11, fontweight="bold")
+            title(narrow, f"{EMULATED}\n{narrow.get_suptitle()}")
     content = io.BytesIO()
     _laid_out(figure)
     # no version and no date in the files
