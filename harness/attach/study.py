@@ -208,7 +208,7 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
 
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...] | None:
-    """Return what slowed the steps, as rows of harness.analysis.slow_causes; None if nothing did that was looked at."""
+    """Return what slowed the steps, as rows of harness.explain.slow_causes; None if nothing did that was looked at."""
     counted: list[JsonObject] = [
         {
             "kind": kind,

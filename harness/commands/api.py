@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from harness.analysis.report_types import ArmReport, Comparison, StudyReport
+from harness.judge.report_types import ArmReport, Comparison, StudyReport
 from harness.study.contract import RUN_COLUMNS
 from harness.study.store import COLUMNS, StudyFolder, find_study
 from harness.study.tables import make_table, with_run
@@ -78,16 +78,16 @@ class LoadedStudy:
 
     @cached_property
     def _report(self) -> StudyReport:
-        from harness.report.build import report_of
+        from harness.show.build import report_of
 
         folder = StudyFolder(self.path)
         return report_of(folder, folder.read_study(), list(folder.runs()))[0]
 
     def _repr_html_(self) -> str:
         """Return the first screen of the report, for notebooks."""
-        from harness.report import html, markdown
-        from harness.report.first_screen import first_screen
-        from harness.report.tables import safe
+        from harness.show import html, markdown
+        from harness.show.first_screen import first_screen
+        from harness.show.tables import safe
 
         screen = markdown.opening(self._report.study.scenario, first_screen(self._report))
         return html.fragment(f"{screen}\nStudy: {safe(str(self.path))}\n")
@@ -126,9 +126,9 @@ def run(scenario: str | Path, *, out: str | Path = "results", sets: Sequence[str
     """
     from harness.launch.study import run_study
     from harness.launch.tracking.tracked_study import tracked
-    from harness.report.build import build_report
     from harness.scenario.load import load_scenario
     from harness.scenario.plan import make_plan
+    from harness.show.build import build_report
 
     plan = make_plan(load_scenario(scenario, list(sets)), str(scenario))
     outcome = run_study(plan, Path(out), sys.argv[:1], str(scenario))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainer.errors import InputError, visible
 
 if TYPE_CHECKING:
-    from harness.regression.gate import Limits
+    from harness.regress.gate import Limits
     from harness.scenario.plan import Plan
 
 DEFAULT_OUT = "results"
@@ -116,8 +116,8 @@ def load_plan(arguments: argparse.Namespace) -> Plan:
 
 def limits_of(arguments: argparse.Namespace) -> Limits:
     """What counts as the same, from the options; InputError where one is not a share."""
-    from harness.regression.gate import Limits
-    from harness.regression.quantities import read_limit, read_share
+    from harness.regress.gate import Limits
+    from harness.regress.quantities import read_limit, read_share
 
     return Limits(
         read_share(arguments.within, "--within"),

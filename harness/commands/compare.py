@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from harness.commands.arguments import STUDY_HELP, add_arm, add_comparing, limits_of, study_path
 from harness.commands.exit_codes import of_verdict, read_exit_code
 from harness.commands.output import say
-from harness.regression import BASELINES
+from harness.regress import BASELINES
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.regression.across import Across
-    from harness.regression.days import Days
-    from harness.regression.series import BlockSeries
+    from harness.regress.across import Across
+    from harness.regress.days import Days
+    from harness.regress.series import BlockSeries
 
 WARNING = (
     "These were measured at different times: what the machine did in between looks like a change of the code. The "
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Compare every arm that both studies have. Refuses one where a difference of their environments forbids it."""
-    from harness.regression.across import compare_series
+    from harness.regress.across import compare_series
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
     ours, theirs = (read_series(Path(path)) for path in (arguments.baseline, arguments.candidate))
@@ -59,8 +59,8 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _days(folder: Path, series: BlockSeries) -> Days:
     """The sessions kept of this arm in its environment, if any."""
-    from harness.regression import baselines
-    from harness.regression.days import Days
+    from harness.regress import baselines
+    from harness.regress.days import Days
 
     path = baselines.path_of(folder, series)
     return Days(baselines.read(path).sessions if path.is_file() else ())
@@ -68,7 +68,7 @@ def _days(folder: Path, series: BlockSeries) -> Days:
 
 def read_series(path: Path) -> dict[str, BlockSeries]:
     """The arms of the study at ``path``, or of the newest one in it. InputError for none, or one without figures."""
-    from harness.regression.series import series_of
+    from harness.regress.series import series_of
     from harness.study.store import StudyFolder
 
     path = study_path(path)
@@ -89,8 +89,8 @@ def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str
 
 def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
     """Print the comparisons. Returns the exit code of the worst verdict."""
-    from harness.regression import report as regression
-    from harness.regression.across import common_move
+    from harness.regress import report as regression
+    from harness.regress.across import common_move
 
     comparisons = [one.comparison for one in found]
     move = common_move(comparisons)

@@ -175,7 +175,7 @@ def _finish(outcome: Outcome, as_json: bool) -> int:
         return 0 if status == "submitted" else exit_codes.OF_STUDY[status]
     from harness.commands.budgets import say_cost, stopped_line
     from harness.launch.tracking.tracked_study import tracked
-    from harness.report.build import build_report
+    from harness.show.build import build_report
 
     try:
         with tracked(folder, partial(build_report, folder)):

@@ -13,9 +13,9 @@ from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.analysis.replay import Edits, Prediction
-    from harness.analysis.replay.sweep import Sweep
-    from harness.report.whatif import ValidationArms
+    from harness.explain.replay import Edits, Prediction
+    from harness.explain.replay.sweep import Sweep
+    from harness.show.whatif import ValidationArms
     from harness.study.run_data import RunData
     from harness.study.store import StudyFolder
 
@@ -38,11 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them; print it, or JSON."""
-    from harness.analysis.judgement import bar_of, refusal
-    from harness.analysis.replay import Replays, parse_edits
-    from harness.analysis.replay.sweep import parse_sweep, sweep
-    from harness.report import advice as report_advice
-    from harness.report import whatif as report
+    from harness.explain.replay import Replays, parse_edits
+    from harness.explain.replay.sweep import parse_sweep, sweep
+    from harness.judge.judgement import bar_of, refusal
+    from harness.show import advice as report_advice
+    from harness.show import whatif as report
     from harness.study.store import StudyFolder
 
     edits = parse_edits(arguments.set)
@@ -93,8 +93,8 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
 
 def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
     """Arms of the study that are what the edits ask for, with their measured step time in ms."""
-    from harness.analysis.replay.validation_arms import validation_arms
-    from harness.analysis.whatif import measured_step_ms
+    from harness.explain.replay.validation_arms import validation_arms
+    from harness.judge.whatif import measured_step_ms
 
     found = []
     for name in validation_arms([run.record for run in runs], arm, edits):
@@ -107,7 +107,7 @@ def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
 def _draw(
     folder: StudyFolder, arm: str, ranged: Sweep, prediction: Prediction, checks: Sequence[ValidationArms]
 ) -> Path:
-    from harness.report.sweeps import picture  # matplotlib costs a second of import
+    from harness.show.sweeps import picture  # matplotlib costs a second of import
     from harness.study.names import check_folder_name
     from trainer.files import write_bytes
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 
 from harness.launch.progress import PLAIN_INTERVAL_S, is_terminal
-from harness.report.cost import duration
-from harness.report.words import count
+from harness.show.cost import duration
+from harness.show.words import count
 from harness.sweep.messages import rate, trial_line
 from harness.sweep.trials import Trial, TrialStage
 

@@ -27,7 +27,7 @@ import torch
 from _harness_agent import boundaries, device, gate, guard, record, watching
 
 MOST_EVALUATING = 3  # batches of a step that nobody trains on: more are an evaluation, which may be a long one
-NOTICEABLE = 0.05  # share of the measured time, as in harness.analysis.bounds
+NOTICEABLE = 0.05  # share of the measured time, as in harness.explain.bounds
 WARMUP = 1  # steps in which torch's profiler gets ready: its first events are slow
 TRACE = ".torch_profile.json"  # ends the name of what torch's profiler wrote, beside the frames
 # Files beside the frames: this program asks for py-spy; the launcher samples; the program has marked the window's end;

@@ -28,10 +28,10 @@ from typing import Any
 
 import yaml
 
-from harness.analysis.lead_use import lead_use
-from harness.analysis.ledger import RunLedger, measure
-from harness.analysis.replay import Replays
-from harness.analysis.statistics import Estimate, reach_of_mean
+from harness.explain.lead_use import lead_use
+from harness.explain.ledger import RunLedger, measure
+from harness.explain.replay import Replays
+from harness.explain.statistics import Estimate, reach_of_mean
 from harness.launch.block import plan_repetitions
 from harness.scenario.edits import parse_edits
 from harness.study.contract import STAGES

@@ -2,7 +2,7 @@
 
 A turn begins on an idle device. Its warm-up is good where it is short, and where the measured steps after it are no
 faster than those that follow. Two numbers show the latter. ``too_fast`` is exact, but of the host's lead and of batches
-that lay ready alone: how much of both the measured steps used up (``harness.analysis.lead_use``). ``first_over_last``
+that lay ready alone: how much of both the measured steps used up (``harness.explain.lead_use``). ``first_over_last``
 compares step times, so it shows everything that changes within a turn, the card's clock included.
 """
 
@@ -12,8 +12,8 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
-from harness.analysis.lead_use import lead_use
-from harness.analysis.ledger import measure
+from harness.explain.lead_use import lead_use
+from harness.explain.ledger import measure
 from harness.launch.block import plan_repetitions
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData

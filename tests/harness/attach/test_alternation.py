@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.analysis.study import analyse
 from harness.attach.alternation import AlternatingCommand, CommandFailed
 from harness.attach.command import MARK, AgentSettings
 from harness.attach.comparison import plan_against
+from harness.judge.study import analyse
 from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.processes import descendants, read_process, with_variable
-from harness.report.changes import _command
+from harness.show.changes import _command
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
 from tests.commands import Done, harness

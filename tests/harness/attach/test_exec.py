@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis.judgement import bar_of
-from harness.analysis.ledger import measure
-from harness.analysis.replay.pipeline import in_order
-from harness.analysis.replay.predict import Replays
-from harness.analysis.replay.recording import record
-from harness.analysis.replay.removals import without_stages
-from harness.analysis.replay.simulate import simulate
 from harness.attach.frames import ProcessFacts
 from harness.commands.api import load
+from harness.explain.ledger import measure
+from harness.explain.replay.pipeline import in_order
+from harness.explain.replay.predict import Replays
+from harness.explain.replay.recording import record
+from harness.explain.replay.removals import without_stages
+from harness.explain.replay.simulate import simulate
+from harness.judge.judgement import bar_of
 from harness.scenario.edits import parse_edits
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder

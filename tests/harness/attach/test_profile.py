@@ -19,11 +19,11 @@ from harness.attach.frames import AttachedProcess, events, read
 from harness.attach.profiled import ProfiledWindows, profiled_steps
 from harness.attach.sampling import RECORD, sampled
 from harness.probes.ledger.rows import STEP
+from harness.show.timeline.sources import read_sources
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData
 from harness.study.traces import profiles
 from harness.study.traces.clock_marks import MARK
-from harness.timeline.sources import read_sources
 from tests.commands import harness
 from tests.harness.attach.running import Ran, losses, run_all
 from tests.harness.attach.test_exec import attached, program, study_in

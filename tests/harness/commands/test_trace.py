@@ -14,8 +14,8 @@ from importlib.util import find_spec
 import pytest
 
 from harness.commands import trace
+from harness.show.timeline.server import ONLINE_ORIGIN, ONLINE_PORT
 from harness.study.store import StudyFolder
-from harness.timeline.server import ONLINE_ORIGIN, ONLINE_PORT
 from tests.harness.synthetic import Arm, build, write
 from tests.timeline_check.check import check
 from trainer.errors import InputError

@@ -14,8 +14,8 @@ from harness.study.records import ArmRecord, StudyRecord
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests.harness import synthetic
-from tests.harness.analysis.replay import oracle
-from tests.harness.analysis.replay.oracle import Truth
+from tests.harness.explain.replay import oracle
+from tests.harness.explain.replay.oracle import Truth
 
 BASE = Truth(tokenize=14.0, workers=1, spread=0.1, steps=40)
 DEVICE = {"emulated": "gh200", "speed": 1.0}

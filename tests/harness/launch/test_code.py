@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.launch.code import Code, describe_checkout, environment_for, examine, find_code, fit_config
-from harness.regression.plan import between_states
-from harness.regression.run import with_codes
+from harness.regress.plan import between_states
+from harness.regress.run import with_codes
 from harness.scenario.load import load_scenario
 from tests.repositories import git
 from tests.studies import ROOT, copy_code, copy_packages

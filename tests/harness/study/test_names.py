@@ -14,12 +14,12 @@ from harness.launch.fork_server import ForkServer
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.waiting import WaitLimits
-from harness.regression import baselines
+from harness.regress import baselines
 from harness.study.names import folder_name
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
 from tests.commands import harness
-from tests.harness.regression.test_across import series
+from tests.harness.regress.test_across import series
 from tests.harness.synthetic import Arm, build, write
 from trainer.errors import InputError
 

@@ -1,0 +1,165 @@
+"""Makes the sentences on missing figures, missing comparisons and failures of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.explain.statistics import MIN_BLOCKS
+from harness.judge.comparisons import Absent, Figure, Measured, Missing
+from harness.judge.problems import ProbeProblem, RunFailure, StudyProblem
+from harness.judge.report_types import NoMfu
+from harness.show.words import blocks_named, count, listing, percent, ratio
+
+ASK_FOR = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
+_NAMED_RUNS = 3  # of those that had a problem with a probe
+
+
+def reason(absent: Absent) -> str:
+    """One line without a full stop."""
+    match absent.kind:
+        case "no data-only control":
+            return f"no finished data-only control of {' or '.join(absent.arms)}"
+        case "data-only controls apart":
+            return "the data-only controls share no finished block"
+        case "no ideal-data control":
+            return f"no finished ideal-data control of {absent.arms[0]}"
+        case "ideal-data of another length":
+            times = ratio(absent.positions)
+            return (
+                f"the ideal-data control of {absent.arms[0]} computes {times} as many positions a step, "
+                "so it does not show what data work costs"
+            )
+        case "no finite ceiling":
+            return "the steps do nothing but wait for data, or their waits were not measured"
+        case "ranks":
+            return "its ranks wait for one another, and for what is not known"
+        case "no a-a control":
+            return "no finished a-a control"
+        case "too few a-a blocks":
+            return f"the a-a control needs {MIN_BLOCKS} blocks and has {absent.blocks}"
+        case "no tables":
+            return "no tables to replay"
+        case "more than the data path differs":
+            return f"the arms differ in {absent.detail}, which changes more than the data path"
+        case "replay refused":
+            return absent.detail
+
+
+def absent_text(measured: Measured, figure: Figure) -> str:
+    """Why ``figure`` is missing."""
+    found = measured.absent.get(figure)
+    return "not measured" if found is None else reason(found)
+
+
+def missing_text(missing: Missing) -> str:
+    """Why nothing of a comparison was measured."""
+    match missing.kind:
+        case "no finished run":
+            text = f"no finished run of {' and of '.join(missing.arms)}"
+        case "no shared block":
+            text = "no block in which both finished"
+        case "no throughput":
+            text = "no throughput in the tables"
+        case "nothing trained":
+            text = f"{' and '.join(missing.arms)} trained on no token: no position has a label"
+    return text + "".join(f"; {failed.arm}: {_ending(failed)}" for failed in missing.failures)
+
+
+def mfu_reason(none: NoMfu | None) -> str | None:
+    """Why a share of a peak (MFU) is not given; None where it is."""
+    if none is None:
+        return None
+    match none.kind:
+        case "no run":
+            return "no finished run"
+        case "no compute":
+            return "this control computes nothing"
+        case "no flops":
+            return "the FLOPs per token are unknown, or no model is computed"
+        case "no profile":
+            return none.detail or f"no device profile for {none.device or 'an unnamed device'}"
+
+
+def problem_lines(problems: Iterable[StudyProblem]) -> list[str]:
+    """What is missing from a study, a line each."""
+    return [_problem(one) for one in problems]
+
+
+def probe_problem_lines(problems: Iterable[ProbeProblem]) -> list[str]:
+    """What the probes could not do, a line each, with the runs that reported it where not all did."""
+    return [one.text if one.everywhere else f"{one.text} ({_some(one.runs)})" for one in problems]
+
+
+def _some(runs: tuple[str, ...]) -> str:
+    """``a/0, a/1, b/0 and 2 more``"""
+    more = len(runs) - _NAMED_RUNS
+    return listing([*runs[:_NAMED_RUNS], *([f"{more} more"] if more > 0 else [])])
+
+
+def _problem(one: StudyProblem) -> str:
+    match one.kind:
+        case "nothing finished":
+            return "No run has finished: there is nothing to report yet"
+        case "partial":
+            return f"Partial study: {one.count} of {count(one.planned, 'run')} finished; missing: {_some(one.names)}"
+        case "stray":
+            folders = _some(tuple(f"runs/{name}" for name in one.names))
+            return f"The runs in {folders} are of no arm of this study, and not counted"
+        case "status":
+            return f"The study's status is {one.status}"
+        case "no measured step":
+            return f"{one.arm}: done, but without a measured step in its tables, {blocks_named(one.blocks)}"
+        case "ended":
+            assert one.failure is not None
+            return f"{one.failure.arm}: {_ending(one.failure)}, {blocks_named(one.blocks)}"
+        case "few steps":
+            return (
+                f"Its steps are cut into only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval; "
+                "let it run for more steps"
+            )
+        case "few parts":
+            return "One training, not repeated: its figures have no interval; harness run repeats an arm, with controls"
+        case "diverged":
+            return (
+                f"{one.arm}: its loss diverged in {count(one.count, 'run')} of {one.planned} (NaN, infinite or far "
+                "above its start): what does not train says little by its speed"
+            )
+        case "compiled":
+            return (
+                f"{one.arm}: torch.compile compiled within measured steps in {count(one.count, 'run')} of "
+                f"{one.planned}, which its step times hold; give more warmup_steps, or batches of one shape"
+            )
+        case "lead":
+            return _lead(one)
+        case "left out":
+            return f"{one.arm} was left out: it needs {listing([*one.names])}, not installed where the study ran"
+        case "few blocks":
+            return (
+                f"Only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval, so nothing can be "
+                f"decided; repeat with --repeats {ASK_FOR}"
+            )
+
+
+def _lead(one: StudyProblem) -> str:
+    assert one.lead_use is not None
+    use = one.lead_use
+    remedy = {
+        "slices": "longer slices (slice_steps), or --interleave runs and more warmup_steps, show its pace",
+        "runs": "more warmup_steps show its pace",
+        "command": "more --warmup steps show its pace, with --interleave runs where commands take turns",
+    }[one.remedy]
+    why = (
+        "as its host got further ahead of its device with each step"
+        if use.by_host
+        else "as they used up batches that lay ready: what it waits for data is understated"
+    )
+    return (
+        f"{one.arm}: its measured steps were {percent(use.share)} faster ({percent(use.ci_low).removesuffix(' %')} to "
+        f"{percent(use.ci_high)}) than they can go on being, {why}; {remedy}"
+    )
+
+
+def _ending(failed: RunFailure) -> str:
+    """``failed (killed by signal 9)``: how a run ended."""
+    code = "reason unknown" if failed.exit_code is None else f"exit code {failed.exit_code}"
+    return f"{failed.status} ({failed.error or code})"
