@@ -96,7 +96,7 @@ RULES = (
     DoubtRule("too few blocks", "Fewer blocks than an interval takes.", "verdict and recommendation", "more blocks"),
     DoubtRule("no noise floor", "No A/A control and no declared noise floor.", "verdict", "a-a control"),
     DoubtRule("no core", "A main thread had no core for over 10 % of the time.", "all", "free cores", "time"),
-    DoubtRule("too noisy", "A 2x change could not be seen.", "figure", "quiet machine", "ratio"),
+    DoubtRule("too noisy", "A 2x change could not be seen.", "figure", "quiet machine", "speed"),
     # A replay does not know what a step waits for.
     DoubtRule("blocked", "Over 10 % of the time was spent where nothing was timed.", "prediction", unit="time"),
     DoubtRule("device", "The work of an asynchronous device was not recorded.", "prediction"),

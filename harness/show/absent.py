@@ -37,6 +37,8 @@ def reason(absent: Absent) -> str:
             return "no finished a-a control"
         case "too few a-a blocks":
             return f"the a-a control needs {MIN_BLOCKS} blocks and has {absent.blocks}"
+        case "too noisy":
+            return f"the ideal-data control of {absent.arms[0]} was too noisy to see even a 2x change"
         case "no tables":
             return "no tables to replay"
         case "more than the data path differs":
