@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BLOCKS, MOST_BLOCKS = 5, 1000
 AUTO, TORCH, PY_SPY, BOTH, NONE = "auto", "torch", "py-spy", "both", "none"  # --profile
+INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it
 SHOWN = 5  # processes that a line names
 PROFILE_STEPS, MOST_PROFILE_STEPS = 3, 100
 PROFILE_SECONDS, MOST_PROFILE_SECONDS = 5, 60
@@ -269,7 +270,7 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
     for fault in found.faults:
         print(f"harness: {fault}", file=sys.stderr)
     if not found.trained:
-        print(f"harness: {_why(found, raw)}", file=sys.stderr)
+        print(f"harness: {_why(found, raw, code)}", file=sys.stderr)
         remove(folder.path)
         return code or 1
     print_first_screen(folder.path, measured=True)
@@ -280,7 +281,8 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
     return code
 
 
-def _why(found: ExecResult, raw: Path) -> str:
+def _why(found: ExecResult, raw: Path, code: int) -> str:
+    """Return why no training step was recorded of a command that ended with the exit code ``code``."""
     from harness.attach.command import MARK
     from harness.machine.processes import with_variable
 
@@ -294,6 +296,9 @@ def _why(found: ExecResult, raw: Path) -> str:
             f"nothing was recorded: the command ended and left processes behind ({numbers}); what they do is not "
             "measured; start the training in the foreground (no nohup, &, or daemon)"
         )
+    if code:
+        how = "was interrupted" if code == INTERRUPTED else f"ended with exit code {code}"
+        return f"no training step was seen: the command {how}"
     if found.started:
         return "no training step was seen: torch was imported, but no backward pass ran in a process of the command"
     return (

@@ -358,6 +358,8 @@ class TestData:
         (line,) = done.stdout.splitlines()
         assert line.startswith("identical (sequence length 256, batch size 2): 40 documents, ")
         assert "tokens-stream/zero-copy" in line
+        stages = done.stderr.splitlines()
+        assert sum(" by tokenizers " in stage for stage in stages) == 8  # what tokenizes all documents, and its engine
 
     def test_one_folder_cannot_take_two_needs(self, tmp_path: Path) -> None:
         text = "name: x\nquestion: q\narms:\n  a: null\n  b: {data.sequence_length: 32}\n"
