@@ -24,6 +24,7 @@ from harness.attach.steps import REPETITION_STEPS, write_tables
 from harness.attach.study import SCENARIO, record_of
 from harness.launch.ending import terminable
 from harness.launch.progress import Progress
+from harness.launch.quiet import LoadCheck
 from harness.launch.study import now
 from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.environment import record_user_environment
@@ -82,12 +83,13 @@ def run_comparison(
     source: str = "",
     enough: Callable[[StudyFolder, StudyRecord, int], bool] | None = None,
     end_ns: int | None = None,
+    load_check: LoadCheck | None = None,
 ) -> ComparisonOutcome:
     """Run every block of ``plan`` into ``folder``; how it ended: done, failed (some run did) or interrupted.
 
     ``enough``: asked after each block, with the number of finished ones, whether there are. What is finished is kept.
     ``end_ns``: when its time is spent (CLOCK_MONOTONIC); a block that runs then is ended and left out. InputError where
-    a command cannot be started.
+    a command cannot be started. ``load_check``: made before block 0; None: not made.
     """
     scenario = plan.scenario
     study = StudyRecord(
@@ -117,6 +119,9 @@ def run_comparison(
     cannot_start = False
     try:
         total = runs if enough is None else None
+        with terminable():
+            if load_check is not None:
+                study = replace(study, notes=[*study.notes, *load_check.notes()])
         with terminable(), Progress(total, runs * _repetitions(scenario) * REPETITION_STEPS) as progress:
             for block, names in enumerate(plan.blocks):
                 members = [arms[name] for name in names]
