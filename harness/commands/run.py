@@ -83,11 +83,24 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
 
         read_limit(arguments.budget)  # refused where nothing is run, too
     if arguments.plan:
-        from harness.scenario.plan import describe, plan_json
-
-        say(json.dumps(plan_json(plan), indent=1) if arguments.json else describe(plan))
+        _say_plan(plan, arguments)
         return 0
     return _finish(outcome, arguments.json) if (outcome := _start(plan, arguments, command)) is not None else 0
+
+
+def _say_plan(plan: Plan, arguments: argparse.Namespace) -> None:
+    """Print every run and the expected duration; nothing runs."""
+    from harness.commands.durations import expected, plan_line
+    from harness.scenario.plan import describe, plan_json
+
+    out = Path(arguments.out)
+    if not arguments.json:
+        say(describe(plan))
+        say(plan_line(plan, arguments.scenario, out))
+        return
+    found = expected(plan, out)
+    duration = None if found is None else {"seconds": found.seconds, "basis": found.basis}
+    say(json.dumps({**plan_json(plan), "expected": duration}, indent=1))
 
 
 def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Outcome | None:
@@ -157,7 +170,10 @@ def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, comm
             raise InputError(f"run: --{option.replace('_', '-')} does not go with a scenario of commands")
     plan = plan_commands(scenario)
     if arguments.plan:
+        from harness.commands.durations import plan_line
+
         say(describe_commands(plan))
+        say(plan_line(plan, arguments.scenario, Path(arguments.out)))
         return 0
     from harness.commands.exec import run_commands
     from harness.launch.quiet import load_check

@@ -99,7 +99,7 @@ repeats: 1
 steps: 40
 """)
     scenario = str(tmp_path / "workers.yaml")
-    assert harness("run", scenario, "--plan").stdout.splitlines()[-1] == "3 runs: 1 blocks x 3"
+    assert harness("run", scenario, "--plan").stdout.splitlines()[-2] == "3 runs: 1 blocks x 3"
     done = harness("run", scenario, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "workers 1 instead of 0 (one): undecided" in " ".join(done.stdout.split())  # one block decides nothing
