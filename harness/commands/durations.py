@@ -19,6 +19,7 @@ from trainer.files import shell_word
 from trainer.json_types import JsonObject, integer
 
 if TYPE_CHECKING:
+    from harness.analysis.cost import ArmMeasurement
     from harness.scenario.plan import Plan
     from harness.study.records import StudyRecord
 
@@ -71,7 +72,7 @@ def expected(plan: Plan | CommandPlan, out: Path) -> Duration | None:
 def trial(plan: Plan, source: str, out: Path) -> Duration:
     """Measure a few steps of every arm into ``out``, as ``harness cost --study`` does. Raises InputError."""
     from harness.launch.apart import called_apart
-    from harness.launch.costing import MeasurementFailed, measure, works_of
+    from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
 
     works_of(plan, "study")  # It refuses a plan whose cost cannot be predicted, before anything runs.
     command = ["harness", "cost", source, "--study"]
@@ -81,6 +82,10 @@ def trial(plan: Plan, source: str, out: Path) -> Duration:
     except MeasurementFailed as failed:
         if failed.status == "interrupted":
             raise KeyboardInterrupt from failed
+        if failed.status == OVER:
+            raise InputError(
+                f"it was not over within {MOST_TRIAL_S:.0f} s: the study takes long, or others use this machine"
+            ) from failed
         raise InputError(f"{failed}{f'; its log: {failed.log}' if failed.log else ''}") from failed
     found = _from_trial(plan, out / TRIALS / plan.scenario.name)
     if found is None:
@@ -160,9 +165,19 @@ def _from_trial(plan: Plan, folder: Path) -> Duration | None:
         runs = {run.record.arm: run for run in StudyFolder(path).runs()}
         measured = [arm_measurement(runs[arm.name], 0.0) for arm in arms]
         total = sum_of(arm_cost(one, work).total for one, work in zip(measured, work_of_study(plan), strict=True))
-        steps = min(len(one.steps_s) for one in measured)
-        return Duration(total.likely, f"a trial of {steps} steps of every arm, {path}; without preparing data")
+        return Duration(total.likely, _trial_basis(measured, path))
     return None
+
+
+def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
+    from harness.report.cost import MUCH_WAITING
+
+    steps, waiting = min(len(one.steps_s) for one in measured), max(one.waiting_share for one in measured)
+    slowed = f"; other processes slowed it: up to {waiting:.0%} of an arm's steps waited for a core"
+    return (
+        f"a trial of {steps} steps of every arm, {path}; without preparing data"
+        f"{slowed if waiting > MUCH_WAITING else ''}"
+    )
 
 
 def _kind(declared: JsonObject, config: JsonObject) -> tuple[JsonObject, JsonObject]:

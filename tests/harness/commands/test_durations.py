@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.analysis.cost import ArmMeasurement
 from harness.commands import durations, init
 from harness.commands.durations import Duration, expected
 from harness.launch.study import arm_record
@@ -154,6 +155,14 @@ def test_the_plan_for_programs_has_it(tmp_path: Path) -> None:
     assert json.loads(harness(*words, cwd=tmp_path).stdout)["expected"] is None
     keep(tmp_path / "results", earlier(plan))
     assert json.loads(harness(*words, cwd=tmp_path).stdout)["expected"]["seconds"] == TOOK_S
+
+
+@pytest.mark.parametrize(("shares", "slowed"), [((0.0, 0.04), False), ((0.01, 0.47), True)])
+def test_a_trial_beside_other_work_says_so(shares: tuple[float, ...], slowed: bool) -> None:
+    measured = [ArmMeasurement("a", (1.0, 1.0), 1, 1.0, 1.0, waiting_share=share) for share in shares]
+    basis = durations._trial_basis(measured, Path("here"))
+    assert basis.startswith("a trial of 2 steps of every arm, here")
+    assert (f"{max(shares):.0%}" in basis) == slowed
 
 
 @pytest.mark.parametrize(("seconds", "repeats"), [(200.0, 5), (300.0, 5), (350.0, 4), (500.0, 3), (9000.0, 3)])
