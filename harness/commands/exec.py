@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.attach import LEAST_WARMUP, MOST_STEPS, STEPS
-from harness.commands.arguments import DEFAULT_OUT
+from harness.commands.arguments import DEFAULT_OUT, add_wait_until_quiet
 from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.attach.command import AgentSettings
     from harness.attach.study import ExecResult
+    from harness.launch.quiet import LoadCheck
     from harness.scenario.commands import CommandPlan
     from harness.study.store import StudyFolder
 
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --against or --controls: alternate slices of living commands, or run one after the other (default: "
         "slices)",
     )
+    add_wait_until_quiet(parser, "with --against or --controls: ")
     parser.add_argument(
         "--fetch",
         metavar="[MODULE:]NAME",
@@ -121,9 +123,9 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     _check_profile(arguments)
     if arguments.against is not None or arguments.controls is not None:
         return _compare(arguments, program, command)
-    for option in ("repeats", "interleave"):
+    for option in ("repeats", "interleave", "wait_until_quiet"):
         if getattr(arguments, option) is not None:
-            raise InputError(f"exec: --{option} goes with --against or --controls")
+            raise InputError(f"exec: --{option.replace('_', '-')} goes with --against or --controls")
     from harness.attach.command import run_command
     from harness.attach.study import SCENARIO
     from harness.launch.preparation import check_writable
@@ -186,9 +188,11 @@ def _compare(arguments: argparse.Namespace, program: list[str], command: list[st
     """Run the command and what it is compared with as the arms of a study; 1 where a run failed."""
     from harness.attach.comparison import CONTROLS, plan_against
     from harness.attach.study import SCENARIO
+    from harness.launch.quiet import load_check
 
     if arguments.recorded is not None:
         raise InputError("exec: --recorded runs nothing: it does not go with --against or --controls")
+    check = load_check(arguments.wait_until_quiet, "exec")
     blocks = BLOCKS if arguments.repeats is None else arguments.repeats
     if not 1 <= blocks <= MOST_BLOCKS:
         raise InputError(f"exec: --repeats {blocks}: allowed: 1 to {MOST_BLOCKS:,}")
@@ -210,10 +214,12 @@ def _compare(arguments: argparse.Namespace, program: list[str], command: list[st
         fetch=arguments.fetch,
         step_ends=arguments.step_ends,
     )
-    return run_commands(plan, Path(arguments.out), SCENARIO, command)
+    return run_commands(plan, Path(arguments.out), SCENARIO, command, check)
 
 
-def run_commands(plan: CommandPlan, out: Path, name: str, command: list[str], source: str = "") -> int:
+def run_commands(
+    plan: CommandPlan, out: Path, name: str, command: list[str], load_check: LoadCheck, source: str = ""
+) -> int:
     """Run ``plan`` into a new study under ``out`` and print its first screen; 1 where a run failed."""
     from harness.attach.comparison import run_comparison
     from harness.commands import exit_codes
@@ -225,7 +231,7 @@ def run_commands(plan: CommandPlan, out: Path, name: str, command: list[str], so
     check_writable(out)
     folder = create_folder(out, name)
     try:
-        status = run_comparison(folder, plan, command, source).status
+        status = run_comparison(folder, plan, command, source, load_check=load_check).status
     except InputError:
         remove(folder.path)
         raise

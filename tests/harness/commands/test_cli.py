@@ -92,7 +92,7 @@ def test_every_command_of_the_table_is_there_and_every_file_of_the_folder_in_it(
         assert callable(command.function())
         assert callable(command.module().add_arguments)
     folder = ROOT / "harness" / "commands"
-    shared = {"__init__", "actions", "api", "arguments", "budgets", "data_needs", "exit_codes", "output"}
+    shared = {"__init__", "actions", "api", "arguments", "budgets", "data_needs", "durations", "exit_codes", "output"}
     files = {path.stem for path in folder.glob("*.py")} - shared
     actions = {
         f"{name}_{action.replace('-', '_')}": found
@@ -156,7 +156,7 @@ def test_plan() -> None:
         )
     )
     assert done.returncode == 0, done.stderr
-    *table, counts = done.stdout.splitlines()
+    *table, counts, _duration = done.stdout.splitlines()
     assert counts == "8 runs: 2 blocks x 4 (1 arm, 3 controls); 0 comparisons"
     arms = {"text-padded", "text-padded+a-a", "text-padded+ideal-data", "text-padded+data-only"}
     assert {row.split()[2] for row in table[1:5]} == arms
@@ -166,7 +166,7 @@ def test_the_plan_for_programs_has_the_runs_of_the_table() -> None:
     table = harness("run", "scenarios/quickstart.yaml", "--plan", "--repeats", "2").stdout.splitlines()
     plan = json.loads(harness("run", "scenarios/quickstart.yaml", "--plan", "--repeats", "2", "--json").stdout)
     planned = [[str(block), name] for block, names in enumerate(plan["blocks"]) for name in names]
-    assert [row.split()[1:3] for row in table[1:-1]] == planned
+    assert [row.split()[1:3] for row in table[1:-2]] == planned
     assert plan["arms"]["text-padded+a-a"]["of"] == "text-padded"
     assert plan["arms"]["text-padded+ideal-data"]["config"]["data"]["replay"] is True
 
