@@ -19,7 +19,7 @@ from trainer.files import shell_word
 from trainer.json_types import JsonObject, integer
 
 if TYPE_CHECKING:
-    from harness.analysis.cost import ArmMeasurement
+    from harness.judge.cost import ArmMeasurement
     from harness.scenario.plan import Plan
     from harness.study.records import StudyRecord
 
@@ -153,7 +153,7 @@ def _from_trial(plan: Plan, folder: Path) -> Duration | None:
     """Return the prediction from the newest measurement of a few steps of every arm."""
     if not folder.is_dir():
         return None
-    from harness.analysis.cost import arm_cost, sum_of
+    from harness.judge.cost import arm_cost, sum_of
     from harness.launch.costing import arm_measurement, arms_of, short_config, work_of_study
     from harness.study.store import StudyFolder
 
@@ -170,7 +170,7 @@ def _from_trial(plan: Plan, folder: Path) -> Duration | None:
 
 
 def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
-    from harness.report.cost import MUCH_WAITING
+    from harness.show.cost import MUCH_WAITING
 
     steps, waiting = min(len(one.steps_s) for one in measured), max(one.waiting_share for one in measured)
     slowed = f"; other processes slowed it: up to {waiting:.0%} of an arm's steps waited for a core"

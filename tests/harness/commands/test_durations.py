@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.analysis.cost import ArmMeasurement
 from harness.commands import durations, init
 from harness.commands.durations import Duration, expected
+from harness.judge.cost import ArmMeasurement
 from harness.launch.study import arm_record
 from harness.machine.environment import record_environment
 from harness.scenario.commands import CommandPlan, CommandScenario, open_scenario, plan_commands
