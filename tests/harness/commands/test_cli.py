@@ -172,8 +172,8 @@ def test_the_plan_for_programs_has_the_runs_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
-def test_shipped_scenarios_are_right_and_carry_the_schema(path: Path) -> None:
-    done = harness("run", str(path), "--plan")
+def test_shipped_scenarios_are_right_and_carry_the_schema(path: Path, tmp_path: Path) -> None:
+    done = harness("run", str(path), "--plan", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert path.read_text().startswith("# yaml-language-server: $schema=schema.json\n")
 
