@@ -56,6 +56,15 @@ def add_arm(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_wait_until_quiet(parser: argparse.ArgumentParser, goes_with: str = "") -> None:
+    """--wait-until-quiet."""
+    parser.add_argument(
+        "--wait-until-quiet", type=float, metavar="MINUTES",
+        help=f"{goes_with}before block 0, wait until other processes use less than 0.25 cores; after MINUTES begin "
+        "anyway",
+    )  # fmt: skip
+
+
 def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
     """--within and its like of memory and startup: what counts as no change. ``within`` is the default of the step."""
     parser.add_argument(

@@ -21,14 +21,15 @@ def prediction_lines(scenario: str, arm: str, p: Prediction, checks: ValidationA
     """The answer as text, one line a fact."""
     edits = f" with {' '.join(p.edits.texts)}" if p.edits.texts else ""
     lines = [f"{arm} of {scenario}, replayed{edits}{', on an emulated device' if p.emulated else ''}"]
-    lines.append(f"measured   {_ms(p.measured_ms)} per step, {count(p.measured_ms.n, 'block')}")
+    blocks = f"median of {count(len(p.block_ms), 'block')}"
+    lines.append(f"measured   {_ms(p.measured_ms)} per step, {blocks}")
     lines.append(f"validation {validation_text(p)}")
     if not p.edits:
         return lines
     label = "predicted" if p.validation.within_tolerance else "outside tolerance:"
     how = "" if p.interval_from == "blocks" else " (interval from replicates of too few runs: it knows nothing of luck)"
     lines.append(
-        f"{label:<10} {_ms(p.step_ms)} per step{how}: {ratio(p.ratio.median)} the measured step, "
+        f"{label:<10} {_ms(p.step_ms)} per step, {blocks}{how}: {ratio(p.ratio.median)} the measured step, "
         f"{ratio(p.speedup.median)} as fast{_interval(p)}"
     )
     if p.tokens_per_s is not None:
@@ -44,7 +45,8 @@ def prediction_lines(scenario: str, arm: str, p: Prediction, checks: ValidationA
     for name, value in checks:
         off = p.step_ms.median / value.median - 1
         direction = "more" if off > 0 else "less"
-        lines.append(f"checked by {name} measured {_ms(value)}: the prediction is {percent(off)} {direction}")
+        of = f"median of {count(value.n, 'block')}"
+        lines.append(f"checked by {name} measured {_ms(value)}, {of}: the prediction is {percent(off)} {direction}")
     lines += [f"assumes    {text}" for text in assumption_lines(p.assumptions)]
     return lines
 
@@ -63,7 +65,8 @@ def validation_text(prediction: Prediction) -> str:
 
 def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
     """The sweep as an aligned table with what other arms measured, and where it crosses over."""
-    rows = [[sweep.key, "step ms", "tokenize=0 ms", "tokenization costs", *(["measured ms"] if any(checks) else [])]]
+    header = [sweep.key, "step ms", "tokenize=0 ms", "tokenization costs", *(["measured ms"] if any(checks) else [])]
+    rows = [header]
     points = zip(sweep.texts, sweep.recorded, sweep.without, sweep.shares, checks, strict=True)
     for text, full, free, share, arms in points:
         measured = ", ".join(f"{number(value.median)} by {name}" for name, value in arms)
@@ -78,7 +81,7 @@ def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return [*aligned, sweep_sentence(sweep)]
+    return ["Milliseconds are medians of blocks.", *aligned, sweep_sentence(sweep)]
 
 
 def answer_json(scenario: str, arm: str, prediction: Prediction, checks: ValidationArms) -> dict[str, Json]:

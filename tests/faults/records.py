@@ -143,7 +143,7 @@ def commands(folder: Path) -> Iterator[tuple[str, Callable[[], int]]]:
     for words in (
         ["report", study],
         ["compare", study, study, "--baselines", kept],
-        ["whatif", study, "--arm", ARMS[0], "--set", "workers=1", "--sweep", "batch_size=1,2"],
+        ["whatif", study, "--arm", ARMS[0], "--set", "workers=1", "--sweep", "batch_size=1,2", "--out", study],
         ["baseline", "check", study, "--baselines", kept],
         ["baseline", "list", "--baselines", kept],
         ["baseline", "save", study, "--baselines", kept],

@@ -23,6 +23,13 @@ LOOPBACK = "127.0.0.1"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 ONLINE_PORT = 9001  # the only one from which ui.perfetto.dev allows itself to fetch (its Content-Security-Policy)
 ONLINE_ORIGIN = "https://ui.perfetto.dev"
+# Content-Security-Policy of the offline viewer. Perfetto's page asks foreign hosts for scripts: here, nothing leaves.
+# Its own scripts begin inline, compile WebAssembly and build functions from text.
+SELF_ONLY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
+    "object-src 'none'; base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
+)
 IDLE_TIMEOUT_S = 60  # a connection that is silent for this long is closed
 BYTES = "application/octet-stream"
 TYPES = {
@@ -153,6 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(length))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        if self.server.origin is None:
+            self.send_header("Content-Security-Policy", SELF_ONLY)
         if self.server.origin is not None and self.headers.get("Origin") == self.server.origin:
             self.send_header("Access-Control-Allow-Origin", self.server.origin)
             self.send_header("Vary", "Origin")

