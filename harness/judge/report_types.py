@@ -17,6 +17,7 @@ from harness.explain.overlap import SyncCall
 from harness.explain.ranks import GroupGain
 from harness.explain.replay.assumptions import Assumption
 from harness.explain.replay.critical_path import PathLink, PathTime
+from harness.explain.replay.refusals import ReplayGap
 from harness.explain.replay.removals import Removal
 from harness.explain.slow_causes import SlowCause
 from harness.explain.statistics import Estimate
@@ -27,6 +28,7 @@ from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
 from harness.judge.confounds import Confound
 from harness.judge.data_paths import DataPath
+from harness.judge.doubts import Doubt
 from harness.judge.judgement import Bar
 from harness.judge.learning import Learning
 from harness.judge.probes.probe_cost import ProbeCost
@@ -187,8 +189,8 @@ class WhatIf:
     ratio: Estimate | None = None
     waits_ms: float | None = None  # per step of the baseline: what it would wait for data
     measured_ms: Estimate | None = None  # of the candidate, where it ran what the edits make of the baseline
-    reason: str | None = None  # why nothing could be predicted
-    candidate_reason: str | None = None  # why nothing could be predicted of the candidate
+    reason: ReplayGap | None = None  # why nothing could be predicted
+    candidate_reason: ReplayGap | None = None  # why nothing could be predicted of the candidate
 
 
 @dataclass(frozen=True)
@@ -266,9 +268,10 @@ class ArmAdvice:
     from_blocks: bool = False  # whether the intervals are over enough blocks to mean something
     noise_floor: float | None = None
     assumptions: tuple[Assumption, ...] = ()
-    refused: str | None = None
+    refused: Doubt | None = None
     iterable: bool = False  # its dataset has no index: each loader worker has all of it, unless it shares itself out
     barred: Bar | None = None  # reason that more workers are not predicted, if data work costs time
+    doubts: tuple[Doubt, ...] = ()  # by precedence: about its replay, and about single changes
 
 
 @dataclass(frozen=True)

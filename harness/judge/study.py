@@ -12,6 +12,7 @@ from harness.explain.ledger import Blocks, RunLedger, arm_lead, measure, part_ov
 from harness.explain.long_steps import long_steps
 from harness.explain.ranks import RankSteps, group_gain, rank_steps
 from harness.explain.replay.predict import Replays
+from harness.explain.replay.refusals import ReplayError
 from harness.explain.slow_causes import slow_causes
 from harness.explain.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
 from harness.explain.statistics import Estimate, Likeness, estimate
@@ -62,7 +63,6 @@ from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
-from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
 
@@ -219,7 +219,7 @@ def _splits(runs: Sequence[RunData], blocks: Blocks) -> bool:
         return True
     try:
         return Replays(runs).validation.within_tolerance
-    except InputError:
+    except ReplayError:
         return True  # another block of the same run, say, was split
 
 

@@ -10,8 +10,16 @@ from harness.explain.dose import Dose
 from harness.judge.comparisons import Figure
 from harness.judge.cost import PredictedCost
 from harness.judge.probes.results import NO_RESULTS, ProbeResults
-from harness.judge.report_types import ArmAdvice, ArmReport, Comparison, NotCompared, PredictedRatio, StudyReport
-from harness.show.absent import mfu_reason, missing_text, probe_problem_lines, problem_lines, reason
+from harness.judge.report_types import (
+    ArmAdvice,
+    ArmReport,
+    Comparison,
+    NotCompared,
+    PredictedRatio,
+    StudyReport,
+    WhatIf,
+)
+from harness.show.absent import GAPS, mfu_reason, missing_text, probe_problem_lines, problem_lines, reason, refusal_text
 from harness.show.as_json import estimate_json, finite, record_json
 from harness.show.chain import chain
 from harness.show.confounds import confound_lines
@@ -89,7 +97,7 @@ def summary(
 def _advice(found: ArmAdvice) -> Json:
     return {
         "arm": found.arm,
-        "refused": found.refused,
+        "refused": None if found.refused is None else refusal_text(found.refused),
         "replay_error": None if found.refused is not None else finite(found.error),
         "within_tolerance": found.within_tolerance,
         "barred": found.barred,
@@ -212,7 +220,7 @@ def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:
         "predicted_step_time_ratio": None if replayed is None else estimate_json(replayed.step_time),
         "doses": [_dose(dose) for dose in explained.doses],
         "chain": [{"name": link.name, "ratio": link.ratio, "words": link.text} for link in chain(c)],
-        "whatif": [asdict(whatif) for whatif in explained.whatifs],
+        "whatif": [_whatif(one) for one in explained.whatifs],
         "hidden_behind_ms": dict(explained.hidden_behind_ms),
         "emulated": emulated_devices(c),
         "noise_floor": finite(m.noise_floor),
@@ -266,6 +274,12 @@ _NOTHING: JsonObject = {
     "confounds": [],
     "reasons": {},
 }
+
+
+def _whatif(one: WhatIf) -> dict[str, Json]:
+    """With its reasons as texts, which earlier versions wrote."""
+    why = {name: None if (gap := getattr(one, name)) is None else GAPS[gap] for name in ("reason", "candidate_reason")}
+    return {**asdict(one), **why}
 
 
 def _reasons(c: Comparison) -> dict[str, str]:
