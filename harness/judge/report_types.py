@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.explain.bounds import Bound, BoundShares, agreed
+from harness.explain.core_waits import StepPart
 from harness.explain.dose import Dose
 from harness.explain.lead_use import LeadUse
 from harness.explain.long_steps import LongSteps
@@ -162,6 +163,9 @@ class ArmReport:
     attached: str | None = None
     step_ends: str | None = None
     unseen: Unseen | None = None
+    # Where its main thread had no core for much of the time: the parts of a step without these waits, and the waits.
+    parts: tuple[StepPart, ...] = ()
+    doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
     causes: tuple[SlowCause, ...] = ()  # what slowed the steps of such a program
     optimizer_steps: int = 0  # of the runs that counted what was skipped, warm-up steps too
     skipped_steps: int | None = None  # of all its runs, as gradients overflowed in fp16; None: the loss is not scaled
