@@ -8,6 +8,7 @@ from dataclasses import asdict
 from harness.explain.bounds import BoundShares
 from harness.explain.dose import Dose
 from harness.judge.all_doubts import comparison_doubts, study_doubts
+from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Figure
 from harness.judge.cost import PredictedCost
 from harness.judge.doubts import RULE_OF, Doubt
@@ -24,6 +25,7 @@ from harness.judge.report_types import (
 from harness.show.absent import GAPS, mfu_reason, missing_text, probe_problem_lines, problem_lines, reason, refusal_text
 from harness.show.as_json import estimate_json, finite, record_json
 from harness.show.chain import chain
+from harness.show.claims import claim_text
 from harness.show.confounds import confound_lines
 from harness.show.cost import cost_json
 from harness.show.dose import dose_line, dose_reason
@@ -67,7 +69,7 @@ def summary(
         **({"data_paths": [record_json(one) for one in report.data_paths]} if report.data_paths else {}),
         **({"learned": [record_json(one) for one in report.learned]} if report.learned else {}),
         **({"uses": [record_json(one) for one in report.uses]} if report.uses else {}),
-        **({"claims": [record_json(one) for one in report.claims]} if report.claims else {}),
+        **({"claims": [_claim(one) for one in report.claims]} if report.claims else {}),
         **({"learning": learning_json(report.learning)} if report.learning is not None else {}),
         **({"cost": cost_json(cost)} if cost is not None else {}),
         "emulated": report.emulated,
@@ -110,6 +112,11 @@ def doubt_json(one: Doubt) -> dict[str, Json]:
         "cores": None if one.cores is None else list(one.cores),
         "remedy": None if one.remedy is None else {"kind": one.remedy.kind, "blocks": one.remedy.blocks},
     }
+
+
+def _claim(one: JudgedClaim) -> Json:
+    found = record_json(one)
+    return {**found, "kind": {**record_json(one.kind), "text": claim_text(one)}}
 
 
 def _advice(found: ArmAdvice) -> Json:

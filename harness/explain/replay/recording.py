@@ -41,7 +41,7 @@ MOST_RECORDED = 5_000
 # least and the most. A batch that lies ready costs the main thread nothing, or all that a hand-over takes; replay takes
 # most of it to be the main thread's (``handover``) where none ever lay ready to show it. A hand-over that nobody waited
 # for takes nothing beyond receiving, or up to so many times what is assumed as the recorded order allows.
-AT_ONCE, LONGEST = "handed over at once", "handed over as slowly as may be"
+AT_ONCE, LONGEST = "handed over at once", "handed over slowly"
 READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE, LONGEST)
 LEAST_HELD = 0.5  # share of the host's work in a step: what takes it less is scatter, not something else than training
 SELDOM = 0.05  # share of the pieces of work of one name: fewer that are launch-bound decide nothing
