@@ -100,7 +100,7 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
             how = enough if few else "add controls: [a-a]"
             return f"{what}; {how}, or declare noise_floor"
         case "too noisy":
-            return too_noisy_text(m.cause)
+            return too_noisy_text(m.cause) + ("; repeat on a quieter machine" if remedy else "")
         case "too coarse":
             if (ask := more_blocks(m)) is None:
                 return f"{_unseen(m)}; repeat with more steps a block: their times are alike, what they hold is not"
