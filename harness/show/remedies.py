@@ -41,8 +41,8 @@ def _wait(found: Sequence[SlowCause], part: Part) -> Texts:
     return (
         "Waits for the device",
         _places(found, part),
-        "A device that has nothing else queued then is idle until the next launch. Wait every N steps, or read the "
-        "value of one step after the next step is launched.",
+        "The device is idle until the next launch if nothing else is queued. Wait every N steps, or read the value of "
+        "a step after the next step is launched.",
     )
 
 
@@ -53,7 +53,7 @@ def _copy(found: Sequence[SlowCause], part: Part) -> Texts:
     return (
         "Blocking copy",
         f"{_size(size)} a step from pageable memory at {_places(found, part)}",
-        "Its wait for what the device has queued is part of that. Use pin_memory=True in the DataLoader, and "
+        "This includes the wait for queued work of the device. Use pin_memory=True in the DataLoader, and "
         "non_blocking=True in the copy.",
     )
 
