@@ -15,6 +15,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from harness.explain.core_waits import StepPart
+from harness.judge.doubts import Doubt
 from harness.judge.report_types import ArmReport, Comparison, StudyReport
 from harness.study.contract import RUN_COLUMNS
 from harness.study.store import COLUMNS, StudyFolder, find_study
@@ -34,11 +36,13 @@ class ComparisonVerdict:
     baseline: str
     candidate: str
     measure: str  # what ``ratio`` compares: trained tokens/s, tokens/s or steps/s
-    ratio: float
+    ratio: float | None  # None: the runs were too noisy to see even a 2x change, as ``cause`` says
     ci_low: float | None
     ci_high: float | None
     noise_floor: float | None  # fraction
     verdict: Literal["gain", "loss", "none", "undecided"]
+    cause: Doubt | None = None  # of "undecided": what bars the verdict, and what would settle it
+    doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,9 @@ class ArmLedger:
     exposed_ms: Mapping[str, float]
     hidden_ms: Mapping[str, float]
     contended_ms: float | None  # waits for a core; None: not measured
+    # Parts of a step without waits for a core, and these waits, where they took over 10 % of the time; else empty.
+    parts: tuple[StepPart, ...] = ()
+    doubts: tuple[Doubt, ...] = ()  # by precedence
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,13 @@ class LoadedStudy:
     def ledger(self) -> tuple[ArmLedger, ...]:
         """Where the time of a step goes, for every arm and control that has measured steps."""
         return tuple(_ledger(arm, step_ms) for arm in self._report.arms if (step_ms := arm.totals.mean_step_ms))
+
+    @cached_property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """Every reason to doubt a figure of this study, by precedence: what it bars, and what would settle it."""
+        from harness.judge.all_doubts import study_doubts
+
+        return study_doubts(self._report)
 
     @cached_property
     def _report(self) -> StudyReport:
@@ -150,19 +164,25 @@ def _ledger(arm: ArmReport, mean_step_ms: float) -> ArmLedger:
         totals.exposed_ms,
         totals.hidden_ms,
         totals.contended_ms,
+        arm.parts,
+        arm.doubts,
     )
 
 
 def _verdict(one: Comparison) -> ComparisonVerdict:
+    from harness.judge.all_doubts import comparison_doubts
+
     found = one.measured
-    ratio = found.ratio
+    ratio = found.figure
     return ComparisonVerdict(
         one.baseline,
         one.candidate,
         found.measure,
-        ratio.median,
-        ratio.ci_low,
-        ratio.ci_high,
-        found.noise_floor,
+        None if ratio is None else ratio.median,
+        None if ratio is None else ratio.ci_low,
+        None if ratio is None else ratio.ci_high,
+        None if ratio is None else found.noise_floor,
         found.verdict,
+        found.cause,
+        comparison_doubts(one),
     )

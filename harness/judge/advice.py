@@ -17,18 +17,19 @@ from harness.explain.ledger import Blocks
 from harness.explain.replay.handover import MOST_HANDOVER
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.prediction import TOLERANCE, Prediction
+from harness.explain.replay.refusals import ReplayError
 from harness.explain.replay.removals import without_stages
 from harness.explain.replay.validation_arms import validation_arms
 from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness
-from harness.judge.judgement import Bar, bar_of, refusal
+from harness.judge.doubts import Doubt, barred, doubt, in_order
+from harness.judge.judgement import Bar, bar_of, loader_doubts, prediction_doubts, refusal
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing, flatten, lookup, lookup_number
 from harness.study.contract import STAGES
 from harness.study.run_data import RunData
 from trainer.config import BEFORE
-from trainer.errors import InputError
 
 REPLICATES = 8  # per run: half of what a prediction that is asked for takes
 WORKERS = (2, 4)
@@ -66,14 +67,16 @@ def advise(
     """
     own = runs.get(arm, ())
     if (why := refusal(own)) is not None:
-        return ArmAdvice(arm, noise_floor=noise_floor, refused=why)
+        return ArmAdvice(arm, noise_floor=noise_floor, refused=why, doubts=(why,))
     try:
         replays = Replays(own, REPLICATES)
         plain = replays.predict(parse_edits([]))
         found = [*_edited(arm, runs, replays), *_fed(arm, runs, replays)]
-    except InputError as error:
-        return ArmAdvice(arm, noise_floor=noise_floor, refused=str(error).removeprefix("replay: "))
-    believed = plain.validation.within_tolerance and plain.interval_from == "blocks"
+    except ReplayError as error:
+        why = doubt("not replayable", arm, where=error.gap)
+        return ArmAdvice(arm, noise_floor=noise_floor, refused=why, doubts=(why,))
+    known = [*prediction_doubts(plain, arm), *loader_doubts(own, replays)]
+    believed = barred(known, "recommendation") is None
     least = max(noise_floor or 0.0, plain.validation.typical, LEAST_GAIN)
     measured = [
         speed(ledgers(arm), ledgers(one.tried_by), steps_per_s, alike=alike) if one.tried_by else None for one in found
@@ -100,11 +103,21 @@ def advise(
         error=plain.validation.typical,
         within_tolerance=plain.validation.within_tolerance,
         from_blocks=plain.interval_from == "blocks",
+        doubts=in_order([*known, *_doubts_of(options, arm)]),
         noise_floor=noise_floor,
         iterable=is_iterable(arm, runs) and not all(run.record.facts.copies == 1 for run in own),
         barred=_loader_bar(own, replays, least),
         assumptions=tuple(dict.fromkeys(text for one in found for text in one.prediction.assumptions)),
     )
+
+
+def _doubts_of(options: Sequence[Advice], arm: str) -> Iterator[Doubt]:
+    """Yield what bars single changes: an arm measured one otherwise, or workers may share what they wait for."""
+    for one in options:
+        if one.contradicted:
+            yield doubt("contradicted", arm, where=one.change)
+        if one.bar == "serial":
+            yield doubt("serial", arm, where=one.change)
 
 
 def is_iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
@@ -174,7 +187,7 @@ def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> I
     }
     for name, loaders in alone.items():
         if runs.get(name) and set(_differing(arm, name, runs)) <= PATH_KEYS:
-            with suppress(InputError):  # no block in which both finished
+            with suppress(ReplayError):  # no block in which both finished
                 found = replays.fed_by(loaders)
                 yield _Option(name, "its data path", found, name, found.speedup)
 

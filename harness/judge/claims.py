@@ -224,19 +224,16 @@ def _share(values: Sequence[float]) -> Estimate | None:
 
 
 def own_kind(claim: JsonObject) -> ClaimKind | None:
-    """Return the kind of a claim with its own bounds; None if this version does not know its figure."""
+    """Return the kind of a claim with its own bounds, without a text where it has none of its own.
+
+    None if this version does not know its figure.
+    """
     figure, low, high, arms = (claim.get(key) for key in ("figure", "from", "to", "arms"))
     if figure not in get_args(Figure) or not isinstance(arms, list) or not arms:
         return None
     if not isinstance(low, int | float) or not isinstance(high, int | float) or low > high:
         return None
-    ratio = len(arms) > 1
-    text = claim.get("text") or (
-        f"{figure} of {arms[0]} is {low:g} to {high:g} times that of {arms[1]}"
-        if ratio
-        else f"{figure} of {arms[0]} is {low:g} to {high:g}"
-    )
-    return ClaimKind(str(text), cast("Figure", figure), low, high, ratio)
+    return ClaimKind(str(claim.get("text") or ""), cast("Figure", figure), low, high, len(arms) > 1)
 
 
 def judge(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Literal
 
 from harness.explain.bounds import AT_WORK, Bound, agreed
@@ -23,17 +24,20 @@ from harness.explain.statistics import (
     holding,
     likeness,
 )
+from harness.judge.doubts import Doubt, RemedyKind, barred, doubt
 from harness.judge.in_total import InTotal, in_total
 from harness.judge.losses import Losses, compare_losses
 from harness.judge.problems import RunFailure
 from harness.judge.uneven import UnevenWaits, uneven_waits
 from harness.judge.unseen import MOST_WAITING, waiting_share
-from harness.judge.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, judge
+from harness.judge.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, is_useless, judge
+from harness.study.records import RunRecord
 
 SAME = 0.01  # tokens per step that differ by less are called the same
 # Positions per step of an arm and its ideal-data control that differ by less: the few batches that it repeats stand for
 # all of the arm's.
 ALIKE_POSITIONS = 0.03
+TOO_WIDE = 1.5  # upper / lower end: a control with such an interval says nothing against the replay
 CLOSE = 0.05  # ceilings whose medians differ by less are one figure
 AGREE = 0.01  # witnesses that are closer to one another agree: intervals and floors of repeated steps may be next to 0
 
@@ -48,6 +52,7 @@ AbsentKind = Literal[
     "no a-a control",
     "too few a-a blocks",
     "no tables",
+    "too noisy",
     "more than the data path differs",
     "replay refused",
 ]
@@ -138,6 +143,17 @@ class Measured:
     same_again: Estimate | None = None  # the A/A control of ``noise_floor_of``: how many times as fast as its arm
     in_total: InTotal | None = None  # where long steps that the median passes over make all time together another
     steps: Judged | None = None  # verdict on ``step_time``, for every sentence about it
+    doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
+
+    @property
+    def cause(self) -> Doubt | None:
+        """The doubt that bars the verdict, with what would settle it; None where there is a verdict."""
+        return next((one for one in self.doubts if one.kind == self.undecided), None)
+
+    @property
+    def figure(self) -> Estimate | None:
+        """``ratio``, if a reader may show it: None where the runs were too noisy to see even a 2x change."""
+        return None if barred(self.doubts, "ratio") else self.ratio
 
     @property
     def measured_per_step(self) -> float | None:
@@ -217,7 +233,6 @@ def compare(
     if best is None:
         return Missing("no throughput")
     measure, rate, _ = best
-    waiting = [waiting_share([run.record.facts for run in blocks.values()]) for blocks in (base, other)]
     judging = _Judging(
         (baseline, candidate),
         arms,
@@ -225,12 +240,14 @@ def compare(
         alike_blocks(baseline, arms, controls),
         confidence_of_each(comparisons),
         allowance,
-        no_core=any(share is not None and share > MOST_WAITING for share in waiting),
+        doubts=tuple(without_core((baseline, candidate), (base, other))),
         used_lead=(used_share(base), used_share(other)),
     )
     isolated = _isolated(baseline, candidate, controls)
     from_waits = gain_from_waits(base)
     found = ideal_speed(baseline, base, controls, judging.alike)
+    if isinstance(found, Estimate) and is_useless(found):
+        found = Absent("too noisy", (baseline,))
     ideal = None if isinstance(found, Absent) else found
     limit = without_data(from_waits, ideal)
     positions = _quotient(per_step_of(other, "tokens"), per_step_of(base, "tokens"))
@@ -276,6 +293,7 @@ def compare(
         used_lead=judging.used_lead,
         same_again=None if isinstance(by_rate.same, Absent) else by_rate.same,
         in_total=by_rate.in_total,
+        doubts=by_rate.judged.doubts,
         # Steps with equal work are judged by the rate of that work, so that both verdicts agree.
         steps=judging.by(rate if each is not None and abs(each - 1) <= SAME else steps_per_s).judged,
     )
@@ -304,7 +322,7 @@ class _Judging:
     alike: Likeness | None
     confidence: float  # confidence level of each comparison of the study
     allowance: float | None
-    no_core: bool
+    doubts: tuple[Doubt, ...]  # that bar whatever these arms are compared by
     used_lead: tuple[float, float]
 
     def by(self, rate: Rate, losses: Losses | None = None) -> _ByRate:
@@ -321,12 +339,43 @@ class _Judging:
             together or ratio,
             noise_floor,
             losses,
-            no_core=self.no_core,
+            doubts=self.doubts,
             used_lead=self.used_lead,
             same_again=None if isinstance(same, Absent) else same,
             in_total=None if whole is None else whole.least,
+            shown=ratio,
+            step_time=steps,
+            cores=cores_of((base, other)),
+            no_floor=_floor_remedy(same),
         )
         return _ByRate(ratio, together, same, floor_of, noise_floor, whole, replace(judged, of=together or ratio))
+
+
+def without_core(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]:
+    """Yield a doubt for each arm whose main thread was ready without a core for over :data:`MOST_WAITING`."""
+    for name, blocks in zip(names, sides, strict=True):
+        share = waiting_share([run.record.facts for run in blocks.values()])
+        if share is not None and share > MOST_WAITING:
+            yield doubt("no core", name, share=share, cores=cores_of([blocks]))
+
+
+def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
+    """Cores used by other processes (the median over blocks, the arm with more), and all; None: not recorded."""
+    runs = [[*blocks.values()] for blocks in sides]
+    others = [[one.other_cpu_cores for one in side if one.other_cpu_cores is not None] for side in runs]
+    every = [cores for side in runs for one in side if (cores := _cores_of(one.record))]
+    used = [median(side) for side in others if side]
+    return (max(used), float(max(every))) if used and every else None
+
+
+def _cores_of(record: RunRecord) -> float | None:
+    """Cores that the run might use; of a record that does not have them, those of its machine."""
+    known = record.facts.cores or record.environment.get("cores")
+    return float(known) if isinstance(known, int | float) else None
+
+
+def _floor_remedy(same: Estimate | Absent) -> RemedyKind:
+    return "more a-a blocks" if isinstance(same, Absent) and same.kind == "too few a-a blocks" else "a-a control"
 
 
 def used_share(blocks: Blocks) -> float:
@@ -370,7 +419,8 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
     """How many times as fast steps would be without any data work, by both who know: an estimate, not a bound.
 
     The ideal-data control measures it, replay computes it from the run alone; the interval holds both of theirs. They
-    differ where a wait also cools caches and clocks for the compute after it, which no replay knows.
+    differ where a wait also cools caches and clocks for the compute after it, which no replay knows. A control whose
+    interval is wide, and holds no change as well as what replay computes, measured noise: then replay's figure stands.
     """
     known = [one for one in (ideal, from_waits) if one is not None]
     if len(known) < 2:
@@ -378,6 +428,9 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
     first, second = known
     if first.ci_low is None or first.ci_high is None or second.ci_low is None or second.ci_high is None:
         return first
+    inside = first.ci_low <= min(1.0, second.ci_low) and second.ci_high <= first.ci_high
+    if inside and first.ci_high > TOO_WIDE * first.ci_low:
+        return second
     return Estimate(first.median, min(first.ci_low, second.ci_low), max(first.ci_high, second.ci_high), first.n)
 
 

@@ -13,6 +13,7 @@ from harness.explain.ledger import Blocks
 from harness.explain.overlap import SyncCall, mean_hidden_behind, sync_audit
 from harness.explain.replay.predict import Replays, replace_data
 from harness.explain.replay.prediction import Prediction
+from harness.explain.replay.refusals import ReplayError
 from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness, from_blocks
 from harness.judge.comparisons import SAME, Absent, Controls, Measured, ideal_speed
@@ -25,7 +26,6 @@ from harness.scenario.overrides import differing
 from harness.study.contract import STAGES
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
-from trainer.errors import InputError
 
 Runs = Mapping[str, Sequence[RunData]]  # finished runs by arm
 # What may differ between two arms for one's data path to be replayed under the other's steps: nothing that computes.
@@ -63,7 +63,7 @@ def explain_arm(
         return measured  # what nobody saw may be the wait for data
     try:
         replays = Replays(own)
-    except InputError:
+    except ReplayError:
         return measured  # of another trainer, without the spans that a replay needs
     without = replays.predict(parse_edits([f"{stage}=0" for stage in STAGES]))
     return replace(
@@ -136,8 +136,8 @@ def _predicted(
         return Absent("no data-only control", (candidate,))
     try:
         replayed = replace_data(runs[baseline], alone)
-    except InputError as error:
-        return Absent("replay refused", detail=str(error))
+    except ReplayError as error:
+        return Absent("replay refused", detail=error.gap)
     return PredictedRatio(
         ratio=_in_measure(names, measured, replayed, arms),
         step_time=replayed.over_blocks(replayed.speedup),
@@ -161,7 +161,7 @@ def _in_measure(
     """The predicted speed-up in what the comparison measures: block by block times the tokens that a step has."""
     name: Literal["trained_tokens", "tokens"] | None = None
     if measured.measure != "steps/s":
-        name = "trained_tokens" if measured.measure.startswith("trained") else "tokens"
+        name = "trained_tokens" if measured.measure == "trained tokens/s" else "tokens"
     per_step = measured.trained_per_step if name == "trained_tokens" else measured.positions_per_step
     if name is None or per_step is None or abs(per_step - 1) <= SAME:
         return found.over_blocks(found.speedup)

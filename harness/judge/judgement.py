@@ -6,12 +6,15 @@ barred (:func:`bar_of`), as the recording does not show what they depend on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
 
 from harness.explain.replay.predict import Replays
+from harness.explain.replay.prediction import Prediction
 from harness.explain.spans import spans_of
+from harness.judge.doubts import Claim, Doubt, barred, doubt
 from harness.judge.unseen import MOST_RESTARTING, unseen
+from harness.judge.verdicts import ENOUGH_BLOCKS
 from harness.scenario.edits import Edits
 from harness.study.run_data import RunData
 
@@ -22,35 +25,45 @@ from harness.study.run_data import RunData
 # ends, which no DataLoader does.
 # sampler: it chooses what to read in the main thread, which no worker does for it.
 Bar = Literal["no loader", "no items", "unequal", "sampler", "restarts"]
-_REFUSED = {
-    "no core": "its main thread had no core for too much of the time",
-    "blocked": "too much of its time was not seen",
-    "device": "what its device did was not recorded",
-    "one stream": "its device's work on other streams, or launched within a fetch, was not recorded",
-    "ranks": "its ranks wait for one another, so its own steps do not tell what one of them would gain",
-}
+BARS: dict[str, Bar] = {kind: kind for kind in get_args(Bar)}
 
 
-def refusal(runs: Sequence[RunData]) -> str | None:
+def refusal(runs: Sequence[RunData]) -> Doubt | None:
     """Return why ``runs`` support no prediction; None if a replay supports one."""
     hidden = unseen(runs)
-    if hidden is None or hidden.reason is None:
+    if hidden is None:
         return None
     recorded = all(run.has_spans and len(spans_of(run).kernels) for run in runs)
-    return _REFUSED["one stream" if hidden.reason == "device" and recorded else hidden.reason]
+    return barred(hidden.doubts(runs[0].record.arm, recorded=recorded), "prediction")
+
+
+def loader_doubts(runs: Sequence[RunData], replays: Replays) -> Iterator[Doubt]:
+    """Yield what a replay of ``runs`` does not know of other loader settings."""
+    arm = runs[0].record.arm
+    if not all(run.record.facts.has_loader for run in runs):
+        yield doubt("no loader", arm)
+    if replays.unequal:
+        yield doubt("no items" if all(run.record.facts.gave_no_items(1) for run in runs) else "unequal", arm)
+    if (hidden := unseen(runs)) is not None and hidden.sampling > MOST_RESTARTING:
+        yield doubt("sampler", arm, share=hidden.sampling)
+    if hidden is not None and hidden.restarting > MOST_RESTARTING:
+        yield doubt("restarts", arm, share=hidden.restarting)
 
 
 def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | None:
     """Return why ``runs`` cannot be predicted under ``edits``; None if they can."""
-    workers = edits.workers is not None and edits.workers != replays.workers
-    if not workers and edits.prefetch is None:
+    claims: list[Claim] = ["workers"] if edits.workers is not None and edits.workers != replays.workers else []
+    claims += ["prefetch"] if edits.prefetch is not None else []
+    if not claims:
         return None
-    if not all(run.record.facts.has_loader for run in runs):
-        return "no loader"
-    if workers and replays.unequal:
-        return "no items" if all(run.record.facts.gave_no_items(1) for run in runs) else "unequal"
-    if (hidden := unseen(runs)) is None:
-        return None
-    if workers and hidden.sampling > MOST_RESTARTING:
-        return "sampler"
-    return "restarts" if hidden.restarting > MOST_RESTARTING else None
+    known = [*loader_doubts(runs, replays)]
+    found = next((one for claim in claims if (one := barred(known, claim)) is not None), None)
+    return None if found is None else BARS[found.kind]
+
+
+def prediction_doubts(unedited: Prediction, arm: str) -> Iterator[Doubt]:
+    """Yield why a prediction by the replay of ``unedited`` is shown only to those who ask for it."""
+    if not unedited.validation.within_tolerance:
+        yield doubt("replay off", arm, share=unedited.validation.typical)
+    if unedited.interval_from != "blocks":
+        yield doubt("too few blocks", arm, blocks=ENOUGH_BLOCKS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.explain.bounds import Bound, BoundShares, agreed
+from harness.explain.core_waits import StepPart
 from harness.explain.dose import Dose
 from harness.explain.lead_use import LeadUse
 from harness.explain.long_steps import LongSteps
@@ -17,6 +18,7 @@ from harness.explain.overlap import SyncCall
 from harness.explain.ranks import GroupGain
 from harness.explain.replay.assumptions import Assumption
 from harness.explain.replay.critical_path import PathLink, PathTime
+from harness.explain.replay.refusals import ReplayGap
 from harness.explain.replay.removals import Removal
 from harness.explain.slow_causes import SlowCause
 from harness.explain.statistics import Estimate
@@ -27,6 +29,7 @@ from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
 from harness.judge.confounds import Confound
 from harness.judge.data_paths import DataPath
+from harness.judge.doubts import Doubt
 from harness.judge.judgement import Bar
 from harness.judge.learning import Learning
 from harness.judge.probes.probe_cost import ProbeCost
@@ -160,6 +163,9 @@ class ArmReport:
     attached: str | None = None
     step_ends: str | None = None
     unseen: Unseen | None = None
+    # Where its main thread had no core for much of the time: the parts of a step without these waits, and the waits.
+    parts: tuple[StepPart, ...] = ()
+    doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
     causes: tuple[SlowCause, ...] = ()  # what slowed the steps of such a program
     optimizer_steps: int = 0  # of the runs that counted what was skipped, warm-up steps too
     skipped_steps: int | None = None  # of all its runs, as gradients overflowed in fp16; None: the loss is not scaled
@@ -187,8 +193,8 @@ class WhatIf:
     ratio: Estimate | None = None
     waits_ms: float | None = None  # per step of the baseline: what it would wait for data
     measured_ms: Estimate | None = None  # of the candidate, where it ran what the edits make of the baseline
-    reason: str | None = None  # why nothing could be predicted
-    candidate_reason: str | None = None  # why nothing could be predicted of the candidate
+    reason: ReplayGap | None = None  # why nothing could be predicted
+    candidate_reason: ReplayGap | None = None  # why nothing could be predicted of the candidate
 
 
 @dataclass(frozen=True)
@@ -266,9 +272,10 @@ class ArmAdvice:
     from_blocks: bool = False  # whether the intervals are over enough blocks to mean something
     noise_floor: float | None = None
     assumptions: tuple[Assumption, ...] = ()
-    refused: str | None = None
+    refused: Doubt | None = None
     iterable: bool = False  # its dataset has no index: each loader worker has all of it, unless it shares itself out
     barred: Bar | None = None  # reason that more workers are not predicted, if data work costs time
+    doubts: tuple[Doubt, ...] = ()  # by precedence: about its replay, and about single changes
 
 
 @dataclass(frozen=True)

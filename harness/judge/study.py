@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.explain.bounds import mean_shares
+from harness.explain.core_waits import parts_without_waits
 from harness.explain.ledger import Blocks, RunLedger, arm_lead, measure, part_over, without_split
 from harness.explain.long_steps import long_steps
 from harness.explain.ranks import RankSteps, group_gain, rank_steps
 from harness.explain.replay.predict import Replays
+from harness.explain.replay.refusals import ReplayError
 from harness.explain.slow_causes import slow_causes
 from harness.explain.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
 from harness.explain.statistics import Estimate, Likeness, estimate
@@ -20,6 +22,7 @@ from harness.explain.step_times import step_times
 from harness.explain.stragglers import ranks_of, ranks_of_run
 from harness.explain.whole_run import release, work_out
 from harness.judge.advice import advise
+from harness.judge.all_doubts import arm_doubts
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import (
     Controls,
@@ -62,7 +65,6 @@ from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
-from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
 
@@ -219,7 +221,7 @@ def _splits(runs: Sequence[RunData], blocks: Blocks) -> bool:
         return True
     try:
         return Replays(runs).validation.within_tolerance
-    except InputError:
+    except ReplayError:
         return True  # another block of the same run, say, was split
 
 
@@ -293,6 +295,8 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     totals = _totals(blocks) if blocks else ArmTotals()
     facts = next(iter(blocks.values())).record.facts if blocks else RunFacts()
     alike = arms.alike(of or name)
+    hidden = unseen(arms.runs.get(name, ()))
+    explained = ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls, alike)
     idle = min((run.idle_workers for run in blocks.values()), default=0)
     return ArmReport(
         name=name,
@@ -303,11 +307,13 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         totals=totals,
         speed=_model_speed(control, totals, facts) if blocks else _NO_RUN,
         lead_use=arm_lead(blocks),
-        explained=ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls, alike),
+        explained=explained,
         against_arm=speed(arms.of(of), blocks, steps_per_s, alike=alike) if control and of else None,
         attached=facts.attached,
         step_ends=facts.step_ends,
-        unseen=unseen(arms.runs.get(name, ())),
+        unseen=hidden,
+        parts=parts_without_waits(arms.runs[name], blocks) if hidden is not None and hidden.reason == "no core" else (),
+        doubts=arm_doubts(name, totals, hidden, explained, blocks),
         causes=slow_causes([run.record.facts for run in arms.runs.get(name, ())]),
         optimizer_steps=sum(
             one.step_count for one in arms.runs.get(name, ()) if one.record.facts.skipped_steps is not None

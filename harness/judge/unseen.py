@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.judge.doubts import Doubt, barred, doubt, in_order
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
 
 MOST_UNSEEN = 0.10  # of the time: blocked where nothing looks. What is not seen may be the wait for data.
 MOST_WAITING = 0.10  # of the time: ready without a core. Times then say more of the neighbours than of the program.
-
-
 MOST_RESTARTING = 0.01  # of the time: waits in which an epoch ends and its loader begins anew
+
+
+_REASONS: Mapping[str, Literal["no core", "blocked", "device", "ranks"]] = {
+    "no core": "no core",
+    "blocked": "blocked",
+    "device": "device",
+    "ranks": "ranks",
+}
 
 
 @dataclass(frozen=True)
@@ -35,16 +42,27 @@ class Unseen:
     evaluating_steps: int = 0  # of all blocks: left out, as an evaluation ran within them
     evaluating: float = 0.0  # of the time of these and the measured steps
 
+    def doubts(self, arm: str = "", *, recorded: bool = False) -> tuple[Doubt, ...]:
+        """What of its time was not seen. ``recorded``: the device's work was, but for other streams."""
+        arms = (arm,) if arm else ()
+        found = []
+        if self.waiting > MOST_WAITING:
+            found.append(doubt("no core", *arms, share=self.waiting))
+        if self.blocked > MOST_UNSEEN:
+            found.append(doubt("blocked", *arms, share=self.blocked, where=self.place or ""))
+        if self.device:
+            found.append(doubt("one stream" if recorded else "device", *arms))
+        if self.ranks > 1:
+            found.append(doubt("ranks", *arms))
+        if self.evaluating_steps:
+            found.append(doubt("evaluation left out", *arms, share=self.evaluating))
+        return in_order(found)
+
     @property
     def reason(self) -> Literal["no core", "blocked", "device", "ranks"] | None:
         """Why nothing can be said of what a change would save; None where it can."""
-        if self.waiting > MOST_WAITING:
-            return "no core"
-        if self.blocked > MOST_UNSEEN:
-            return "blocked"
-        if self.device:
-            return "device"
-        return "ranks" if self.ranks > 1 else None
+        found = barred(self.doubts(), "prediction")
+        return None if found is None else _REASONS[found.kind]
 
 
 def waiting_share(facts: Sequence[RunFacts]) -> float | None:

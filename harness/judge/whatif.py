@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from harness.explain.ledger import measure
 from harness.explain.replay.predict import Prediction, predict
+from harness.explain.replay.refusals import ReplayError
 from harness.explain.replay.validation_arms import validation_arms
 from harness.explain.statistics import Estimate, estimate, from_blocks
 from harness.judge.report_types import WhatIf
@@ -18,7 +19,6 @@ from harness.scenario.edits import Edits, parse_edits
 from harness.scenario.overrides import edit_texts
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
-from trainer.errors import InputError
 from trainer.json_types import objects
 
 
@@ -33,8 +33,8 @@ def _whatif(names: tuple[str, str], runs: Mapping[str, Sequence[RunData]], edits
     base_name, other_name = names
     try:
         base = predict(runs.get(base_name, ()), edits)
-    except InputError as error:
-        return WhatIf(written, reason=str(error))
+    except ReplayError as error:
+        return WhatIf(written, reason=error.gap)
     found = WhatIf(
         written,
         base.over_blocks(base.step_ms),
@@ -43,8 +43,8 @@ def _whatif(names: tuple[str, str], runs: Mapping[str, Sequence[RunData]], edits
     )
     try:
         other = predict(runs.get(other_name, ()), edits)
-    except InputError as error:
-        return replace(found, candidate_reason=str(error))
+    except ReplayError as error:
+        return replace(found, candidate_reason=error.gap)
     return replace(found, candidate_ms=other.over_blocks(other.step_ms), ratio=_ratio(base, other))
 
 

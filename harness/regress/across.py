@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.explain.statistics import CONFIDENCE, Estimate, from_block_values
 from harness.judge.confounds import LOAD, USEFUL, alike_environment
+from harness.judge.unseen import MOST_WAITING
 from harness.regress.days import STARTUP, BetweenDays, Days
 from harness.regress.decision import Decision, fractions, judge
 from harness.regress.gate import PARTS, Difference, Gate, Limits, Part, StateComparison, WhyUndecided, nothing
@@ -143,6 +144,9 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
     loads = baseline.other_cpu_cores, candidate.other_cpu_cores
     if max((load or 0.0 for load in loads), default=0.0) > LOAD:
         found.append(Difference("load by other processes", *loads, False, "cores"))
+    waits = baseline.waiting_share, candidate.waiting_share
+    if max((share or 0.0 for share in waits), default=0.0) > MOST_WAITING:
+        found.append(Difference("waiting for a core", *waits, True, "share"))
     if baseline.diverged_runs or candidate.diverged_runs:
         found.append(Difference("diverged runs", baseline.diverged_runs, candidate.diverged_runs, True))
     elif not _alike_losses(baseline.loss, candidate.loss):

@@ -12,8 +12,9 @@ from statistics import median
 from typing import Any, Literal
 
 from harness.explain.ledger import Blocks, RunLedger, measure
-from harness.judge.comparisons import used_share
+from harness.judge.comparisons import used_share, without_core
 from harness.judge.confounds import USEFUL, confounds, used_lead
+from harness.judge.doubts import Doubt, barred
 from harness.judge.losses import compare_losses
 from harness.regress.decision import Decision, Outcome, confidence_at, decide
 from harness.regress.one_sided import one_sided_problems
@@ -122,12 +123,15 @@ class StateComparison:
     missing: WhyUndecided | None = None
     other_work: str | None = None  # a difference that makes the two sides do different work
     used_lead: str | None = None  # batches that lay ready, by which a side was as much faster as is allowed, or changed
+    doubts: tuple[Doubt, ...] = ()  # of a record that bars verdicts whatever the figures are
     emulated: bool = False
     same_study: bool = False  # both sides are one study: there is nothing to compare
 
     @property
     def verdict(self) -> Outcome:
         """Of everything that must not grow: the typical round, all time together, and the gates."""
+        if barred(self.doubts, "loss") is not None:
+            return "undecided"
         every = [self.step, *([self.total] if self.total is not None else []), *(gate.decision for gate in self.gates)]
         if any(decision.outcome == "slower" for decision in every):
             return "slower"
@@ -267,6 +271,7 @@ def _comparison(
         confounds=differing,
         other_work=next((what for what in differing if what.startswith(OTHER_WORK)), None),
         used_lead=next(iter(lead), None),
+        doubts=tuple(without_core(names, ledgers[:2])),
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
     )
 

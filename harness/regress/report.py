@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from harness.explain.statistics import MIN_BLOCKS
+from harness.judge.doubts import barred
 from harness.regress.across import CommonMove
 from harness.regress.decision import Decision, Outcome
 from harness.regress.gate import TOTAL, Difference, Gate, Part, StateComparison
 from harness.regress.thresholds import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
+from harness.show.absent import refusal_text
 from harness.show.tables import Markdown, safe, table
 from harness.show.words import count, listing, ms, number, percent
 from harness.study.store import StudyFolder, write_json
@@ -205,6 +207,8 @@ def sentence(c: StateComparison) -> str:
         text += f"; undecided, as {name} looks worse than allowed: {change(decision)}"
     if c.rare and c.total is not None:
         text += f"; but {TOTAL} changed by {change(c.total)}: longer in fewer than half of the rounds"
+    if (doubt := barred(c.doubts, "loss")) is not None:
+        text += f"; undecided, as {refusal_text(doubt)}"
     if c.other_work is not None:
         text += f"; undecided, as the two do different work: {c.other_work}"
     if c.used_lead is not None and c.verdict == "undecided":
@@ -303,6 +307,8 @@ def _inside(c: StateComparison) -> list[str]:
             f"{c.name}: {TOTAL}, rare long steps among it, looks worse than allowed and is not "
             f"decided: {change(c.open[TOTAL])}"
         )
+    if (doubt := barred(c.doubts, "loss")) is not None:
+        lines.append(f"{c.name}: {refusal_text(doubt)}: nothing is decided")
     if c.other_work is not None:
         lines.append(f"{c.name}: the two do different work ({c.other_work}): nothing is called the same")
     if c.used_lead is not None:

@@ -10,6 +10,7 @@ from harness.explain.ledger import Blocks, mean_over, measure
 from harness.judge.confounds import alike_environment, useful_fraction
 from harness.judge.losses import loss_of
 from harness.judge.probes.device_health import device_health
+from harness.judge.unseen import waiting_share
 from harness.regress.rounds import STEP, rounds, typical_log
 from harness.regress.thresholds import MS_DIGITS
 from harness.scenario.overrides import flatten
@@ -63,6 +64,7 @@ class BlockSeries:
     probes: JsonObject = field(default_factory=dict)  # dotted keys
     loss: float | None = None  # median over blocks, of the last measured steps
     diverged_runs: int = 0
+    waiting_share: float | None = None  # of a program of others: share of the time that its main thread had no core
     started: str = "together"  # or one by one, where startup is what is judged
 
     @property
@@ -138,5 +140,6 @@ def _series(
         probes=flatten(section(study.scenario_text, "probes")),
         loss=loss_of(list(ledgers.values())),
         diverged_runs=sum(ledger.diverged for ledger in ledgers.values()),
+        waiting_share=waiting_share([record.facts for record in records]),
         started="one by one" if any(one.contest is not None for one in study.arms) else "together",
     )

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from harness.explain.statistics import MIN_BLOCKS
 from harness.judge.comparisons import Absent, Figure, Measured, Missing
+from harness.judge.doubts import Doubt
 from harness.judge.problems import ProbeProblem, RunFailure, StudyProblem
 from harness.judge.report_types import NoMfu
 from harness.show.words import blocks_named, count, listing, percent, ratio
 
 ASK_FOR = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
 _NAMED_RUNS = 3  # of those that had a problem with a probe
+
+
+# By what a run's record lacks for a replay.
+GAPS: Mapping[str, str] = {
+    "no run": "no run of this arm has finished",
+    "no tables": "no finished run with tables to replay",
+    "ranks": "its ranks wait for one another, which a replay of one of them does not know",
+    "no times": "its steps have no times to replay",
+    "no measured step": "it has no measured step to replay",
+    "damaged spans": "a span ends before it starts, so its spans table is damaged",
+    "no fetch": "its spans have no fetch to replay",
+    "too far ahead": "too many batches would be in flight (workers x prefetch)",
+    "no shared block": "no block in which both the run and the data-only run finished",
+}
+
+
+def refusal_text(why: Doubt) -> str:
+    """Why an arm cannot be replayed."""
+    match why.kind:
+        case "no core":
+            return "its main thread had no core for too much of the time"
+        case "blocked":
+            return "too much of its time was not seen"
+        case "device":
+            return "what its device did was not recorded"
+        case "one stream":
+            return "its device's work on other streams, or launched within a fetch, was not recorded"
+        case "ranks":
+            return "its ranks wait for one another, so its own steps do not tell what one of them would gain"
+        case "not replayable":
+            return GAPS.get(why.where, why.where)
+        case kind:
+            return kind
 
 
 def reason(absent: Absent) -> str:
@@ -37,12 +71,14 @@ def reason(absent: Absent) -> str:
             return "no finished a-a control"
         case "too few a-a blocks":
             return f"the a-a control needs {MIN_BLOCKS} blocks and has {absent.blocks}"
+        case "too noisy":
+            return f"the ideal-data control of {absent.arms[0]} was too noisy to see even a 2x change"
         case "no tables":
             return "no tables to replay"
         case "more than the data path differs":
             return f"the arms differ in {absent.detail}, which changes more than the data path"
         case "replay refused":
-            return absent.detail
+            return GAPS.get(absent.detail, absent.detail)
 
 
 def absent_text(measured: Measured, figure: Figure) -> str:

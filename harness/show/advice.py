@@ -11,6 +11,7 @@ from harness.explain.statistics import MIN_BLOCKS, Estimate
 from harness.judge.advice import ALIKE, LEAST_GAIN
 from harness.judge.judgement import Bar
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
+from harness.show.absent import refusal_text
 from harness.show.assumptions import assumption_lines
 from harness.show.names import ArmNames
 from harness.show.tables import NOT_MEASURED, ratio_cell, safe, table
@@ -139,7 +140,7 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
     refused: dict[str, list[str]] = {}
     for one in found:
         if one.refused is not None:
-            refused.setdefault(one.refused, []).append(one.arm)
+            refused.setdefault(refusal_text(one.refused), []).append(one.arm)
     replayed = [one for one in found if one.refused is None]
     off = [one for one in replayed if not one.within_tolerance]
     few = [one.arm for one in replayed if one.within_tolerance and not one.from_blocks]

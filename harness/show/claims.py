@@ -9,9 +9,18 @@ from harness.judge.claims import PARTS, ArmUse, JudgedClaim
 from harness.scenario.claims import SHARES, ClaimKind
 from harness.show.names import ArmNames
 from harness.show.tables import NOT_MEASURED, estimate_cell, number_cell, safe, table
-from harness.show.words import count, listing, number, percent, ratio
+from harness.show.words import capitalised, count, listing, number, percent, ratio
 
 MOST_KEYS = 4  # named of those in which arms differ
+
+
+def claim_text(one: JudgedClaim) -> str:
+    """The claim as it is commonly made, or by its figure and bounds."""
+    kind = one.kind
+    if kind.text:
+        return kind.text
+    text = f"{kind.of} of {one.arm} is {kind.low:g} to {kind.high:g}"
+    return text if one.baseline is None else f"{text} times that of {one.baseline}"
 
 
 def section(uses: Sequence[ArmUse], judged: Sequence[JudgedClaim], names: ArmNames) -> str:
@@ -71,7 +80,7 @@ def sentence(one: JudgedClaim, names: ArmNames) -> str:
     elif one.without:
         found = f"no finished run of {listing([names.short(arm) for arm in one.without])} has that figure"
     cpu = "" if one.values is None else f" of the cores ({number(one.values[0])} to {number(one.values[1])})"
-    text = f"{kind.text[0].upper()}{kind.text[1:]}"
+    text = capitalised(claim_text(one))
     limits = f"{_most(one)}{_limits(one)}{_why_open(one)}"
     measured = f"{found}{what if kind.ratio else ''}{cpu}"
     return f"“{text}”: {_verdict(one)}: {measured} ({names.short(one.arm)}{against}){limits}."

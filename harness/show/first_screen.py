@@ -13,6 +13,7 @@ from itertools import accumulate
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import SAME, Absent, Measured, Waits
 from harness.judge.confounds import ConfoundKind
+from harness.judge.doubts import barred
 from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.judge.unseen import MOST_WAITING
 from harness.judge.verdicts import Verdict
@@ -42,6 +43,7 @@ from harness.show.sentences import (
     emulated_devices,
     in_blocks,
     more_blocks,
+    too_noisy_text,
     undecided_because,
     whose,
 )
@@ -170,6 +172,8 @@ def finding(m: Measured, once: Collection[str] = ()) -> str:
     estimate, verdict = m.ratio, m.verdict
     if verdict == "undecided":
         because = undecided_because(m, remedy=more_blocks(m) not in once)
+        if (noisy := barred(m.doubts, "ratio")) is not None:
+            return f"undecided: {because}" + ("" if m.undecided == noisy.kind else f"; {too_noisy_text(noisy)}")
         return f"undecided, {_change(estimate)}: {because}"
     if verdict == "none":
         what = "detectable difference"
@@ -301,10 +305,16 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     if isinstance(c, NotCompared):
         return (label, "not measured", *([NOT_MEASURED] * (len(HEADER) - 2)))
     m = c.measured
-    known = (m.isolated, could_gain(m), believed_ratio(c), m.ratio)
+    known = (m.isolated, could_gain(m), believed_ratio(c), m.figure)
     figures = [NOT_MEASURED if one is None else f"{ratio(one.median)}{_or_none(one)}" for one in known]
     each = m.measured_per_step
-    if m.step_time is not None and m.steps is not None and each is not None and abs(each - 1) > SAME:
+    if (
+        m.figure is not None
+        and m.step_time is not None
+        and m.steps is not None
+        and each is not None
+        and abs(each - 1) > SAME
+    ):
         unsure = " unclear" if m.steps.verdict in ("none", "undecided") else ""
         figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling is per step, too.
     if m.ceilings is not None:

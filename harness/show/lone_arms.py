@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from harness.explain.core_waits import WAITING
 from harness.explain.long_steps import FEW, LongSteps
 from harness.explain.ranks import GroupGain
 from harness.explain.replay.prediction import TOLERANCE
@@ -68,7 +69,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
     if arm.unseen is not None:
-        lines += _unseen(arm.unseen, _mean_ms(arm))
+        lines += [*_without_waits(arm), *_unseen(arm.unseen, _mean_ms(arm))]
     return [*lines, *left_out_lines([arm], names), *skipped_lines([arm], names), *engine_lines([arm], names)]
 
 
@@ -376,6 +377,20 @@ def _sampler(arm: ArmReport) -> str:
         f" Its sampler takes {part_of(step_ms)(arm.unseen.sampling * step_ms)} of a step in the main thread, and "
         "loader workers cannot take it over: draw fewer items, or draw them faster."
     )
+
+
+def _without_waits(arm: ArmReport) -> Iterator[Headline]:
+    """The parts of a step with the waits for a core taken out, which are known on a machine in use as well."""
+    part = part_of(_mean_ms(arm))
+    shown = [one for one in arm.parts if one.name != WAITING and one.ms.median >= NOTHING * _mean_ms(arm)]
+    if shown:
+        texts = [f"{one.name} {part(one.ms.median)}{_between(one.ms, part)}" for one in shown]
+        waited = next(part(one.ms.median) for one in arm.parts if one.name == WAITING)
+        yield Headline("Without waits for a core", f"{listing(texts)} a step", f"The waits for a core take {waited}.")
+
+
+def _between(ms: Estimate, part: Callable[[float], str]) -> str:
+    return "" if ms.ci_low is None or ms.ci_high is None else f" ({part(ms.ci_low)} to {part(ms.ci_high)})"
 
 
 def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:

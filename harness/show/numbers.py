@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.judge.comparisons import SAME
+from harness.explain.statistics import Estimate
+from harness.judge.comparisons import SAME, Measured
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison
 from harness.show.absent import mfu_reason, reason
 from harness.show.first_screen import could_gain
@@ -28,6 +29,16 @@ STEP_TIMES = "step mean, p50, p95 (ms)"
 PADDED = 0.9  # of the positions are trained on: of fewer it is said, as model FLOPs count all of them
 
 
+def _floor(m: Measured) -> str:
+    return NOT_MEASURED if m.noise_floor is None or m.figure is None else percent(m.noise_floor)
+
+
+def _measured(c: Comparison, *, timed: bool) -> list[Estimate | None]:
+    """What was predicted and measured; None where the runs were too noisy for a figure."""
+    m = c.measured
+    return [believed_ratio(c), m.figure, *([None if m.figure is None else m.step_time] if timed else [])]
+
+
 def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
     """What could have been gained, and what was; empty where nothing was compared."""
     if not compared:
@@ -44,8 +55,10 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
     was = [
         [
             names.pair(c.candidate, c.baseline),
-            *map(ratio_cell, (believed_ratio(c), c.measured.ratio, *([c.measured.step_time] if timed else []))),
-            NOT_MEASURED if c.measured.noise_floor is None else percent(c.measured.noise_floor),
+            *map(ratio_cell, _measured(c, timed=timed)),
+            NOT_MEASURED
+            if None in (c.measured.noise_floor, c.measured.figure)
+            else percent(c.measured.noise_floor or 0.0),
         ]
         for c in compared
     ]

@@ -107,9 +107,12 @@ def isolated(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = 
     texts = []
     for place, c in enumerate(comparisons):
         m, row = c.measured, rows.at(place)
-        training = m.tokens_ratio or m.ratio
+        training = None if m.figure is None else m.tokens_ratio or m.ratio
         ceiling = could_gain(m)
         shown = [one for one in (m.isolated, ceiling, training) if one is not None]
+        if not shown:
+            texts.append("too noisy")
+            continue
         span = [min(one.median for one in shown), max(one.median for one in shown)]
         axes.plot(span, [row, row], color=RULE, linewidth=1.5, zorder=1, solid_capstyle="butt")
         if m.isolated is not None:
@@ -117,19 +120,20 @@ def isolated(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = 
         if ceiling is not None:
             label = legend.pop("ceiling", None)
             axes.plot([ceiling.median] * 2, [row - 0.32, row + 0.32], color="black", linewidth=2, zorder=3, label=label)
-        point(axes, training, row + 0.2, CURVES[0], "o", legend.pop("training", None))
+        if training is not None:
+            point(axes, training, row + 0.2, CURVES[0], "o", legend.pop("training", None))
         figures = [
             f"{name} {ratio(one.median)}"
             for name, one in (("isolated", m.isolated), ("ceiling", ceiling), ("training", training))
             if one is not None
         ]
-        if abs(math.log(m.ratio.median / training.median)) > SAME:
+        if training is not None and abs(math.log(m.ratio.median / training.median)) > SAME:
             shown.append(m.ratio)
             point(axes, m.ratio, row + 0.2, CURVES[5], "s", legend.pop("trained", None), hollow=True)
             figures[-1] += f" ({ratio(m.ratio.median)} trained)"
         values += [bound for one in shown for bound in bounds(one)]
         texts.append(", ".join(figures[:-1]) + f"\n{figures[-1]}" if len(figures) > 1 else figures[0])
-    ratio_axis(axes, values, sheet)
+    ratio_axis(axes, values or [0.5, 2.0], sheet)
     rows.label(_pairs(comparisons, names), texts, [INK] * len(texts), [False] * len(texts))
     axes.set_xlabel("how many times as fast as the baseline (log scale, 95 % intervals)")
     title(figure, "What isolation promises, what waiting allows, what training got")
@@ -149,7 +153,7 @@ def forest(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WI
     texts, colours = [], []
     for place, c in enumerate(comparisons):
         m, row = c.measured, rows.at(place)
-        if m.noise_floor is not None:
+        if m.noise_floor is not None and m.figure is not None:
             low, high = max(1 - m.noise_floor, 1e-3), 1 + m.noise_floor
             axes.fill_betweenx(
                 [row - 0.5, row + 0.5],
@@ -163,15 +167,20 @@ def forest(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WI
             )
             band_label = None
         colour = VERDICT_COLOURS[m.verdict]
-        point(axes, m.ratio, row, colour, "o", None)
         verdict = VERDICTS[m.verdict]
+        if m.figure is None:
+            texts.append(f"{verdict}\ntoo noisy")
+            colours.append(colour)
+            continue
+        point(axes, m.figure, row, colour, "o", None)
         if m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME:
             verdict += f", {ratio(m.trained_per_step)} tokens a step"
         texts.append(f"{verdict}\n{ratio(m.ratio.median)} ({interval(m.ratio)})")
         colours.append(colour)
-    floors = [one for c in comparisons if (one := c.measured.noise_floor) is not None]
+    drawn = [c.measured for c in comparisons if c.measured.figure is not None]
+    floors = [one for m in drawn if (one := m.noise_floor) is not None]
     reaches = [b for floor in floors for b in (1 - floor, 1 + floor) if b > 0]
-    ratio_axis(axes, [b for c in comparisons for b in bounds(c.measured.ratio)] + reaches, sheet)
+    ratio_axis(axes, [b for m in drawn for b in bounds(m.ratio)] + reaches or [0.5, 2.0], sheet)
     rows.label(_pairs(comparisons, names), texts, colours, [False] * len(texts))
     measures = dict.fromkeys(c.measured.measure for c in comparisons)
     axes.set_xlabel(f"{' or '.join(measures)}, candidate / baseline (log scale, 95 % intervals)")

@@ -10,6 +10,8 @@ import math
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import MIN_BLOCKS, Estimate
 from harness.judge.comparisons import AGREE, SAME, Measured, Waits
+from harness.judge.confounds import LOAD
+from harness.judge.doubts import Doubt, barred
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
 from harness.judge.uneven import UnevenWaits
 from harness.judge.unseen import MOST_WAITING
@@ -17,7 +19,7 @@ from harness.judge.verdicts import COARSE, Judged
 from harness.show.absent import ASK_FOR, absent_text, missing_text
 from harness.show.dose import dose_line
 from harness.show.noteworthy import also_noteworthy, long_steps_text, same_again_text
-from harness.show.words import amount, capitalised, count, interval, listing, ms, part_of, percent, ratio, unit
+from harness.show.words import amount, capitalised, count, interval, listing, ms, number, part_of, percent, ratio, unit
 
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 NOTHING = 0.001  # a share of the step below this is called nothing
@@ -67,6 +69,9 @@ def _finding(m: Measured, baseline: str) -> str:
             f"undecided ({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}; an interval needs "
             f"{MIN_BLOCKS}: repeat with --repeats {ASK_FOR})"
         )
+    if (noisy := barred(m.doubts, "ratio")) is not None:
+        because = "" if m.undecided == noisy.kind else f"{undecided_because(m)}; "
+        return f"undecided in {m.measure}{_more_tokens(m)}: {because}{too_noisy_text(noisy)}"
     figures = f"{ratio(measured.median)}, 95 % interval {interval(measured)}, {count(measured.n, 'block')}, "
     figures += f"{_together(m)}{_floor(m, baseline)}"
     if m.undecided is not None:
@@ -94,6 +99,8 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
             enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else f"repeat with --repeats {ASK_FOR}"
             how = enough if few else "add controls: [a-a]"
             return f"{what}; {how}, or declare noise_floor"
+        case "too noisy":
+            return too_noisy_text(m.cause) + ("; repeat on a quieter machine" if remedy else "")
         case "too coarse":
             if (ask := more_blocks(m)) is None:
                 return f"{_unseen(m)}; repeat with more steps a block, as blocks hold different batches"
@@ -126,6 +133,14 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
             assert m.in_total is not None
             ask = "; repeat with more steps a block" if remedy and not m.in_total.left_out else ""
             return f"{long_steps_text(m.in_total)}{ask}"
+
+
+def too_noisy_text(cause: Doubt | None) -> str:
+    """``this run was too noisy to see even a 2x change: others used 1.6 of 2 cores``."""
+    others = ""
+    if cause is not None and cause.cores is not None and cause.cores[0] > LOAD:
+        others = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
+    return f"this run was too noisy to see even a 2x change{others}"
 
 
 def more_blocks(m: Measured) -> str | None:
@@ -193,7 +208,13 @@ def _steps(m: Measured) -> str | None:
     trained = positions if m.trained_per_step is None else m.trained_per_step
     if trained is None or positions is None or (abs(trained - 1) <= SAME and abs(positions - 1) <= SAME):
         return None
-    if m.undecided in ("long steps", "a-a apart", "no core", "lead"):  # what bars the verdict bars these times as well
+    if m.undecided in (
+        "long steps",
+        "a-a apart",
+        "no core",
+        "too noisy",
+        "lead",
+    ):  # what bars the verdict bars these times as well
         return None
     text = capitalised(steps_text(m.step_time, m.steps) or "the time of a step was not measured")
     if abs(trained / positions - 1) <= SAME or abs(positions - 1) <= SAME or m.tokens_ratio is None:

@@ -7,13 +7,26 @@ from dataclasses import asdict
 
 from harness.explain.bounds import BoundShares
 from harness.explain.dose import Dose
+from harness.judge.all_doubts import comparison_doubts, study_doubts
+from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Figure
 from harness.judge.cost import PredictedCost
+from harness.judge.data_paths import DataPath
+from harness.judge.doubts import RULE_OF, Doubt
 from harness.judge.probes.results import NO_RESULTS, ProbeResults
-from harness.judge.report_types import ArmAdvice, ArmReport, Comparison, NotCompared, PredictedRatio, StudyReport
-from harness.show.absent import mfu_reason, missing_text, probe_problem_lines, problem_lines, reason
+from harness.judge.report_types import (
+    ArmAdvice,
+    ArmReport,
+    Comparison,
+    NotCompared,
+    PredictedRatio,
+    StudyReport,
+    WhatIf,
+)
+from harness.show.absent import GAPS, mfu_reason, missing_text, probe_problem_lines, problem_lines, reason, refusal_text
 from harness.show.as_json import estimate_json, finite, record_json
 from harness.show.chain import chain
+from harness.show.claims import claim_text
 from harness.show.confounds import confound_lines
 from harness.show.cost import cost_json
 from harness.show.dose import dose_line, dose_reason
@@ -22,9 +35,9 @@ from harness.show.first_screen import FirstScreen
 from harness.show.learning import learning_json
 from harness.show.sentences import emulated_devices, predicted_ratio, sentence, undecided_because
 from harness.show.words import probes_named
-from harness.study.contract import SCHEMA
 from trainer.json_types import Json, JsonObject
 
+SUMMARY_SCHEMA = 2  # 1 has no doubts and no figures with units; all of its keys are in 2
 TOP = 30  # operators of each role
 
 
@@ -40,7 +53,7 @@ def summary(
     ``unread``: files of probes that could not be read, a line each. ``cost``: where something was predicted.
     """
     return {
-        "schema": SCHEMA,
+        "schema": SUMMARY_SCHEMA,
         "scenario": report.study.scenario,
         "question": report.study.question,
         "status": report.study.status,
@@ -54,10 +67,10 @@ def summary(
         ],
         "lone_arms": [] if report.comparisons else [headline.text for headline in screen.headlines],
         "advice": [_advice(one) for one in report.advice],
-        **({"data_paths": [record_json(one) for one in report.data_paths]} if report.data_paths else {}),
+        **({"data_paths": [_data_path(one) for one in report.data_paths]} if report.data_paths else {}),
         **({"learned": [record_json(one) for one in report.learned]} if report.learned else {}),
         **({"uses": [record_json(one) for one in report.uses]} if report.uses else {}),
-        **({"claims": [record_json(one) for one in report.claims]} if report.claims else {}),
+        **({"claims": [_claim(one) for one in report.claims]} if report.claims else {}),
         **({"learning": learning_json(report.learning)} if report.learning is not None else {}),
         **({"cost": cost_json(cost)} if cost is not None else {}),
         "emulated": report.emulated,
@@ -72,6 +85,7 @@ def summary(
             for cost in report.probe_costs
             for probe, against in [probes_named(cost)]
         ],
+        "doubts": [doubt_json(one) for one in study_doubts(report)],
         "probe_problems": [*probe_problem_lines(report.probe_problems), *unread],
         "host": [record_json(load) | {"findings": [*map(host_finding, load.findings)]} for load in found.loads],
         "devices": [
@@ -86,13 +100,44 @@ def summary(
     }
 
 
+def doubt_json(one: Doubt) -> dict[str, Json]:
+    """A doubt with what it bars. ``unit``: of ``share``."""
+    rule = RULE_OF[one.kind]
+    return {
+        "kind": one.kind,
+        "bars": rule.bars,
+        "arms": list(one.arms),
+        "share": finite(one.share),
+        "unit": rule.unit or None,
+        "where": one.where or None,
+        "cores": None if one.cores is None else list(one.cores),
+        "remedy": None if one.remedy is None else {"kind": one.remedy.kind, "blocks": one.remedy.blocks},
+    }
+
+
+def _data_path(one: DataPath) -> Json:
+    """With the cause of an undecided verdict as its kind, under the key of earlier versions."""
+    found = record_json(one)
+    if one.steps is not None:
+        own = record_json(one.steps)
+        steps = {"verdict": own["verdict"], "resolution": own["resolution"], "undecided": one.steps.undecided}
+        found["steps"] = {**steps, "of": own["of"]}
+    return found
+
+
+def _claim(one: JudgedClaim) -> Json:
+    found = record_json(one)
+    return {**found, "kind": {**record_json(one.kind), "text": claim_text(one)}}
+
+
 def _advice(found: ArmAdvice) -> Json:
     return {
         "arm": found.arm,
-        "refused": found.refused,
+        "refused": None if found.refused is None else refusal_text(found.refused),
         "replay_error": None if found.refused is not None else finite(found.error),
         "within_tolerance": found.within_tolerance,
         "barred": found.barred,
+        "doubts": [doubt_json(one) for one in found.doubts],
         "options": [
             {
                 "change": one.change,
@@ -176,6 +221,11 @@ def _arm(arm: ArmReport) -> Json:
         "loss": finite(totals.loss),
         "diverged_runs": totals.diverged,
         "against_arm_ratio": estimate_json(arm.against_arm),
+        "parts": [
+            {"name": one.name, "ms": estimate_json(one.ms), "share": finite(one.share), "unit": "ms"}
+            for one in arm.parts
+        ],
+        "doubts": [doubt_json(one) for one in arm.doubts],
     }
 
 
@@ -201,7 +251,7 @@ def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:
         "isolated_ratio": estimate_json(m.isolated),
         "ceiling_ratio": estimate_json(m.ceiling),
         "ideal_ratio": estimate_json(m.ideal),
-        "measured_ratio": estimate_json(m.ratio),
+        "measured_ratio": estimate_json(m.figure),
         "measured_in": m.measure,
         "tokens_ratio": estimate_json(m.tokens_ratio),
         "step_time_ratio": estimate_json(m.step_time),
@@ -212,10 +262,10 @@ def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:
         "predicted_step_time_ratio": None if replayed is None else estimate_json(replayed.step_time),
         "doses": [_dose(dose) for dose in explained.doses],
         "chain": [{"name": link.name, "ratio": link.ratio, "words": link.text} for link in chain(c)],
-        "whatif": [asdict(whatif) for whatif in explained.whatifs],
+        "whatif": [_whatif(one) for one in explained.whatifs],
         "hidden_behind_ms": dict(explained.hidden_behind_ms),
         "emulated": emulated_devices(c),
-        "noise_floor": finite(m.noise_floor),
+        "noise_floor": finite(m.noise_floor if m.figure is not None else None),
         "noise_floor_of": m.noise_floor_of,
         "same_again_ratio": estimate_json(m.same_again),
         "in_total": None if m.in_total is None else record_json(m.in_total),
@@ -228,6 +278,32 @@ def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:
         "sentence": sentence(c),
         "confounds": confound_lines(c.confounds),
         "reasons": _reasons(c),
+        **_records(c),
+    }
+
+
+def _records(c: Comparison) -> dict[str, Json]:
+    """The verdict, its figures and its doubts as records, since schema 2."""
+    m = c.measured
+    figures = {
+        "measured": (m.figure, m.measure),
+        "step_time": (None if m.figure is None else m.step_time, "steps/s"),
+        "ceiling": (m.ceiling, "steps/s"),
+        "ideal": (m.ideal, "steps/s"),
+        "isolated": (m.isolated, "tokens/s"),
+        "same_again": (m.same_again, m.measure),
+    }
+    return {
+        "judged": {
+            "kind": m.verdict,
+            "cause": None if m.cause is None else doubt_json(m.cause),
+            "resolution": finite(m.resolution),
+        },
+        "figures": {
+            name: None if one is None else {"unit": f"ratio of {measure}", **(estimate_json(one) or {})}
+            for name, (one, measure) in figures.items()
+        },
+        "doubts": [doubt_json(one) for one in comparison_doubts(c)],
     }
 
 
@@ -265,7 +341,16 @@ _NOTHING: JsonObject = {
     "sentence": "",
     "confounds": [],
     "reasons": {},
+    "judged": {"kind": "undecided", "cause": None, "resolution": None},
+    "figures": {},
+    "doubts": [],
 }
+
+
+def _whatif(one: WhatIf) -> dict[str, Json]:
+    """With its reasons as texts, which earlier versions wrote."""
+    why = {name: None if (gap := getattr(one, name)) is None else GAPS[gap] for name in ("reason", "candidate_reason")}
+    return {**asdict(one), **why}
 
 
 def _reasons(c: Comparison) -> dict[str, str]:

@@ -8,6 +8,7 @@ from harness.explain.bounds import AT_WORK
 from harness.explain.overlap import SyncCall
 from harness.explain.spans import UNANNOUNCED
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf
+from harness.show.absent import GAPS
 from harness.show.chain import ChainLink, chain
 from harness.show.names import ArmNames
 from harness.show.sentences import either_way
@@ -69,9 +70,9 @@ def _whatif_table(comparisons: Sequence[Comparison], names: ArmNames) -> str:
         [
             names.pair(c.candidate, c.baseline),
             one.edits or "as it is",
-            estimate_cell(one.baseline_ms) if one.reason is None else names.within(one.reason),
+            estimate_cell(one.baseline_ms) if one.reason is None else GAPS[one.reason],
             _ms(one.waits_ms),
-            _whatif_candidate(one, names),
+            _whatif_candidate(one),
             ratio_cell(one.ratio),
             *([estimate_cell(one.measured_ms)] if checked else []),
         ]
@@ -80,10 +81,10 @@ def _whatif_table(comparisons: Sequence[Comparison], names: ArmNames) -> str:
     return table([*header, *(["measured ms"] if checked else [])], rows)
 
 
-def _whatif_candidate(one: WhatIf, names: ArmNames) -> str:
+def _whatif_candidate(one: WhatIf) -> str:
     if one.candidate_reason is None or one.measured_ms is not None:  # it ran under these edits already
         return estimate_cell(one.candidate_ms)
-    return names.within(one.candidate_reason)
+    return GAPS[one.candidate_reason]
 
 
 def _whatif_note(comparisons: Sequence[Comparison]) -> str:

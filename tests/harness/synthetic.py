@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Absent, Figure
+from harness.judge.doubts import doubt
 from harness.judge.in_total import InTotal
 from harness.judge.losses import Losses
 from harness.judge.report_types import StudyReport
@@ -263,7 +264,7 @@ def judged(
             together or ratio,
             noise_floor,
             learned,
-            no_core=no_core,
+            doubts=[doubt("no core")] if no_core else [],
             used_lead=used_lead,
             same_again=same_again,
             in_total=None if in_total is None else in_total.least,
@@ -286,6 +287,7 @@ def judged(
         "verdict": found.verdict,
         "resolution": found.resolution,
         "undecided": found.undecided,
+        "doubts": found.doubts,
     }
     return replace(
         report, comparisons=tuple(replace(c, measured=replace(c.measured, **changes)) for c in report.compared)

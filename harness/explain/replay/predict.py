@@ -28,13 +28,13 @@ from harness.explain.replay.critical_path import PathLink, PathTime, critical_pa
 from harness.explain.replay.pipeline import MOST_STEPS, build, in_order, tokens_per_step
 from harness.explain.replay.prediction import Prediction, ReplayValidation, widened
 from harness.explain.replay.recording import READINGS, Recording, record
+from harness.explain.replay.refusals import ReplayError
 from harness.explain.replay.removals import Removal, removals, widened_removals
 from harness.explain.replay.simulate import Simulated, simulate
 from harness.explain.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks, holding, inverse
 from harness.scenario.edits import Edits
 from harness.study.contract import STAGES
 from harness.study.run_data import RunData
-from trainer.errors import InputError
 
 __all__ = ["Prediction", "ReplayValidation", "Replays", "predict", "replace_data", "unedited_error"]
 Array = NDArray[np.float64]
@@ -69,7 +69,7 @@ class Replays:
     """The runs of one arm (one per block), replayed as they were, and ready to be asked what would have been."""
 
     def __init__(self, runs: Sequence[RunData], replicates: int = REPLICATES) -> None:
-        """InputError where none of ``runs`` can be replayed."""
+        """ReplayError where none of ``runs`` can be replayed."""
         self._replicates = replicates
         by_run = [_replayed(run, recording, replicates) for run, recording in _recordings(runs)]
         self._runs = [readings["likely"] for readings in by_run]
@@ -160,7 +160,7 @@ class Replays:
         for run in runs:
             ahead = _either(edits.workers, run.recording.workers) * _either(edits.prefetch, run.recording.prefetch)
             if ahead > MOST_AHEAD:
-                raise InputError(f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
+                raise ReplayError("too far ahead", f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
             offsets = spread_offsets(run.recording.block, self._replicates, edits.ranks or 1)
             makes = (partial(build, run.recording, edits, run.then), partial(in_order, run.recording, edits, run.then))
             kept = _keeps_order(run.recording, edits)
@@ -171,7 +171,7 @@ class Replays:
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
         """The step time of the runs had the loader of ``data_runs`` (data-only runs of another arm) fed them.
 
-        Compute is theirs; stages, workers and prefetch are those of ``data_runs``, block by block. InputError where no
+        Compute is theirs; stages, workers and prefetch are those of ``data_runs``, block by block. ReplayError where no
         block has both. The interval holds every reading of the runs, and of that loader.
         """
         feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
@@ -203,7 +203,9 @@ class Replays:
                 tokens = own.tokens * feeder.tokens_per_batch / own.tokens_per_batch
             found.append(_edited(run, makes, run.offsets, then, tokens, kept=kept, few=few))
         if not found:
-            raise InputError("replay: no block in which both the run and the data-only run finished")
+            raise ReplayError(
+                "no shared block", "replay: no block in which both the run and the data-only run finished"
+            )
         own = found[0].run.recording
         feeder = feeders[own.block]
         fed_first = replace(own, batches=feeder.batches, workers=feeder.workers)
@@ -290,7 +292,7 @@ def _edited(
 def unedited_error(run: RunData) -> float:
     """How far the replay of ``run`` in the order it ran is off: replayed / measured step time - 1.
 
-    InputError where it cannot be replayed.
+    ReplayError where it cannot be replayed.
     """
     return _error_of(run, record(run))
 
@@ -306,15 +308,17 @@ def replace_data(runs: Sequence[RunData], data_runs: Sequence[RunData]) -> Predi
 
 
 def _recordings(runs: Sequence[RunData]) -> list[tuple[RunData, Recording]]:
-    """Runs that can be replayed, with their recordings, by block; InputError with the first reason where none can."""
-    found, reasons = [], []
+    """Runs that can be replayed, with their recordings, by block; ReplayError with the first reason where none can."""
+    found, refusals = [], []
     for run in sorted(runs, key=lambda run: run.record.block):
         try:
             found.append((run, record(run)))
-        except InputError as error:
-            reasons.append(str(error))
+        except ReplayError as refusal:
+            refusals.append(refusal)
+    if not found and not refusals:
+        raise ReplayError("no run", "replay: no run of this arm")
     if not found:
-        raise InputError(f"replay: {reasons[0] if reasons else 'no run of this arm'}")
+        raise ReplayError(refusals[0].gap, f"replay: {refusals[0]}")
     return found
 
 

@@ -19,12 +19,12 @@ from harness.explain.makers import makers_of
 from harness.explain.replay.batches import FetchWait, RecordedBatches, StageRow, Unpacking, batches
 from harness.explain.replay.handover import DATALOADER, MOST_HANDOVER, RECEIVED_SHARE, RING, Transport
 from harness.explain.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
+from harness.explain.replay.refusals import ReplayError
 from harness.explain.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
 from harness.explain.step_columns import bounds, held_up
 from harness.scenario.overrides import lookup, lookup_number
 from harness.study.contract import AWAITED, PHASES
 from harness.study.run_data import Result, RunData
-from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ MOST_RECORDED = 5_000
 # least and the most. A batch that lies ready costs the main thread nothing, or all that a hand-over takes; replay takes
 # most of it to be the main thread's (``handover``) where none ever lay ready to show it. A hand-over that nobody waited
 # for takes nothing beyond receiving, or up to so many times what is assumed as the recorded order allows.
-AT_ONCE, LONGEST = "handed over at once", "handed over as slowly as may be"
+AT_ONCE, LONGEST = "handed over at once", "handed over slowly"
 READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE, LONGEST)
 LEAST_HELD = 0.5  # share of the host's work in a step: what takes it less is scatter, not something else than training
 SELDOM = 0.05  # share of the pieces of work of one name: fewer that are launch-bound decide nothing
@@ -187,36 +187,36 @@ class Recording:
 
 
 def record(run: RunData) -> Recording:
-    """The recording of a finished run; InputError (one line) where its tables do not hold enough to replay it.
+    """The recording of a finished run; ReplayError (one line) where its tables do not hold enough to replay it.
 
     A long run is cut after :data:`MOST_RECORDED` measured steps.
     """
     found = run.once("recording", lambda: _record(run))
-    if isinstance(found, InputError):
+    if isinstance(found, ReplayError):
         raise found
     return found
 
 
-def _record(run: RunData) -> Recording | InputError:
+def _record(run: RunData) -> Recording | ReplayError:
     try:
         return _recorded(run, run.step_columns(["start_ns", "wall_ns", "warmup", "tokens", "samples"]))
-    except InputError as error:
+    except ReplayError as error:
         return error
 
 
 def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     name = f"{run.record.arm}, block {run.record.block}"
     if run.record.status != "done" or table is None or not len(table) or not run.has_spans:
-        raise InputError(f"{name}: no finished run with tables to replay")
+        raise ReplayError("no tables", f"{name}: no finished run with tables to replay")
     if (run.record.facts.ranks or 1) > 1 and run.record.facts.attached is None:
-        raise InputError(f"{name}: its ranks wait for one another, which a replay of one of them knows nothing of")
+        raise ReplayError("ranks", f"{name}: its ranks wait for one another, which a replay of one does not know")
     if table.column("start_ns").null_count or table.column("wall_ns").null_count:
-        raise InputError(f"{name}: its steps have no times to replay")
+        raise ReplayError("no times", f"{name}: its steps have no times to replay")
     starts, ends = bounds(table)
     measured = table.column("warmup").fill_null(False).to_numpy() == 0
     measured &= ends > starts
     if not measured.any():
-        raise InputError(f"{name}: no measured step to replay")
+        raise ReplayError("no measured step", f"{name}: no measured step to replay")
     until_ns = int(np.iinfo(np.int64).max)
     if np.count_nonzero(measured) > MOST_RECORDED:
         shown = slice(int(np.flatnonzero(measured)[MOST_RECORDED - 1]) + 1)
@@ -225,10 +225,10 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     phases, work, syncs, stages = _rows(spans_of(run), until_ns, kernel_times_of(run))
     launches = _launches(spans_of(run).names, work, "likely")
     if any(row.end_ns < row.start_ns for rows in (phases, launches, syncs) for row in rows):
-        raise InputError(f"{name}: a span ends before it starts: its spans table is damaged")
+        raise ReplayError("damaged spans", f"{name}: a span ends before it starts: its spans table is damaged")
     fetches = [phase for phase in phases if phase.name == "fetch"]
     if not fetches:
-        raise InputError(f"{name}: no fetch among its spans: nothing to replay")
+        raise ReplayError("no fetch", f"{name}: no fetch among its spans: nothing to replay")
 
     config, facts = run.record.config, run.record.facts
     workers = int(lookup_number(config, "data.workers", facts.workers or 0))

@@ -24,7 +24,7 @@ REASONS = {
     0x8: "a hardware slowdown",
     0x20: "its temperature (software)",
     0x40: "its temperature (hardware)",
-    0x80: "a power brake from outside",
+    0x80: "an external power brake",
 }
 IDLE = 0x1
 THROTTLED = 0.01  # of the samples

@@ -10,6 +10,7 @@ from harness.explain.replay.predict import Replays
 from harness.explain.replay.prediction import ReplayValidation
 from harness.explain.statistics import Estimate
 from harness.judge.advice import _contradicts, _Option, advise
+from harness.judge.doubts import doubt
 from harness.judge.report_types import Advice, ArmAdvice
 from harness.judge.study import analyse
 from harness.show.advice import next_steps
@@ -207,8 +208,10 @@ def test_the_error_that_is_said_is_the_one_that_is_judged(monkeypatch: pytest.Mo
 
 
 def test_what_cannot_be_replayed_says_so() -> None:
-    steps = next_steps([ArmAdvice("text", refused="no spans")], ArmNames(["text"]))
-    assert (steps.ranked, steps.note) == ((), "No prediction for text: no spans.")
+    steps = next_steps(
+        [ArmAdvice("text", refused=doubt("not replayable", "text", where="no tables"))], ArmNames(["text"])
+    )
+    assert (steps.ranked, steps.note) == ((), "No prediction for text: no finished run with tables to replay.")
 
 
 def predicted(truth: Truth, change: str) -> tuple[Advice, float]:

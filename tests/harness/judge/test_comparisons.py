@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -318,6 +319,17 @@ def test_no_difference_is_said_only_where_one_of_ten_percent_would_have_shown(me
     assert judge(ratio, floor).undecided == "too coarse"
     assert judge(Estimate(1.0, 0.899, 1.01, 5), 0.01).undecided == "too coarse"
     assert judge(Estimate(1.0, 0.901, 1.01, 5), 0.01).verdict == "none"
+
+
+def test_noise_names_the_cores_that_others_used() -> None:
+    """Blocks that scatter by a factor of three either way, on 2 cores of which others used 1.6."""
+    known: dict[str, Any] = {"other_cpu_cores": 1.6, "facts": {"cores": 2}}
+    text, tokens = Arm("text", tokenize=3.0, **known), Arm("tokens", tokenize=0.5, **known)
+    record, runs = build([text, *text.controls("a-a"), tokens], [("text", "tokens")], noise={"block": 1.2})
+    measured = analyse(record, runs).compared[0].measured
+    assert (measured.undecided, measured.figure) == ("too noisy", None)
+    assert measured.cause is not None
+    assert measured.cause.cores == (pytest.approx(1.6), 2.0)
 
 
 def test_a_loss_that_rises_far_above_its_start_has_diverged():

@@ -173,6 +173,7 @@ def test_a_baseline_from_before_there_was_a_key_means_what_it_meant() -> None:
         ("useful tokens", {"useful_fraction": 0.6}),
         ("SM clock", {"sm_clock_mhz": 1300.0}),
         ("failed runs", {"failed_runs": 2}),
+        ("waiting for a core", {"waiting_share": 0.2}),
     ],
 )
 def test_what_forbids_a_comparison(key: str, changes: dict[str, Any]) -> None:

@@ -214,3 +214,13 @@ def test_a_probe_that_ended_on_one_side_only_is_named() -> None:
     (found,) = comparisons(record, runs, Limits())
     assert found.confounds == [f"probes: only in the runs of {BASE}: sampling: ended with status 1"]
     assert found.confounds[0] in markdown([found], [])
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.2, "undecided"), (0.05, "slower")])
+def test_times_of_a_program_without_a_core_decide_nothing(share: float, verdict: str) -> None:
+    """The report of such a study is undecided; a gate that called it slower would read the same record otherwise."""
+    record, runs = study(0.05)
+    waited = [recorded(one, facts=RunFacts(attached="backward", waiting_share=share)) for one in runs]
+    (found,) = comparisons(record, waited, Limits())
+    assert (found.step.outcome, found.verdict) == ("slower", verdict)
+    assert [one.kind for one in found.doubts] == (["no core"] * 2 if verdict == "undecided" else [])

@@ -94,7 +94,7 @@ def test_a_complete_study(complete):
 
 def test_summary_json_keeps_the_contract(complete):
     _, _, summary, _ = complete
-    assert summary["schema"] == 1
+    assert summary["schema"] == 2
     assert (summary["scenario"], summary["status"], summary["emulated"]) == ("synthetic", "done", False)
     arm = summary["arms"]["text"]
     for name in ("tokens_per_s", "trained_tokens_per_s", "step_ms"):
@@ -118,6 +118,11 @@ def test_summary_json_keeps_the_contract(complete):
     assert 0 < comparison["noise_floor"] < 0.1
     assert comparison["confounds"] == []
     assert summary["arms"]["text+a-a"]["control"] == "a-a"
+    assert comparison["judged"]["kind"] == "gain"
+    assert comparison["judged"]["cause"] is None
+    measured = comparison["figures"]["measured"]
+    assert measured == {"unit": "ratio of trained tokens/s", **comparison["measured_ratio"]}
+    assert summary["doubts"] == arm["doubts"] == comparison["doubts"] == []
 
 
 @pytest.mark.usefixtures("pictures")

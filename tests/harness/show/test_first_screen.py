@@ -77,8 +77,7 @@ def test_more_tokens_a_step_are_not_called_faster() -> None:
         (
             Estimate(1.126, 0.474, 626.0, 3),
             0.01,
-            "undecided, 1.126x (0.474x to 626.0x): the runs varied too much to show even a 2x change; repeat with more "
-            "than 3 blocks, or on a quieter machine",
+            "undecided: this run was too noisy to see even a 2x change; repeat on a quieter machine",
         ),
         (
             Estimate(1.2, 1.1, 1.3, 5),

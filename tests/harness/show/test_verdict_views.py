@@ -43,6 +43,7 @@ KINDS: Mapping[str, StudyReport] = {
     ),
     "too few blocks": judged(STUDY, Estimate(1.2, None, None, 2), 0.01),
     "no noise floor": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), None),
+    "too noisy": judged(STUDY, Estimate(1.225, 0.088, 542.2, 4), 141.07),
     "too coarse": judged(STUDY, Estimate(1.1, 0.8, 1.4, 5), 0.01),
     "too coarse: below the floor": judged(STUDY, Estimate(1.2, 1.1, 1.3, 5), 0.25),
     "diverged": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, Losses(3.0, None, ("tokens",))),

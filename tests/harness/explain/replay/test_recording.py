@@ -143,7 +143,7 @@ def test_a_hand_over_that_was_not_seen_is_never_taken_to_last_longer_than_the_re
     host = {**dict.fromkeys(truth.host, 0.0), "forward": 5.8}
     run = oracle.run(truth.having(host=host, asynchronous=False, steps=30))
     found = record(run)
-    slowest = found.all_readings["handed over as slowly as may be"].batches
+    slowest = found.all_readings["handed over slowly"].batches
     assert (slowest.handover <= slowest.most_handover).all()
     predicted = predict([run], parse_edits([])).step_ms
     assert predicted.ci_high is not None
