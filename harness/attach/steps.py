@@ -65,6 +65,7 @@ class StepTotals:
     collecting_at: Counter[int] = field(default_factory=Counter)  # nanoseconds by number of the place
     # By phase, number of the place, and 1 where the place is the end of the code that took the time.
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    looks: int = 0
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
 
     @property
@@ -293,6 +294,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     for event in body:
         if event[0] == SAMPLED:
             totals.sampled_ns[event[1], event[2], event[3]] += event[4]
+            totals.looks += event[5]
         elif event[0] == COLLECTED:
             totals.collections += event[1]
             totals.collecting_ns += event[2]

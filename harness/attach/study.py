@@ -231,7 +231,7 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
     """Yield what was sampled, places by their share of that, and garbage collections by their time."""
     if not totals.sampled_ns and not totals.collections:
         return
-    yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6}
+    yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": totals.looks}
     places = {number: tuple(rest) for number, *rest in one.noted("place")}
     for phase in {phase for phase, _, _ in totals.sampled_ns}:
         spent_ns, late = _spent_at(totals, phase)

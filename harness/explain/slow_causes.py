@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from harness.study.run_facts import RunFacts
 from harness.study.validation import made_of
 
 MOST = 0.5
+Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
 SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
 
 
@@ -36,11 +38,26 @@ class SlowCause:
     called: str = ""  # "code": function of a library that the line called
     spent_ms: float = 0.0  # sum over the measured steps
     wall_ms: float = 0.0  # of these steps
+    looks: int = 0  # number of samples of which ``spent_ms`` is a share; 0: it was measured
 
     @property
     def step_ms(self) -> float:
         """Milliseconds a measured step, on average, that were spent there."""
         return self.spent_ms / self.of if self.of else 0.0
+
+    @property
+    def spent_share(self) -> float:
+        """Share of the measured time that was spent there."""
+        return self.spent_ms / self.wall_ms if self.wall_ms else 0.0
+
+    @property
+    def least_share(self) -> float:
+        """Lower end of the 95 % interval of :attr:`spent_share`, over the samples (Wilson 1927) if it was sampled."""
+        share, n = min(self.spent_share, 1.0), self.looks
+        if not n:
+            return share
+        spread = Z_95 * math.sqrt(share * (1 - share) / n + (Z_95 / n / 2) ** 2)
+        return (share + Z_95**2 / n / 2 - spread) / (1 + Z_95**2 / n)
 
     @property
     def longer_ms(self) -> float | None:
@@ -69,14 +86,20 @@ def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
                 rest_ms=before.rest_ms + cause.rest_ms,
                 spent_ms=before.spent_ms + cause.spent_ms,
                 wall_ms=before.wall_ms + cause.wall_ms,
+                looks=before.looks + cause.looks,
             )
     sampled = found.pop((SAMPLED, "", "", ""), SlowCause(SAMPLED))
     collecting = found.get(("gc",))
     return tuple(
-        replace(one, of=sampled.of, wall_ms=sampled.wall_ms) if one.spent_ms else one
+        _of_sampled(one, sampled) if one.spent_ms else one
         for one in found.values()
         if one.kind != "code" or collecting is None or not _is_explained(one, collecting)
     )
+
+
+def _of_sampled(one: SlowCause, sampled: SlowCause) -> SlowCause:
+    looks = sampled.looks if one.kind == "code" else 0
+    return replace(one, of=sampled.of, wall_ms=sampled.wall_ms, looks=looks)
 
 
 def _is_explained(code: SlowCause, collecting: SlowCause) -> bool:

@@ -24,7 +24,7 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
         if kind == "code":
             found = [one for one in found if not one.phase]
         if kind in ("code", "gc"):
-            found = [one for one in found if one.spent_ms >= LEAST_SPENT * one.wall_ms]
+            found = [one for one in found if one.least_share >= LEAST_SPENT]
             found.sort(key=lambda one: -one.spent_ms)
         if kind in AT_PLACES:
             found = [one for one in found if one.ms is None or one.ms >= NOTHING * step_ms]
@@ -105,7 +105,7 @@ def _collected(found: Sequence[SlowCause], part: Part) -> Texts:
 
 
 def _spent(one: SlowCause, part: Part) -> str:
-    return f"{part(one.step_ms)} a step ({percent(one.spent_ms / one.wall_ms)})"
+    return f"{part(one.step_ms)} a step ({percent(one.spent_share)})"
 
 
 def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:

@@ -28,7 +28,7 @@ from typing import Any
 
 from _harness_agent import boundaries, guard, record, run_queue, watching
 
-SAMPLED = 16  # kind of event: (kind, phase or "", number of the place (0: unknown), EXACT or LATE, nanoseconds)
+SAMPLED = 16  # kind of event: (kind, phase or "", number of the place (0: unknown), EXACT or LATE, nanoseconds, looks)
 EXACT, LATE = 0, 1
 PROMPT_NS = 300_000  # a look that came so soon waited for no lock
 COLLECTED = 17  # kind of event: (kind, garbage collections, nanoseconds, number of the place of the longest)
@@ -126,11 +126,12 @@ class _Sampler:
     def events(self) -> list[tuple[Any, ...]]:
         """Return the looks since the last call as events, one for each phase and place."""
         looks, self.looks = self.looks, []
-        summed: dict[tuple[str, int, int], int] = {}
+        summed: dict[tuple[str, int, int], tuple[int, int]] = {}
         for phase, where, late, ns in looks:
             key = phase, self.number(where), late
-            summed[key] = summed.get(key, 0) + ns
-        return [(SAMPLED, *key, ns) for key, ns in summed.items()]
+            before_ns, times = summed.get(key, (0, 0))
+            summed[key] = before_ns + ns, times + 1
+        return [(SAMPLED, *key, *sums) for key, sums in summed.items()]
 
 
 def _phase_at(due_ns: int) -> str | None:
