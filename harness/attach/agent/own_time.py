@@ -94,8 +94,8 @@ class _Sampler:
             code = frame.f_code
             library = self.is_library.get(code)
             if library is None:
-                path = os.path.realpath(code.co_filename)
-                library = self.is_library[code] = path.startswith(watching.LIBRARIES) or path.startswith(watching.OURS)
+                file = code.co_filename
+                library = self.is_library[code] = watching.is_library(file) or file.startswith(watching.OURS)
             if not library:
                 called = None if inner is None else inner.f_code
                 return code, frame.f_lineno, called, "" if inner is None else str(inner.f_globals.get("__name__", ""))

@@ -29,7 +29,8 @@ AGAIN = 50  # compute threads may start late
 _BLOCKED_NS = 100_000  # a call that blocks for less is no place worth naming
 _GENERATOR = 0x20  # inspect.CO_GENERATOR: a running one cannot be replaced
 _CALL = torch.nn.Module._wrapped_call_impl.__code__
-LIBRARIES = tuple(
+_PACKAGES = ("site-packages", "dist-packages")
+_LIBRARIES = tuple(
     os.path.realpath(one) + os.sep
     for one in {*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), sys.prefix}
 )
@@ -133,7 +134,7 @@ def _returned(seen: _Seen, frame: FrameType, result: Any) -> None:
     """Remember who returned which tensors last: of functions within functions the outermost."""
     code = frame.f_code
     file = code.co_filename
-    if file.startswith("<") or file.startswith(OURS) or os.path.realpath(file).startswith(LIBRARIES):
+    if file.startswith("<") or file.startswith(OURS) or is_library(file):
         return
     if len(seen.made) > _MOST_MADE:
         seen.made.clear()
@@ -161,10 +162,16 @@ def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
     seen.blocked.append((place, blocked_ns, running))
 
 
+def is_library(file: str) -> bool:
+    """Return True if the file is of Python or of an installed package."""
+    path = os.path.realpath(file)
+    return path.startswith(_LIBRARIES) or any(f"{os.sep}{one}{os.sep}" in path for one in _PACKAGES)
+
+
 def users_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame that is of no library, or ``frame`` if all are of libraries; None if it is ours."""
     where = frame
-    while where is not None and os.path.realpath(where.f_code.co_filename).startswith(LIBRARIES):
+    while where is not None and is_library(where.f_code.co_filename):
         where = where.f_back
     where = where or frame
     return None if where is None or where.f_code.co_filename.startswith(OURS) else where
