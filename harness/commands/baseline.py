@@ -55,7 +55,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
     from harness.machine.git import is_ignored
     from harness.regress import baselines
     from harness.regress.quantities import read_share
-    from harness.regress.report import kept_note
+    from harness.regress.text import kept_note
     from harness.regress.thresholds import APART
 
     found = read_series(Path(arguments.study))
@@ -75,7 +75,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
     for name in names:
         blocks = len(found[name].blocks)
         if blocks < FEW_BLOCKS:
-            text = f"{name}: {blocks} blocks, where {FEW_BLOCKS} or more are advised: checks may decide nothing"
+            text = f"{name}: {blocks} blocks, so checks may stay undecided; run harness with --repeats {FEW_BLOCKS}"
             print(f"warning: {text}", file=sys.stderr)
         path = baselines.save(folder, found[name], anew=arguments.anew)
         say(str(path))
@@ -90,7 +90,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
 def _check(arguments: argparse.Namespace, folder: Path) -> int:
     from harness.regress import baselines
     from harness.regress.across import Across, compare_series
-    from harness.regress.gate import WhyUndecided, nothing
+    from harness.regress.records import WhyUndecided, nothing
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
     found = read_series(Path(arguments.study))
@@ -119,7 +119,7 @@ def _list(folder: Path) -> int:
 
     listed = list(baselines.every(folder))
     if not listed:
-        say(f"no baseline under {folder}")
+        say(f"no baseline under {folder}; keep one: {baselines.SAVE}")
     for key in dict.fromkeys(one.key for one in listed):
         group = [one for one in listed if one.key == key]
         environment = baselines.environment_of(group[0].series)

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from harness.regress.days import Days
     from harness.regress.series import BlockSeries
 
-WARNING = (
-    "These were measured at different times: what the machine did in between looks like a change of the code. The "
-    "intervals allow for what days differ by. harness regress alternates two states and needs no such allowance"
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The two studies."""
@@ -91,11 +86,12 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
     """Print the comparisons. Returns the exit code of the worst verdict."""
     from harness.regress import report as regression
     from harness.regress.across import common_move
+    from harness.regress.text import AT_OTHER_TIMES, common_move_note
 
     comparisons = [one.comparison for one in found]
     move = common_move(comparisons)
-    notes = [] if all(one.same_study for one in comparisons) else [WARNING]
-    notes += [] if move is None else [regression.common_move_note(move)]
+    notes = [] if all(one.same_study for one in comparisons) else [AT_OTHER_TIMES]
+    notes += [] if move is None else [common_move_note(move)]
     if as_json:
         print(json.dumps(regression.as_json(comparisons, notes), indent=1, default=str))
     else:
@@ -110,7 +106,7 @@ def allow_lines(found: Iterable[Across]) -> Iterable[str]:
     for one in found:
         if one.refused:
             keys = " ".join(f"--allow {_quoted(difference.key)}" for difference in one.refused)
-            yield f"\nTo decide nonetheless, knowing that: {keys}"
+            yield f"\nTo compare them nonetheless: {keys}"
 
 
 def _quoted(key: str) -> str:

@@ -23,7 +23,7 @@ from harness.commands.output import append_step_summary, copy_may_fail, say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.regress.gate import Limits
+    from harness.regress.records import Limits
     from harness.regress.run import RegressionResult
     from harness.scenario.commands import CommandPlan
 
@@ -70,6 +70,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.regress.plan import between_states
     from harness.regress.quantities import read_seconds
     from harness.regress.run import run_comparisons, with_codes
+    from harness.regress.text import blocks_note, sentence
     from harness.regress.user_code import is_of_user_code, run_user_states
     from harness.scenario.commands import CommandScenario, open_scenario, plan_commands
     from harness.study.store import StudyFolder
@@ -98,10 +99,10 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
             asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd(), budget_s)
             found = run_comparisons(asked, out, command, source, limits, budget_s, arms)
     comparisons = found.comparisons
-    notes = [note for note in (regression.blocks_note(found, budget_s),) if note]
+    notes = [note for note in (blocks_note(found, budget_s),) if note]
     page = regression.write(StudyFolder(found.folder), comparisons, notes)
     for comparison in comparisons:
-        say(regression.sentence(comparison))
+        say(sentence(comparison))
     for note in notes:
         say(f"note: {note}")
     say(f"evidence: {found.folder / regression.MARKDOWN}")

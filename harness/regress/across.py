@@ -4,7 +4,7 @@ The two did not alternate, so a change of the machine in between (clocks, neighb
 regression, and no interval over blocks shows it. So the intervals allow for what days differ by, as the sessions kept
 of a baseline show it or, without enough of them, as is assumed (harness.regress.days). `harness regress` has no such
 gap.
-Numbers and kinds only; harness.regress.report makes the sentences.
+Numbers and kinds only; harness.regress.text makes the sentences.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.judge.confounds import LOAD, USEFUL, alike_environment
 from harness.judge.unseen import MOST_WAITING
 from harness.regress.days import STARTUP, BetweenDays, Days
 from harness.regress.decision import Decision, fractions, judge
-from harness.regress.gate import PARTS, Difference, Gate, Limits, Part, StateComparison, WhyUndecided, nothing
+from harness.regress.records import PARTS, Difference, Gate, Limits, Part, StateComparison, WhyUndecided, nothing
 from harness.regress.rounds import STEP
 from harness.regress.series import MACHINE, BlockSeries
 from harness.regress.thresholds import (

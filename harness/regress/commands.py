@@ -15,8 +15,9 @@ from pathlib import Path
 from harness.attach.comparison import run_comparison
 from harness.launch.study import create_folder
 from harness.machine.git import checkout_fingerprint
-from harness.regress.gate import Limits, comparisons
+from harness.regress.gate import comparisons
 from harness.regress.plan import BASE, HEAD
+from harness.regress.records import Limits
 from harness.regress.run import RegressionResult, UntilDecided, unless_changed
 from harness.regress.states import State, check_functions, find_states, note_same_code
 from harness.regress.thresholds import MOST_BLOCKS_PLANNED

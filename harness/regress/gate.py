@@ -1,182 +1,40 @@
 """Compares two sides that alternated, from the runs of a study: the step, each of its parts, peak memory, startup.
 
-Numbers and kinds only; harness.regress.report makes the sentences.
+Numbers and kinds only; harness.regress.text makes the sentences.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
 
 from harness.explain.ledger import Blocks, RunLedger, measure
 from harness.judge.comparisons import used_share, without_core
-from harness.judge.confounds import USEFUL, confounds, used_lead
-from harness.judge.doubts import Doubt, barred
+from harness.judge.confounds import USEFUL, Confound, ConfoundKind, confounds, used_lead
 from harness.judge.losses import compare_losses
-from harness.regress.decision import Decision, Outcome, confidence_at, decide
-from harness.regress.one_sided import one_sided_problems
+from harness.regress.decision import confidence_at, decide
+from harness.regress.records import (
+    PARTS,
+    Gate,
+    Limits,
+    OneSidedProblem,
+    Part,
+    StateComparison,
+    WhyUndecided,
+    nothing,
+)
 from harness.regress.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
-from harness.regress.thresholds import MEMORY_WITHIN, NOTICEABLE, STARTUP_WITHIN, STEP_WITHIN
-from harness.show.confounds import confound_lines
-from harness.study.contract import PHASES, STAGES
+from harness.regress.thresholds import NOTICEABLE
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 
-# How confounds begin that make the two sides do different work.
-OTHER_WORK = (
-    "losses differ", "loss of", "useful tokens", "parameters", "flops_per_token", "corpus_fingerprint",
-    "tokenizer_fingerprint", "model_fingerprint",
-)  # fmt: skip
-TOTAL = "all time together"  # the name of a comparison's total
-StepKind = Literal["phase", "stage"]
-PARTS: Mapping[str, StepKind] = {**dict.fromkeys(PHASES, "phase"), **dict.fromkeys(STAGES, "stage")}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What counts as the same, as fractions of the baseline; None: not judged."""
-
-    step: float = STEP_WITHIN
-    memory: float | None = MEMORY_WITHIN
-    startup: float | None = STARTUP_WITHIN
-
-
-@dataclass(frozen=True)
-class Part:
-    """A phase or a stage: milliseconds per step of both sides (medians over blocks), and what was decided."""
-
-    name: str
-    kind: StepKind
-    baseline_ms: float
-    candidate_ms: float
-    decision: Decision
-    exposed_ms: float | None = None  # of a stage of the candidate: what it made the step wait, where replay found it
-
-    @property
-    def hidden(self) -> bool:
-        """Whether most of a stage's work runs behind the step."""
-        return self.exposed_ms is not None and self.exposed_ms < self.candidate_ms / 2
-
-
-@dataclass(frozen=True)
-class Gate:
-    """Something besides the step that must not grow; ``unit`` of both medians."""
-
-    name: str
-    unit: str
-    baseline: float
-    candidate: float
-    decision: Decision
-
-
-MissingKind = Literal[
-    "failed runs", "no shared block", "other tokens per step", "code changed", "differences", "no baseline"
-]
-
-
-@dataclass(frozen=True)
-class WhyUndecided:
-    """Why nothing could be compared.
-
-    ``details``: from a run or a file (the first error; the folders that changed; no baseline).
-    ``tokens``: per step, of both sides.
-    """
-
-    kind: MissingKind
-    details: tuple[str, ...] = ()
-    tokens: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Something that two studies do not share. ``forbids``: they cannot be compared while it differs, unless allowed.
-
-    ``unit``: of numbers: share, MHz or cores; none for a configuration's values, which are shown as they are.
-    """
-
-    key: str
-    baseline: Any
-    candidate: Any
-    forbids: bool
-    unit: Literal["", "share", "MHz", "cores"] = ""
-
-
-@dataclass(frozen=True)
-class StateComparison:
-    """One arm in two states (or two arms). ``missing``: why nothing could be compared."""
-
-    name: str
-    baseline: str
-    candidate: str
-    blocks: int
-    step: Decision
-    baseline_ms: float | None = None
-    candidate_ms: float | None = None
-    total: Decision | None = None  # of all measured time together, rare long steps among it
-    parts: list[Part] = field(default_factory=list)
-    gates: list[Gate] = field(default_factory=list)
-    confounds: list[str] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)  # between studies of different times
-    missing: WhyUndecided | None = None
-    other_work: str | None = None  # a difference that makes the two sides do different work
-    used_lead: str | None = None  # batches that lay ready, by which a side was as much faster as is allowed, or changed
-    doubts: tuple[Doubt, ...] = ()  # of a record that bars verdicts whatever the figures are
-    emulated: bool = False
-    same_study: bool = False  # both sides are one study: there is nothing to compare
-
-    @property
-    def verdict(self) -> Outcome:
-        """Of everything that must not grow: the typical round, all time together, and the gates."""
-        if barred(self.doubts, "loss") is not None:
-            return "undecided"
-        every = [self.step, *([self.total] if self.total is not None else []), *(gate.decision for gate in self.gates)]
-        if any(decision.outcome == "slower" for decision in every):
-            return "slower"
-        unlike = self.other_work is not None or self.used_lead is not None
-        return "undecided" if unlike or self.open else self.step.outcome
-
-    @property
-    def open(self) -> dict[str, Decision]:
-        """The undecided checks besides the step whose median is worse than allowed, by name: more blocks may decide."""
-        others = {TOTAL: self.total} if self.total is not None else {}
-        others |= {gate.name: gate.decision for gate in self.gates}
-        return {name: decision for name, decision in others.items() if _looks_worse(decision)}
-
-    @property
-    def settled(self) -> bool:
-        """Whether no more blocks are needed: the step is slower, or it is decided and no other check looks worse."""
-        return self.step.outcome == "slower" or (self.step.outcome != "undecided" and not self.open)
-
-    @property
-    def rare(self) -> bool:
-        """Whether fewer than half of the rounds made it slower: the total says so and the typical round does not."""
-        return self.total is not None and self.total.outcome == "slower" and self.step.outcome != "slower"
-
-
-def nothing(
-    name: str,
-    baseline: str,
-    candidate: str,
-    within: float,
-    missing: WhyUndecided,
-    blocks: int = 0,
-    confounds: Sequence[str] = (),
-    differences: Sequence[Difference] = (),
-) -> StateComparison:
-    """A comparison of which nothing can be decided."""
-    return StateComparison(
-        name,
-        baseline,
-        candidate,
-        blocks,
-        replace(decide([], within), why="not compared", more_blocks=None),
-        confounds=list(confounds),
-        differences=list(differences),
-        missing=missing,
-    )
+# Confounds with which the two sides do different work: by kind, and of the kind "fact" by its key.
+OTHER_WORK: frozenset[ConfoundKind] = frozenset({"diverged", "losses", "useful tokens", "mixed data", "mixed code"})
+OTHER_WORK_FACTS = frozenset(
+    {"parameters", "flops_per_token", "corpus_fingerprint", "tokenizer_fingerprint", "model_fingerprint"}
+)
 
 
 @dataclass(frozen=True)
@@ -212,7 +70,7 @@ def comparisons(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> 
             by_arm,
             records,
             limits,
-            one_sided_problems(runs, pair.baseline, pair.candidate),
+            _one_sided_problems(runs, (pair.baseline, pair.candidate)),
         )
         for pair in study.comparisons
     ]
@@ -224,7 +82,7 @@ def _comparison(
     by_arm: Mapping[str, Mapping[int, _FinishedRun]],
     records: Mapping[str, Sequence[RunRecord]],
     limits: Limits,
-    other_probes: Sequence[str],
+    problems: list[OneSidedProblem],
 ) -> StateComparison:
     baseline, candidate = names
     arms = {arm.name: arm for arm in study.arms}
@@ -245,8 +103,7 @@ def _comparison(
         {block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.control)
     ]
     losses = compare_losses(names, *ledgers)
-    differing = confound_lines(confounds(ledgers[0], ledgers[1], records, names, len(shared), losses))
-    differing += [*second.other_defaults, *other_probes]
+    differing = [*confounds(ledgers[0], ledgers[1], records, names, len(shared), losses)]
     tokens = [_tokens_per_step(ledger) for ledger in ledgers[:2]]
     if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL:
         missing = WhyUndecided("other tokens per step", tokens=(tokens[0], tokens[1]))
@@ -255,7 +112,7 @@ def _comparison(
     baseline_ms = _median_ms(ours, shared, STEP)
     shares = used_share(ledgers[0]), used_share(ledgers[1])
     changed = limits.step if step.change is None else max(limits.step, abs(step.change.median))
-    differing += (lead := confound_lines(used_lead(shares, changed, names)))
+    lead = used_lead(shares, changed, names)
     return StateComparison(
         name,
         ours_is,
@@ -268,12 +125,31 @@ def _comparison(
         total=decide(_totals(ours, theirs), limits.step, _totals(ours, aa), level),
         parts=_parts(ours, theirs, aa, shared, limits.step, level),
         gates=_gates(sides, shared, limits, level),
-        confounds=differing,
-        other_work=next((what for what in differing if what.startswith(OTHER_WORK)), None),
+        confounds=[*differing, *lead],
+        defaults=[*second.other_defaults],
+        problems=problems,
+        other_work=next(filter(_is_other_work, differing), None),
         used_lead=next(iter(lead), None),
         doubts=tuple(without_core(names, ledgers[:2])),
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
     )
+
+
+def _is_other_work(one: Confound) -> bool:
+    return one.kind in OTHER_WORK or (one.kind == "fact" and one.key in OTHER_WORK_FACTS)
+
+
+def _one_sided_problems(runs: Sequence[RunData], names: tuple[str, str]) -> list[OneSidedProblem]:
+    reported: dict[str, list[set[str]]] = {name: [] for name in names}
+    for run in runs:
+        if run.record.arm in names and run.record.status == "done":
+            reported[run.record.arm].append(set(run.probes.problems))
+    return [
+        OneSidedProblem(arm, message)
+        for arm, other in (names, names[::-1])
+        if reported[arm]
+        for message in sorted(set.intersection(*reported[arm]).difference(*reported[other]))
+    ]
 
 
 def _state(arm: ArmRecord) -> str:
@@ -362,12 +238,6 @@ def _gates(sides: _Sides, blocks: Sequence[int], limits: Limits, level: float) -
 
 def _scaled(amount: int | None, unit: float) -> float | None:
     return amount / unit if amount else None
-
-
-def _looks_worse(decision: Decision) -> bool:
-    """Whether it is undecided with its median beyond what is allowed."""
-    change = decision.change
-    return decision.outcome == "undecided" and change is not None and change.median > decision.within
 
 
 def _tokens_per_step(ledgers: Blocks) -> float | None:

@@ -6,17 +6,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from harness.launch.code import EXAMINE_S, examine, find_code, fingerprint, fit_config
 from harness.launch.study import Sequential, run_study
 from harness.machine.git import checkout_fingerprint
 from harness.regress.decision import is_look
-from harness.regress.gate import Limits, StateComparison, WhyUndecided, comparisons, nothing
+from harness.regress.gate import comparisons
 from harness.regress.plan import BASE, HEAD, ComparisonPlan, records_of
+from harness.regress.records import Limits, StateComparison, WhyUndecided, nothing
 from harness.regress.thresholds import HOPELESS_AFTER
 from harness.scenario.overrides import flatten, has, lookup
 from harness.scenario.plan import Arm
-from harness.study.records import ArmRecord, StudyRecord
+from harness.study.records import ArmRecord, OtherDefault, StudyRecord
 from harness.study.store import StudyFolder
 from trainer.config import BEFORE, TrainerConfig
 from trainer.errors import InputError
@@ -121,27 +123,23 @@ def with_codes(
     return replace(asked, plan=replace(asked.plan, arms=tuple(declared))), records
 
 
-def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[str, ...]:
+def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
     """Defaults that the two states do not share, which no run would show: both are given one configuration."""
     ours, theirs = flatten(base), flatten(head)
     return tuple(
-        f"default: {key} is {ours[key]!r} at base and {theirs[key]!r} at head; both ran one configuration"
-        for key in sorted(set(ours) & set(theirs))
-        if ours[key] != theirs[key]
+        OtherDefault(key, ours[key], theirs[key]) for key in sorted(set(ours) & set(theirs)) if ours[key] != theirs[key]
     )
 
 
-def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[str, ...]:
+def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
     """Keys that one state lacks and did something else before, where an arm does not ask for that."""
     found = []
     for key, before in BEFORE.items():
         lacking = [side for side, defaults in ((BASE, base), (HEAD, head)) if not has(defaults, key)]
         asked = {str(lookup(arm.config.model_dump(mode="json"), key)) for arm in arms} - {str(before)}
         if len(lacking) == 1 and asked:
-            found.append(
-                f"default: {lacking[0]} has no key {key} and runs as with {before!r}; the other runs as asked "
-                f"({', '.join(sorted(asked))})"
-            )
+            side: Literal["base", "head"] = "base" if lacking[0] == BASE else "head"
+            found.append(OtherDefault(key, before, None, side, tuple(sorted(asked))))
     return tuple(found)
 
 

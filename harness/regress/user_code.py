@@ -17,8 +17,8 @@ from pathlib import Path
 from harness.launch.code import OWN_FOLDER, Code, holds_code
 from harness.launch.protocol import VERSION
 from harness.machine.environment import record_environment
-from harness.regress.gate import Limits
 from harness.regress.plan import BASE, HEAD, ComparisonPlan, records_of
+from harness.regress.records import Limits
 from harness.regress.run import RegressionResult, run_comparisons, side_of
 from harness.regress.states import State, check_functions, find_states, note_same_code
 from harness.study.records import ArmRecord

@@ -15,8 +15,8 @@ import pytest
 from harness.explain.statistics import MIN_BLOCKS
 from harness.regress import BASELINES
 from harness.regress.across import compare_series
-from harness.regress.gate import Limits, StateComparison
 from harness.regress.quantities import read_limit, read_seconds, read_share
+from harness.regress.records import Limits, StateComparison
 from harness.regress.rounds import STEP, Rounds, rounds
 from harness.regress.series import BlockSeries, series_of
 from harness.regress.thresholds import ALTERNATED, APART
@@ -165,7 +165,7 @@ class Subject:
 
     def _compared(self, found: RegressionResult) -> StateComparison:
         from harness.regress import report as regression
-        from harness.regress.report import sentence
+        from harness.regress.text import sentence
 
         folder = StudyFolder(found.folder)
         regression.write(folder, found.comparisons)
@@ -227,7 +227,7 @@ class Subject:
     def _save(self, folder: Path, series: BlockSeries, limits: Limits) -> NoReturn:
         from harness.machine.git import is_ignored
         from harness.regress import baselines
-        from harness.regress.report import kept_note
+        from harness.regress.text import kept_note
 
         if len(series.blocks) < MIN_BLOCKS:
             raise InputError(f"{self.path}: {len(series.blocks)} finished blocks; a baseline takes {MIN_BLOCKS}")
@@ -253,7 +253,7 @@ class Subject:
 
     def _end(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> StateComparison:
         """Report the rounds to pytest-benchmark, then pass or fail."""
-        from harness.regress.report import sentence
+        from harness.regress.text import sentence
 
         message = f"{sentence(comparison)}; evidence: {folder.path}"
         self._note(message)
@@ -278,7 +278,7 @@ class Subject:
         """
         if self.benchmark is None:
             return
-        from harness.regress.report import sentence
+        from harness.regress.text import sentence
 
         found = _rounds_of(folder, arm)
         # pytest-benchmark times functions; these were timed elsewhere. It has no public way to take over times.

@@ -17,7 +17,7 @@ from pytest_benchmark.utils import parse_compare_fail
 
 from harness.explain.ledger import measure
 from harness.regress.decision import decide, is_look
-from harness.regress.gate import StateComparison
+from harness.regress.records import StateComparison
 from harness.regress.rounds import rounds, total_log, typical_log
 from harness.study.run_data import RunData
 

@@ -19,7 +19,7 @@ from harness.explain.statistics import from_block_values
 from harness.judge.comparisons import Controls, Measured, compare
 from harness.regress.across import compare_series
 from harness.regress.days import Days, session_of
-from harness.regress.gate import Limits
+from harness.regress.records import Limits
 from harness.regress.series import BlockSeries
 from harness.study.records import RunRecord
 from tests.ledgers import ledger

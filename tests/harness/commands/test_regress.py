@@ -126,7 +126,7 @@ def test_a_head_that_hangs_ends_with_the_budget(
         if "gave no answer" not in done.stdout:
             break
     assert done.returncode == 4, done.stderr
-    assert "text: undecided, no block in which both sides finished\n" in done.stdout
+    assert "text: undecided, no block in which both sides finished" in done.stdout
     (note,) = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert note.startswith(
         f"note: the budget of {budget_s} s was spent before one block had ended, in the middle of the next: run "

@@ -142,7 +142,7 @@ def test_a_ceiling_of_which_the_witnesses_disagree_is_said_with_both(compute_ms,
     if not apart:
         assert c.measured.ceilings is None
         assert shown == ceiling_text(c.measured) == ratio(c.measured.ceiling.median)
-        assert "Witnesses disagree" not in sentence(c)
+        assert "Estimates disagree" not in sentence(c)
         return
     low, high = c.measured.ceilings
     assert (low, high) == (c.measured.from_waits.median, c.measured.ideal.median)
@@ -151,7 +151,7 @@ def test_a_ceiling_of_which_the_witnesses_disagree_is_said_with_both(compute_ms,
     assert shown == f"{ratio(low)} to {ratio(high)}"
     assert f"would be {shown} as fast (ceiling, " in sentence(c)
     assert any(f"would be {shown} as fast" in link.text for link in chain(c))
-    assert "Witnesses disagree" in sentence(c)
+    assert "Estimates disagree" in sentence(c)
 
 
 def test_padding_is_told_apart_from_speed():
@@ -183,7 +183,7 @@ def test_contention_makes_the_witnesses_disagree_and_is_named():
     ideal = base.variant("ideal-data", tokenize=0.0, read=0.0, pack=0.0, compute={"forward": 30.0})
     c = compared([base, FASTER_DATA, ideal], ("busy", "tokens-padded"))
     assert c.measured.ideal.median == pytest.approx(1.2, rel=0.02)
-    assert "Witnesses disagree: busy with ideal data is" in sentence(c)
+    assert "Estimates disagree: busy with ideal data is" in sentence(c)
     assert "waiting for a core: 6.00 ms per step" in sentence(c)
 
 
@@ -199,7 +199,7 @@ def test_the_noise_floor_silences_a_difference_that_the_control_shows_too():
     assert c.measured.ratio.ci_high < 1
     assert c.measured.noise_floor > 0.03
     assert c.measured.verdict == "none"
-    assert "does not clear the noise floor" in sentence(c)
+    assert "is smaller than the noise floor" in sentence(c)
 
 
 def with_floor(arms, floor):
@@ -224,8 +224,8 @@ def test_a_declared_floor_serves_where_no_control_ran_and_is_called_declared():
     found = {floor: with_floor([BASE, slower(1.2)], floor) for floor in (0.02, 0.3)}
     assert [c.measured.verdict for c in found.values()] == ["loss", "undecided"]
     assert found[0.3].measured.undecided == "too coarse"
-    assert "the median does not clear the noise floor of 30 %; repeat with more than 5 blocks" in sentence(found[0.3])
-    assert "noise floor 2.0 % as the scenario declares, not measured" in sentence(found[0.02])
+    assert "the change is smaller than the noise floor of 30 %; repeat with more than 5 blocks" in sentence(found[0.3])
+    assert "noise floor 2.0 %, declared in the scenario and not measured" in sentence(found[0.02])
     measured = with_floor([BASE, slower(1.2), *BASE.controls("a-a")], 0.3)
     assert measured.measured.noise_floor_of == "text-padded"
     assert measured.measured.verdict == "loss"  # what was measured counts

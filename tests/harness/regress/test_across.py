@@ -14,7 +14,7 @@ from harness.explain.statistics import student_t, widening
 from harness.regress import report as regression
 from harness.regress.across import common_move, compare_series
 from harness.regress.days import Days, Session, session_of
-from harness.regress.gate import Limits
+from harness.regress.records import Limits
 from harness.regress.series import BlockSeries, series_of
 from harness.study.run_facts import RunFacts
 from tests.harness.regress.tables import HEAD, recorded, study
@@ -87,8 +87,10 @@ def test_what_days_differ_by_is_assumed_until_enough_sessions_are_kept() -> None
     found = [compare_series(series(), series(factor, seed=1), LIMITS).comparison for factor in (1.0, 1.1, 1.2, 1.5)]
     assert [one.verdict for one in found] == ["undecided", "undecided", "undecided", "slower"]
     assert found[2].step.why == "day to day"
-    assert "days alone may make 25 %: assumed, as 0 sessions kept" in regression.sentence(found[2])
-    assert "harness baseline save, on other days" in regression.reason(found[2].step)
+    between = found[2].step.between
+    assert between is not None
+    assert (between.sessions, between.known, found[2].cause) == (0, False, "day to day")
+    assert between.allowance == pytest.approx(0.25, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ def test_what_forbids_a_comparison(key: str, changes: dict[str, Any]) -> None:
     found = compare_series(series(), other, LIMITS, days=STEADY)
     assert [one.key for one in found.refused] == [key]
     assert found.comparison.verdict == "undecided"
-    assert f"not comparable: {key} is " in regression.sentence(found.comparison)
+    assert [one.key for one in found.comparison.differences if one.forbids] == [key]
     allowed = compare_series(series(), other, LIMITS, [key], STEADY)
     assert allowed.comparison.verdict == "slower"
     assert [one.key for one in allowed.warned] == [key]
@@ -221,7 +223,7 @@ def test_all_arms_moving_alike_points_at_the_machine() -> None:
     move = common_move(moved)
     assert move is not None
     assert 0.07 < move.least < 0.08 < move.most < 0.09
-    assert "all 3 arms moved the same way (+7." in regression.common_move_note(move)
+    assert move.arms == 3
     mixed = [*moved[:2], compare_series(series(), series(1.0, seed=5), LIMITS).comparison]
     assert common_move(mixed) is None
     assert common_move(moved[:2]) is None

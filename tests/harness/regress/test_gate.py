@@ -9,11 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from harness.judge.confounds import Confound
 from harness.regress.decision import confidence_at
-from harness.regress.gate import Limits, WhyUndecided, comparisons
-from harness.regress.report import markdown, sentence
+from harness.regress.gate import comparisons
+from harness.regress.records import Limits, OneSidedProblem, WhyUndecided
+from harness.regress.report import markdown
+from harness.regress.text import default, sentence
+from harness.show.tables import safe
 from harness.study.probes_json import ProbesRecord
-from harness.study.records import StudyRecord
+from harness.study.records import OtherDefault, StudyRecord
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
 from tests.harness.regress.tables import BASE, HEAD, TWIN, recorded, run, steps_table, study
@@ -120,8 +124,8 @@ def test_a_total_that_looks_worse_and_is_not_decided_leaves_all_undecided() -> N
     assert found.step.outcome == "same"
     assert list(found.open) == ["all time together"]
     assert found.verdict == "undecided"
-    assert "all time together looks worse than allowed" in sentence(found)
-    assert "rare long steps among it" in markdown([found])
+    assert found.cause == "other check open"
+    assert safe(sentence(found)) in markdown([found])
 
 
 def test_steps_of_other_numbers_of_tokens_are_not_compared() -> None:
@@ -133,15 +137,16 @@ def test_steps_of_other_numbers_of_tokens_are_not_compared() -> None:
             runs[place] = replace(one, steps=steps)
     (found,) = comparisons(record, runs, Limits())
     assert found.verdict == "undecided"
-    assert sentence(found) == "x: undecided, steps of 256 and of 64 tokens: their times cannot be compared"
+    assert found.missing == WhyUndecided("other tokens per step", tokens=(256.0, 64.0))
 
 
 def test_defaults_that_differ_between_states_are_said() -> None:
     record, runs = study(0.0)
-    line = "default: data.workers is 0 at base and 2 at head; both ran one configuration"
-    record.arms[2] = replace(record.arms[2], other_defaults=(line,))
+    other = OtherDefault("data.workers", 0, 2)
+    record.arms[2] = replace(record.arms[2], other_defaults=(other,))
     (found,) = comparisons(record, runs, Limits())
-    assert found.confounds == [line]
+    assert (found.defaults, found.confounds) == ([other], [])
+    assert safe(default(other)) in markdown([found])
 
 
 def test_sides_that_do_different_work_are_never_called_the_same() -> None:
@@ -149,7 +154,8 @@ def test_sides_that_do_different_work_are_never_called_the_same() -> None:
     runs = [recorded(one, facts=RunFacts(parameters=2 if one.record.arm == HEAD else 1)) for one in runs]
     (found,) = comparisons(record, runs, Limits())
     assert (found.step.outcome, found.verdict) == ("same", "undecided")
-    assert found.other_work == "parameters is 1 against 2"
+    assert found.other_work == Confound("fact", key="parameters", values=(1, 2))
+    assert found.cause == "other work"
 
 
 def test_sides_that_train_another_model_of_the_users_own_are_never_called_the_same() -> None:
@@ -157,7 +163,7 @@ def test_sides_that_train_another_model_of_the_users_own_are_never_called_the_sa
     runs = [recorded(run, facts=RunFacts(model_fingerprint="b" if run.record.arm == HEAD else "a")) for run in runs]
     (found,) = comparisons(one, runs, Limits())
     assert (found.step.outcome, found.verdict) == ("same", "undecided")
-    assert found.other_work == "model_fingerprint is 'a' against 'b'"
+    assert found.other_work == Confound("fact", key="model_fingerprint", values=("a", "b"))
 
 
 def test_a_side_that_never_finished_is_said_with_its_reason() -> None:
@@ -192,7 +198,7 @@ def test_what_else_differs_is_said_and_the_commit_is_not() -> None:
             config={"data": {"new": 1}} if head else {"data": {}},
         )
     (found,) = comparisons(record, runs, Limits())
-    assert found.confounds == ["environment: torch is '1' against '2'"]
+    assert found.confounds == [Confound("environment", key="torch", values=("1", "2"))]
 
 
 def test_parts_too_small_to_matter_are_left_out() -> None:
@@ -212,8 +218,8 @@ def test_a_probe_that_ended_on_one_side_only_is_named() -> None:
     late = ProbesRecord(problems=(*runs[0].probes.problems, "sampling: 3 readings late"))
     runs[0] = replace(runs[0], probes=late)
     (found,) = comparisons(record, runs, Limits())
-    assert found.confounds == [f"probes: only in the runs of {BASE}: sampling: ended with status 1"]
-    assert found.confounds[0] in markdown([found], [])
+    assert found.problems == [OneSidedProblem(BASE, "sampling: ended with status 1")]
+    assert "sampling: ended with status 1" in markdown([found], [])
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.2, "undecided"), (0.05, "slower")])
