@@ -9,9 +9,10 @@ from harness.judge.comparisons import Absent, Figure, Measured, Missing
 from harness.judge.doubts import Doubt
 from harness.judge.problems import ProbeProblem, RunFailure, StudyProblem
 from harness.judge.report_types import NoMfu
+from harness.judge.verdicts import ENOUGH_BLOCKS
 from harness.show.words import blocks_named, count, listing, percent, ratio
 
-ASK_FOR = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
+ASK_FOR = ENOUGH_BLOCKS  # blocks to ask for where there are too few
 _NAMED_RUNS = 3  # of those that had a problem with a probe
 
 

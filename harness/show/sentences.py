@@ -5,8 +5,6 @@ The reader bets a week of device time on these lines: never a bare ratio, and ev
 
 from __future__ import annotations
 
-import math
-
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import MIN_BLOCKS, Estimate
 from harness.judge.comparisons import AGREE, SAME, Measured, Waits
@@ -15,7 +13,7 @@ from harness.judge.doubts import Doubt, barred
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
 from harness.judge.uneven import UnevenWaits
 from harness.judge.unseen import MOST_WAITING
-from harness.judge.verdicts import COARSE, Judged
+from harness.judge.verdicts import COARSE, Judged, holds_other_work
 from harness.show.absent import ASK_FOR, absent_text, missing_text
 from harness.show.dose import dose_line
 from harness.show.noteworthy import also_noteworthy, long_steps_text, same_again_text
@@ -145,7 +143,7 @@ def too_noisy_text(cause: Doubt | None) -> str:
 
 def more_blocks(m: Measured) -> str | None:
     """What to ask for where a difference could not have been seen; None of others."""
-    if m.undecided != "too coarse" or _other_batches(m):
+    if m.undecided != "too coarse" or holds_other_work(m.step_time, m.ratio):
         return None
     return f"repeat with more than {count(m.ratio.n, 'block')}, or on a quieter machine"
 
@@ -160,19 +158,6 @@ def _unseen(m: Measured) -> str:
     if (m.resolution or 0) >= DOUBLED:  # intervals of few scattered blocks reach to many thousand percent
         return "the runs varied too much to show even a 2x change"
     return f"a change of up to {percent(m.resolution or 0)} could not be seen"
-
-
-def _other_batches(m: Measured) -> bool:
-    """Whether the times of steps are steady, and only how much is in a step scatters: no other machine mends that."""
-    steps, found = (_spread(one) for one in (m.step_time, m.ratio))
-    return steps is not None and found is not None and steps <= COARSE < found and 2 * steps < found
-
-
-def _spread(one: Estimate | None) -> float | None:
-    """Half the width of the interval, as a fraction."""
-    if one is None or not one.ci_low or not one.ci_high:
-        return None
-    return math.sqrt(one.ci_high / one.ci_low) - 1
 
 
 def _few_aa_blocks(m: Measured) -> bool:

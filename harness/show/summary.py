@@ -12,7 +12,6 @@ from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Figure
 from harness.judge.cost import PredictedCost
 from harness.judge.data_paths import DataPath
-from harness.judge.doubts import RULE_OF, Doubt
 from harness.judge.probes.results import NO_RESULTS, ProbeResults
 from harness.judge.report_types import (
     ArmAdvice,
@@ -24,7 +23,7 @@ from harness.judge.report_types import (
     WhatIf,
 )
 from harness.show.absent import GAPS, mfu_reason, missing_text, probe_problem_lines, problem_lines, reason, refusal_text
-from harness.show.as_json import estimate_json, finite, record_json
+from harness.show.as_json import doubt_json, estimate_json, finite, record_json
 from harness.show.chain import chain
 from harness.show.claims import claim_text
 from harness.show.confounds import confound_lines
@@ -97,21 +96,6 @@ def summary(
             }
             for one in found.profiles
         },
-    }
-
-
-def doubt_json(one: Doubt) -> dict[str, Json]:
-    """A doubt with what it bars. ``unit``: of ``share``."""
-    rule = RULE_OF[one.kind]
-    return {
-        "kind": one.kind,
-        "bars": rule.bars,
-        "arms": list(one.arms),
-        "share": finite(one.share),
-        "unit": rule.unit or None,
-        "where": one.where or None,
-        "cores": None if one.cores is None else list(one.cores),
-        "remedy": None if one.remedy is None else {"kind": one.remedy.kind, "blocks": one.remedy.blocks},
     }
 
 

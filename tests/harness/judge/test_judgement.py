@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,19 @@ def test_whatif_prints_the_interval_that_the_report_has(tmp_path: Path, capsys: 
     assert line.endswith(f"x as fast ({interval(speedup)})")
     _, out, _ = ask(tmp_path / "few", capsys, runs[:1], "--set", "read=0")
     assert not any(line.endswith("x)") for line in out.splitlines())
+
+
+def test_whatif_gives_the_doubts_that_the_report_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = runs_of(INLINE, 1, **BY_HAND)
+    _, out, _ = ask(tmp_path, capsys, runs, "--set", "read=0", "--json")
+    found = json.loads(out)["doubts"]
+    assert [(one["kind"], one["bars"]) for one in found] == [
+        ("too few blocks", "verdict and recommendation"),
+        ("no loader", "loader settings"),
+    ]
+    assert [one.kind for one in advised(runs)[0].doubts] == [one["kind"] for one in found]
+    _, out, _ = ask(tmp_path / "enough", capsys, runs_of(INLINE, **LOADER), "--set", "read=0", "--json")
+    assert json.loads(out)["doubts"] == []
 
 
 def test_pretokenizing_is_not_offered_to_a_program_that_tokenizes_nothing() -> None:
