@@ -207,7 +207,7 @@ def test_what_is_no_program_is_one_line(tmp_path: Path) -> None:
     done = attached(tmp_path, ["no-such-program-anywhere"])
     assert done.returncode == 2
     assert done.stderr == (
-        "harness: exec: no-such-program-anywhere: no such program; what follows -- is run as it is\n"
+        "harness: exec: no-such-program-anywhere: no such program; a command is run as it is, without a shell\n"
     )
     assert list((tmp_path / "exec").iterdir()) == []
 
