@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from harness.attach.alternation import AlternatingCommand, CommandFailed
-from harness.attach.command import AgentSettings
+from harness.attach.command import AgentSettings, check_program
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import REPETITION_STEPS, write_tables
 from harness.attach.study import SCENARIO, record_of
@@ -121,6 +121,9 @@ def run_comparison(
         total = runs if enough is None else None
         with terminable():
             if load_check is not None:
+                for arm in plan.arms:
+                    if arm.folder is None:
+                        check_program(arm.program)
                 study = replace(study, notes=[*study.notes, *load_check.notes()])
         with terminable(), Progress(total, runs * _repetitions(scenario) * REPETITION_STEPS) as progress:
             for block, names in enumerate(plan.blocks):

@@ -16,6 +16,7 @@ from pathlib import Path
 from harness.commands.arguments import DEFAULT_OUT
 from harness.commands.output import say
 from trainer.errors import InputError
+from trainer.files import expanded
 from trainer.json_types import section
 
 TEXT, SOURCE, LOOP, COMMAND = "text", "source", "loop", "command"  # what a scenario can be about
@@ -177,7 +178,7 @@ def _say_duration(path: Path, about: str, answers: Mapping[str, str], *, measure
 
 
 def _matches(pattern: str) -> bool:
-    return bool(glob.glob(pattern, recursive=True))  # noqa: PTH207 (absolute patterns, too)
+    return bool(glob.glob(str(expanded(pattern)), recursive=True))  # noqa: PTH207 (absolute patterns, too)
 
 
 def _about(given: Mapping[str, str]) -> str:

@@ -78,6 +78,10 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
     if isinstance(scenario, CommandScenario):
         return _run_commands(scenario, arguments, command)
     plan = make_plan(scenario, arguments.scenario, arguments.arm)
+    if arguments.wait_until_quiet is not None:
+        from harness.launch.quiet import load_check
+
+        load_check(arguments.wait_until_quiet, "run")  # refused where nothing is run, too
     if arguments.budget is not None:
         from harness.commands.budgets import read_limit
 
@@ -163,11 +167,13 @@ def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
 
 def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
     """Run a scenario whose arms are commands."""
+    from harness.launch.quiet import load_check
     from harness.scenario.commands import describe_commands, plan_commands
 
     for option in ("arm", "json", "force", "here", "dry_run", "no_wait", "budget"):
         if getattr(arguments, option):
             raise InputError(f"run: --{option.replace('_', '-')} does not go with a scenario of commands")
+    check = load_check(arguments.wait_until_quiet, "run")
     plan = plan_commands(scenario)
     if arguments.plan:
         from harness.commands.durations import plan_line
@@ -176,9 +182,7 @@ def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, comm
         say(plan_line(plan, arguments.scenario, Path(arguments.out)))
         return 0
     from harness.commands.exec import run_commands
-    from harness.launch.quiet import load_check
 
-    check = load_check(arguments.wait_until_quiet, "run")
     return run_commands(plan, Path(arguments.out), plan.scenario.name, command, check, arguments.scenario)
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 
 from harness.explain.ledger import Blocks, arm_lead
 from harness.explain.statistics import MIN_BLOCKS
-from harness.judge.doubts import Doubt, DoubtKind, doubt, in_order
+from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, doubt, in_order
 from harness.judge.report_types import ArmExplained, ArmTotals, Comparison, StudyReport
 from harness.judge.unseen import Unseen
 from harness.judge.verdicts import ENOUGH_BLOCKS
@@ -21,7 +21,9 @@ def arm_doubts(
 ) -> tuple[Doubt, ...]:
     """Everything that a reader must know beside the figures of one arm."""
     found = [*hidden.doubts(arm)] if hidden is not None else []
-    found += [doubt("too few blocks", arm, blocks=ENOUGH_BLOCKS)] if 0 < len(blocks) < MIN_BLOCKS else []
+    attached = hidden is not None
+    if 0 < len(blocks) < MIN_BLOCKS:  # of an attached program blocks are parts of its one run
+        found.append(doubt("too few blocks", arm, blocks=ENOUGH_BLOCKS, remedy="more steps" if attached else None))
     if explained.replay_error is not None and not explained.within_tolerance:
         found.append(doubt("replay off", arm, share=explained.replay_error))
     found += [doubt("diverged", arm, share=totals.diverged / len(blocks))] if totals.diverged else []
@@ -31,7 +33,10 @@ def arm_doubts(
     if totals.long_steps is not None:
         found.append(doubt("rare long steps", arm, share=totals.long_steps.steps / totals.long_steps.of))
     use = arm_lead(blocks)
-    found += [doubt("used lead", arm, share=use.share)] if use is not None and use.is_worth_saying else []
+    if use is not None and use.is_worth_saying:
+        sliced = any(run.record.interleave == "slices" for run in blocks.values())
+        how: RemedyKind = "more --warmup steps" if attached else "longer slices" if sliced else "more warm-up steps"
+        found.append(doubt("used lead", arm, share=use.share, remedy=how))
     compiled = sum(bool(run.record.facts.measured_compilations) for run in blocks.values())
     found += [doubt("compiled", arm, share=compiled / len(blocks))] if compiled else []
     return in_order(found)

@@ -31,6 +31,7 @@ from harness.judge.problems import RunFailure
 from harness.judge.uneven import UnevenWaits, uneven_waits
 from harness.judge.unseen import MOST_WAITING, waiting_share
 from harness.judge.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, is_useless, judge
+from harness.study.records import RunRecord
 
 SAME = 0.01  # tokens per step that differ by less are called the same
 # Positions per step of an arm and its ideal-data control that differ by less: the few batches that it repeats stand for
@@ -342,6 +343,7 @@ class _Judging:
             used_lead=self.used_lead,
             same_again=None if isinstance(same, Absent) else same,
             in_total=None if whole is None else whole.least,
+            shown=ratio,
             step_time=steps,
             cores=cores_of((base, other)),
             no_floor=_floor_remedy(same),
@@ -361,9 +363,15 @@ def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
     """Cores used by other processes (the median over blocks, the arm with more), and all; None: not recorded."""
     runs = [[*blocks.values()] for blocks in sides]
     others = [[one.other_cpu_cores for one in side if one.other_cpu_cores is not None] for side in runs]
-    every = [one.record.facts.cores for side in runs for one in side if one.record.facts.cores]
+    every = [cores for side in runs for one in side if (cores := _cores_of(one.record))]
     used = [median(side) for side in others if side]
     return (max(used), float(max(every))) if used and every else None
+
+
+def _cores_of(record: RunRecord) -> float | None:
+    """Cores that the run might use; of a record that does not have them, those of its machine."""
+    known = record.facts.cores or record.environment.get("cores")
+    return float(known) if isinstance(known, int | float) else None
 
 
 def _floor_remedy(same: Estimate | Absent) -> RemedyKind:

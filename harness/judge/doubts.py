@@ -46,7 +46,7 @@ DoubtKind = Literal[
     "other processes",
 ]  # fmt: skip
 RemedyKind = Literal[
-    "more blocks", "more steps", "repeat with controls", "more steps a block", "quiet machine", "free cores",
+    "more blocks", "more steps", "more steps a block", "quiet machine", "free cores",
     "a-a control", "more a-a blocks", "longer slices", "more warm-up steps", "more --warmup steps", "alike losses",
     "try it", "same shapes", "alike arms", "all runs",
 ]  # fmt: skip

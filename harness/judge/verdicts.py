@@ -74,6 +74,7 @@ def judge(
     used_lead: tuple[float, float] = (0.0, 0.0),
     same_again: Estimate | None = None,
     in_total: float | None = None,
+    shown: Estimate | None = None,
     step_time: Estimate | None = None,
     cores: tuple[float, float] | None = None,
     no_floor: RemedyKind = "a-a control",
@@ -91,6 +92,7 @@ def judge(
     beyond that is a difference.
     ``in_total``: the ratio in all time together, whichever block is left out, where that is not about the median: no
     verdict stands that it contradicts.
+    ``shown``: the ratio with the interval that a reader sees, where that is another one.
     ``step_time``: of the same blocks, which tells scatter of times from scatter of what steps hold. ``cores``: used by
     other processes, and how many there are. ``no_floor``: what to ask for where there is no noise floor.
     """
@@ -105,7 +107,8 @@ def judge(
     found = in_order(
         [
             *doubts,
-            *_of_size(direction, ratio, noise_floor, step_time, cores),
+            *_of_size(direction, ratio, noise_floor, step_time),
+            *_of_noise(direction, shown or ratio, noise_floor, step_time, cores),
             *_of_lead(direction, ratio, resolution, used_lead),
             *_of_losses(losses),
             *_of_control(direction, ratio, same_again),
@@ -139,24 +142,29 @@ def _direction(ratio: Estimate, noise_floor: float) -> Direction:
     return "loss" if ratio.median < 1 else "gain"
 
 
-def _of_size(
-    direction: Direction,
-    ratio: Estimate,
-    noise_floor: float,
-    step_time: Estimate | None,
-    cores: tuple[float, float] | None,
-) -> Iterator[Doubt]:
+def _of_size(direction: Direction, ratio: Estimate, noise_floor: float, step_time: Estimate | None) -> Iterator[Doubt]:
     """Yield a doubt where no difference was seen, and none could have been."""
     resolution = max(ratio.distance or 0.0, noise_floor)
     if direction != "none" or resolution <= COARSE:
         return
-    if is_useless(ratio) or noise_floor > USELESS_FLOOR:
-        yield doubt("too noisy", share=resolution, cores=cores)
     if holds_other_work(step_time, ratio):
         yield doubt("too coarse", share=resolution, remedy="more steps a block")
     else:
         blocks = blocks_to_decide(ratio, noise_floor)
         yield doubt("too coarse", share=resolution, blocks=blocks, remedy=None if blocks else "quiet machine")
+
+
+def _of_noise(
+    direction: Direction,
+    shown: Estimate,
+    noise_floor: float,
+    step_time: Estimate | None,
+    cores: tuple[float, float] | None,
+) -> Iterator[Doubt]:
+    """Yield a doubt where the figure itself says nothing, and that is not for what steps hold."""
+    noisy = is_useless(shown) and not holds_other_work(step_time, shown)
+    if direction == "none" and (noisy or noise_floor > USELESS_FLOOR):
+        yield doubt("too noisy", share=max(shown.distance or 0.0, noise_floor), cores=cores)
 
 
 def _of_lead(

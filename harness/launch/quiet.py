@@ -67,11 +67,10 @@ def _load_for(allowed: tuple[int, ...], seconds: float) -> Load | None:
 
 
 def _text(load: Load, cores: int) -> str:
-    """Return load, consequence and remedy. A step can vary by the share of the cores that others take now and then."""
-    share = min(load.other_cores / cores, 1.0)
+    """Return load, consequence and remedy."""
     return (
-        f"this machine is busy: {_users(load, cores)}. Intervals get wider: a change below about {share:.0%} may "
-        "stay undecided. End these processes"
+        f"this machine is busy: {_users(load, cores)}. Intervals get wider, and small changes stay undecided. End "
+        "these processes"
     )
 
 

@@ -9,9 +9,10 @@ from harness.judge.comparisons import Absent, Figure, Measured, Missing
 from harness.judge.doubts import Doubt
 from harness.judge.problems import ProbeProblem, RunFailure, StudyProblem
 from harness.judge.report_types import NoMfu
+from harness.judge.verdicts import ENOUGH_BLOCKS
 from harness.show.words import blocks_named, count, listing, percent, ratio
 
-ASK_FOR = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
+ASK_FOR = ENOUGH_BLOCKS  # blocks to ask for where there are too few
 _NAMED_RUNS = 3  # of those that had a problem with a probe
 
 
@@ -64,9 +65,9 @@ def reason(absent: Absent) -> str:
                 "so it does not show what data work costs"
             )
         case "no finite ceiling":
-            return "the steps do nothing but wait for data, or their waits were not measured"
+            return "the steps only wait for data, or their waits were not measured"
         case "ranks":
-            return "its ranks wait for one another, and for what is not known"
+            return "its ranks wait for one another for an unknown reason"
         case "no a-a control":
             return "no finished a-a control"
         case "too few a-a blocks":
@@ -97,7 +98,7 @@ def missing_text(missing: Missing) -> str:
         case "no throughput":
             text = "no throughput in the tables"
         case "nothing trained":
-            text = f"{' and '.join(missing.arms)} trained on no token: no position has a label"
+            text = f"{' and '.join(missing.arms)} trained on no token, as no position has a label"
     return text + "".join(f"; {failed.arm}: {_ending(failed)}" for failed in missing.failures)
 
 
@@ -135,12 +136,12 @@ def _some(runs: tuple[str, ...]) -> str:
 def _problem(one: StudyProblem) -> str:
     match one.kind:
         case "nothing finished":
-            return "No run has finished: there is nothing to report yet"
+            return "No run has finished yet"
         case "partial":
             return f"Partial study: {one.count} of {count(one.planned, 'run')} finished; missing: {_some(one.names)}"
         case "stray":
             folders = _some(tuple(f"runs/{name}" for name in one.names))
-            return f"The runs in {folders} are of no arm of this study, and not counted"
+            return f"The runs in {folders} belong to no arm of this study and are not counted"
         case "status":
             return f"The study's status is {one.status}"
         case "no measured step":
@@ -150,20 +151,20 @@ def _problem(one: StudyProblem) -> str:
             return f"{one.failure.arm}: {_ending(one.failure)}, {blocks_named(one.blocks)}"
         case "few steps":
             return (
-                f"Its steps are cut into only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval; "
-                "let it run for more steps"
+                f"Too few steps for an interval: {count(one.count, 'block')} of {MIN_BLOCKS}. Let the program run "
+                "longer"
             )
         case "few parts":
-            return "One training, not repeated: its figures have no interval; harness run repeats an arm, with controls"
+            return "One training has no interval. harness run repeats an arm, with controls"
         case "diverged":
             return (
                 f"{one.arm}: its loss diverged in {count(one.count, 'run')} of {one.planned} (NaN, infinite or far "
-                "above its start): what does not train says little by its speed"
+                "above its start), so its speed means little"
             )
         case "compiled":
             return (
-                f"{one.arm}: torch.compile compiled within measured steps in {count(one.count, 'run')} of "
-                f"{one.planned}, which its step times hold; give more warmup_steps, or batches of one shape"
+                f"{one.arm}: step times include compiling (torch.compile) in {count(one.count, 'run')} of "
+                f"{one.planned}; use more warmup_steps, or batches of one shape"
             )
         case "lead":
             return _lead(one)
@@ -171,8 +172,7 @@ def _problem(one: StudyProblem) -> str:
             return f"{one.arm} was left out: it needs {listing([*one.names])}, not installed where the study ran"
         case "few blocks":
             return (
-                f"Only {count(one.count, 'block')}: fewer than {MIN_BLOCKS} give no interval, so nothing can be "
-                f"decided; repeat with --repeats {ASK_FOR}"
+                f"{count(one.count, 'block')} only, and an interval needs {MIN_BLOCKS}: repeat with --repeats {ASK_FOR}"
             )
 
 
@@ -180,18 +180,18 @@ def _lead(one: StudyProblem) -> str:
     assert one.lead_use is not None
     use = one.lead_use
     remedy = {
-        "slices": "longer slices (slice_steps), or --interleave runs and more warmup_steps, show its pace",
-        "runs": "more warmup_steps show its pace",
-        "command": "more --warmup steps show its pace, with --interleave runs where commands take turns",
+        "slices": "use longer slices (slice_steps), or --interleave runs and more warmup_steps",
+        "runs": "use more warmup_steps",
+        "command": "use more --warmup steps, and --interleave runs if commands take turns",
     }[one.remedy]
     why = (
-        "as its host got further ahead of its device with each step"
+        "as the host got further ahead of the device with each step"
         if use.by_host
-        else "as they used up batches that lay ready: what it waits for data is understated"
+        else "as they used up prefetched batches, so the wait for data is understated"
     )
     return (
         f"{one.arm}: its measured steps were {percent(use.share)} faster ({percent(use.ci_low).removesuffix(' %')} to "
-        f"{percent(use.ci_high)}) than they can go on being, {why}; {remedy}"
+        f"{percent(use.ci_high)}) than later steps, {why}; {remedy}"
     )
 
 

@@ -48,20 +48,19 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
     if options:
         off = max(advice.error for _, advice in options)
         notes.append(
-            "Predicted by replay, for the time of a step"
-            f" (the unedited replay is {percent(off)} off); savings overlap and do not add up."
+            f"Predicted step times, by replay (its error without a change: {percent(off)}). Savings do not add up."
         )
         handed = [advice.arm for one, advice in options[:MOST] if one.cost == "processes" and _assumes_handover(advice)]
         if handed:
             notes.append(
-                "No worker was recorded: the intervals of workers allow for any hand-over of a batch, from none at all "
-                f"to {MOST_HANDOVER} times the usual one. Each worker is taken to be as fast as the main thread was."
+                "No worker was recorded, so the time to receive a batch from one is unknown: the interval covers none "
+                f"to {MOST_HANDOVER} times the usual. Each worker is assumed to be as fast as the main thread."
             )
         notes += _iterable([advice for one, advice in options[:MOST] if one.cost == "processes"], names)
         if any(advice.noise_floor is None for _, advice in options[:MOST]):
-            notes.append("No noise floor is known (controls: [a-a]): a small saving may be no more than noise.")
+            notes.append("No noise floor is known: a small saving may be noise. Add controls: [a-a].")
         if len(options) > MOST:
-            notes.append(f"{len(options) - MOST} more below.")
+            notes.append(f"{len(options) - MOST} more: see the details.")
     notes += _contradictions(found, names)
     notes += _reasons(found, {advice.arm for _, advice in options}, names)
     return NextSteps(tuple(ranked), " ".join(notes))
@@ -89,7 +88,7 @@ def _line(one: Advice, arm: str, names: ArmNames) -> str:
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
     text = f"{how} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
     if one.serial is not None:
-        text += f"; only {ratio(one.serial)} where what the stages wait for ({_WAITED_FOR}) serves one worker at a time"
+        text += f"; only {ratio(one.serial)} if its store ({_WAITED_FOR}) serves one worker at a time"
     return text
 
 
@@ -99,8 +98,8 @@ def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
     if not found:
         return []
     return [
-        f"The dataset of {_named(found, names)} is iterable: each worker serves all of it unless it shares its items "
-        "out by itself (torch.utils.data.get_worker_info)."
+        f"The dataset of {_named(found, names)} is iterable: every worker serves all items unless the dataset splits "
+        "them (torch.utils.data.get_worker_info)."
     ]
 
 
@@ -115,8 +114,8 @@ def _contradictions(found: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
                     f"{ratio(each.median)} ({interval(each)})" for each in (one.speedup, one.measured)
                 )
                 lines.append(
-                    f"No other number of {_NUMBERS[one.cost]} is recommended for {names.short(advice.arm)}: with "
-                    f"{change_text(one, names)} replay predicts {predicted}, and {measured} was measured."
+                    f"No other number of {_NUMBERS[one.cost]} is recommended for {names.short(advice.arm)}: for "
+                    f"{change_text(one, names)} replay predicts {predicted}, but {measured} was measured."
                 )
     return lines
 
@@ -133,7 +132,7 @@ def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> st
     if one.speedup.ci_low <= ideal.ci_high * (1 + max(advice.noise_floor or 0.0, LEAST_GAIN)):
         return ""
     measured = f"{ratio(ideal.median)} as fast ({interval(ideal)})"
-    return f"; measured without any data work it is {measured}, so do not rely on it"
+    return f"; do not rely on it: without any data work, {measured} was measured"
 
 
 def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> list[str]:
@@ -150,41 +149,50 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
     if off:
         worst = max(one.error for one in off)
         lines.append(
-            f"Nothing is recommended for {_named([one.arm for one in off], names)}: the unedited replay is "
-            f"{percent_over(worst, TOLERANCE)} off, more than {percent(TOLERANCE)}."
+            f"No recommendation for {_named([one.arm for one in off], names)}: the replay reproduces its step time "
+            f"with an error of {percent_over(worst, TOLERANCE)}, above {percent(TOLERANCE)}."
         )
     if few:
-        lines.append(f"Nothing is recommended for {_named(few, names)}: an interval needs {MIN_BLOCKS} blocks.")
+        lines.append(f"No recommendation for {_named(few, names)}: an interval needs {MIN_BLOCKS} blocks.")
     lines += [cannot_be_replayed(_named(arms, names), why) for why, arms in refused.items()]
     lines += [text for one in found if one.arm in rest for text in _barred(one, names)]
     explained = {one.arm for one in found if _barred(one, names)}
     if rest := [arm for arm in rest if arm not in explained]:
         lines.append(
-            f"For {_named(rest, names)} replay finds nothing untried that clears its interval, its error, the noise "
-            f"floor and {percent(LEAST_GAIN)}."
+            f"No further change is worth trying for {_named(rest, names)}: no predicted gain is surely above "
+            f"{_least_gain([one for one in found if one.arm in rest])}."
         )
     return lines
 
 
+def _least_gain(found: Sequence[ArmAdvice]) -> str:
+    """Return the gain that a recommendation must exceed, with its reason: ``8.6 % (the noise floor)``."""
+    floor = max((one.noise_floor or 0.0 for one in found), default=0.0)
+    error = max((one.error for one in found), default=0.0)
+    if floor >= max(error, LEAST_GAIN):
+        return f"{percent(floor)}, the noise floor"
+    return f"{percent(error)}, the error of the replay" if error >= LEAST_GAIN else percent(LEAST_GAIN)
+
+
 def cannot_be_replayed(named: str, why: str) -> str:
-    """Return the sentence about arms that cannot be predicted, also for ``harness whatif``."""
-    return f"{named} cannot be replayed: {why}."
+    """Return the sentence on arms without a prediction, also for ``harness whatif``."""
+    return f"No prediction for {named}: {why}."
 
 
 def barred_text(bar: Bar, name: str) -> str:
     """Return why other numbers of workers or of prefetched batches are not predicted, also for ``harness whatif``."""
     match bar:
         case "no loader":
-            because = "its batches come from a function of its own, not from a DataLoader"
+            because = "its batches come from a function, not from a DataLoader"
         case "no items":
             because = "some of its workers made no batches, as its dataset gave them too few items"
         case "unequal":
             because = "its workers delivered unequal numbers of batches"
         case "sampler":
-            because = "its sampler takes much of a step in the main thread, which no loader worker does for it"
+            because = "its sampler takes much of a step in the main thread, which loader workers cannot do"
         case "restarts":
-            because = "its loader begins anew in each epoch, and when it then asks for batches is not known"
-    return f"Other loader settings (workers, prefetch) are not predicted for {name}: {because}."
+            because = "its loader restarts in each epoch, and replay does not know when it asks for the next batches"
+    return f"No prediction of other loader settings (workers, prefetch) for {name}: {because}."
 
 
 def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
@@ -203,8 +211,8 @@ def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
         elif one.serial is not None:
             lines.append(
                 f"{change_text(one, names)} would make {name} {ratio(one.speedup.median)} as fast "
-                f"({interval(one.speedup)}) if what the stages wait for ({_WAITED_FOR}) serves several workers at a "
-                f"time, and {ratio(one.serial)} if it serves one: which of these holds was not measured. Try it."
+                f"({interval(one.speedup)}) if its store ({_WAITED_FOR}) serves several workers at a time, and "
+                f"{ratio(one.serial)} if it serves one. Try it: which one holds was not measured."
             )
     return lines
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from harness.explain.statistics import Estimate
+from harness.judge.doubts import RULE_OF, Doubt
 from trainer.json_types import Json
 
 if TYPE_CHECKING:
@@ -40,3 +41,18 @@ def _plain(one: Json) -> Json:
 
 def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def doubt_json(one: Doubt) -> dict[str, Json]:
+    """A doubt with what it bars. ``unit``: of ``share``."""
+    rule = RULE_OF[one.kind]
+    return {
+        "kind": one.kind,
+        "bars": rule.bars,
+        "arms": list(one.arms),
+        "share": finite(one.share),
+        "unit": rule.unit or None,
+        "where": one.where or None,
+        "cores": None if one.cores is None else list(one.cores),
+        "remedy": None if one.remedy is None else {"kind": one.remedy.kind, "blocks": one.remedy.blocks},
+    }

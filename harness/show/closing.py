@@ -25,10 +25,10 @@ def probes(costs: Sequence[ProbeCost], problems: Sequence[str]) -> str:
         parts.append(table(header, rows))
         parts.append(
             "Median [95 % interval] of the step time with the probe / without it, minus 1; both alternated in this "
-            "study. A cost whose interval holds 0 cannot be distinguished from none here, but may be as much as its "
-            "upper end. *torch_profiler* and *py_spy* run beside no measured step: each arm has one more run for them. "
-            "Their cost here is that of recording in the trainer's main process, without writing the profile; the "
-            "profiled run also marks phases and profiles the loader workers."
+            "study. If the interval includes 0, the cost may be none, or as much as its upper end. *torch_profiler* "
+            "and *py_spy* run beside no measured step: each arm has one more run for them. Their cost here is that of "
+            "recording in the trainer's main process, without writing the profile. The profiled run also marks phases "
+            "and profiles the loader workers."
         )
     if problems:
         parts.append("What the probes could not do:")
@@ -53,21 +53,19 @@ OWN_SOURCE = "a data source that\n  seeds itself gives each block the same data"
 PARTS = "they are consecutive parts of\n  one run"
 HOW_TO_READ = f"""## How to read this
 
-- **exposed**: what a stage cost the step, by replay of the run without it: the part of the waits that it caused, not
-  what happened to run meanwhile. **hidden**: stage time that ran while the step did not wait; it made the step wait
-  for nothing, and may still take cores from it.
-  **waiting for a core**: time the main thread could run but had no core, whoever took it (run-queue delay).
-- **ceiling**: how many times as fast the step would be without any data work: an estimate, not a bound. Its median is
-  what the *ideal data* control measured (without one, what replay computes), and its interval holds that of both.
-- **or none** beside a ratio: its interval holds 1, and reaches 1 % or more beyond it.
-- **noise floor**: how far from 1 the interval of an unchanged arm against itself (A/A control) reaches. **gain** and
-  **loss** are called only where the interval excludes 1 and the median clears the floor; else the sentence says how
-  small a difference would have shown. Without a floor nothing is decided, nor a gain where losses diverged or differ.
-- A study of N comparisons calls a difference by intervals of 1 - 5 % / N, which hold **for all N together** with 95 %;
-  the interval after "95 % interval" is that of one comparison alone.
-- **tokens/s** counts positions, padding included; **trained tokens/s** counts those with a label: padding cannot
-  flatter it. Of commands as they are only positions are counted, and of losses only whether they stay NaN or infinite,
-  on a CPU.
+- **exposed**: what a stage cost the step. It is the part of the waits that the stage caused, by replay of the run
+  without it. **hidden**: stage time during which the step did not wait. It may still take cores from the step.
+  **waiting for a core**: time in which the main thread was ready and had no core (run-queue delay).
+- **ceiling**: how many times as fast the step would be without any data work. It is an estimate, not a bound. Its
+  median is that of the *ideal data* control, or of the replay without one. Its interval covers both.
+- **unclear** beside a ratio: its interval includes no change, and a change of 1 % or more.
+- **noise floor**: how much an unchanged arm differs from itself (A/A control). A **gain** or **loss** needs an interval
+  that excludes 1 and a median beyond the noise floor. Without a noise floor there is no verdict. A gain also needs
+  equal losses.
+- With N comparisons each verdict uses an interval of 1 - 5 % / N, so that all N hold together with 95 %. The figure
+  after "95 % interval" is the interval of one comparison alone.
+- **tokens/s** counts all positions, padding included. **trained tokens/s** counts those with a label. For commands
+  (`exec`), only positions are counted, and losses are only checked for NaN and infinity on a CPU.
 - Intervals: medians over blocks, paired within a block (total over its repetitions; \
 {ANOTHER_ORDER}), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks, and where
   neighbouring blocks are alike. Fewer than 3 blocks give none.

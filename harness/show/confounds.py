@@ -26,8 +26,8 @@ def _other_batches(one: Confound) -> str:
     base, other = one.names
     what = "trained tokens" if one.key == "trained_tokens" else "positions"
     return (
-        f"other batches measured: {ours:,.0f} {what} in a step of {base}, {theirs:,.0f} in one of {other}, and no "
-        "setting asks for that: part of what differs may be these batches"
+        f"other batches: {ours:,.0f} {what} a step of {base}, {theirs:,.0f} of {other}, though no setting differs: "
+        "part of the difference may be due to the batches"
     )
 
 
@@ -35,8 +35,8 @@ def _other_steps(one: Confound) -> str:
     ours, theirs = one.values
     base, other = one.names
     return (
-        f"other steps measured: {ours:,} of a run of {base}, {theirs:,} of one of {other}; by the first "
-        f"{min(ours, theirs):,} of both alone, steps of {other} are {ratio(one.ratio)} as fast"
+        f"other steps: {ours:,} in a run of {base}, {theirs:,} of {other}; by the first {min(ours, theirs):,} of both, "
+        f"steps of {other} are {ratio(one.ratio)} as fast"
     )
 
 
@@ -69,38 +69,36 @@ def _losses(one: Confound) -> str:
     ours, theirs = one.values
     text = f"losses differ: {ours:.3f} of {one.names[0]} against {theirs:.3f} of {one.names[1]} at the same steps"
     if one.explained:
-        return f"{text}, which trains on another number of tokens: which arm learns better is not compared here"
-    return f"{text}: they do not train alike"
+        return f"{text}, as {one.names[1]} trains on another number of tokens"
+    return f"{text}: the arms do not train the same"
 
 
 def _lead(one: Confound) -> str:
     parts = [
-        f"the steps of {name} were up to {percent(share)} faster than they can go on being"
+        f"the steps of {name} were up to {percent(share)} faster than later steps"
         for name, share in zip(one.names, one.values, strict=True)
         if share
     ]
-    return f"work done ahead (batches that lay ready, or a device that fell behind): {' and '.join(parts)}"
+    return f"work prepared before the measured steps (prefetched batches or queued work): {' and '.join(parts)}"
 
 
 _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
     "diverged": lambda one: f"loss of {one.key} diverged: NaN, infinite or far above its start in measured steps",
     "losses": _losses,
     "lead": _lead,
-    "mixed data": lambda one: (
-        f"{one.key} is not the same in all blocks of {one.names[0]}: its data was changed meanwhile"
-    ),
+    "mixed data": lambda one: f"{one.key} differs between blocks of {one.names[0]}: its data changed during the study",
     "mixed code": lambda one: (
-        f"the {one.key.removesuffix('_fingerprint')}'s own code is not the same in all blocks of {one.names[0]}: "
-        "it was edited meanwhile"
+        f"the code of the {one.key.removesuffix('_fingerprint')} differs between blocks of {one.names[0]}: it was "
+        "edited during the study"
     ),
-    "configuration": lambda one: f"undeclared configuration: {_against(one)}",
+    "configuration": lambda one: f"configuration: {_against(one)}",
     "fact": _against,
     "environment": lambda one: f"environment: {_against(one)}",
     "useful tokens": _useful,
     "other batches": _other_batches,
     "other steps": _other_steps,
     "host load": _load,
-    "sessions": lambda one: f"not alternated in time: different sessions in {blocks_named(one.blocks)}",
+    "sessions": lambda one: f"not run side by side: different sessions in {blocks_named(one.blocks)}",
     "unfinished": lambda one: f"{one.key} did not finish {blocks_named(one.blocks)}",
     "block counts": lambda one: (
         f"{one.names[0]} has {count(one.values[0], 'finished block')}, {one.names[1]} has {one.values[1]}"

@@ -84,7 +84,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
         lines.append(_headline(report, c, names, c.baseline not in shown, once))
         if isinstance(c, Comparison):
             shown.add(c.baseline)
-    lines += [Headline(f"To decide the {remedies[ask]} undecided ones", ask, "") for ask in once]
+    lines += [Headline(f"To decide the {remedies[ask]} undecided comparisons", ask, "") for ask in once]
     compared = {name for c in report.comparisons for name in (c.baseline, c.candidate)}
     involved = [arm for arm in report.arms if arm.name in compared]
     lines += left_out_lines(involved, names) + skipped_lines(involved, names) + engine_lines(involved, names)
@@ -126,9 +126,9 @@ def _headline(
         support.append(_drift(c.drift, baseline))
     support += [_data(c, baseline)] if with_data else []
     if c.confounds and not all(one.confounds for one in report.compared):  # else what stands above says it
-        support.append("Something else differed as well, see above.")
+        support.append("The arms differ in more than that: see the warnings above.")
     if disagreements(c):
-        support.append("Witnesses disagree, see below.")
+        support.append("Estimates disagree: see the details.")
     support += [names.within(one) for one in also_noteworthy(c.measured)]
     return Headline(subject, names.within(finding(c.measured, once)), " ".join(_learned(c, names) + support))
 
@@ -136,8 +136,8 @@ def _headline(
 def _drift(found: Estimate, baseline: str) -> str:
     times = percent(found.median - 1)
     return (
-        f"Next to those of {baseline}, its steps took {times} {'longer' if found.median > 1 else 'less'} at the end "
-        "of a run than at its beginning."
+        f"Compared with {baseline}, its steps got {times} {'slower' if found.median > 1 else 'faster'} from the "
+        "beginning of a run to its end."
     )
 
 
@@ -159,20 +159,16 @@ def _learned(c: Comparison, names: ArmNames) -> list[str]:
     if m.losses.diverged:
         return [f"The loss of {listing([names.short(arm) for arm in m.losses.diverged])} diverged."]
     if m.losses.unlike:
-        return ["The losses differ, see above."]
+        return ["The losses differ: see the warnings above."]
     if m.losses.some_blocks is not None:
         (some, of), ours, theirs = m.losses.some_blocks, m.losses.baseline, m.losses.candidate
-        return [f"The losses are apart in {some} of {count(of, 'block')} ({ours:.3f} against {theirs:.3f})."]
+        return [f"The losses differ in {some} of {count(of, 'block')} ({ours:.3f} against {theirs:.3f})."]
     unknown = m.losses.baseline is None or m.losses.candidate is None
-    return (
-        ["Whether it learns as much was not measured."]
-        if m.verdict == "gain" and unknown and not c.explained.emulated
-        else []
-    )
+    return ["Losses were not compared."] if m.verdict == "gain" and unknown and not c.explained.emulated else []
 
 
 def finding(m: Measured, once: Collection[str] = ()) -> str:
-    """``14 % faster (6.2 to 17 %)``. ``once``: remedies that are said elsewhere."""
+    """Format a finding: ``14 % faster (6.2 to 17 %)``. ``once``: remedies that another line gives."""
     estimate, verdict = m.ratio, m.verdict
     if verdict == "undecided":
         because = undecided_because(m, remedy=more_blocks(m) not in once)
@@ -180,12 +176,12 @@ def finding(m: Measured, once: Collection[str] = ()) -> str:
             return f"undecided: {because}" + ("" if m.undecided == noisy.kind else f"; {too_noisy_text(noisy)}")
         return f"undecided, {_change(estimate)}: {because}"
     if verdict == "none":
-        what = "difference you could tell from noise" if _off_one(estimate) else "gain you could see"
+        what = "detectable difference"
         if (ends := _lopsided(m)) is not None:
             slower, faster = (percent(end).removeprefix("under ") for end in ends)
             counts = _counts_more(m)
             less, more = (f"fewer {m.measure}", "more") if counts else ("slower", "faster")
-            return f"no {what.replace('gain', 'difference')} (between {slower} {less} and {faster} {more})"
+            return f"no {what} (between {slower} {less} and {faster} {more})"
         limit = percent(m.resolution or 0).removeprefix("under ")
         return f"no {what} (under {limit})"
     each = m.measured_per_step
@@ -238,43 +234,43 @@ def _data(c: Comparison, baseline: str) -> str:
     step = f"{length} a step"
     if not waits.exposed_ms and not waits.hidden_ms:
         if waits.waited_ms is None:
-            return f"How long {baseline} waits for data was not measured."
+            return f"The wait of {baseline} for data was not measured."
         return f"{baseline} waits {_amount(waits.waited_ms, waits)} of {step} for data."
     work = waits.work_ms
     if work < NOTHING * waits.step_ms:
-        return f"Data costs {baseline} under {percent(NOTHING)} of {step}."
+        return f"Data work takes {baseline} under {percent(NOTHING)} of {step}."
     several = work > waits.step_ms  # workers at once
     takes = f"{_amount(work, waits)} {f'{unit(waits.step_ms)} for each {length} step' if several else f'of {step}'}"
     is_ = f"Data work{f' of {baseline}' if of else ''} is {takes}"
     if unknown := either_way(waits.waited_range_ms, waits.step_ms):
         return f"{is_}. {unknown}"
-    costs = is_ if several else f"Data costs {of}{takes}"
+    costs = is_ if several else f"Data work takes {of}{takes}"
     if (uneven := waits.uneven) is not None:
         hidden = sum(waits.hidden_ms.values())
         behind = f", {_amount(hidden, waits)} are hidden" if hidden >= 0.05 * work else ""
         return f"{costs}; {baseline} waits for {in_blocks(uneven)}{behind}{_for_a_core(waits)}."
-    return f"{costs} and {_where(c, waits, work)}{_for_a_core(waits)}."
+    return f"{costs}; {_where(c, waits, work)}{_for_a_core(waits)}."
 
 
 def _where(c: Comparison, waits: Waits, work: float) -> str:
     waited, hidden = waits.waited_ms, sum(waits.hidden_ms.values())
     if waited is None:
-        return "how much of it is waited for was not measured"
+        return "how long the step waits for it was not measured"
     where = f"behind {_behind(c.explained.hidden_behind_ms, hidden)}"
     parallel, between = (sum(found.values()) for found in (waits.parallel_ms, waits.between_steps_ms))
-    apart = f", {_amount(between, waits)} of them run between training steps" if between >= 0.05 * work else ""
+    apart = f", {_amount(between, waits)} run between training steps" if between >= 0.05 * work else ""
     if waited < NOTHING * waits.step_ms:  # little of the work may be much of the step, so its share is no measure
         if not apart:
-            return f"is hidden {where}"
-        return f"is not waited for{apart}" + (f", the rest is hidden {where}" if hidden >= 0.05 * work else "")
-    if parallel >= 0.05 * work:
-        text = (
-            f"{_amount(waited, waits)} of them are waited for, {_amount(parallel, waits)} run while others of them are"
+            return f"the step waits for none of it: it is hidden {where}"
+        return f"the step waits for none of it{apart}" + (
+            f", the rest is hidden {where}" if hidden >= 0.05 * work else ""
         )
+    if parallel >= 0.05 * work:
+        text = f"the step waits {_amount(waited, waits)} for it, while {_amount(parallel, waits)} of it run in parallel"
         return (text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {where}") + apart
     if hidden < 0.05 * work:
-        return f"{_amount(waited, waits)} of them are waited for{apart}" if apart else "is waited for"
-    return f"{_amount(waited, waits)} of them are waited for{apart}, the rest is hidden {where}"
+        return f"the step waits {_amount(waited, waits)} for it{apart}" if apart else "the step waits for all of it"
+    return f"the step waits {_amount(waited, waits)} for it{apart}, the rest is hidden {where}"
 
 
 def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
@@ -294,7 +290,7 @@ def _for_a_core(waits: Waits) -> str:
     least = WORTH if sum(waits.hidden_ms.values()) else MOST_WAITING
     if waits.contended_ms is None or waits.contended_ms < least * waits.step_ms:
         return ""
-    return f"; {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} a step go by waiting for a core"
+    return f"; a step waits {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} for a core"
 
 
 def _amount(value_ms: float, waits: Waits) -> str:
@@ -319,7 +315,7 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
         and each is not None
         and abs(each - 1) > SAME
     ):
-        unsure = " or none" if m.steps.verdict in ("none", "undecided") else ""
+        unsure = " unclear" if m.steps.verdict in ("none", "undecided") else ""
         figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling is per step, too.
     if m.ceilings is not None:
         figures[1] = ceiling_text(m)
@@ -330,23 +326,23 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
 
 
 def _or_none(one: Estimate) -> str:
-    """Marks a figure that may be worth a word and may as well be none: its interval holds 1, and reaches beyond it."""
+    """Return a mark for a ratio whose interval includes no change and a change worth reporting."""
     holds = one.ci_low is not None and one.ci_high is not None and one.ci_low <= 1 <= one.ci_high
-    return " or none" if holds and (one.distance or 0.0) >= WORTH else ""
+    return " unclear" if holds and (one.distance or 0.0) >= WORTH else ""
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> list[str]:
     """What no arm declared, a line each; many of them are counted by kind, but for what the arms learned."""
     lines = difference_lines(comparisons)
     if len(lines) <= MOST_DIFFERENCES:
-        return [f"Undeclared: {names.within(line)}" for line in lines]
+        return [f"The arms also differ: {names.within(line)}" for line in lines]
     learned = difference_lines(comparisons, only=LEARNED)
     found = [one for c in comparisons if isinstance(c, Comparison) for one in {d.kind: d for d in c.confounds}.values()]
     kinds = Counter(one.kind for one in found if one.kind not in LEARNED)
     return [
-        *(f"Undeclared: {names.within(line)}" for line in learned),
+        *(f"The arms also differ: {names.within(line)}" for line in learned),
         *(
-            f"Undeclared ({_KINDS.get(kind, kind)}) in {count(times, 'comparison')}: listed below"
+            f"The arms also differ ({_KINDS.get(kind, kind)}) in {count(times, 'comparison')}: see the details"
             for kind, times in kinds.items()
         ),
     ]

@@ -62,7 +62,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     served = "".join(f" {text}" for text in loader_texts(arm, name))
     data = _data(arm)
     if arm.ranks is not None:
-        data = f"As for rank 0: {data[0].lower()}{data[1:]}"
+        data = f"Rank 0: {data}"
     lines = [Headline(name, step, f"{data}{_gain(arm)}{served}")]
     lines += [Headline(*texts) for texts in cause_texts(arm, _mean_ms(arm))]
     lines += [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
@@ -104,18 +104,18 @@ def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
 
 def loader_texts(arm: ArmReport, name: str) -> list[str]:
     """Return warnings about loader workers that repeat each other's batches, or that deliver none."""
-    remedy = "share its items out by worker (torch.utils.data.get_worker_info)"
+    remedy = "split its items by worker (torch.utils.data.get_worker_info)"
     found = []
     if arm.copies:
         found.append(
-            f"{arm.copies} of the {arm.workers} loader workers of {name} made the same batches: they serve each "
-            f"document {arm.copies} times. Let its dataset {remedy}."
+            f"{arm.copies} of the {arm.workers} loader workers of {name} made the same batches, so each document is "
+            f"trained on {arm.copies} times. Let its dataset {remedy}."
         )
     idle = f"{arm.idle_workers} of the {arm.workers} loader workers of {name}"
     if arm.idle_workers and arm.gave_no_items:
         found.append(
-            f"{idle} made no batch, as its dataset gave them too few items for one. Give it at least {arm.workers} "
-            f"shards, or let it {remedy}."
+            f"{idle} made no batch: the dataset gave them too few items. Give it at least {arm.workers} shards, or let "
+            f"it {remedy}."
         )
     elif arm.idle_workers:  # A slow worker of a loader that does not keep the order of its batches is one reason.
         found.append(f"{idle} delivered no batch in these steps.")
@@ -127,8 +127,8 @@ def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]
     return [
         Headline(
             names.short(arm.name),
-            f"{count(arm.unseen.evaluating_steps, 'step')} with an evaluation within ({percent(arm.unseen.evaluating)} "
-            f"of the time) {'is' if arm.unseen.evaluating_steps == 1 else 'are'} left out",
+            f"evaluations take {percent(arm.unseen.evaluating)} of the time, in "
+            f"{count(arm.unseen.evaluating_steps, 'step')} that the other figures leave out",
             "",
         )
         for arm in arms
@@ -141,9 +141,9 @@ def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
     return [
         Headline(
             names.short(arm.name),
-            f"{arm.skipped_steps:,} of the {count(arm.optimizer_steps, 'optimizer step')} of its runs skipped, as "
-            "gradients overflowed in fp16",
-            "Each halved the scale of the loss and trained nothing; warm-up steps are counted.",
+            f"{arm.skipped_steps:,} of {count(arm.optimizer_steps, 'optimizer step')} skipped, as gradients overflowed "
+            "in fp16",
+            "A skipped step halves the loss scale and trains nothing. Warm-up steps are included.",
         )
         for arm in arms
         if arm.skipped_steps
@@ -175,14 +175,14 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
     part = part_of(step_ms)
     support = []
     if waits[last.name] - most_ms < MOST_ALIKE * step_ms:
-        finding = f"they wait about as long for data, {part(min(waits.values()))} to {part(max(waits.values()))} a step"
+        finding = f"all wait about as long for data, {part(min(waits.values()))} to {part(max(waits.values()))} a step"
     else:
         stage, exposed_ms = max(last.totals.exposed_ms.items(), key=lambda one: one[1], default=("", 0.0))
         mostly = f", mostly to {stage} ({part(exposed_ms)})" if exposed_ms > waits[last.name] / 2 else ""
         finding = f"{names.short(last.name)} waits {part(waits[last.name])} of {part(step_ms)} a step for data{mostly}"
         support.append(_others(part(most_ms), names.short(last.name), gain))
     if gain is None:
-        support.append("What a change of one rank would gain is not known from its own steps alone.")
+        support.append("The steps of one rank do not tell what a change of it would gain.")
     else:
         support.append(_together(gain.without_data))
     return [Headline(f"{len(ranks)} ranks", finding, " ".join(support))]
@@ -190,26 +190,24 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
 
 def _others(longest: str, last: str, gain: GroupGain | None) -> str:
     """What the others do while the rank ``last`` still fetches."""
-    text = f"The others wait {longest} at most for theirs"
+    text = f"The others wait {longest} at most"
     if gain is None:
-        return f"{text}; whether they then wait for {last} is not known."
+        return f"{text}. The record does not tell whether they then wait for {last}."
     alike = gain.slowest_alike
     most = alike.median if alike.ci_high is None else alike.ci_high
     if most <= 1 + WORTH:
-        return f"{text} and are at work while {last} still waits: none is seen to wait for it."
+        return f"{text} and work while {last} still waits: none waits for it."
     if alike.median <= 1 + NOTHING:
-        return f"{text}; none is seen to wait for {last} then, but not all was seen (at most {ratio(most)} as fast)."
-    known = "and then for" if _surely(alike) else "and then, it may be, for"
-    return (
-        f"{text} {known} {last}: together they would be {_or_none(alike)} with {last} waiting no longer than the next."
-    )
+        return f"{text}. None was seen to wait for {last}, but not all was seen (at most {ratio(most)} as fast)."
+    known = "and then for" if _surely(alike) else "and then perhaps for"
+    return f"{text} {known} {last}. If {last} waited no longer than the next, all would be {_or_none(alike)}."
 
 
 def _together(without: Estimate) -> str:
     """What no rank having any data work would give."""
     if without.median <= 1 + NOTHING:
-        return f"Without any data work they would be no faster together: {ratio(without.median)}{_range(without)}."
-    return f"Without any data work they would be {_or_none(without)}, if each then has cores of its own."
+        return f"Without any data work all would be no faster: {ratio(without.median)}{_range(without)}."
+    return f"Without any data work all would be {_or_none(without)}, if each has cores of its own."
 
 
 def _surely(one: Estimate) -> bool:
@@ -217,8 +215,8 @@ def _surely(one: Estimate) -> bool:
 
 
 def _or_none(one: Estimate) -> str:
-    """``1.298x as fast (1.290x to 1.302x)``; where the interval holds 1, it says so."""
-    return f"{ratio(one.median)} as fast{'' if _surely(one) else ', or no faster'}{_range(one)}"
+    """Format ``1.298x as fast (1.290x to 1.302x)``, with a word where the interval includes no change."""
+    return f"{ratio(one.median)} as fast{'' if _surely(one) else ' or no faster'}{_range(one)}"
 
 
 def _range(one: Estimate) -> str:
@@ -238,30 +236,30 @@ def _data(arm: ArmReport) -> str:
     blocked_ms = 0.0 if arm.unseen is None or arm.unseen.reason == "blocked" else arm.unseen.blocked * step_ms
     unseen = blocked_ms >= WORTH * step_ms
     if fetch_ms is None and arm.attached is not None:
-        waits = f"; {part(blocked_ms)} of a step, blocked where nothing looks, may be waits for it" if unseen else ""
-        return f"How it gets its data was not timed{waits}."
+        waits = f"; {part(blocked_ms)} of a step, blocked outside of all phases, may be the wait" if unseen else ""
+        return f"Its data loading was not timed{waits}."
     if fetch_ms is None:
-        return "How long it waits for data was not measured."
+        return "Its wait for data was not measured."
     waited_ms = sum(totals.exposed_ms.values()) if totals.exposed_ms else fetch_ms
     parts = [f"{stage} {part(value)}" for stage, value in totals.exposed_ms.items() if value >= NOTHING * step_ms]
     hidden_ms = sum(totals.hidden_ms.values())
     hidden = ""
     if hidden_ms >= NOTHING * step_ms:  # what is hidden may still take cores from the step, which no replay knows
         contended_ms = totals.contended_ms or 0.0
-        cores = f"; {part(contended_ms)} a step go by waiting for a core" if contended_ms >= WORTH * step_ms else ""
+        cores = f"; a step waits {part(contended_ms)} for a core" if contended_ms >= WORTH * step_ms else ""
         hidden = f" {part(hidden_ms)} of data work is hidden behind the step{cores}."
     if arm.unseen is not None and arm.unseen.device:
         return _device(arm, fetch_ms, step_ms)
     if unknown := either_way(totals.waited_range_ms, step_ms):
         work_ms = sum(totals.work_ms.values())
-        return f"Data work is {part(work_ms)} of it. {unknown}"
+        return f"Data work takes {part(work_ms)}. {unknown}"
     if waited_ms < NOTHING * step_ms:
-        most = f", or up to {part(blocked_ms)} that were not seen" if unseen else ""
+        most = f", or up to {part(blocked_ms)} outside of what is timed" if unseen else ""
         return f"It hardly waits for data ({part(waited_ms)}{most}).{hidden}"
     if totals.uneven is not None:
         return f"It waits for data {in_blocks(totals.uneven)}.{hidden}"
     where = f": {listing(parts)}" if parts else ""
-    return f"{part(waited_ms)} of them are waited for data ({percent(waited_ms / step_ms)}{where}).{hidden}"
+    return f"It waits {part(waited_ms)} of that for data ({percent(waited_ms / step_ms)}{where}).{hidden}"
 
 
 def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
@@ -269,18 +267,18 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
     totals, part = arm.totals, part_of(step_ms)
     if totals.device_starved_ms is None:
         return (
-            f"The host waits {part(fetch_ms)} for data; what the device did meanwhile was not recorded, so what that "
-            "costs the step is not known."
+            f"The host waits {part(fetch_ms)} for data. The device was not recorded, so the cost for the step is "
+            "unknown."
         )
     idle = {stage: totals.starved_ms.get(stage, 0.0) for stage in STAGES}
     idle_ms = sum(idle.values())
     parts = listing([f"{stage} {part(value)}" for stage, value in idle.items() if value >= NOTHING * step_ms])
     if idle_ms >= NOTHING * step_ms:
-        during = f"{part(idle_ms)} of them while the host waits for data" + (f" ({parts})" if parts else "")
-        text = f"The device has nothing to do for {part(totals.device_starved_ms)} of them, {during}."
+        during = f"{part(idle_ms)} while the host waits for data" + (f" ({parts})" if parts else "")
+        text = f"The device is idle for {part(totals.device_starved_ms)} of that, {during}."
     else:
         text = (
-            f"The host waits {part(fetch_ms)} for data, and the device has work meanwhile: it is idle for "
+            f"The host waits {part(fetch_ms)} for data while the device has work: the device is idle for "
             f"{part(idle_ms)} then, and for {part(totals.device_starved_ms)} in all."
         )
     open_ms = totals.device_unknown_ms
@@ -289,10 +287,10 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
         waited = f" and waits for launches for {part(launching_ms)}" if launching_ms >= NOTHING * step_ms else ""
         text += f" It works for {part(totals.device_busy_ms)}{waited}, by the kernels of a profiled window."
     elif open_ms >= NOTHING * step_ms:
-        text += f" For {part(open_ms)} it worked or waited for launches: its events do not tell which."
-    waits = "" if any(one.place for one in arm.causes) else ", nor where the host waits for the device"
+        text += f" For {part(open_ms)} it worked or waited for launches: CUDA events do not tell which."
+    waits = "" if any(one.place for one in arm.causes) else " and waits of the host for the device"
     return (
-        f"{text} Work on other streams or launched within a fetch is not seen{waits}: nothing is promised of a change."
+        f"{text} No saving is predicted: work on other streams, work launched within a fetch{waits} are not recorded."
     )
 
 
@@ -303,18 +301,17 @@ def _gain(arm: ArmReport) -> str:
     parts = []
     if measured is not None:
         parts.append(
-            " With the same few batches over and over (ideal-data) it is "
-            f"{_as_fast(arm, measured, found.measured_in_blocks)}, measured."
+            f" Without data work (ideal-data) it is {_as_fast(arm, measured, found.measured_in_blocks)}, measured."
         )
     elif found.no_ideal is not None and found.no_ideal.kind == "ideal-data of another length":
         parts.append(f" {capitalised(reason(found.no_ideal))}.")
     if replayed is not None:
         faster = _as_fast(arm, replayed, found.predicted_in_blocks)
         hides = measured is None and sum(arm.totals.hidden_ms.values()) >= WORTH * _mean_ms(arm)
-        cores = ", which knows nothing of the cores and memory bandwidth that hidden work takes" if hides else ""
-        parts.append(f" Without the data work of its fetches it would be {faster}, by replay{cores}.")
+        cores = "; hidden work may also take cores and memory bandwidth" if hides else ""
+        parts.append(f" Without any data work it would be {faster}, by replay{cores}.")
         if hides and arm.totals.bound == "launch":  # beside workers of an H200, forward took 18 % longer
-            parts.append(" Its launches limit the step and may be slower beside hidden work: ideal-data measures that.")
+            parts.append(" Launches limit its step, and hidden work may slow them: measure with ideal-data.")
     if measured is not None and replayed is not None and _apart(measured, replayed):
         parts.append(f" {_disagreement(arm, measured, replayed)}")
     return "".join([*parts, _restarts(arm), _sampler(arm)])
@@ -345,30 +342,30 @@ def _apart(measured: Estimate, replayed: Estimate) -> bool:
 def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str:
     """What the record cannot tell is no reason: work that hides can slow the step, a wait can have other causes."""
     if measured.median < replayed.median:
-        because = "part of what its waits cost may not be caused by data work"
+        because = "part of the wait may have another cause than data work"
     elif sum(arm.totals.hidden_ms.values()) > 0:
         because = (
-            "data work that runs behind the step can also take cores and memory bandwidth from it, of which the replay "
-            "knows nothing; or the few batches of the control are quicker to compute than the others"
+            "hidden data work can take cores and memory bandwidth from the step; or the few batches of the control are "
+            "faster to compute than others"
         )
     else:
-        because = "the few batches of the control may be quicker to compute than the others"
-    return f"These disagree ({because}): which of them holds is not known."
+        because = "the few batches of the control may be faster to compute than others"
+    return f"The two disagree: {because}."
 
 
 def _restarts(arm: ArmReport) -> str:
     """What replay leaves as it is: the start of a loader's workers, and the batches that they begin with."""
     if arm.unseen is not None and arm.unseen.never_restarted:
-        return " No epoch ends in these steps: what it costs to begin the loader anew is in no figure."
+        return " No epoch ends in these steps, so the cost of restarting the loader is in no figure."
     if arm.unseen is None or arm.unseen.restarting <= MOST_RESTARTING:
         return ""
     part, step_ms = part_of(_mean_ms(arm)), _mean_ms(arm)
     restarting = part(arm.unseen.restarting * step_ms)
-    waits = f" {restarting} of a step is waits in which an epoch ends and the loader begins anew"
+    waits = f" A step waits {restarting} on average for the loader to restart at the ends of epochs"
     if arm.unseen.workers:
-        advice = "" if arm.unseen.persistent_workers else " (persistent_workers=True starts none again)"
-        return f"{waits}: replay keeps them, and what more workers would give is not known beside them{advice}."
-    return f"{waits}: replay keeps what is not reading in them."
+        advice = "" if arm.unseen.persistent_workers else ". persistent_workers=True keeps them alive"
+        return f"{waits}, and more workers are not predicted{advice}."
+    return f"{waits}; replay removes only the reading in it."
 
 
 def _sampler(arm: ArmReport) -> str:
@@ -377,8 +374,8 @@ def _sampler(arm: ArmReport) -> str:
         return ""
     step_ms = _mean_ms(arm)
     return (
-        f" Its sampler takes {part_of(step_ms)(arm.unseen.sampling * step_ms)} of a step in the main thread, which no "
-        "loader worker does for it: draw fewer items, or draw them more quickly."
+        f" Its sampler takes {part_of(step_ms)(arm.unseen.sampling * step_ms)} of a step in the main thread, and "
+        "loader workers cannot take it over: draw fewer items, or draw them faster."
     )
 
 
@@ -400,22 +397,22 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
     part = part_of(step_ms)
     if one.tokenizing >= NOTHING:
         yield Headline(
-            "In the loop itself",
-            f"{part(one.tokenizing * step_ms)} of a step tokenize what was fetched already",
-            "That is part of no fetch, and of nothing that is said here of data.",
+            "Tokenizing in the loop",
+            f"{part(one.tokenizing * step_ms)} of a step, after the batch was fetched",
+            "The figures for data above do not include it.",
         )
     if one.reason == "no core":
         yield Headline(
             "Not to be trusted",
-            f"the main thread was ready but had no core for {percent_over(one.waiting, MOST_WAITING)} of the time "
+            f"the main thread waited for a core for {percent_over(one.waiting, MOST_WAITING)} of the time "
             f"(over {percent(MOST_WAITING)})",
-            "These times say more about who else wanted its cores (other processes, more threads of its own than "
-            "cores, a CPU quota). Neither a verdict nor what a change would save can be known from them.",
+            "Other processes, more threads than cores, or a CPU quota took it. Repeat on a free machine: until then no "
+            "saving is predicted.",
         )
     if one.reason == "blocked":
         place = f", mostly in {one.place}" if one.place else ""
         yield Headline(
-            "Not seen",
-            f"{part(one.blocked * step_ms)} of a step the main thread is blocked outside of what is timed{place}",
-            f"That is over {percent(MOST_UNSEEN)} and may be a wait for data: what data could gain is not known.",
+            "Not timed",
+            f"the main thread is blocked for {part(one.blocked * step_ms)} of a step outside of all phases{place}",
+            f"That is over {percent(MOST_UNSEEN)} and may be a wait for data, so no saving is predicted.",
         )

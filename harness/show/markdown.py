@@ -125,8 +125,6 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         verdict.append(table(HEADER, screen.rows))
         verdict.append(_legend(screen.legend))
         verdict.append(_picture("isolated-vs-end-to-end.png", pictures))
-    else:
-        verdict.append("The scenario compares nothing.")
     steps = [f"{place}. {safe(line)}" for place, line in enumerate(screen.next_steps.ranked, start=1)]
     following = "\n\n".join(part for part in ("\n".join(steps), safe(screen.next_steps.note)) if part)
     return [
@@ -146,9 +144,9 @@ def _in_full(comparisons: Sequence[Comparison | NotCompared], pictures: Sequence
         return ""
     parts = ["## Verdicts in full"]
     if differences := difference_lines(comparisons):
-        parts.append("What no arm declared:")
+        parts.append("Differences that the scenario does not declare:")
         parts.append("\n".join(f"- **{safe(names.within(line))}**" for line in differences))
-        parts.append("What was found:")  # or the two lists become one
+        parts.append("Findings:")  # keeps the two lists apart
     parts.append("\n".join(_bullet(c, names) for c in comparisons))
     parts.append(_picture("comparisons.png", pictures))
     return "\n\n".join(part for part in parts if part)

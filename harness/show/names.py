@@ -26,9 +26,11 @@ class ArmNames:
         return self._short.get(name, name)
 
     def pair(self, candidate: str, baseline: str) -> str:
-        """``8b-b1-(tokens / text)-padded``: what the two share is written once."""
-        before, first, second, after = self._compared(candidate, baseline)
-        return f"{before}({first} / {second}){after}" if before or after else f"{first} / {second}"
+        """Return the label of a comparison: ``tokens vs text``, or ``tokens vs text, bs4`` of a matrix."""
+        (first, _, point), (second, _, other) = (self.short(name).partition(" ") for name in (candidate, baseline))
+        if point and point == other:
+            return f"{first} vs {second}, {point}"
+        return f"{self.short(candidate)} vs {self.short(baseline)}"
 
     def apart(self, one: str, other: str) -> str:
         """What of the first name the second does not have: ``tokens``."""

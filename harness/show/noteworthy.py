@@ -19,20 +19,20 @@ def same_again_text(m: Measured) -> str:
     word = "faster" if faster else "slower"
     low, high = percent(ends[0]).removesuffix(" %"), percent(ends[-1])
     times = percent(same_again.median - 1)
-    return f"{m.noise_floor_of} run again as it is, its A/A control, was {times} {word} ({low} to {high})"
+    return f"the A/A control of {m.noise_floor_of}, the same program again, was {times} {word} ({low} to {high})"
 
 
 def long_steps_text(found: InTotal) -> str:
     """Which long steps the median over blocks passes over, and what all time together says."""
     long = found.long
-    whole = f"in all time together the candidate is {ratio(found.ratio)} as fast"
+    whole = f"by total time the candidate is {ratio(found.ratio)} as fast"
     if long is None:
         return f"{whole}, as the {found.arm} is slower in {found.blocks} of {count(found.of, 'block')}"
     take = "takes" if long.steps == 1 else "take"
     where = f", mostly in {long.phase}" if long.phase not in ("", "other") else ""
     all_of = "all" if found.left_out == long.steps > 1 else f"{found.left_out:,}"
     begin = "begins" if found.left_out == 1 else "begin"
-    unseen = f"; {all_of} of these {begin} a turn, where no other figure counts them" if found.left_out else ""
+    unseen = f"; {all_of} of these {begin} a turn and are in no other figure" if found.left_out else ""
     low, high = long.range_ms
     took = ms(long.mean_ms) if high <= 2 * low else f"{ms(low)} to {ms(high)}"
     return (
@@ -45,7 +45,7 @@ def also_noteworthy(m: Measured) -> list[str]:
     """What a reader of the finding needs to know that is not itself the reason of the verdict, a sentence each."""
     found = []
     if m.verdict in ("gain", "loss") and m.same_again is not None and is_apart(m.same_again):
-        found.append(f"{same_again_text(m)}: so much of it may be no change.")
+        found.append(f"{capitalised(same_again_text(m))}: that much of the difference may be noise.")
     together = m.together or m.ratio
     inside = m.in_total is not None and (together.ci_low or 0) <= m.in_total.ratio <= (together.ci_high or math.inf)
     if m.in_total is not None and m.undecided != "long steps" and not inside:

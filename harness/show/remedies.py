@@ -9,6 +9,8 @@ from harness.judge.report_types import ArmReport
 from harness.show.words import count, part_of, percent
 
 NOTHING = 0.005  # of the step: less is no wait worth a word
+LEAST_SPENT = 0.05  # of the step: own code and garbage collections that take less are left out
+MAX_PLACES = 3
 EVERY = 0.95  # share of the steps from which on it is every step
 
 Texts = tuple[str, str, str]  # subject, finding, support
@@ -18,7 +20,12 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
     """Yield the lines about ``arm``, whose steps take ``step_ms``."""
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
-        found = [one for one in arm.causes if one.kind == kind and not (one.of and not one.steps)]
+        found = [one for one in arm.causes if one.kind == kind and (one.spent_ms or not one.of or one.steps)]
+        if kind == "code":
+            found = [one for one in found if not one.phase]
+        if kind in ("code", "gc"):
+            found = [one for one in found if one.least_share >= LEAST_SPENT]
+            found.sort(key=lambda one: -one.spent_ms)
         if kind in AT_PLACES:
             found = [one for one in found if one.ms is None or one.ms >= NOTHING * step_ms]
         if found:
@@ -41,8 +48,8 @@ def _wait(found: Sequence[SlowCause], part: Part) -> Texts:
     return (
         "Waits for the device",
         _places(found, part),
-        "A device that has nothing else queued then is idle until the next launch. Wait every N steps, or read the "
-        "value of one step after the next step is launched.",
+        "The device is idle until the next launch if nothing else is queued. Wait every N steps, or read the value of "
+        "a step after the next step is launched.",
     )
 
 
@@ -53,7 +60,7 @@ def _copy(found: Sequence[SlowCause], part: Part) -> Texts:
     return (
         "Blocking copy",
         f"{_size(size)} a step from pageable memory at {_places(found, part)}",
-        "Its wait for what the device has queued is part of that. Use pin_memory=True in the DataLoader, and "
+        "This includes the wait for queued work of the device. Use pin_memory=True in the DataLoader, and "
         "non_blocking=True in the copy.",
     )
 
@@ -87,8 +94,36 @@ def _compiled(found: Sequence[SlowCause], part: Part) -> Texts:
     )
 
 
+def _collected(found: Sequence[SlowCause], part: Part) -> Texts:
+    (one,) = found
+    where = f", most of it at {one.place}{_code(one)}" if one.place else ""
+    return (
+        "Garbage collection",
+        f"{_spent(one, part)} in {count(round(one.times), 'collection')}{where}",
+        "Call gc.freeze() once the data is loaded, and collect every few hundred steps at most.",
+    )
+
+
+def _spent(one: SlowCause, part: Part) -> str:
+    return f"{part(one.step_ms)} a step ({percent(one.spent_share)})"
+
+
+def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
+    return (
+        "Own code",
+        "; ".join(
+            f"{_spent(one, part)} {'just before' if one.late else 'at'} {one.place}{_code(one)}"
+            + (f", in {one.called}" if one.called else "")
+            for one in found[:MAX_PLACES]
+        ),
+        "The step waits for it: do it less often, in another thread or process, or with less data.",
+    )
+
+
 AT_PLACES = ("device wait", "copy")
 TEXTS: dict[str, Callable[[Sequence[SlowCause], Part], Texts]] = {
+    "gc": _collected,
+    "code": _own_code,
     "device wait": _wait,
     "copy": _copy,
     "pageable": _pageable,
@@ -103,13 +138,16 @@ def _places(found: Sequence[SlowCause], part: Part) -> str:
 
 def _place(one: SlowCause) -> str:
     """Return ``train.py:88 (`loss.item()`), every step``."""
-    code = f" (`{one.code}`)" if one.code else ""
     share = min(one.times, 1.0) if one.share is None else one.share
     if share < EVERY:
         often = f"in {percent(share)} of the steps"
     else:
         often = "every step" if round(one.times) == 1 else f"{one.times:.2g} times a step"
-    return f"{one.place}{code}, {often}"
+    return f"{one.place}{_code(one)}, {often}"
+
+
+def _code(one: SlowCause) -> str:
+    return f" (`{one.code}`)" if one.code else ""
 
 
 def _longer(one: SlowCause, part: Part) -> str:

@@ -5,8 +5,6 @@ The reader bets a week of device time on these lines: never a bare ratio, and ev
 
 from __future__ import annotations
 
-import math
-
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import MIN_BLOCKS, Estimate
 from harness.judge.comparisons import AGREE, SAME, Measured, Waits
@@ -15,7 +13,7 @@ from harness.judge.doubts import Doubt, barred
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
 from harness.judge.uneven import UnevenWaits
 from harness.judge.unseen import MOST_WAITING
-from harness.judge.verdicts import COARSE, Judged
+from harness.judge.verdicts import COARSE, Judged, holds_other_work
 from harness.show.absent import ASK_FOR, absent_text, missing_text
 from harness.show.dose import dose_line
 from harness.show.noteworthy import also_noteworthy, long_steps_text, same_again_text
@@ -42,7 +40,7 @@ def sentence(c: Comparison | NotCompared) -> str:
         parts.append(f"{witnesses}.")
     dissent = disagreements(c)
     if dissent:
-        parts.append(f"Witnesses disagree: {'; '.join(dissent)}.")
+        parts.append(f"Estimates disagree: {'; '.join(dissent)}.")
     return " ".join(parts)
 
 
@@ -66,8 +64,8 @@ def _finding(m: Measured, baseline: str) -> str:
     measured, together = m.ratio, m.together or m.ratio
     if measured.ci_low is None:
         return (
-            f"undecided ({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}, and fewer than "
-            f"{MIN_BLOCKS} give no interval: repeat with --repeats {ASK_FOR})"
+            f"undecided ({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}; an interval needs "
+            f"{MIN_BLOCKS}: repeat with --repeats {ASK_FOR})"
         )
     if (noisy := barred(m.doubts, "ratio")) is not None:
         because = "" if m.undecided == noisy.kind else f"{undecided_because(m)}; "
@@ -80,9 +78,9 @@ def _finding(m: Measured, baseline: str) -> str:
         return f"{m.verdict} of {percent(measured.median - 1)} in {m.measure}{_more_tokens(m)} ({figures})"
     found = f"no detectable difference in {m.measure} (smaller than {percent(m.resolution or 0)}; {figures})"
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
-        return f"{found}, as the median does not clear the noise floor"
+        return f"{found}: the change is smaller than the noise floor"
     if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
-        return f"{found}, as the interval for all {m.comparisons} comparisons together holds 1"
+        return f"{found}: the interval for all {m.comparisons} comparisons together includes no change"
     return found
 
 
@@ -92,7 +90,7 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
         case None:
             return None
         case "too few blocks":
-            return f"fewer than {MIN_BLOCKS} blocks give no interval; repeat with --repeats {ASK_FOR}"
+            return f"an interval needs {MIN_BLOCKS} blocks; repeat with --repeats {ASK_FOR}"
         case "no noise floor":
             few = _few_aa_blocks(m)
             what = absent_text(m, "noise_floor") if few else "no A/A control on this device"
@@ -100,36 +98,35 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
             how = enough if few else "add controls: [a-a]"
             return f"{what}; {how}, or declare noise_floor"
         case "too noisy":
-            return too_noisy_text(m.cause)
+            return too_noisy_text(m.cause) + ("; repeat on a quieter machine" if remedy else "")
         case "too coarse":
             if (ask := more_blocks(m)) is None:
-                return f"{_unseen(m)}; repeat with more steps a block: their times are alike, what they hold is not"
+                return f"{_unseen(m)}; repeat with more steps a block, as blocks hold different batches"
             return f"{_unseen(m)}; {ask}" if remedy else _unseen(m)
         case "diverged":
-            return f"the loss of {listing(list(m.losses.diverged))} diverged, and what does not train is no gain"
+            return f"the loss of {listing(list(m.losses.diverged))} diverged, so its speed is no gain"
         case "other loss":
             assert m.losses.baseline is not None
             assert m.losses.candidate is not None
             where = "" if m.losses.some_blocks is None else " in {} of {} blocks".format(*m.losses.some_blocks)
             return (
                 f"the losses differ{where} ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
-                "and what trains otherwise is no gain"
+                "so the speed of the candidate is no gain"
             )
         case "no core":
             return (
-                f"a main thread was ready but had no core for over {percent(MOST_WAITING)} of the time, so the times "
-                "say more of who else wanted its cores (other processes, more threads of its own than cores, a CPU "
-                "quota); repeat where it has them to itself"
+                f"a main thread waited for a core for over {percent(MOST_WAITING)} of the time; repeat when other "
+                "processes, its own threads and a CPU quota leave it one"
             )
         case "lead":
             most = percent(max(m.used_lead))
             return (
-                "steps that used up batches which lay ready, or got further ahead of the device, were up to "
-                f"{most} faster than they can go on being, which is as much"
+                f"the measured steps used up prefetched batches or queued work, and were up to {most} faster than "
+                "later steps: as much as the difference; use more warm-up steps"
             )
 
         case "a-a apart":
-            return f"{same_again_text(m)}, and the interval does not clear that"
+            return f"{same_again_text(m)}, as much as the difference"
         case "long steps":
             assert m.in_total is not None
             ask = "; repeat with more steps a block" if remedy and not m.in_total.left_out else ""
@@ -146,34 +143,21 @@ def too_noisy_text(cause: Doubt | None) -> str:
 
 def more_blocks(m: Measured) -> str | None:
     """What to ask for where a difference could not have been seen; None of others."""
-    if m.undecided != "too coarse" or _other_batches(m):
+    if m.undecided != "too coarse" or holds_other_work(m.step_time, m.ratio):
         return None
-    return f"repeat with more than {count(m.ratio.n, 'block')} or on a quieter machine"
+    return f"repeat with more than {count(m.ratio.n, 'block')}, or on a quieter machine"
 
 
 def _unseen(m: Measured) -> str:
     """What a study that could not have seen a difference has instead of a verdict."""
     together = m.together or m.ratio
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
-        return f"the median does not clear the noise floor of {percent(m.noise_floor or 0)}"
+        return f"the change is smaller than the noise floor of {percent(m.noise_floor or 0)}"
     if m.together is not None and ((m.ratio.ci_low or 0) > 1 or (m.ratio.ci_high or 1) < 1):
-        return f"the interval for all {m.comparisons} comparisons together holds 1 ({interval(m.together)})"
+        return f"the interval for all {m.comparisons} comparisons together includes no change ({interval(m.together)})"
     if (m.resolution or 0) >= DOUBLED:  # intervals of few scattered blocks reach to many thousand percent
-        return "even twice the speed would not have shown"
-    return f"a difference of up to {percent(m.resolution or 0)} would not have shown"
-
-
-def _other_batches(m: Measured) -> bool:
-    """Whether the times of steps are steady, and only how much is in a step scatters: no other machine mends that."""
-    steps, found = (_spread(one) for one in (m.step_time, m.ratio))
-    return steps is not None and found is not None and steps <= COARSE < found and 2 * steps < found
-
-
-def _spread(one: Estimate | None) -> float | None:
-    """Half the width of the interval, as a fraction."""
-    if one is None or not one.ci_low or not one.ci_high:
-        return None
-    return math.sqrt(one.ci_high / one.ci_low) - 1
+        return "the runs varied too much to show even a 2x change"
+    return f"a change of up to {percent(m.resolution or 0)} could not be seen"
 
 
 def _few_aa_blocks(m: Measured) -> bool:
@@ -198,7 +182,7 @@ def _floor(m: Measured, baseline: str) -> str:
     if m.noise_floor is None:
         return f"noise floor unknown: {absent_text(m, 'noise_floor')}"
     if m.noise_floor_of is None:
-        return f"noise floor {percent(m.noise_floor)} as the scenario declares, not measured"
+        return f"noise floor {percent(m.noise_floor)}, declared in the scenario and not measured"
     other = "" if m.noise_floor_of == baseline else f" measured on {m.noise_floor_of}"
     return f"noise floor {percent(m.noise_floor)}{other}"
 
@@ -231,10 +215,10 @@ def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
     figures = f"({ratio(speed.median)} as fast, {interval(judged.of or speed)})"
     match judged.verdict:
         case "undecided":
-            return f"whether steps take another time is not known {figures}"
+            return f"the change in step time is undecided {figures}"
         case "none":
             within = percent(judged.resolution or 0.0).removeprefix("under ")
-            return f"no difference in step time above {within} was seen {figures}"
+            return f"step time shows no difference above {within} {figures}"
         case verdict:
             return (
                 f"steps take {percent(1 / speed.median - 1)} {'less' if verdict == 'gain' else 'more'} time {figures}"
@@ -261,8 +245,8 @@ def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
     if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
-        f"A step waits {between(open_ms, step_ms)} for it: while the host was still launching, the device worked or "
-        "waited for launches, and its events do not tell which."
+        f"A step waits {between(open_ms, step_ms)} for it: CUDA events do not tell whether the device worked or "
+        "waited for launches."
     )
 
 
@@ -287,7 +271,7 @@ def _reason(c: Comparison) -> str:
     if m.isolated is not None:
         isolated = f"In isolation its data path is {ratio(m.isolated.median)} as fast ({interval(m.isolated)})"
     if waits.waited_ms is None:
-        return f"{isolated + '; ' if isolated else ''}how long {arm} waits for data was not measured"
+        return f"{isolated + '; ' if isolated else ''}the wait of {arm} for data was not measured"
     share = waits.waited_ms / waits.step_ms if waits.step_ms else 0.0
     part, others_part = part_of(waits.step_ms), part_of(other.step_ms)
     open_ms = left_open(waits.waited_range_ms, waits.step_ms)
@@ -296,7 +280,7 @@ def _reason(c: Comparison) -> str:
     if open_ms is not None:
         open_text = between(open_ms, waits.step_ms)
         text = f"{link}{arm} waits for data {open_text} of each {part(waits.step_ms)} step, as "
-        text += "the device worked or waited for launches while the host was still launching (not known"
+        text += "CUDA events do not tell whether the device worked or waited for launches (a range"
     elif waits.uneven is not None:
         text = f"{link}{arm} waits for data {in_blocks(waits.uneven)} ({percent(share)} on average"
     elif share < NOTHING:
@@ -321,12 +305,12 @@ def _reason(c: Comparison) -> str:
     if gain < NOTHING:
         core = ""
         if m.ideal is None and _hides(waits):  # no replay knows which cores and memory bandwidth hidden work takes
-            core = " but for the cores and memory bandwidth that hidden work takes"
+            core = ", except for cores and memory bandwidth that hidden work takes"
         text += f"{so} {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
     else:
         text += f"{so} {subject} would be {ceiling_text(m)} as fast ({known})"
     if gain >= NOTHING and m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution:
-        text += ", less than this study can resolve"
+        text += ", too small for this study to detect"
     if not isolated:
         text += f"; isolated ratio unknown: {absent_text(m, 'isolated')}"
     return text
@@ -390,7 +374,7 @@ def disagreements(c: Comparison) -> list[str]:
                 + (
                     f"so hidden data work may slow the step as well{core}"
                     if _hides(waits)
-                    else f"and why is not known{core}"
+                    else f"for an unknown reason{core}"
                 )
             )
         else:
@@ -434,7 +418,7 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
         f"({interval(measured)}) was measured, so more than the data path changed"
     )
     if isinstance(replayed, PredictedRatio) and replayed.error > TOLERANCE:
-        found += f" or the replay is not to be trusted (unedited it is {percent(replayed.error)} off)"
+        found += f", or the replay is wrong (unedited it is {percent(replayed.error)} off)"
     return [found]
 
 
@@ -448,12 +432,12 @@ def _doses_against_ledger(c: Comparison) -> list[str]:
         share, low, high = exposed / waits.step_ms, dose.slope.ci_low, dose.slope.ci_high or dose.slope.median
         if dose.kind == "hidden" and share > max(COARSE / 2, c.measured.noise_floor or 0.0):
             found.append(
-                f"the ledger has {ms(exposed)} of {dose.what} exposed, and more of it costs nothing "
+                f"the step waits {ms(exposed)} for {dose.what}, but more of it costs nothing "
                 f"(slope of the injected slowdown {low:.2f} to {high:.2f})"
             )
         elif dose.kind == "contended":
             found.append(
-                f"the ledger has {ms(exposed)} of {dose.what} exposed, and yet each further millisecond of it costs "
-                f"{low:.2f} to {high:.2f} ms: hidden, it takes cores from the step"
+                f"the step waits {ms(exposed)} for {dose.what}, but each further millisecond costs {low:.2f} to "
+                f"{high:.2f} ms: hidden work takes cores from the step"
             )
     return found

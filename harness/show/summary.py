@@ -11,7 +11,7 @@ from harness.judge.all_doubts import comparison_doubts, study_doubts
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Figure
 from harness.judge.cost import PredictedCost
-from harness.judge.doubts import RULE_OF, Doubt
+from harness.judge.data_paths import DataPath
 from harness.judge.probes.results import NO_RESULTS, ProbeResults
 from harness.judge.report_types import (
     ArmAdvice,
@@ -23,7 +23,7 @@ from harness.judge.report_types import (
     WhatIf,
 )
 from harness.show.absent import GAPS, mfu_reason, missing_text, probe_problem_lines, problem_lines, reason, refusal_text
-from harness.show.as_json import estimate_json, finite, record_json
+from harness.show.as_json import doubt_json, estimate_json, finite, record_json
 from harness.show.chain import chain
 from harness.show.claims import claim_text
 from harness.show.confounds import confound_lines
@@ -66,7 +66,7 @@ def summary(
         ],
         "lone_arms": [] if report.comparisons else [headline.text for headline in screen.headlines],
         "advice": [_advice(one) for one in report.advice],
-        **({"data_paths": [record_json(one) for one in report.data_paths]} if report.data_paths else {}),
+        **({"data_paths": [_data_path(one) for one in report.data_paths]} if report.data_paths else {}),
         **({"learned": [record_json(one) for one in report.learned]} if report.learned else {}),
         **({"uses": [record_json(one) for one in report.uses]} if report.uses else {}),
         **({"claims": [_claim(one) for one in report.claims]} if report.claims else {}),
@@ -99,19 +99,14 @@ def summary(
     }
 
 
-def doubt_json(one: Doubt) -> dict[str, Json]:
-    """A doubt with what it bars. ``unit``: of ``share``."""
-    rule = RULE_OF[one.kind]
-    return {
-        "kind": one.kind,
-        "bars": rule.bars,
-        "arms": list(one.arms),
-        "share": finite(one.share),
-        "unit": rule.unit or None,
-        "where": one.where or None,
-        "cores": None if one.cores is None else list(one.cores),
-        "remedy": None if one.remedy is None else {"kind": one.remedy.kind, "blocks": one.remedy.blocks},
-    }
+def _data_path(one: DataPath) -> Json:
+    """With the cause of an undecided verdict as its kind, under the key of earlier versions."""
+    found = record_json(one)
+    if one.steps is not None:
+        own = record_json(one.steps)
+        steps = {"verdict": own["verdict"], "resolution": own["resolution"], "undecided": one.steps.undecided}
+        found["steps"] = {**steps, "of": own["of"]}
+    return found
 
 
 def _claim(one: JudgedClaim) -> Json:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from harness.explain.replay.prediction import TOLERANCE, Prediction
 from harness.explain.replay.sweep import Sweep
 from harness.explain.statistics import Estimate
-from harness.show.as_json import estimate_json
+from harness.judge.doubts import Doubt
+from harness.show.as_json import doubt_json, estimate_json
 from harness.show.assumptions import assumption_lines
 from harness.show.sweeps import crossing_text, sweep_sentence
 from harness.show.words import count, interval, ms, number, percent, ratio, signed_percent
@@ -84,8 +85,17 @@ def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
     return ["Milliseconds are medians of blocks.", *aligned, sweep_sentence(sweep)]
 
 
-def answer_json(scenario: str, arm: str, prediction: Prediction, checks: ValidationArms) -> dict[str, Json]:
-    return {"scenario": scenario, "arm": arm, **prediction_json(prediction), "beside": _arms_json(checks)}
+def answer_json(
+    scenario: str, arm: str, prediction: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
+) -> dict[str, Json]:
+    """``doubts``: what bars a recommendation, or predictions of other loader settings."""
+    return {
+        "scenario": scenario,
+        "arm": arm,
+        **prediction_json(prediction),
+        "beside": _arms_json(checks),
+        "doubts": [doubt_json(one) for one in doubts],
+    }
 
 
 def sweep_json(sweep: Sweep, checks: Sequence[ValidationArms], picture: str) -> dict[str, Json]:

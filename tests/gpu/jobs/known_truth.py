@@ -250,7 +250,7 @@ class Beside:
 
     turns: list[Turn] = field(default_factory=list)
     too_fast: list[float] = field(default_factory=list)
-    """By run: percent by which its measured steps were faster than they can go on being."""
+    """By run: percent by which its measured steps were faster than later steps."""
     waited: list[float] = field(default_factory=list)
     """By run: percent of its steps that it waited for a core."""
 

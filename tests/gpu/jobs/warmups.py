@@ -35,7 +35,7 @@ class WarmUp:
     first_over_last: float
     """Mean of the first third of a turn's measured steps over that of its last third."""
     too_fast: float | None
-    """Share of a step by which the measured steps were faster than they can go on being; None where unknown."""
+    """Share of a step by which the measured steps were faster than later steps; None where unknown."""
     low: float | None = None
     high: float | None = None
 

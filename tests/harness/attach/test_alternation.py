@@ -21,6 +21,7 @@ from harness.attach.alternation import AlternatingCommand, CommandFailed
 from harness.attach.command import MARK, AgentSettings
 from harness.attach.comparison import plan_against
 from harness.judge.study import analyse
+from harness.launch.quiet import LoadCheck
 from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.processes import descendants, read_process, with_variable
 from harness.show.changes import _command
@@ -237,9 +238,11 @@ def test_a_command_that_ends_early_fails_alone_and_says_why(tmp_path: Path) -> N
 
 
 @slow
-def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     against = ("--against", "no-such-program-anywhere")
-    done = harness("exec", "--out", str(tmp_path), *against, "--", *program("plain"))
+    with monkeypatch.context() as patch:
+        patch.setattr(LoadCheck, "notes", lambda _: pytest.fail("it waited for a program that does not exist"))
+        done = harness("exec", "--out", str(tmp_path), "--wait-until-quiet", "60", *against, "--", *program("plain"))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("harness: exec: no-such-program-anywhere: no such program")
     assert list((tmp_path / "exec").iterdir()) == []

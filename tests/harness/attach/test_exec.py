@@ -207,7 +207,7 @@ def test_what_is_no_program_is_one_line(tmp_path: Path) -> None:
     done = attached(tmp_path, ["no-such-program-anywhere"])
     assert done.returncode == 2
     assert done.stderr == (
-        "harness: exec: no-such-program-anywhere: no such program; what follows -- is run as it is\n"
+        "harness: exec: no-such-program-anywhere: no such program; a command is run as it is, without a shell\n"
     )
     assert list((tmp_path / "exec").iterdir()) == []
 
@@ -338,7 +338,7 @@ def test_workers_that_make_equal_batches_are_seen_to_and_others_are_not(
     said = " ".join(done.stdout.split())
     assert ("made the same batches" in said) is (way == "copied")
     assert {run.record.facts.empty_workers for run in runs} == {3 if way == "one-shard" else None}
-    assert ("3 of the 4 loader workers of script made no batch, as its dataset" in said) is (way == "one-shard")
+    assert ("3 of the 4 loader workers of script made no batch: the dataset" in said) is (way == "one-shard")
 
 
 @pytest.mark.parametrize("way", ["slow-rows", "slow-stream"])

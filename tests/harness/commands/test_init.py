@@ -300,3 +300,11 @@ def test_a_corpus_that_is_not_there_is_refused(tmp_path: Path, key: str) -> None
     assert done.returncode == 2
     assert done.stderr.startswith(f"harness: init: --{key} {tmp_path}/missing*: no such file; allowed: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corpus_in_the_home_folder_is_found(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a b c\n")
+    out = tmp_path / "mine.yaml"
+    done = harness("init", str(out), "--corpus", "~/text.txt", "--no-trial", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert out.exists()

@@ -227,7 +227,7 @@ def study(arms: dict[str, oracle.Truth]) -> tuple[StudyRecord, list[RunData]]:
 def test_a_report_says_it_of_the_arm_and_decides_nothing_that_it_may_hide() -> None:
     """``slower`` makes its batches 3 % slower: as long as both live off their lead, they are equally fast."""
     report = analyse(*study({"a": LIVING, "slower": LIVING.having(tokenize=61.5)}))
-    lines = [line for line in problem_lines(report.problems) if "lay ready" in line]
+    lines = [line for line in problem_lines(report.problems) if "prefetched" in line]
     assert len(lines) == 2, "of each arm, and not again of the A/A control"
     assert lines[0].startswith("a: its measured steps were ")
     assert "warmup_steps" in lines[0]
@@ -235,9 +235,9 @@ def test_a_report_says_it_of_the_arm_and_decides_nothing_that_it_may_hide() -> N
     assert report.arms[0].lead_use.share == pytest.approx(0.07, abs=0.01)
     (compared,) = report.compared
     assert compared.measured.undecided == "lead"
-    assert "faster than they can go on being" in sentence(compared)
+    assert "faster than later steps" in sentence(compared)
     assert [one.kind for one in compared.confounds] == ["lead"]
-    assert "batches that lay ready" in confound_lines(compared.confounds)[0]
+    assert "prefetched batches" in confound_lines(compared.confounds)[0]
 
 
 def test_a_regression_check_calls_nothing_the_same_that_lead_may_hide() -> None:
@@ -245,7 +245,7 @@ def test_a_regression_check_calls_nothing_the_same_that_lead_may_hide() -> None:
     slower = LIVING.having(tokenize=61.5)
     (living,) = comparisons(*study({"a": LIVING, "slower": slower}), limits)
     assert living.verdict == "undecided"
-    assert "batches that lay ready" in regression_sentence(living)
+    assert "prefetched batches" in regression_sentence(living)
     (steady,) = comparisons(
         *study({name: one.having(lead=0.0, warmup=4) for name, one in {"a": LIVING, "slower": slower}.items()}), limits
     )
@@ -256,7 +256,7 @@ def test_a_regression_check_calls_nothing_the_same_that_lead_may_hide() -> None:
 def test_a_report_of_steady_arms_says_nothing_and_decides() -> None:
     steady = LIVING.having(lead=0.0, warmup=4)  # cold: nothing lies ready as it begins
     report = analyse(*study({"a": steady, "slower": steady.having(tokenize=66.0)}))
-    assert not [line for line in problem_lines(report.problems) if "lay ready" in line]
+    assert not [line for line in problem_lines(report.problems) if "prefetched" in line]
     (compared,) = report.compared
     assert compared.measured.verdict == "loss"
     assert not compared.confounds
@@ -276,7 +276,7 @@ def ratio(median: float, low: float, high: float) -> Estimate:
         (ratio(0.96, 0.95, 0.97), (0.0, 0.05), "loss"),
         (ratio(1.00, 0.99, 1.01), (0.05, 0.0), "undecided"),
         (ratio(1.00, 0.97, 1.03), (0.0, 0.02), "none"),
-        (ratio(1.00, 0.92, 1.08), (0.05, 0.0), "undecided"),  # with it a tenth would not have shown
+        (ratio(1.00, 0.92, 1.08), (0.05, 0.0), "undecided"),  # with it a tenth could not be seen
     ],
 )
 def test_what_lead_may_explain_or_hide_is_not_decided(

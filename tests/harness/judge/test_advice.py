@@ -57,8 +57,8 @@ def test_what_an_arm_has_measured_is_not_to_be_tried_next() -> None:
         assert measured is not None
         assert measured.median == pytest.approx(options[change].speedup.median, rel=0.02)
     steps = next_steps([found], ArmNames(["text", "tokens"]))
-    assert "allow for any hand-over of a batch, from none at all to 3 times the usual one" in steps.note
-    assert "Each worker is taken to be as fast as the main thread was." in steps.note
+    assert "covers none to 3 times the usual" in steps.note
+    assert "Each worker is assumed to be as fast as the main thread." in steps.note
     ranked = steps.ranked
     assert len(ranked) == 1
     assert ranked[0].startswith("With 2 loader workers text would be")
@@ -84,7 +84,7 @@ def test_a_number_of_workers_that_measured_otherwise_than_predicted_withholds_th
     assert options["workers=4"].worth != contradicts
     assert options["tokenize=0"].worth  # another setting
     note = next_steps([found], ArmNames(["text", "two"])).note
-    assert ("No other number of loader workers is recommended for text: with 2 loader workers replay " in note) == (
+    assert ("No other number of loader workers is recommended for text: for 2 loader workers replay " in note) == (
         contradicts
     )
 
@@ -118,7 +118,7 @@ def test_advice_of_workers_for_an_iterable_dataset_says_that_each_serves_all_of_
         next_steps([advice(text(tokenize=10.0, facts={"iterable": one}), compared=False)], ArmNames(["text"])).note
         for one in (True, False)
     ]
-    caveat = "The dataset of text is iterable: each worker serves all of it unless it shares its items out by itself"
+    caveat = "The dataset of text is iterable: every worker serves all items unless the dataset splits them"
     assert [caveat in note for note in notes] == [True, False]
     study, runs = build([text(tokenize=10.0, facts={"iterable": True})], noise=QUIET)
     assert page_of(analyse(study, runs)).count(caveat) == 2  # also below the table that says "worth it"
@@ -135,7 +135,7 @@ def test_what_costs_nothing_is_not_recommended() -> None:
     assert not any(one.worth for one in found.options)
     steps = next_steps([found], ArmNames(["text"]))
     assert steps.ranked == ()
-    assert "nothing untried that clears its interval, its error, the noise floor and 1.0 %" in steps.note
+    assert "No further change is worth trying for text" in steps.note
 
 
 def test_what_does_not_clear_the_noise_floor_is_not_recommended() -> None:
@@ -192,7 +192,7 @@ def test_two_blocks_recommend_nothing_and_say_so() -> None:
 def test_a_replay_outside_tolerance_says_so() -> None:
     found = replace(advice(text(tokenize=10.0), compared=False), error=0.08, within_tolerance=False)
     found = replace(found, options=tuple(replace(one, worth=False) for one in found.options))
-    assert "the unedited replay is 8.0 % off, more than 5.0 %" in next_steps([found], ArmNames(["text"])).note
+    assert "an error of 8.0 %, above 5.0 %" in next_steps([found], ArmNames(["text"])).note
 
 
 def test_the_error_that_is_said_is_the_one_that_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,14 +204,14 @@ def test_the_error_that_is_said_is_the_one_that_is_judged(monkeypatch: pytest.Mo
     found = advice(text(tokenize=10.0), compared=False)
     assert unedited.median == 0.022
     assert not found.within_tolerance
-    assert "the unedited replay is 8.0 % off, more than 5.0 %" in next_steps([found], ArmNames(["text"])).note
+    assert "an error of 8.0 %, above 5.0 %" in next_steps([found], ArmNames(["text"])).note
 
 
 def test_what_cannot_be_replayed_says_so() -> None:
     steps = next_steps(
         [ArmAdvice("text", refused=doubt("not replayable", "text", where="no tables"))], ArmNames(["text"])
     )
-    assert (steps.ranked, steps.note) == ((), "text cannot be replayed: no finished run with tables to replay.")
+    assert (steps.ranked, steps.note) == ((), "No prediction for text: no finished run with tables to replay.")
 
 
 def predicted(truth: Truth, change: str) -> tuple[Advice, float]:
@@ -243,7 +243,7 @@ def test_a_second_worker_behind_the_lock_of_the_first_is_no_gain_and_the_advice_
     found = ArmAdvice("a", (replace(one, worth=True),), within_tolerance=True)
     (line,) = next_steps([found], ArmNames(["a"])).ranked
     waited_for = "a disk, a network, a lock, threads of a tokenizer"
-    assert f"where what the stages wait for ({waited_for}) serves one worker at a time" in line
+    assert f"if its store ({waited_for}) serves one worker at a time" in line
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -141,7 +142,7 @@ def test_a_ceiling_of_which_the_witnesses_disagree_is_said_with_both(compute_ms,
     if not apart:
         assert c.measured.ceilings is None
         assert shown == ceiling_text(c.measured) == ratio(c.measured.ceiling.median)
-        assert "Witnesses disagree" not in sentence(c)
+        assert "Estimates disagree" not in sentence(c)
         return
     low, high = c.measured.ceilings
     assert (low, high) == (c.measured.from_waits.median, c.measured.ideal.median)
@@ -150,7 +151,7 @@ def test_a_ceiling_of_which_the_witnesses_disagree_is_said_with_both(compute_ms,
     assert shown == f"{ratio(low)} to {ratio(high)}"
     assert f"would be {shown} as fast (ceiling, " in sentence(c)
     assert any(f"would be {shown} as fast" in link.text for link in chain(c))
-    assert "Witnesses disagree" in sentence(c)
+    assert "Estimates disagree" in sentence(c)
 
 
 def test_padding_is_told_apart_from_speed():
@@ -182,7 +183,7 @@ def test_contention_makes_the_witnesses_disagree_and_is_named():
     ideal = base.variant("ideal-data", tokenize=0.0, read=0.0, pack=0.0, compute={"forward": 30.0})
     c = compared([base, FASTER_DATA, ideal], ("busy", "tokens-padded"))
     assert c.measured.ideal.median == pytest.approx(1.2, rel=0.02)
-    assert "Witnesses disagree: busy with ideal data is" in sentence(c)
+    assert "Estimates disagree: busy with ideal data is" in sentence(c)
     assert "waiting for a core: 6.00 ms per step" in sentence(c)
 
 
@@ -198,7 +199,7 @@ def test_the_noise_floor_silences_a_difference_that_the_control_shows_too():
     assert c.measured.ratio.ci_high < 1
     assert c.measured.noise_floor > 0.03
     assert c.measured.verdict == "none"
-    assert "does not clear the noise floor" in sentence(c)
+    assert "is smaller than the noise floor" in sentence(c)
 
 
 def with_floor(arms, floor):
@@ -223,8 +224,8 @@ def test_a_declared_floor_serves_where_no_control_ran_and_is_called_declared():
     found = {floor: with_floor([BASE, slower(1.2)], floor) for floor in (0.02, 0.3)}
     assert [c.measured.verdict for c in found.values()] == ["loss", "undecided"]
     assert found[0.3].measured.undecided == "too coarse"
-    assert "the median does not clear the noise floor of 30 %; repeat with more than 5 blocks" in sentence(found[0.3])
-    assert "noise floor 2.0 % as the scenario declares, not measured" in sentence(found[0.02])
+    assert "the change is smaller than the noise floor of 30 %; repeat with more than 5 blocks" in sentence(found[0.3])
+    assert "noise floor 2.0 %, declared in the scenario and not measured" in sentence(found[0.02])
     measured = with_floor([BASE, slower(1.2), *BASE.controls("a-a")], 0.3)
     assert measured.measured.noise_floor_of == "text-padded"
     assert measured.measured.verdict == "loss"  # what was measured counts
@@ -318,6 +319,17 @@ def test_no_difference_is_said_only_where_one_of_ten_percent_would_have_shown(me
     assert judge(ratio, floor).undecided == "too coarse"
     assert judge(Estimate(1.0, 0.899, 1.01, 5), 0.01).undecided == "too coarse"
     assert judge(Estimate(1.0, 0.901, 1.01, 5), 0.01).verdict == "none"
+
+
+def test_noise_names_the_cores_that_others_used() -> None:
+    """Blocks that scatter by a factor of three either way, on 2 cores of which others used 1.6."""
+    known: dict[str, Any] = {"other_cpu_cores": 1.6, "facts": {"cores": 2}}
+    text, tokens = Arm("text", tokenize=3.0, **known), Arm("tokens", tokenize=0.5, **known)
+    record, runs = build([text, *text.controls("a-a"), tokens], [("text", "tokens")], noise={"block": 1.2})
+    measured = analyse(record, runs).compared[0].measured
+    assert (measured.undecided, measured.figure) == ("too noisy", None)
+    assert measured.cause is not None
+    assert measured.cause.cores == (pytest.approx(1.6), 2.0)
 
 
 def test_a_loss_that_rises_far_above_its_start_has_diverged():

@@ -31,8 +31,8 @@ def test_arms_that_differ_in_nothing_have_no_confounds():
 @pytest.mark.parametrize(
     ("candidate", "words"),
     [
-        (Arm("c", config={"data.batch_size": 16}), "undeclared configuration: data.batch_size is 8 against 16"),
-        (Arm("c", config={"model.layers": 2}), "undeclared configuration: model.layers is None against 2"),
+        (Arm("c", config={"data.batch_size": 16}), "configuration: data.batch_size is 8 against 16"),
+        (Arm("c", config={"model.layers": 2}), "configuration: model.layers is None against 2"),
         (Arm("c", trained=1000), "useful tokens: 93 % of the positions"),
         (Arm("c", environment={"git_commit": "fffffff"}), "environment: git_commit is '0123abc' against 'fffffff'"),
         (Arm("c", facts={"device_count": 2}), "device_count is 1 against 2"),
@@ -132,14 +132,14 @@ def test_a_declared_key_brings_the_defaults_of_its_section_along():
 
 def test_a_declared_key_does_not_excuse_its_neighbour():
     lines = listed(Arm("c", declared={"data.batch_size": 16}, config={"data.batch_sizes": 1}))
-    assert lines == ["undeclared configuration: data.batch_sizes is None against 1"]
+    assert lines == ["configuration: data.batch_sizes is None against 1"]
 
 
 def test_a_difference_in_one_block_only_is_listed_once():
     study, runs = build([BASE, Arm("c")], [("base", "c")])
     runs[-1] = replace(runs[-1], record=replace(runs[-1].record, session="another"))
     (comparison,) = analyse(study, runs).compared
-    assert confound_lines(comparison.confounds) == ["not alternated in time: different sessions in block 4"]
+    assert confound_lines(comparison.confounds) == ["not run side by side: different sessions in block 4"]
 
 
 @pytest.mark.parametrize("key", ["corpus_fingerprint", "tokenizer_fingerprint"])
@@ -154,7 +154,7 @@ def test_an_arm_whose_blocks_read_other_data_is_listed(key):
     ]
     (comparison,) = analyse(study, runs).compared
     assert confound_lines(comparison.confounds) == [
-        f"{key} is not the same in all blocks of {name}: its data was changed meanwhile" for name in ("base", "c")
+        f"{key} differs between blocks of {name}: its data changed during the study" for name in ("base", "c")
     ]
 
 
@@ -172,7 +172,7 @@ def test_an_arm_whose_code_was_edited_between_blocks_is_listed(whose):
     ]
     (comparison,) = analyse(study, runs).compared
     assert confound_lines(comparison.confounds) == [
-        f"the {whose}'s own code is not the same in all blocks of c: it was edited meanwhile",
+        f"the code of the {whose} differs between blocks of c: it was edited during the study",
         f"{whose}_fingerprint is 'a' against 'b'",
     ]
 
@@ -185,8 +185,8 @@ def curriculum(declared, **config):
 @pytest.mark.parametrize("declared", [{"data.workers": 4}, {"data.prefetch": 8}, {"compute.threads": 1}])
 def test_steps_with_other_numbers_of_tokens_that_no_setting_asks_for_are_listed(declared):
     assert [line for line in listed(curriculum(declared)) if "other batches" in line] == [
-        "other batches measured: 2,048 positions in a step of base, 2,900 in one of c, and no setting asks for that: "
-        "part of what differs may be these batches"
+        "other batches: 2,048 positions a step of base, 2,900 of c, though no setting differs: part of the difference "
+        "may be due to the batches"
     ]
 
 
@@ -215,7 +215,7 @@ def test_tokens_that_are_trained_are_compared_where_positions_are_not_counted():
     runs = [replace(run, steps=run.steps.set_column(column, run.steps.schema.field(column), unknown)) for run in runs]
     (comparison,) = analyse(study, runs).compared
     (line,) = confound_lines(comparison.confounds)
-    assert line.startswith("other batches measured: 1,900 trained tokens in a step of base, 1,500 in one of c")
+    assert line.startswith("other batches: 1,900 trained tokens a step of base, 1,500 of c")
 
 
 def measured_apart(short_steps, long_steps, interleave="runs"):
@@ -241,8 +241,7 @@ def test_runs_that_measured_more_steps_are_listed_with_what_the_first_ones_say()
     found = measured_apart(20, 60)
     assert found.measured.ratio.median > 1.1
     assert confound_lines(found.confounds) == [
-        "other steps measured: 20 of a run of base, 60 of one of c; by the first 20 of both alone, steps of c are "
-        "1.000x as fast"
+        "other steps: 20 in a run of base, 60 of c; by the first 20 of both, steps of c are 1.000x as fast"
     ]
 
 

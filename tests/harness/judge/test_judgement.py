@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,10 @@ def test_what_the_report_does_not_replay_whatif_refuses_for_the_same_reason(
     assert why.kind == kind
     assert found.refused == why
     assert found.options == ()
-    assert f"a cannot be replayed: {refusal_text(why)}." in note
+    assert f"No prediction for a: {refusal_text(why)}." in note
     status, out, err = ask(tmp_path, capsys, runs, "--set", "read=0")
     assert (status, out) == (2, "")
-    assert err == f"harness: whatif: a cannot be replayed: {refusal_text(why)}.\n"
+    assert err == f"harness: whatif: No prediction for a: {refusal_text(why)}.\n"
 
 
 @pytest.mark.parametrize(("recorded", "why"), [(True, "one stream"), (False, "device")])
@@ -105,7 +106,7 @@ def test_workers_are_offered_to_a_loader_and_not_to_a_function_of_the_program(
     found, note = advised(runs)
     assert found.options == ()
     assert found.barred == "no loader"
-    said = "Other loader settings (workers, prefetch) are not predicted for a: its batches come from a function"
+    said = "No prediction of other loader settings (workers, prefetch) for a: its batches come from a function"
     assert note.startswith(said)
     status, out, err = ask(tmp_path, capsys, runs, "--set", "workers=2")
     assert (status, out) == (2, "")
@@ -126,6 +127,19 @@ def test_whatif_prints_the_interval_that_the_report_has(tmp_path: Path, capsys: 
     assert not any(line.endswith("x)") for line in out.splitlines())
 
 
+def test_whatif_gives_the_doubts_that_the_report_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = runs_of(INLINE, 1, **BY_HAND)
+    _, out, _ = ask(tmp_path, capsys, runs, "--set", "read=0", "--json")
+    found = json.loads(out)["doubts"]
+    assert [(one["kind"], one["bars"]) for one in found] == [
+        ("too few blocks", "verdict and recommendation"),
+        ("no loader", "loader settings"),
+    ]
+    assert [one.kind for one in advised(runs)[0].doubts] == [one["kind"] for one in found]
+    _, out, _ = ask(tmp_path / "enough", capsys, runs_of(INLINE, **LOADER), "--set", "read=0", "--json")
+    assert json.loads(out)["doubts"] == []
+
+
 def test_pretokenizing_is_not_offered_to_a_program_that_tokenizes_nothing() -> None:
     found, _ = advised(runs_of(INLINE, **LOADER))
     assert "tokenize=0" not in [one.change for one in found.options]
@@ -140,7 +154,7 @@ def test_more_workers_are_tried_where_those_there_are_only_wait_and_the_sentence
     real = sum(map(oracle.step_ms, runs)) / sum(map(oracle.step_ms, runs_of(STORE.having(workers=16))))
     assert by_change["workers=16"].speedup.median == pytest.approx(real, rel=0.05)
     assert by_change["workers=8"].bar == by_change["workers=16"].bar == "serial"
-    assert "nothing untried" not in note
+    assert "No further change is worth trying" not in note
     busy, _ = advised(runs_of(STORE, cores=2, **LOADER))  # they need a core each, and there are two
     assert not [one for one in busy.options if one.cost == "processes"]
     many, _ = advised(runs_of(STORE, cores=64, **LOADER))
@@ -152,10 +166,10 @@ def test_nothing_is_untried_only_where_no_reason_bars_a_change() -> None:
     found, note = advised(runs_of(INLINE, **LOADER, restarting_share=0.2))
     assert found.barred == "restarts"
     assert not any(one.worth for one in found.options)
-    assert "nothing untried" not in note
+    assert "No further change is worth trying" not in note
     quick, note = advised(runs_of(INLINE.having(read=0.05, pack=0.05), **LOADER, restarting_share=0.2))
     assert quick.barred is None
-    assert "nothing untried" in note
+    assert "No further change is worth trying" in note
 
 
 @pytest.mark.parametrize(

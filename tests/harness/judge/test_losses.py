@@ -149,7 +149,7 @@ def test_losses_are_compared_at_the_same_training_steps_however_many_were_warm_u
     last = [run[0].loss for run in (inline, two)]
     assert last[0] is not None
     assert last[1] is not None
-    assert last[0] > 1.2 * last[1]  # of other steps: so was "they do not train alike" said
+    assert last[0] > 1.2 * last[1]  # of other steps: so was "the arms do not train the same" said
     found = compare_losses(("inline", "two"), inline, two, {})
     assert (found.differ, found.baseline) == (False, found.candidate)
     unlike = {block: replace(run, losses=at_steps({0: 6.0, 4: 9.0, 50: 2.0})) for block, run in two.items()}

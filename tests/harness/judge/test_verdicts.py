@@ -78,6 +78,18 @@ def test_what_a_wide_interval_still_shows_stays_a_figure(ratio: Estimate) -> Non
     assert barred(judge(ratio, 0.05).doubts, "ratio") is None
 
 
+def test_a_wide_interval_for_all_comparisons_together_takes_no_figure_away() -> None:
+    """Of eight comparisons, on an H200: 7.9x (1.8x to 10.2x) alone, 0.5x to 12.8x together. It stays undecided."""
+    found = judge(Estimate(7.9, 0.497, 12.8, 5), 0.01, shown=Estimate(7.9, 1.83, 10.2, 5))
+    assert found.undecided == "too coarse"
+    assert barred(found.doubts, "ratio") is None
+
+
+def test_steps_that_hold_other_work_are_no_noise() -> None:
+    found = judge(Estimate(1.0, 0.4, 2.5, 5), 0.01, step_time=Estimate(1.0, 0.98, 1.02, 5))
+    assert found.undecided == "too coarse"
+
+
 def test_the_lead_that_hides_a_difference_keeps_the_resolution_of_the_measurement() -> None:
     found = judge(Estimate(1.0, 0.98, 1.02, 5), 0.01, used_lead=(0.05, 0.05))
     assert (found.undecided, found.resolution) == ("lead", pytest.approx(0.02))

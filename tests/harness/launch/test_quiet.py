@@ -51,7 +51,6 @@ def test_a_busy_machine_is_one_line_with_load_consequence_and_remedy(capsys: pyt
     (note,) = LoadCheck(None, loads).notes()
     assert len(loads.asked_s) == 1  # it does not wait
     assert f"others use {BUSY:.2f} of {len(allowed_cpus())} cores (make {BUSY:.2f})" in note
-    assert "below about 90%" in note
     assert "--wait-until-quiet MINUTES" in note
     assert capsys.readouterr().err == f"warning: {note}\n"
 
@@ -75,6 +74,12 @@ def test_after_its_minutes_it_begins_anyway_and_keeps_that(capsys: pytest.Captur
 def test_minutes_that_cannot_be_are_refused(minutes: float) -> None:
     with pytest.raises(InputError, match="run: --wait-until-quiet"):
         load_check(minutes, "run")
+
+
+def test_a_plan_refuses_such_minutes_as_well() -> None:
+    done = harness("run", "scenarios/quickstart.yaml", "--plan", "--wait-until-quiet", "-5")
+    assert done.returncode == 2
+    assert done.stderr.startswith("harness: run: --wait-until-quiet -5: allowed: ")
 
 
 def test_one_run_of_a_command_waits_for_nothing(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_runs_of_an_arm_that_the_study_does_not_have_are_named_and_not_counted(t
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["problems"] == [
         "Partial study: 5 of 6 runs finished; missing: tokens/1",
-        "The runs in runs/old and runs/older are of no arm of this study, and not counted",
+        "The runs in runs/old and runs/older belong to no arm of this study and are not counted",
     ]
 
 
@@ -206,7 +206,7 @@ def test_a_run_without_a_measured_step_counts_as_missing(tmp_path):
 
 def test_confounds_stand_in_bold_before_the_verdict(tmp_path):
     _, _, page = report(tmp_path, arms(environment={"torch": "2.12.0"}))
-    line = "> **Undeclared: environment: torch is '2.11.0' against '2.12.0' (tokens against text)**"
+    line = "> **The arms also differ: environment: torch is '2.11.0' against '2.12.0' (tokens against text)**"
     assert page.index(line) < page.index("## Verdict\n") < page.index("- **tokens against text: ")
 
 

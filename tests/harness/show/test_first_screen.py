@@ -42,14 +42,14 @@ def gain() -> StudyReport:
 def test_a_gain_is_said_as_a_person_would(gain: StudyReport) -> None:
     (headline,) = first_screen(gain).headlines
     assert headline.text.startswith("Pretokenizing (tokens-padded): 29 % faster (29 to 32 %). ")
-    assert headline.text.endswith("Data costs 9.28 of 38.9 ms a step and is waited for.")
+    assert headline.text.endswith("Data work takes 9.28 of 38.9 ms a step; the step waits for all of it.")
 
 
 def test_hidden_work_is_no_gain_and_the_line_says_what_hides_it() -> None:
     arms = (replace(TEXT, workers=1), replace(TOKENS, workers=1))
     (headline,) = screen(*arms).headlines
-    assert "no gain you could see (under " in headline.text
-    assert headline.text.endswith("and is hidden behind forward.")
+    assert "no detectable difference (under " in headline.text
+    assert headline.text.endswith("the step waits for none of it: it is hidden behind forward.")
 
 
 def test_more_tokens_a_step_are_not_called_faster() -> None:
@@ -66,28 +66,27 @@ def test_more_tokens_a_step_are_not_called_faster() -> None:
         (
             Estimate(1.02, None, None, 2),
             0.01,
-            "undecided, 1.020x: fewer than 3 blocks give no interval; repeat with --repeats 5",
+            "undecided, 1.020x: an interval needs 3 blocks; repeat with --repeats 5",
         ),
         (
             Estimate(1.1, 0.8, 1.4, 5),
             0.01,
-            "undecided, 1.100x (0.800x to 1.400x): a difference of up to 40 % would not have shown; repeat with more "
-            "than 5 blocks or on a quieter machine",
+            "undecided, 1.100x (0.800x to 1.400x): a change of up to 40 % could not be seen; repeat with more "
+            "than 5 blocks, or on a quieter machine",
         ),
         (
             Estimate(1.126, 0.474, 626.0, 3),
             0.01,
-            "undecided, 1.126x (0.474x to 626.0x): even twice the speed would not have shown; repeat with more than 3 "
-            "blocks or on a quieter machine",
+            "undecided: this run was too noisy to see even a 2x change; repeat on a quieter machine",
         ),
         (
             Estimate(1.2, 1.1, 1.3, 5),
             0.25,
-            "undecided, 1.200x (1.100x to 1.300x): the median does not clear the noise floor of 25 %; repeat with more "
-            "than 5 blocks or on a quieter machine",
+            "undecided, 1.200x (1.100x to 1.300x): the change is smaller than the noise floor of 25 %; repeat "
+            "with more than 5 blocks, or on a quieter machine",
         ),
-        (Estimate(1.02, 1.01, 1.03, 5), 0.04, "no difference you could tell from noise (under 4.0 %)"),
-        (Estimate(1.02, 0.98, 1.05, 5), 0.01, "no gain you could see (under 5.0 %)"),
+        (Estimate(1.02, 1.01, 1.03, 5), 0.04, "no detectable difference (under 4.0 %)"),
+        (Estimate(1.02, 0.98, 1.05, 5), 0.01, "no detectable difference (under 5.0 %)"),
     ],
 )
 def test_every_finding_has_its_words(gain: StudyReport, ratio: Estimate, floor: float, words: str) -> None:
@@ -101,20 +100,21 @@ def test_an_interval_that_only_all_comparisons_together_make_too_wide_is_shown(g
         coarse, ratio=Estimate(1.249, 1.011, 1.380, 10), together=Estimate(1.249, 0.949, 1.421, 10), comparisons=3
     )
     assert finding(among_three) == (
-        "undecided, 1.249x (1.011x to 1.380x): the interval for all 3 comparisons together holds 1 (0.949x to 1.421x); "
-        "repeat with more than 10 blocks or on a quieter machine"
+        "undecided, 1.249x (1.011x to 1.380x): the interval for all 3 comparisons together includes no change "
+        "(0.949x to 1.421x); "
+        "repeat with more than 10 blocks, or on a quieter machine"
     )
 
 
 def test_of_many_comparisons_that_ask_for_more_blocks_it_is_said_once(gain: StudyReport) -> None:
     coarse = judged(gain, Estimate(1.1, 0.8, 1.4, 5), 0.01)
     (one,) = coarse.comparisons
-    asks = "repeat with more than 5 blocks or on a quieter machine"
+    asks = "repeat with more than 5 blocks, or on a quieter machine"
     for times, said in ((MOST_ALIKE, MOST_ALIKE), (MOST_ALIKE + 1, 1)):
         found = [line.text for line in first_screen(replace(coarse, comparisons=(one,) * times)).headlines]
         assert sum(asks in line for line in found) == said
-    assert found[-1] == f"To decide the {MOST_ALIKE + 1} undecided ones: {asks}."
-    assert found[0].startswith("Pretokenizing (tokens-padded): undecided, 1.100x (0.800x to 1.400x): a difference ")
+    assert found[-1] == f"To decide the {MOST_ALIKE + 1} undecided comparisons: {asks}."
+    assert found[0].startswith("Pretokenizing (tokens-padded): undecided, 1.100x (0.800x to 1.400x): a change ")
 
 
 def test_what_failed_and_what_differs_comes_first_and_many_are_counted() -> None:
@@ -125,7 +125,7 @@ def test_what_failed_and_what_differs_comes_first_and_many_are_counted() -> None
     report = analysed(TEXT, *others, blocks=3)
     found = first_screen(report)
     assert any("Partial study" in line for line in found.beware)
-    assert f"Undeclared (environment) in {len(others)} comparisons: listed below" in found.beware
+    assert f"The arms also differ (environment) in {len(others)} comparisons: see the details" in found.beware
     lines = terminal.lines(found)
     assert all(line.startswith(("! ", "  ")) for line in lines[: len(found.beware)])
     page = page_of(report)
@@ -153,7 +153,7 @@ def test_sixteen_arms_fit_a_pull_request_and_a_terminal() -> None:
             assert len(row.strip("| ").replace(" | ", "  ")) <= PAGE, row
     found = first_screen(report)
     assert len(found.headlines) == len(found.rows) == 8
-    assert "(tokens / text)-padded bs1 w0 sl512" in found.rows[0][0]
+    assert "tokens-padded vs text-padded, bs1 w0 sl512" in found.rows[0][0]
     assert max(map(len, terminal.lines(found))) <= PAGE
 
 
@@ -179,16 +179,14 @@ def waiting(
 
 def test_many_workers_that_are_waited_for_are_not_called_hidden(gain: StudyReport) -> None:
     (headline,) = waiting(gain, step_ms=8.5, waited=6.3, parallel=260.0, hidden=52.0).headlines
-    assert headline.support.startswith("Data work is 318 ms for each 8.50 ms step and 6.30 of them are waited for, ")
-    assert "260 run while others of them are, 52.0 are hidden behind the step." in headline.support
+    assert headline.support.startswith("Data work is 318 ms for each 8.50 ms step; the step waits 6.30 for it, ")
+    assert "while 260 of it run in parallel, 52.0 are hidden behind the step." in headline.support
 
 
 def test_the_work_of_other_workers_during_a_wait_is_not_called_hidden(gain: StudyReport) -> None:
     (headline,) = waiting(gain, step_ms=40.0, waited=18.0, parallel=18.0, hidden=0.5).headlines
-    assert (
-        headline.support == "Data costs 36.5 of 40.0 ms a step and 18.0 of them are waited for, 18.0 run while "
-        "others of them are."
-    )
+    text = "Data work takes 36.5 of 40.0 ms a step; the step waits 18.0 for it, while 18.0 of it run in parallel."
+    assert headline.support == text
 
 
 @pytest.mark.parametrize(
@@ -198,17 +196,17 @@ def test_the_work_of_other_workers_during_a_wait_is_not_called_hidden(gain: Stud
             0.0,
             0.0,
             20.0,
-            "and is not waited for, 12.0 of them run between training steps, the rest is hidden behind",
+            "the step waits for none of it, 12.0 run between training steps, the rest is hidden behind",
         ),
-        (0.0, 0.0, 0.0, "and is not waited for, 12.0 of them run between training steps."),
+        (0.0, 0.0, 0.0, "the step waits for none of it, 12.0 run between training steps."),
         (
             10.0,
             0.0,
             20.0,
-            "10.0 of them are waited for, 12.0 of them run between training steps, the rest is hidden",
+            "the step waits 10.0 for it, 12.0 run between training steps, the rest is hidden",
         ),
-        (10.0, 0.0, 0.0, "10.0 of them are waited for, 12.0 of them run between training steps."),
-        (8.0, 8.0, 9.0, "9.00 are hidden behind the step, 12.0 of them run between training steps."),
+        (10.0, 0.0, 0.0, "the step waits 10.0 for it, 12.0 run between training steps."),
+        (8.0, 8.0, 9.0, "9.00 are hidden behind the step, 12.0 run between training steps."),
     ],
 )
 def test_what_runs_beside_an_evaluation_is_called_neither_hidden_nor_waited_for(
@@ -221,14 +219,14 @@ def test_what_runs_beside_an_evaluation_is_called_neither_hidden_nor_waited_for(
 def test_what_costs_three_percent_of_a_step_is_not_called_hidden(gain: StudyReport) -> None:
     """Hidden is what costs nothing: beside "could gain 1.030x" it would be false, however much of the work it is."""
     (headline,) = waiting(gain, step_ms=33.5, waited=1.0, parallel=0.0, hidden=32.0).headlines
-    assert headline.support.endswith("and 1.00 of them are waited for, the rest is hidden behind the step.")
+    assert headline.support.endswith("the step waits 1.00 for it, the rest is hidden behind the step.")
 
 
 @pytest.mark.parametrize(
     ("waited", "said"),
     [
-        (0.22, "and 0.22 of them are waited for, the rest is hidden behind the step."),  # a worker without slack
-        (0.02, "and is hidden behind the step."),  # under 0.1 % of the step
+        (0.22, "the step waits 0.22 for it, the rest is hidden behind the step."),  # a worker without slack
+        (0.02, "the step waits for none of it: it is hidden behind the step."),  # under 0.1 % of the step
     ],
 )
 def test_what_is_waited_for_is_said_beside_what_is_hidden(gain: StudyReport, waited: float, said: str) -> None:
@@ -241,8 +239,8 @@ def test_hidden_work_that_takes_cores_is_not_only_called_hidden() -> None:
     other = Arm("other", tokenize=8.0, workers=1, contended=5.0)
     report = analyse(*build([alone, *alone.controls("a-a"), other], [("base", "other")], noise=QUIET))
     (headline,) = first_screen(report).headlines
-    assert headline.support.endswith("is hidden behind forward; 5.00 ms a step go by waiting for a core.")
-    assert "would be no faster but for the cores and memory bandwidth that hidden work takes (1.000x" in page_of(report)
+    assert headline.support.endswith("it is hidden behind forward; a step waits 5.00 ms for a core.")
+    assert "would be no faster, except for cores and memory bandwidth that hidden work takes (1.000x" in page_of(report)
 
 
 def without(columns: tuple[str, ...], *arms: Arm) -> StudyReport:
@@ -285,7 +283,7 @@ def test_steps_that_hold_an_unknown_amount_are_not_called_faster() -> None:
 def test_steps_of_microseconds_are_said_in_microseconds() -> None:
     tiny = Arm("base", read=0.0005, tokenize=0.003, pack=0.0005, compute={"forward": 0.04})
     found = screen(tiny, replace(tiny, name="other", tokenize=0.0), steps=30)
-    assert " us a step and is waited for." in found.headlines[0].support
+    assert " us a step; the step waits for all of it." in found.headlines[0].support
     assert "0.00" not in found.headlines[0].support
 
 
@@ -316,8 +314,7 @@ def test_advice_that_promises_more_than_no_data_work_gave_says_so() -> None:
     arms = [base, *base.controls("a-a"), ideal, Arm("other", tokenize=3.9)]
     found = first_screen(analyse(*build(arms, [("base", "other")], noise=QUIET)))
     assert found.next_steps.ranked
-    assert all(line.endswith(", so do not rely on it") for line in found.next_steps.ranked)
-    assert "measured without any data work it is 0.9" in found.next_steps.ranked[0]
+    assert all("do not rely on it: without any data work, 0.9" in line for line in found.next_steps.ranked)
 
 
 def test_savings_of_a_replay_outside_tolerance_are_not_said(gain: StudyReport) -> None:

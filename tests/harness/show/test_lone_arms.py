@@ -30,9 +30,9 @@ def screen(**facts: Any) -> FirstScreen:
 def test_it_says_what_is_waited_for_and_what_no_data_work_would_give() -> None:
     (line,) = screen().headlines
     assert line.text.startswith("script: ")
-    assert " ms of them are waited for data (" in line.text
+    assert " ms of that for data (" in line.text
     assert "tokenize " in line.text
-    assert "Without the data work of its fetches it would be " in line.text
+    assert "Without any data work it would be " in line.text
 
 
 def test_of_an_attached_program_it_says_what_was_timed() -> None:
@@ -43,20 +43,22 @@ def test_of_an_attached_program_it_says_what_was_timed() -> None:
 def test_what_tokenizes_in_the_loop_itself_is_said_to_be_no_part_of_the_rest() -> None:
     """A loop that tokenizes what its loader gave: without its fetches it still does."""
     _, _, loose = screen(**SEEN, tokenizing_share=0.25).headlines
-    assert loose.subject == "In the loop itself"
-    assert "part of no fetch" in loose.text
+    assert loose.subject == "Tokenizing in the loop"
+    assert "do not include it" in loose.text
 
 
 def test_steps_with_an_evaluation_within_are_said_to_be_left_out() -> None:
     facts = {**SEEN, "evaluating_steps": 2, "evaluating_share": 0.341}
     *_, left_out = screen(**facts).headlines
-    assert left_out.text == "script: 10 steps with an evaluation within (34 % of the time) are left out."  # 5 blocks
+    assert (
+        left_out.text == "script: evaluations take 34 % of the time, in 10 steps that the other figures leave out."
+    )  # 5 blocks
     arms = [Arm("a", facts={**facts, "evaluating_steps": 0}), Arm("b", facts=facts)]
     report = analyse(*build(arms, [("a", "b")]))
     assert report.compared[0].confounds == ()
     first, second = first_screen(report).headlines
-    assert "left out" not in first.text
-    assert second.text == "b: 10 steps with an evaluation within (34 % of the time) are left out."
+    assert "evaluations" not in first.text
+    assert second.text == "b: evaluations take 34 % of the time, in 10 steps that the other figures leave out."
 
 
 @pytest.mark.parametrize(
@@ -64,9 +66,9 @@ def test_steps_with_an_evaluation_within_are_said_to_be_left_out() -> None:
     [
         (
             {"unseen_share": MOST_UNSEEN + 0.01, "unseen_place": "f.py:38 (get)"},
-            "blocked outside of what is timed, mostly in f.py:38 (get)",
+            "outside of all phases, mostly in f.py:38 (get)",
         ),
-        ({"waiting_share": MOST_WAITING + 0.01}, "ready but had no core for 11 % of the time"),
+        ({"waiting_share": MOST_WAITING + 0.01}, "waited for a core for 11 % of the time"),
     ],
 )
 def test_where_too_much_was_not_seen_it_promises_nothing(facts: dict[str, Any], words: str) -> None:
@@ -96,8 +98,11 @@ def test_of_ranks_that_wait_for_one_another_the_gain_of_all_is_said() -> None:
     assert found.group.slowest_alike.median == pytest.approx(step / (step - 8.8), rel=0.002)
     text = first_screen(found).headlines[0].text
     assert text.startswith("2 ranks: rank-1 waits 9.30 ms of 38.3 ms a step for data, mostly to tokenize (9.00 ms).")
-    assert "The others wait 0.50 ms at most for theirs and then for rank-1: together they would be 1.298x as" in text
-    assert "with rank-1 waiting no longer than the next. Without any data work they would be 1.320x as fast" in text
+    assert (
+        "The others wait 0.50 ms at most and then for rank-1. If rank-1 waited no longer than the next, "
+        "all would be 1.298x as" in text
+    )
+    assert "Without any data work all would be 1.320x as fast" in text
     assert "or no faster" not in text
 
 
@@ -118,7 +123,7 @@ def test_nobody_waits_for_a_rank_that_fetches_while_the_other_computes(where: st
         assert one.ci_high < 1.015  # its 0.5 ms of data work are all that rank 1 could do without
     text = first_screen(report).headlines[0].text
     assert text.startswith("2 ranks: rank-0 waits 6.50 ms of ")
-    assert "are at work while rank-0 still waits: none is seen to wait for it." in text
+    assert "work while rank-0 still waits: none waits for it." in text
     assert "then for rank-0" not in text
 
 
@@ -140,8 +145,9 @@ def test_a_wait_that_may_be_for_a_core_is_none_that_is_sure() -> None:
     report = analyse(*build(arms, [], noise=EXACT))
     (said,) = group_lines(report.arms, unsure, ArmNames([arm.name for arm in arms]))
     assert (
-        "and then, it may be, for rank-1: together they would be 1.203x as fast, or no faster (1.000x to 1.203x)"
-        in said.text
+        "and then perhaps for rank-1. If rank-1 waited no longer than the next, "
+        "all would be 1.203x as fast or no faster "
+        "(1.000x to 1.203x)" in said.text
     )
 
 
@@ -153,7 +159,7 @@ def test_a_wait_that_was_not_seen_is_said_to_be_possible() -> None:
         Arm("rank-1", tokenize=6.2, compute=COMPUTE, facts=RANKS),
     ]
     text = first_screen(analyse(*build(arms, [], noise=EXACT))).headlines[0].text
-    assert "none is seen to wait for rank-1 then, but not all was seen (at most 1.09" in text
+    assert "None was seen to wait for rank-1, but not all was seen (at most 1.09" in text
 
 
 def test_of_ranks_it_promises_nothing_where_it_is_not_known_who_waits() -> None:
@@ -162,14 +168,14 @@ def test_of_ranks_it_promises_nothing_where_it_is_not_known_who_waits() -> None:
     found = first_screen(analyse(*build(arms, [])))
     text = found.headlines[0].text
     assert text.startswith("2 ranks: rank-1 waits ")
-    assert "ms at most for theirs; whether they then wait for rank-1 is not known." in text
+    assert "ms at most. The record does not tell whether they then wait for rank-1." in text
     everything = " ".join([*(line.text for line in found.headlines), found.next_steps.note, *found.next_steps.ranked])
     assert "as fast" not in everything
     alike = [Arm(f"rank-{rank}", tokenize=2.0, facts=RANKS) for rank in range(2)]
     assert (
         first_screen(analyse(*build(alike, [])))
         .headlines[0]
-        .text.startswith("2 ranks: they wait about as long for data, ")
+        .text.startswith("2 ranks: all wait about as long for data, ")
     )
 
 
@@ -177,7 +183,7 @@ def test_beside_a_device_that_nobody_recorded_a_wait_of_the_host_is_no_cost_of_t
     found = screen(**SEEN, asynchronous=True, device="cuda")
     text = " ".join([*(line.text for line in found.headlines), found.next_steps.note, *found.next_steps.ranked])
     assert "The host waits " in text
-    assert "what the device did meanwhile was not recorded" in text
+    assert "The device was not recorded" in text
     assert "as fast" not in text
     assert "are waited for" not in text
 
@@ -187,15 +193,12 @@ def test_beside_a_recorded_device_it_says_how_long_that_was_idle_for_data_and_pr
     (arm,) = report.arms
     seen = replace(arm.totals, device_starved_ms=5.0, starved_ms={"tokenize": 3.5, "python": 1.5})
     line, *_ = lone_lines(replace(arm, totals=seen), ArmNames([arm.name]))
-    assert (
-        "nothing to do for 5.00 ms of them, 3.50 ms of them while the host waits for data (tokenize 3.50 ms)"
-        in line.text
-    )
-    assert "nothing is promised" in line.text
+    assert "idle for 5.00 ms of that, 3.50 ms while the host waits for data (tokenize 3.50 ms)" in line.text
+    assert "No saving is predicted" in line.text
     assert "as fast" not in line.text
     hidden = replace(arm.totals, device_starved_ms=0.4, starved_ms={"tokenize": 0.0, "python": 0.4})
     line, *_ = lone_lines(replace(arm, totals=hidden), ArmNames([arm.name]))
-    assert "the device has work meanwhile: it is idle for 0.00 ms then, and for 0.40 ms in all" in line.text
+    assert "while the device has work: the device is idle for 0.00 ms then, and for 0.40 ms in all" in line.text
     unknown = replace(hidden, device_launch_bound_ms=6.0)
     line, *_ = lone_lines(replace(arm, totals=unknown), ArmNames([arm.name]))
     assert "For 6.00 ms it worked or waited for launches" in line.text
@@ -216,23 +219,19 @@ SLOWED = {"forward": 12.85, "backward": 24.3, "optimizer": 4.3, "sync": 0.85}  #
         (
             {"workers": 1, "tokenize": 9.0, "compute": SLOWED},
             30.0 / 42.3,
-            "These disagree (data work that runs behind the step can also take cores and memory bandwidth from it, of "
-            "which the replay knows nothing; or the few batches of the control are quicker to compute than the "
-            "others): which of them holds is not known.",
+            "The two disagree: hidden data work can take cores and memory bandwidth from the step; or the few batches",
         ),
         # Nothing is hidden: inline data of next to nothing, in a step that lasts as much longer all the same.
         (
             {"tokenize": 0.0, "compute": SLOWED},
             30.0 / 42.3,
-            "These disagree (the few batches of the control may be quicker to compute than the others): which of them "
-            "holds is not known.",
+            "The two disagree: the few batches of the control may be faster to compute than others.",
         ),
         # Inline data is 9 ms of the step, which lasts 3 ms less without.
         (
             {"tokenize": 9.0, "compute": SLOWED},
             48.6 / 42.3,
-            "These disagree (part of what its waits cost may not be caused by data work): which of them holds is not "
-            "known.",
+            "The two disagree: part of the wait may have another cause than data work.",
         ),
         ({"tokenize": 9.0, "compute": SLOWED}, 1.0, ""),
         ({"workers": 1, "tokenize": 9.0, "compute": SLOWED}, 1.0, ""),
@@ -312,11 +311,11 @@ def test_an_engine_in_place_of_the_tokenizers_own_is_said() -> None:
 def test_skipped_optimizer_steps_are_said_of_all_that_there_were() -> None:
     """12 of 15 steps of each of five runs trained nothing: beside the number alone that could be a million."""
     *_, skipped = screen(skipped_steps=12).headlines
-    assert skipped.text.startswith("script: 60 of the 75 optimizer steps of its runs skipped, as gradients overflowed")
+    assert skipped.text.startswith("script: 60 of 75 optimizer steps skipped, as gradients overflowed")
 
 
 def test_a_replay_alone_does_not_know_what_hidden_work_takes_from_the_step() -> None:
-    cores = "by replay, which knows nothing of the cores and memory bandwidth that hidden work takes."
+    cores = "by replay; hidden work may also take cores and memory bandwidth."
     hidden, inline = (analyse(*build([Arm("text", tokenize=4.0, workers=workers)], [])) for workers in (1, 0))
     assert cores in first_screen(hidden).headlines[0].text
     assert "as fast" in first_screen(inline).headlines[0].text
@@ -331,7 +330,7 @@ def test_where_launches_limit_a_step_that_hides_data_work_the_control_is_named()
 
     def said(arm: ArmReport, bound: Bound) -> bool:
         line, *_ = lone_lines(replace(arm, totals=replace(arm.totals, bounds={bound: 5})), ArmNames([arm.name]))
-        return "ideal-data measures that" in line.text
+        return "measure with ideal-data" in line.text
 
     assert said(hidden, "launch")
     assert not said(hidden, "device")

@@ -33,13 +33,14 @@ def test_keys_with_the_same_initials_are_written_out() -> None:
 @pytest.mark.parametrize(
     ("candidate", "baseline", "label"),
     [
-        ("tokens-padded", "text-padded", "(tokens / text)-padded"),
-        ("8b-b1-tokens-padded", "8b-b1-text-padded", "8b-b1-(tokens / text)-padded"),
-        ("fast", "slow", "fast / slow"),
-        ("text-padded-2", "text-padded", "text-(padded-2 / padded)"),
+        ("tokens-padded", "text-padded", "tokens-padded vs text-padded"),
+        ("8b-b1-tokens-padded", "8b-b1-text-padded", "8b-b1-tokens-padded vs 8b-b1-text-padded"),
+        ("text-padded@batch_size=4,workers=0", "tokens@batch_size=4,workers=0", "text-padded vs tokens"),
+        ("fast", "slow", "fast vs slow"),
+        ("text-padded-2", "text-padded", "text-padded-2 vs text-padded"),
     ],
 )
-def test_what_a_pair_shares_is_written_once(candidate: str, baseline: str, label: str) -> None:
+def test_a_comparison_is_labelled_by_its_arms(candidate: str, baseline: str, label: str) -> None:
     assert ArmNames([candidate, baseline]).pair(candidate, baseline) == label
 
 

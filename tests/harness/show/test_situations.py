@@ -81,7 +81,7 @@ def test_a_wait_of_some_blocks_is_said_of_these() -> None:
     assert f"It {said}." in alone
     in_blocks = "1.851x as fast in those 2 blocks and 1.020x in the others (median block: 1.020x, "
     assert f"(ideal-data) it is {in_blocks}" in alone
-    assert f"Without the data work of its fetches it would be {in_blocks}" in alone
+    assert f"Without any data work it would be {in_blocks}" in alone
     alike = study(Arm("text", tokenize=25.0), Arm("tokens"))
     assert "in the others" not in sentence(alike.compared[0])
 
@@ -150,9 +150,9 @@ def test_a_record_that_lacks_work_of_the_device_has_no_bound() -> None:
 @pytest.mark.parametrize(
     ("attached", "unseen", "words"),
     [
-        ("", 0.09, "How it gets its data was not timed; 2.67 ms of a step, blocked where nothing looks, may be waits "),
-        ("", 0.0, "How it gets its data was not timed."),
-        ("fetch: DataLoader without workers; ", 0.09, "It hardly waits for data (0.00 ms, or up to 2.67 ms that were "),
+        ("", 0.09, "Its data loading was not timed; 2.67 ms of a step, blocked outside of all phases, may be the wait"),
+        ("", 0.0, "Its data loading was not timed."),
+        ("fetch: DataLoader without workers; ", 0.09, "It hardly waits for data (0.00 ms, or up to 2.67 ms outside "),
         ("fetch: DataLoader without workers; ", 0.0, "It hardly waits for data (0.00 ms)."),
     ],
 )
@@ -204,9 +204,9 @@ def test_of_arms_of_which_one_is_not_shuffled_it_is_said_where_they_are() -> Non
 @pytest.mark.parametrize(
     ("ratio", "words"),
     [
-        (Estimate(0.958, 0.926, 1.002, 5), "no difference you could see (between 7.4 % slower and 0.2 % faster)"),
-        (Estimate(1.01, 0.998, 1.03, 5), "no gain you could see (under 3.0 %)"),
-        (Estimate(0.99, 0.97, 1.02, 5), "no gain you could see (under 3.0 %)"),
+        (Estimate(0.958, 0.926, 1.002, 5), "no detectable difference (between 7.4 % slower and 0.2 % faster)"),
+        (Estimate(1.01, 0.998, 1.03, 5), "no detectable difference (under 3.0 %)"),
+        (Estimate(0.99, 0.97, 1.02, 5), "no detectable difference (under 3.0 %)"),
     ],
 )
 def test_a_loss_that_is_not_excluded_is_said_beside_the_gain_that_is(ratio: Estimate, words: str) -> None:
@@ -227,7 +227,7 @@ def test_what_may_lie_behind_steps_that_lived_off_ready_batches_is_in_both_ends(
 def test_a_loss_in_what_is_counted_is_said_in_it() -> None:
     report = judged(study(Arm("text"), Arm("tokens", trained=2000)), Estimate(0.958, 0.926, 1.002, 5), 0.001)
     assert finding(report.compared[0].measured) == (
-        "no difference you could see (between 7.4 % fewer trained tokens/s and 0.2 % more)"
+        "no detectable difference (between 7.4 % fewer trained tokens/s and 0.2 % more)"
     )
 
 
@@ -263,7 +263,7 @@ def test_that_workers_repeat_a_dataset_is_said_only_where_their_batches_were_see
     facts = {"iterable": True}
     arms = [Arm(f"workers-{n}", tokenize=9.0, workers=min(n, 1), facts={**facts, "workers": n}) for n in (0, 2)]
     seen = [arms[0], replace(arms[1], facts={**arms[1].facts, "copies": 2})]
-    said = "2 of the 2 loader workers of workers-2 made the same batches: they serve each document 2 times."
+    said = "2 of the 2 loader workers of workers-2 made the same batches, so each document is trained on 2 times."
     (line,) = first_screen(study(*seen)).headlines
     assert said in line.support
     assert said in lines(study(seen[1]))
@@ -276,7 +276,7 @@ def test_that_workers_repeat_a_dataset_is_said_only_where_their_batches_were_see
 
 def test_what_is_hidden_is_not_said_to_cost_nothing() -> None:
     text = " ".join(page_of(study(Arm("text", workers=1), Arm("tokens"))).split())
-    assert "it made the step wait for nothing, and may still take cores from it" in text
+    assert "It may still take cores from the step" in text
 
 
 def test_a_figure_that_may_as_well_be_none_is_marked() -> None:
@@ -286,7 +286,7 @@ def test_a_figure_that_may_as_well_be_none_is_marked() -> None:
         found = tuple(replace(c, measured=replace(c.measured, ceiling=ceiling)) for c in report.compared)
         return first_screen(replace(report, comparisons=found)).rows[0][HEADER.index("could gain")]
 
-    assert row(Estimate(1.345, 0.876, 1.654, 5)) == "1.345x or none"
+    assert row(Estimate(1.345, 0.876, 1.654, 5)) == "1.345x unclear"
     assert row(Estimate(1.345, 1.1, 1.654, 5)) == "1.345x"
     assert row(Estimate(1.001, 0.999, 1.003, 5)) == "1.001x"  # "1.001x" says as much
 
@@ -294,9 +294,9 @@ def test_a_figure_that_may_as_well_be_none_is_marked() -> None:
 @pytest.mark.parametrize(
     ("step_time", "how"),
     [
-        (Estimate(0.95, 0.94, 0.99, 5), "with more steps a block: their times are alike, what they hold is not"),
-        (Estimate(0.95, 0.6, 2.5, 5), "with more than 5 blocks or on a quieter machine"),
-        (None, "with more than 5 blocks or on a quieter machine"),
+        (Estimate(0.95, 0.94, 0.99, 5), "with more steps a block, as blocks hold different batches"),
+        (Estimate(0.95, 0.6, 2.5, 5), "with more than 5 blocks, or on a quieter machine"),
+        (None, "with more than 5 blocks, or on a quieter machine"),
     ],
 )
 def test_a_quieter_machine_is_asked_for_only_where_times_scatter(step_time: Estimate | None, how: str) -> None:
@@ -324,7 +324,7 @@ def test_a_candidate_that_slows_down_in_its_runs_is_said_to() -> None:
     assert c.drift is not None
     assert c.drift.median == pytest.approx(1.12, abs=0.002)
     report = study(Arm("text"), Arm("tokens"))
-    said = "Next to those of text, its steps took 12 % longer at the end of a run than at its beginning."
+    said = "Compared with text, its steps got 12 % slower from the beginning of a run to its end."
     assert said in lines(replace(report, comparisons=(c,)))
     assert "in the last repetition" not in lines(report)
     assert drifting(1.02).drift is None  # not worth a word
@@ -413,15 +413,15 @@ def test_where_no_epoch_ends_its_end_is_said_to_be_in_no_figure(ends: int | None
     """Each epoch's end may cost seconds, as workers start anew, and a short study sees none."""
     facts = {**ATTACHED, "attached": "fetch: DataLoader with 2 workers; backward", "workers": workers}
     text = lines(study(Arm("script", facts=facts if ends is None else {**facts, "epoch_ends": ends})))
-    assert ("No epoch ends in these steps: what it costs to begin the loader anew is in no figure." in text) is said
+    assert ("No epoch ends in these steps, so the cost of restarting the loader is in no figure." in text) is said
 
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_persistent_workers_are_no_advice_where_they_are_on(persistent: bool) -> None:
     facts = {**ATTACHED, "attached": "fetch: DataLoader with 2 workers; backward", "workers": 2, "epoch_ends": 3}
     text = lines(study(Arm("script", facts={**facts, "restarting_share": 0.2, "persistent_workers": persistent})))
-    assert "what more workers would give is not known beside them" in text
-    assert ("(persistent_workers=True starts none again)" in text) is not persistent
+    assert "more workers are not predicted" in text
+    assert ("persistent_workers=True keeps them alive" in text) is not persistent
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_rare_long_steps_that_outweigh_a_gain_are_no_gain() -> None:
     assert c.measured.in_total is not None
     assert c.measured.in_total.ratio == pytest.approx(truth, rel=0.005)
     assert (c.measured.verdict, c.measured.undecided) == ("undecided", "long steps")
-    said = "2 of 2,400 steps of the candidate take 6,030 ms, in 2 of 20 blocks, and in all time together the candidate"
+    said = "2 of 2,400 steps of the candidate take 6,030 ms, in 2 of 20 blocks, and by total time the candidate"
     assert said in lines(report)
     assert "; repeat with more steps a block" in lines(report)
     assert said in sentence(c)
@@ -499,7 +499,7 @@ def test_long_steps_of_the_baseline_make_the_candidate_faster_in_all_time() -> N
     assert c.measured.verdict == "gain"
     assert "2 of 2,400 steps of the baseline take 6,030 ms" in lines(report)
     truth = (2400 * 33.02 + 2 * 6000) / (2400 * 31.02)
-    assert f"in all time together the candidate is {truth:.3f}x as fast." in lines(report)
+    assert f"by total time the candidate is {truth:.3f}x as fast." in lines(report)
 
 
 def test_long_steps_of_every_block_and_of_both_arms_need_no_word() -> None:
@@ -519,7 +519,7 @@ def test_a_save_that_always_falls_into_the_first_steps_of_a_turn_is_counted() ->
     assert c.measured.in_total is not None
     assert c.measured.in_total.ratio == pytest.approx(truth, rel=0.005)
     assert (c.measured.verdict, c.measured.undecided) == ("undecided", "long steps")
-    assert "all of these begin a turn, where no other figure counts them" in lines(report)
+    assert "all of these begin a turn and are in no other figure" in lines(report)
     # The first step of a turn may be long as the run was suspended until then.
     suspended = quicker(lambda run: two_unmeasured(saves(41, 82, ms=600.0)(run)))
     assert suspended.compared[0].measured.in_total is None
@@ -556,11 +556,9 @@ def test_what_the_same_arm_again_does_as_well_is_no_difference() -> None:
     (c,) = near.compared
     assert c.measured.ratio.median - 1 > (c.measured.noise_floor or 0)
     assert (c.measured.verdict, c.measured.undecided) == ("undecided", "a-a apart")
-    assert "slow run again as it is, its A/A control, was 7.5 % faster (6.7 to 7.9 %), and the interval does" in lines(
-        near
-    )
+    assert "the A/A control of slow, the same program again, was 7.5 % faster (6.7 to 7.9 %)" in lines(near)
     assert far.compared[0].measured.verdict == "gain"
-    assert "was 7.5 % faster (6.7 to 7.9 %): so much of it may be no change." in lines(far)
+    assert "was 7.5 % faster (6.7 to 7.9 %): that much of the difference may be noise." in lines(far)
 
 
 def test_steps_whose_times_may_differ_are_not_called_the_same() -> None:
@@ -568,8 +566,8 @@ def test_steps_whose_times_may_differ_are_not_called_the_same() -> None:
     report = study(slow, Arm("quick", tokens=2048, trained=2500), *slow.controls("a-a"))
     (c,) = report.compared
     for found, said in (
-        (Estimate(0.907, 0.857, 1.004, 5), "Whether steps take another time is not known (0.907x as fast"),
-        (Estimate(0.999, 0.985, 1.004, 5), "No difference in step time above 1.5 % was seen (0.999x as fast"),
+        (Estimate(0.907, 0.857, 1.004, 5), "The change in step time is undecided (0.907x as fast"),
+        (Estimate(0.999, 0.985, 1.004, 5), "Step time shows no difference above 1.5 % (0.999x as fast"),
         (Estimate(0.907, 0.857, 0.98, 5), "Steps take 10 % more time (0.907x as fast"),
     ):
         assert said in sentence(replace(c, measured=replace(c.measured, step_time=found, steps=judge(found, 0.01))))
@@ -616,7 +614,7 @@ def test_slow_blocks_that_outweigh_a_gain_are_no_gain() -> None:
     assert c.measured.in_total is not None
     assert c.measured.in_total.ratio == pytest.approx(truth, rel=0.005)
     assert (c.measured.verdict, c.measured.undecided) == ("undecided", "long steps")
-    said = f"in all time together the candidate is {truth:.3f}x as fast, as the candidate is slower in 4 of 20 blocks"
+    said = f"by total time the candidate is {truth:.3f}x as fast, as the candidate is slower in 4 of 20 blocks"
     assert said in lines(report)
 
 
@@ -627,7 +625,7 @@ def test_steps_that_get_longer_within_the_only_turn_of_each_block_are_named() ->
                 columns[name][row] += row * 150_000
 
     report = quicker(lambda run: steps_of(run, grow) if run.record.arm == "quick" else run, repetitions=1)
-    assert "its steps took 9.2 % longer at the end of a run than at its beginning." in lines(report)
+    assert "its steps got 9.2 % slower from the beginning of a run to its end." in lines(report)
 
 
 def test_work_hidden_behind_all_of_the_step_is_not_said_to_be_behind_a_part_of_it() -> None:
@@ -644,7 +642,7 @@ def test_work_hidden_behind_all_of_the_step_is_not_said_to_be_behind_a_part_of_i
 
 
 def test_a_gain_of_which_no_loss_is_known_says_so() -> None:
-    unknown = "Whether it learns as much was not measured."
+    unknown = "Losses were not compared."
 
     def without(run: RunData) -> RunData:
         return steps_of(run, lambda columns: columns.update(loss=[None] * len(columns["loss"])))

@@ -166,7 +166,7 @@ def test_inline_data_on_a_cpu_has_a_ceiling_that_holds_what_ideal_data_shows() -
     assert m.ideal.ci_low > (m.from_waits.ci_high or 0)
     _holds(m.ceiling, m.ideal, m.from_waits, m.step_time)
     assert "at most" not in sentence(c)
-    assert "Witnesses disagree: text with ideal data is" in sentence(c)
+    assert "Estimates disagree: text with ideal data is" in sentence(c)
 
 
 def _holds(ceiling: object, *others: object) -> None:

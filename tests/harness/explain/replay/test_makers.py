@@ -84,9 +84,9 @@ BY_PROGRAM = {"attached": "fetch: DataLoader with 4 workers; backward"}
 @pytest.mark.parametrize(
     ("facts", "bar", "said"),
     [
-        ({"iterable": True}, "no items", "made no batch, as its dataset gave them too few items"),
+        ({"iterable": True}, "no items", "made no batch: the dataset gave them too few items"),
         ({"iterable": False}, "unequal", "delivered no batch in these steps."),
-        (BY_PROGRAM | {"iterable": True, "empty_workers": 3}, "no items", "made no batch, as its dataset"),
+        (BY_PROGRAM | {"iterable": True, "empty_workers": 3}, "no items", "made no batch: the dataset"),
         (BY_PROGRAM | {"iterable": True}, "unequal", "delivered no batch in these steps."),
     ],
 )
@@ -100,7 +100,7 @@ def test_more_workers_are_not_recommended_where_some_make_nothing_and_the_senten
     assert {one.bar for one in found.options if one.change.startswith("workers=")} == {bar}
     note = next_steps([found], ArmNames(["a"])).note
     assert ("gave them" in note) is (bar == "no items")
-    assert "nothing untried" not in note
+    assert "No further change" not in note
     report = analyse(StudyRecord("shards", "Why?", "done", arms=[ArmRecord(runs[0].record.arm)]), runs)
     (arm,) = report.arms
     assert (arm.idle_workers, arm.workers) == (3, 4)
