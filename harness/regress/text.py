@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -311,3 +311,13 @@ def footnote(comparisons: list[StateComparison]) -> str:
         f"{listing(list(levels))}, so that all looks at one arm together err in at most 5 %. Noise floor: how far the "
         "baseline's A/A control is from 0."
     )
+
+
+def same_code_note(commit: str) -> str:
+    """What to say where both sides are one commit."""
+    return f"both sides are commit {commit}, so this measures noise alone. For an older state, give --base HEAD~1"
+
+
+def left_out_note(comparisons: Sequence[str]) -> str:
+    """Which comparisons do not run."""
+    return f"left out, as no code of your own runs in them: {', '.join(comparisons)}"
