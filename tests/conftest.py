@@ -16,8 +16,8 @@ from unittest import mock
 import pytest
 from hypothesis import settings
 
-from harness.report import plots
-from harness.report.drawing import Picture
+from harness.show import plots
+from harness.show.drawing import Picture
 from tests.__main__ import MARKED
 from tests.commands import fork_servers
 from tests.examples import examples
@@ -97,13 +97,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _empty_pictures() -> Iterator[None]:
     """Figures are made, but not turned into pixels and paths, which is most of a report: 0.8 s of CPU."""
-    with mock.patch("harness.report.plots.drawn", return_value=PICTURE):
+    with mock.patch("harness.show.plots.drawn", return_value=PICTURE):
         yield
 
 
 def drawing() -> AbstractContextManager[object]:
     """Meanwhile reports get pictures as a user's do."""
-    return mock.patch("harness.report.plots.drawn", DRAWN)
+    return mock.patch("harness.show.plots.drawn", DRAWN)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.ledger import RunLedger
+from harness.explain.ledger import RunLedger
 from harness.study.records import RunRecord
 
 

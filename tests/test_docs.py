@@ -96,7 +96,7 @@ def test_what_a_document_names_exists(document: Path) -> None:
         "`results/gone`",
         "```\nscenario ──> harness/gone.py (checks)\n```",
         "`harness.analysis.gone`",
-        "`harness.analysis.study.gone_function`",
+        "`harness.judge.study.gone_function`",
         "tests/test_docs.py::test_gone",
     ],
 )
@@ -108,9 +108,9 @@ def test_what_is_not_there_is_found(text: str) -> None:
     "text",
     [
         "[there](docs/internals/architecture.md#x) and [elsewhere](https://example.org/gone.md)",
-        "`analysis/study.py`, `harness/probes/`, `tokens/s`, `harness run scenarios/quickstart.yaml`",
+        "`judge/study.py`, `harness/probes/`, `tokens/s`, `harness run scenarios/quickstart.yaml`",
         "`tests/test_docs.py::test_what_a_document_names_exists`",
-        "`runs/<arm>/<block>/*.parquet`, `python -m tests.known_truth`, `harness.analysis.study.analyse`",
+        "`runs/<arm>/<block>/*.parquet`, `python -m tests.known_truth`, `harness.judge.study.analyse`",
     ],
 )
 def test_what_is_there_or_is_no_file_of_ours_passes(text: str) -> None:

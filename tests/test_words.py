@@ -64,7 +64,7 @@ ALLOWED = {
 }
 # The modules in which an allowed name may stand, where it would be a bad name elsewhere.
 ONLY_IN = {
-    "turn": {"harness/launch/protocol.py", "harness/timeline/windows.py"},
+    "turn": {"harness/launch/protocol.py", "harness/show/timeline/windows.py"},
     "settle": {"harness/launch/protocol.py"},
     "words": {
         f"harness/audit/{name}.py" for name in ("result", "checkup", "sentences", "reading_text", "scatter_text")
@@ -122,7 +122,7 @@ def test_no_identifier_uses_a_replaced_word() -> None:
 
 def test_no_module_is_named_by_a_replaced_word() -> None:
     named = {path for path in SOURCES if set(parts(Path(path).stem)) & set(REPLACED)}
-    assert named == {"harness/report/words.py"}  # the house's plan names it: how numbers are worded
+    assert named == {"harness/show/words.py"}  # the house's plan names it: how numbers are worded
 
 
 def test_every_allowed_name_is_still_needed() -> None:

@@ -9,7 +9,7 @@ MOST = 400  # steps
 
 
 def until_used_up(making_ms: float, consuming_ms: float, ready: int, *, least: int) -> int:
-    """Steps until the batches that lay ready when a loop began are used up: ``least`` to :data:`MOST`.
+    """Steps until the prefetched batches when a loop began are used up: ``least`` to :data:`MOST`.
 
     Workers make a batch every ``making_ms``, the rest of a step takes ``consuming_ms``, and at most ``ready`` batches
     lay ready: how many is a race of processes that start. Where making takes longer, a step uses up the share of a

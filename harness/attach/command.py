@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -53,6 +54,7 @@ def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> i
     return code if code >= 0 else 128 - code
 
 
+_AS_IT_IS = "a command is run as it is, without a shell"
 MARK = "HARNESS_ATTACH"  # environment variable: where the agent records, and by what its processes are known
 
 
@@ -65,12 +67,18 @@ def environment_of(raw: Path, places: Sequence[str] = ()) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, MARK: str(raw)}
 
 
+def check_program(program: Sequence[str]) -> None:
+    """Raise InputError if there is no such program, before anything is waited for."""
+    if shutil.which(program[0]) is None and not Path(program[0]).exists():
+        raise InputError(f"exec: {program[0]}: no such program; {_AS_IT_IS}")
+
+
 def start(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start ``program`` with the options of :class:`subprocess.Popen`; InputError where it cannot be started."""
     try:
         return subprocess.Popen(list(program), **options)
     except FileNotFoundError as error:
-        raise InputError(f"exec: {program[0]}: no such program; what follows -- is run as it is") from error
+        raise InputError(f"exec: {program[0]}: no such program; {_AS_IT_IS}") from error
     except OSError as error:
         raise InputError(f"exec: {program[0]}: cannot be started ({error.strerror})") from error
 

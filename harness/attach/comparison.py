@@ -10,6 +10,7 @@ import secrets
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from harness.attach.alternation import AlternatingCommand, CommandFailed
-from harness.attach.command import AgentSettings
+from harness.attach.command import AgentSettings, check_program
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import REPETITION_STEPS, write_tables
 from harness.attach.study import SCENARIO, record_of
 from harness.launch.ending import terminable
 from harness.launch.progress import Progress
+from harness.launch.quiet import LoadCheck
 from harness.launch.study import now
 from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.environment import record_user_environment
@@ -40,6 +42,8 @@ from trainer.json_types import JsonObject
 
 CONTROLS: tuple[CommandControl, ...] = get_args(CommandControl)
 BASELINE, SCRIPT = "baseline", "script"  # names of arms: what --against gives, and what follows --
+SOON_S = 30.0  # a start that fails within this time is tried once more
+RETRY_AFTER_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,13 @@ def run_comparison(
     source: str = "",
     enough: Callable[[StudyFolder, StudyRecord, int], bool] | None = None,
     end_ns: int | None = None,
+    load_check: LoadCheck | None = None,
 ) -> ComparisonOutcome:
     """Run every block of ``plan`` into ``folder``; how it ended: done, failed (some run did) or interrupted.
 
     ``enough``: asked after each block, with the number of finished ones, whether there are. What is finished is kept.
     ``end_ns``: when its time is spent (CLOCK_MONOTONIC); a block that runs then is ended and left out. InputError where
-    a command cannot be started.
+    a command cannot be started. ``load_check``: made before block 0; None: not made.
     """
     scenario = plan.scenario
     study = StudyRecord(
@@ -114,13 +119,19 @@ def run_comparison(
     cannot_start = False
     try:
         total = runs if enough is None else None
+        with terminable():
+            if load_check is not None:
+                for arm in plan.arms:
+                    if arm.folder is None:
+                        check_program(arm.program)
+                study = replace(study, notes=[*study.notes, *load_check.notes()])
         with terminable(), Progress(total, runs * _repetitions(scenario) * REPETITION_STEPS) as progress:
             for block, names in enumerate(plan.blocks):
                 members = [arms[name] for name in names]
                 outcome = _run_block(folder, study, members, scenario, block, progress, limits)
                 finished.append(outcome.finished)
                 if block == 0 and not outcome.started:
-                    cannot_start = True  # nor will it in the next blocks
+                    cannot_start = True  # It would not start in the next blocks either.
                     break
                 if enough is not None and enough(folder, study, block + 1):
                     break
@@ -132,7 +143,7 @@ def run_comparison(
     except KeyboardInterrupt:
         status = "interrupted"
     finally:
-        if enough is not None or cannot_start:  # fewer than were planned
+        if enough is not None or cannot_start:  # Fewer blocks than planned were run.
             study = replace(study, order=study.order[: len(finished)], blocks=len(finished))
         folder.write_study(replace(study, status=status, ended_utc=now()))
     return ComparisonOutcome(status, cut)
@@ -156,20 +167,52 @@ class _CommandRun:
         self.error: str | None = None
         self.exit_code: int | None = None
         self.started = False
+        self.skipped = False
         self.taken = False  # every repetition
-        path = folder.run(arm.name, block)
-        path.mkdir(parents=True, exist_ok=True)
-        self.raw = path / "raw"
-        self.raw.mkdir()
-        self.command = AlternatingCommand(
-            arm.program,
+        self.gate, self.limits = gate, limits
+        self.raw = folder.run(arm.name, block) / "raw"
+        self.command = self._fresh_command()
+
+    @property
+    def launched(self) -> tuple[object, ...]:
+        """What is started, without the control: two runs for which this is equal start the same command."""
+        return self.arm.program, self.arm.folder, self.arm.path
+
+    def start(self, settings: AgentSettings) -> None:
+        """Start the command. In block 0 a start that fails soon is tried once more: its cause may have passed.
+
+        Raises CommandFailed.
+        """
+        settings = replace(settings, control=self.arm.control)
+        begun_s = time.monotonic()
+        try:
+            self.command.start(settings)
+        except CommandFailed:
+            if self.block > 0 or time.monotonic() - begun_s > SOON_S:
+                raise
+            self.kill()
+            shutil.rmtree(self.raw)
+            self.gate.unlink(missing_ok=True)
+            time.sleep(RETRY_AFTER_S)
+            self.command = self._fresh_command()
+            self.command.start(settings)
+        self.started = True
+
+    def kill(self) -> None:
+        """End every process of the command at once."""
+        self.command.kill()
+
+    def _fresh_command(self) -> AlternatingCommand:
+        self.raw.mkdir(parents=True)
+        return AlternatingCommand(
+            self.arm.program,
             self.raw.absolute(),
-            path / "log.txt",
-            gate,
-            limits,
-            arm.folder,
-            arm.path,
-            f"run {arm.name}/{block}",
+            self.raw.parent / "log.txt",
+            self.gate,
+            self.limits,
+            self.arm.folder,
+            self.arm.path,
+            f"run {self.arm.name}/{self.block}",
         )
 
     def write(self, session: str, position: int, interleave: Interleave, environment: JsonObject) -> bool:
@@ -214,7 +257,10 @@ class _CommandRun:
 
 
 class _BlockOutcome(NamedTuple):
-    """Whether all commands of a block finished, and whether enough started for another one to compare."""
+    """Outcome of a block.
+
+    ``finished``: True if every command finished. ``started``: True if enough of them started for a comparison.
+    """
 
     finished: bool
     started: bool
@@ -234,55 +280,70 @@ def _run_block(
     together = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
     session = session_of(study.id, f"{block}-{secrets.token_hex(3)}")
     finished, started = True, 0
+    unstartable: set[tuple[object, ...]] = set()
     for group in together:
         with tempfile.TemporaryDirectory(prefix="harness-gate-") as gates, ExitStack() as ending:
             runs = [
                 _CommandRun(folder, arm, block, Path(gates, str(number)), limits) for number, arm in enumerate(group)
             ]
             for run in runs:
-                ending.callback(run.command.kill)
+                ending.callback(run.kill)
             try:
-                _alternate(runs, scenario, progress)
+                _alternate(runs, scenario, progress, unstartable)
             except KeyboardInterrupt:
                 for run in runs:
-                    run.command.kill()
+                    run.kill()
                     if run.taken:  # all of its turns: nothing was left but to end it
                         run.write(session, arms.index(run.arm), scenario.interleave, environment)
                 raise
             except BudgetSpent:  # of a block that is not whole nothing is kept
                 for run in runs:
-                    run.command.kill()
+                    run.kill()
                 for arm in arms:
                     shutil.rmtree(folder.run(arm.name, block), ignore_errors=True)
                 raise
             for run in runs:
+                if run.skipped:
+                    shutil.rmtree(folder.run(run.arm.name, block), ignore_errors=True)
+                    finished = False
+                    continue
                 finished &= run.write(session, arms.index(run.arm), scenario.interleave, environment)
                 started += run.started and run.arm.control is None
     return _BlockOutcome(finished, started >= min(2, sum(arm.control is None for arm in arms)))
 
 
-def _alternate(runs: Sequence[_CommandRun], scenario: CommandScenario, progress: Progress) -> None:
-    """Start ``runs`` one after the other, let them take their turns, and end them."""
+def _alternate(
+    runs: Sequence[_CommandRun], scenario: CommandScenario, progress: Progress, unstartable: set[tuple[object, ...]]
+) -> None:
+    """Start ``runs`` one after the other, let them take their turns, and end them.
+
+    ``unstartable``: the commands of this block that could not start. They are not started again as their own controls.
+    """
     alive: list[_CommandRun] = []
     count = _repetitions(scenario)
     settings = AgentSettings(scenario.warmup, fetch=scenario.fetch, step_ends=scenario.step_ends)
 
     def failed(run: _CommandRun, error: CommandFailed) -> None:
         run.error = str(error)
-        run.command.kill()
+        run.kill()
         progress.failed(run.arm.name, run.block, run.error)
 
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.arm.control is not None):  # An arm starts before its controls.
+        if run.launched in unstartable:
+            run.skipped = True
+            continue
         progress.starting(run.arm.name, run.block)
         run.begun_utc = now()
         try:
-            run.command.start(replace(settings, control=run.arm.control))
+            run.start(settings)
         except CommandFailed as error:
             failed(run, error)
+            if run.arm.control in (None, "a-a"):  # Another control may be the cause itself.
+                unstartable.add(run.launched)
             continue
-        run.started = True
         run.command.suspend()
         alive.append(run)
+    alive.sort(key=runs.index)  # Turns keep the order of the block.
     for repetition in range(count):
         # There and back again (ABBA): a drift of the machine's speed hits every arm alike.
         for run in list(alive if repetition % 2 == 0 else reversed(alive)):

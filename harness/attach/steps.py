@@ -18,7 +18,8 @@ from trainer.telemetry import BatchTrace, Kernel, RawSpan
 
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
 EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
-OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE, BEGUN_ANEW, COUNTED}  # events that no ledger knows
+SAMPLED, COLLECTED = 16, 17  # see agent/own_time.py
+OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE, BEGUN_ANEW, COUNTED, SAMPLED, COLLECTED}  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
 SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
@@ -59,6 +60,12 @@ class StepTotals:
     marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
     last_unmeasured: bool = False
     counted: dict[str, StepCount] = field(default_factory=dict)  # by name, see agent/causes.py
+    collections: int = 0  # garbage collections in the recorded thread
+    collecting_ns: int = 0
+    collecting_at: Counter[int] = field(default_factory=Counter)  # nanoseconds by number of the place
+    # By phase, number of the place, and 1 where the place is the end of the code that took the time.
+    sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    looks: int = 0
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
 
     @property
@@ -284,6 +291,14 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     for _, name, times in [event for event in body if event[0] == COUNTED]:
         before = totals.counted.get(name, StepCount())
         totals.counted[name] = StepCount(before.times + times, before.steps + 1, before.wall_ns + wall_ns)
+    for event in body:
+        if event[0] == SAMPLED:
+            totals.sampled_ns[event[1], event[2], event[3]] += event[4]
+            totals.looks += event[5]
+        elif event[0] == COLLECTED:
+            totals.collections += event[1]
+            totals.collecting_ns += event[2]
+            totals.collecting_at[event[3]] += event[2]
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
     totals.restarting_ns += _restarting(body)
     totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)

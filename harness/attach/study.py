@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from harness.attach.frames import AttachedProcess, read, was_attached
 from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
 from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
+from harness.explain.slow_causes import SAMPLED
 from harness.launch.study import now
 from harness.machine.checks.check import count
 from harness.machine.environment import record_user_environment
@@ -21,6 +23,8 @@ from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
 
 SCENARIO = "exec"
+LEAST_SHARE = 0.002  # of the measured time: rarer places are left out
+LEAST_EXACT = 0.2  # of the looks in a phase: fewer do not stand for the others
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
 
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...] | None:
-    """Return what slowed the steps, as rows of harness.analysis.slow_causes; None if nothing did that was looked at."""
+    """Return what slowed the steps, as rows of harness.explain.slow_causes; None if nothing did that was looked at."""
     counted: list[JsonObject] = [
         {
             "kind": kind,
@@ -220,7 +224,45 @@ def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...] 
         }
         for kind, found in sorted(totals.counted.items())
     ]
-    return (*one.noted("cause"), *counted) or None
+    return (*one.noted("cause"), *counted, *_own_time(one, totals)) or None
+
+
+def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
+    """Yield what was sampled, places by their share of that, and garbage collections by their time."""
+    if not totals.sampled_ns and not totals.collections:
+        return
+    yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": totals.looks}
+    places = {number: tuple(rest) for number, *rest in one.noted("place")}
+    for phase in {phase for phase, _, _ in totals.sampled_ns}:
+        spent_ns, late = _spent_at(totals, phase)
+        for number, ns in spent_ns.items():
+            if number in places and ns >= LEAST_SHARE * totals.wall_ns:
+                place, _function, code, called = places[number]
+                row = {"kind": "code", "phase": phase, "place": place, "code": code, "called": called, "late": late}
+                yield {**row, "spent_ms": ns / 1e6}
+    if totals.collections:
+        number, _ = max(totals.collecting_at.items(), key=lambda item: item[1])
+        place, _function, code, _called = places.get(number, ("", "", "", ""))
+        row = {"kind": "gc", "place": place, "code": code, "times": totals.collections}
+        yield {**row, "spent_ms": totals.collecting_ns / 1e6}
+
+
+def _spent_at(totals: StepTotals, phase: str) -> tuple[dict[int, float], bool]:
+    """Return the nanoseconds that a phase spent at each place, and True if places are only where that time ended.
+
+    All time sampled in the phase is spread over the places that were seen exactly, unless these are few.
+    """
+    seen = {key: ns for key, ns in totals.sampled_ns.items() if key[0] == phase}
+    whole_ns = sum(seen.values())
+    exact: Counter[int] = Counter()
+    for (_, number, late), ns in seen.items():
+        exact[number] += 0 if late or not number else ns
+    late_only = exact.total() < LEAST_EXACT * whole_ns
+    if late_only:
+        for (_, number, late), ns in seen.items():
+            exact[number] += ns if late and number else 0
+    scale = whole_ns / max(exact.total(), 1) * totals.wall_ns / sum(totals.sampled_ns.values())
+    return {number: ns * scale for number, ns in exact.items() if ns}, late_only
 
 
 def _too_short(totals: StepTotals) -> str:

@@ -10,7 +10,7 @@ from harness.audit.checks import MFU, STEP, TOKENS, Setting, fits, rates, witnes
 from harness.audit.figures import Interval, common
 from harness.audit.solve import FittedReading, span
 from harness.audit.table import AuditRow, Peak
-from harness.report.words import listing
+from harness.show.words import listing
 
 AVERAGE_WITHIN = 0.05  # tokens/s further from the step time than this is no matter of averaging over other steps
 

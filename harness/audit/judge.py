@@ -29,7 +29,7 @@ from harness.audit.scatter import (
 from harness.audit.solve import FittedReading
 from harness.audit.specificity import WINDOW, Readings
 from harness.audit.table import AuditRow, Peak
-from harness.report.words import percent
+from harness.show.words import percent
 
 # Chance that an honest row gets a firm reading, where its figures scatter apart. One factor common to all rows of a
 # table that prints two decimals can double it (results/reference/audit-rates).

@@ -9,7 +9,7 @@ from harness.audit.checks import DURATION
 from harness.audit.result import Formula, RowAudit
 from harness.audit.scatter import Scatter
 from harness.audit.solve import FittedReading
-from harness.report.words import count, listing
+from harness.show.words import count, listing
 
 NAMED_READINGS = 2  # in the first line
 

@@ -10,8 +10,8 @@ from harness.audit.gains import Gain
 from harness.audit.reading_text import short
 from harness.audit.result import Audit, RowAudit
 from harness.audit.table import AuditRow, Declared, Table
-from harness.report.tables import NOT_MEASURED, Markdown, safe, table
-from harness.report.words import count, listing, percent
+from harness.show.tables import NOT_MEASURED, Markdown, safe, table
+from harness.show.words import count, listing, percent
 from trainer.devices.flops import parameters
 
 SHORT = {

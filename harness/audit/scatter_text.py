@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.audit.result import NamedReading
 from harness.audit.scatter import Scatter
-from harness.report.words import percent
+from harness.show.words import percent
 
 BEYOND = (
     "It is further apart than honest scatter would part it: a setting is not what is declared, or its figures are not "

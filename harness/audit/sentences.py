@@ -16,7 +16,7 @@ from harness.audit.result import Formula, RowAudit
 from harness.audit.scatter import Scatter
 from harness.audit.solve import SAME, FittedReading
 from harness.audit.table import Table
-from harness.report.words import count, listing, percent, ratio
+from harness.show.words import count, listing, percent, ratio
 from trainer.devices.flops import parameters
 from trainer.devices.roofline import FOREACH_ADAMW_PASSES, FUSED_ADAMW_PASSES
 

@@ -15,7 +15,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from harness.analysis.report_types import ArmReport, Comparison, StudyReport
+from harness.explain.core_waits import StepPart
+from harness.judge.doubts import Doubt
+from harness.judge.report_types import ArmReport, Comparison, StudyReport
 from harness.study.contract import RUN_COLUMNS
 from harness.study.store import COLUMNS, StudyFolder, find_study
 from harness.study.tables import make_table, with_run
@@ -34,11 +36,13 @@ class ComparisonVerdict:
     baseline: str
     candidate: str
     measure: str  # what ``ratio`` compares: trained tokens/s, tokens/s or steps/s
-    ratio: float
+    ratio: float | None  # None: the runs were too noisy to see even a 2x change, as ``cause`` says
     ci_low: float | None
     ci_high: float | None
     noise_floor: float | None  # fraction
     verdict: Literal["gain", "loss", "none", "undecided"]
+    cause: Doubt | None = None  # of "undecided": what bars the verdict, and what would settle it
+    doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,9 @@ class ArmLedger:
     exposed_ms: Mapping[str, float]
     hidden_ms: Mapping[str, float]
     contended_ms: float | None  # waits for a core; None: not measured
+    # Parts of a step without waits for a core, and these waits, where they took over 10 % of the time; else empty.
+    parts: tuple[StepPart, ...] = ()
+    doubts: tuple[Doubt, ...] = ()  # by precedence
 
 
 @dataclass(frozen=True)
@@ -77,17 +84,24 @@ class LoadedStudy:
         return tuple(_ledger(arm, step_ms) for arm in self._report.arms if (step_ms := arm.totals.mean_step_ms))
 
     @cached_property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """Every reason to doubt a figure of this study, by precedence: what it bars, and what would settle it."""
+        from harness.judge.all_doubts import study_doubts
+
+        return study_doubts(self._report)
+
+    @cached_property
     def _report(self) -> StudyReport:
-        from harness.report.build import report_of
+        from harness.show.build import report_of
 
         folder = StudyFolder(self.path)
         return report_of(folder, folder.read_study(), list(folder.runs()))[0]
 
     def _repr_html_(self) -> str:
         """Return the first screen of the report, for notebooks."""
-        from harness.report import html, markdown
-        from harness.report.first_screen import first_screen
-        from harness.report.tables import safe
+        from harness.show import html, markdown
+        from harness.show.first_screen import first_screen
+        from harness.show.tables import safe
 
         screen = markdown.opening(self._report.study.scenario, first_screen(self._report))
         return html.fragment(f"{screen}\nStudy: {safe(str(self.path))}\n")
@@ -126,9 +140,9 @@ def run(scenario: str | Path, *, out: str | Path = "results", sets: Sequence[str
     """
     from harness.launch.study import run_study
     from harness.launch.tracking.tracked_study import tracked
-    from harness.report.build import build_report
     from harness.scenario.load import load_scenario
     from harness.scenario.plan import make_plan
+    from harness.show.build import build_report
 
     plan = make_plan(load_scenario(scenario, list(sets)), str(scenario))
     outcome = run_study(plan, Path(out), sys.argv[:1], str(scenario))
@@ -150,19 +164,25 @@ def _ledger(arm: ArmReport, mean_step_ms: float) -> ArmLedger:
         totals.exposed_ms,
         totals.hidden_ms,
         totals.contended_ms,
+        arm.parts,
+        arm.doubts,
     )
 
 
 def _verdict(one: Comparison) -> ComparisonVerdict:
+    from harness.judge.all_doubts import comparison_doubts
+
     found = one.measured
-    ratio = found.ratio
+    ratio = found.figure
     return ComparisonVerdict(
         one.baseline,
         one.candidate,
         found.measure,
-        ratio.median,
-        ratio.ci_low,
-        ratio.ci_high,
-        found.noise_floor,
+        None if ratio is None else ratio.median,
+        None if ratio is None else ratio.ci_low,
+        None if ratio is None else ratio.ci_high,
+        None if ratio is None else found.noise_floor,
         found.verdict,
+        found.cause,
+        comparison_doubts(one),
     )

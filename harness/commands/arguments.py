@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainer.errors import InputError, visible
 
 if TYPE_CHECKING:
-    from harness.regression.gate import Limits
+    from harness.regress.records import Limits
     from harness.scenario.plan import Plan
 
 DEFAULT_OUT = "results"
@@ -54,6 +54,15 @@ def add_arm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arm", action="append", default=[], metavar="NAME", help="only this arm (a glob pattern); may be repeated"
     )
+
+
+def add_wait_until_quiet(parser: argparse.ArgumentParser, goes_with: str = "") -> None:
+    """--wait-until-quiet."""
+    parser.add_argument(
+        "--wait-until-quiet", type=float, metavar="MINUTES",
+        help=f"{goes_with}before block 0, wait until other processes use less than 0.25 cores; after MINUTES begin "
+        "anyway",
+    )  # fmt: skip
 
 
 def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
@@ -116,8 +125,8 @@ def load_plan(arguments: argparse.Namespace) -> Plan:
 
 def limits_of(arguments: argparse.Namespace) -> Limits:
     """What counts as the same, from the options; InputError where one is not a share."""
-    from harness.regression.gate import Limits
-    from harness.regression.quantities import read_limit, read_share
+    from harness.regress.quantities import read_limit, read_share
+    from harness.regress.records import Limits
 
     return Limits(
         read_share(arguments.within, "--within"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from harness.commands.output import say
+from harness.commands.output import say, say_page
 
 if TYPE_CHECKING:
     from harness.audit.table import Peak
@@ -26,7 +26,10 @@ def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
 
     table = load_published(find(arguments.file, PUBLISHED))
     result = check(table, known_peaks())
-    say((as_json(result) if arguments.json else as_text(result, table)).removesuffix("\n"))
+    if arguments.json:
+        say(as_json(result).removesuffix("\n"))
+    else:
+        say_page(as_text(result, table).removesuffix("\n"))
     return 0
 
 

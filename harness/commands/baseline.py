@@ -11,7 +11,7 @@ from harness.commands.arguments import add_arm, add_comparing, add_study, limits
 from harness.commands.compare import read_series, select, show
 from harness.commands.exit_codes import read_exit_code
 from harness.commands.output import say
-from harness.regression import BASELINES
+from harness.regress import BASELINES
 from trainer.errors import InputError
 
 FEW_BLOCKS = 5  # a baseline of fewer has wide intervals
@@ -51,12 +51,12 @@ def baseline(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _save(arguments: argparse.Namespace, folder: Path) -> int:
-    from harness.analysis.statistics import MIN_BLOCKS
+    from harness.explain.statistics import MIN_BLOCKS
     from harness.machine.git import is_ignored
-    from harness.regression import baselines
-    from harness.regression.quantities import read_share
-    from harness.regression.report import kept_note
-    from harness.regression.thresholds import APART
+    from harness.regress import baselines
+    from harness.regress.quantities import read_share
+    from harness.regress.text import kept_note
+    from harness.regress.thresholds import APART
 
     found = read_series(Path(arguments.study))
     names = select(found, arguments.arm, arguments.study)
@@ -75,7 +75,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
     for name in names:
         blocks = len(found[name].blocks)
         if blocks < FEW_BLOCKS:
-            text = f"{name}: {blocks} blocks, where {FEW_BLOCKS} or more are advised: checks may decide nothing"
+            text = f"{name}: {blocks} blocks, so checks may stay undecided; run harness with --repeats {FEW_BLOCKS}"
             print(f"warning: {text}", file=sys.stderr)
         path = baselines.save(folder, found[name], anew=arguments.anew)
         say(str(path))
@@ -88,9 +88,9 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
 
 
 def _check(arguments: argparse.Namespace, folder: Path) -> int:
-    from harness.regression import baselines
-    from harness.regression.across import Across, compare_series
-    from harness.regression.gate import WhyUndecided, nothing
+    from harness.regress import baselines
+    from harness.regress.across import Across, compare_series
+    from harness.regress.records import WhyUndecided, nothing
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
     found = read_series(Path(arguments.study))
@@ -114,12 +114,12 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
 def _list(folder: Path) -> int:
     from statistics import median
 
-    from harness.regression import baselines
-    from harness.report.words import count
+    from harness.regress import baselines
+    from harness.show.words import count
 
     listed = list(baselines.every(folder))
     if not listed:
-        say(f"no baseline under {folder}")
+        say(f"no baseline under {folder}; keep one: {baselines.SAVE}")
     for key in dict.fromkeys(one.key for one in listed):
         group = [one for one in listed if one.key == key]
         environment = baselines.environment_of(group[0].series)

@@ -16,7 +16,7 @@ from trainer.errors import InputError
 from trainer.files import shell_word
 
 if TYPE_CHECKING:
-    from harness.analysis.cost import PredictedCost, SpendingLimit, Undertaking
+    from harness.judge.cost import PredictedCost, SpendingLimit, Undertaking
     from harness.launch.budget import Allowance
     from harness.launch.training_progress import Goal
     from harness.scenario.model import Scenario
@@ -32,7 +32,7 @@ _ALLOWED = "allowed: a time (6h, 90m, 30s), an amount (20usd), or none"
 
 def read_limit(text: str) -> SpendingLimit | None:
     """``6h``, ``90m``, ``20usd``; None for ``none``. Raises InputError for anything else."""
-    from harness.analysis.cost import SpendingLimit
+    from harness.judge.cost import SpendingLimit
 
     if text.strip() == NO_LIMIT:
         return None
@@ -147,12 +147,12 @@ def _predicted(
 
     ``launcher_s``: what the command took until now; ``spent_s``: what was spent on earlier parts.
     """
-    from harness.analysis.cost import PredictedCost
+    from harness.judge.cost import PredictedCost
     from harness.launch.apart import called_apart
     from harness.launch.budget import prices_of
     from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
     from harness.launch.preparation import check_writable
-    from harness.report.cost import amounts_text, duration
+    from harness.show.cost import amounts_text, duration
     from trainer.leftovers import remove, remove_leftovers_of, temporary_path
 
     scenario = plan.scenario
@@ -219,7 +219,7 @@ def _may_have_price(arm: Arm) -> bool:
 
 def _check(predicted: PredictedCost, done: float = 0.0) -> None:
     """Refuse what is expected to exceed its limit; warn where only the worst case does."""
-    from harness.report.cost import refusal, worst_warning
+    from harness.show.cost import refusal, worst_warning
 
     if predicted.exceeds(done):
         raise InputError(refusal(predicted, done))
@@ -230,7 +230,7 @@ def _check(predicted: PredictedCost, done: float = 0.0) -> None:
 def stopped_line(folder: Path, cut: str | None) -> str:
     """What to say where the budget ended it: what was kept, and how it goes on."""
     from harness.launch.budget import read_cost
-    from harness.report.cost import outcome
+    from harness.show.cost import outcome
 
     found = read_cost(folder)
     text = "" if found is None else f" {outcome(found)}"
@@ -248,7 +248,7 @@ def stopped_line(folder: Path, cut: str | None) -> str:
 def say_cost(folder: Path) -> None:
     """Print predicted against actual, of what had a budget and was not stopped at it."""
     from harness.launch.budget import read_cost
-    from harness.report.cost import actual_line
+    from harness.show.cost import actual_line
 
     if (found := read_cost(folder)) is not None and found.standing != "stopped":
         say(actual_line(found))

@@ -12,18 +12,13 @@ from typing import TYPE_CHECKING
 from harness.commands.arguments import STUDY_HELP, add_arm, add_comparing, limits_of, study_path
 from harness.commands.exit_codes import of_verdict, read_exit_code
 from harness.commands.output import say
-from harness.regression import BASELINES
+from harness.regress import BASELINES
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.regression.across import Across
-    from harness.regression.days import Days
-    from harness.regression.series import BlockSeries
-
-WARNING = (
-    "These were measured at different times: what the machine did in between looks like a change of the code. The "
-    "intervals allow for what days differ by. harness regress alternates two states and needs no such allowance"
-)
+    from harness.regress.across import Across
+    from harness.regress.days import Days
+    from harness.regress.series import BlockSeries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Compare every arm that both studies have. Refuses one where a difference of their environments forbids it."""
-    from harness.regression.across import compare_series
+    from harness.regress.across import compare_series
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
     ours, theirs = (read_series(Path(path)) for path in (arguments.baseline, arguments.candidate))
@@ -59,8 +54,8 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _days(folder: Path, series: BlockSeries) -> Days:
     """The sessions kept of this arm in its environment, if any."""
-    from harness.regression import baselines
-    from harness.regression.days import Days
+    from harness.regress import baselines
+    from harness.regress.days import Days
 
     path = baselines.path_of(folder, series)
     return Days(baselines.read(path).sessions if path.is_file() else ())
@@ -68,7 +63,7 @@ def _days(folder: Path, series: BlockSeries) -> Days:
 
 def read_series(path: Path) -> dict[str, BlockSeries]:
     """The arms of the study at ``path``, or of the newest one in it. InputError for none, or one without figures."""
-    from harness.regression.series import series_of
+    from harness.regress.series import series_of
     from harness.study.store import StudyFolder
 
     path = study_path(path)
@@ -89,13 +84,14 @@ def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str
 
 def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
     """Print the comparisons. Returns the exit code of the worst verdict."""
-    from harness.regression import report as regression
-    from harness.regression.across import common_move
+    from harness.regress import report as regression
+    from harness.regress.across import common_move
+    from harness.regress.text import AT_OTHER_TIMES, common_move_note
 
     comparisons = [one.comparison for one in found]
     move = common_move(comparisons)
-    notes = [] if all(one.same_study for one in comparisons) else [WARNING]
-    notes += [] if move is None else [regression.common_move_note(move)]
+    notes = [] if all(one.same_study for one in comparisons) else [AT_OTHER_TIMES]
+    notes += [] if move is None else [common_move_note(move)]
     if as_json:
         print(json.dumps(regression.as_json(comparisons, notes), indent=1, default=str))
     else:
@@ -110,7 +106,7 @@ def allow_lines(found: Iterable[Across]) -> Iterable[str]:
     for one in found:
         if one.refused:
             keys = " ".join(f"--allow {_quoted(difference.key)}" for difference in one.refused)
-            yield f"\nTo decide nonetheless, knowing that: {keys}"
+            yield f"\nTo compare them nonetheless: {keys}"
 
 
 def _quoted(key: str) -> str:

@@ -17,7 +17,7 @@ from trainer.errors import InputError
 from trainer.files import shell_word
 
 if TYPE_CHECKING:
-    from harness.analysis.cost import Undertaking
+    from harness.judge.cost import Undertaking
 
 OUT = "results/cost"
 MOST_USD = 1e6
@@ -60,10 +60,10 @@ def cost(arguments: argparse.Namespace, command: list[str]) -> int:
         from harness.launch.budget import profile_price
 
         profile_price(arguments.device_profile)  # now, not when all is measured
-    from harness.analysis.cost import PredictedCost
+    from harness.judge.cost import PredictedCost
     from harness.launch.budget import limit_of, prices_of
     from harness.launch.costing import MeasurementFailed, measure, works_of
-    from harness.report.cost import cost_json, lines
+    from harness.show.cost import cost_json, lines
 
     works = works_of(plan, of, arguments.steps)  # before anything is measured: it refuses what cannot be
     launcher_s = time.monotonic() - begun_s

@@ -17,7 +17,7 @@ from trainer.errors import InputError
 from trainer.files import write_bytes, write_text
 
 if TYPE_CHECKING:
-    from harness.report.dedup import DedupPage
+    from harness.show.dedup import DedupPage
     from trainer.data.corpus import Corpus
     from trainer.data.corpus.dedup.run import DedupOutcome, SparkOptions
     from trainer.data.corpus.dedup.sketches import DedupSettings
@@ -175,7 +175,7 @@ def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
 
 def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkOptions | None) -> int:
     from harness.commands.upload import finish_upload, uploader_of
-    from harness.report import dedup as report
+    from harness.show import dedup as report
     from trainer.config import CorpusConfig
     from trainer.data.corpus import prepare_corpus
     from trainer.data.corpus.dedup.clusters import cluster_quality

@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Count each corpus once, and print the page of each."""
     from harness.launch.progress import announced
-    from harness.report import corpus as report
-    from harness.report.as_json import record_json
+    from harness.show import corpus as report
+    from harness.show.as_json import record_json
     from trainer.data.corpus.statistics import SEQUENCE_LENGTHS, statistics_of
 
     asked: list[int] | None = arguments.lengths

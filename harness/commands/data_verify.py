@@ -8,6 +8,7 @@ import sys
 from harness.commands.arguments import PATHS_NOTE, SCENARIO_HELP, add_overrides
 from harness.commands.data_needs import distinct_needs
 from harness.commands.output import say
+from trainer.errors import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,11 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def verify(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Compare all data paths batch by batch; 1 where any batch differs."""
+    from harness.launch.progress import TextProgress, is_terminal
     from trainer.data.verify import verify as compare
+
+    def shown(stage: str, documents: int) -> TextProgress:
+        if not is_terminal():
+            print(visible(stage), file=sys.stderr)
+        return TextProgress(stage, documents)
 
     status = 0
     for need in distinct_needs(arguments, "corpus", "tokenizer", "sequence_length", "batch_size"):
-        found = compare(need, lambda what: print(f"comparing {what}", file=sys.stderr))
+        found = compare(need, shown)
         what = f"sequence length {need.sequence_length}, batch size {need.batch_size}"
         if found.identical:
             print(

@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.attach import LEAST_WARMUP, MOST_STEPS, STEPS
-from harness.commands.arguments import DEFAULT_OUT
+from harness.commands.arguments import DEFAULT_OUT, add_wait_until_quiet
 from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.attach.command import AgentSettings
     from harness.attach.study import ExecResult
+    from harness.launch.quiet import LoadCheck
     from harness.scenario.commands import CommandPlan
     from harness.study.store import StudyFolder
 
 BLOCKS, MOST_BLOCKS = 5, 1000
 AUTO, TORCH, PY_SPY, BOTH, NONE = "auto", "torch", "py-spy", "both", "none"  # --profile
+INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it
 SHOWN = 5  # processes that a line names
 PROFILE_STEPS, MOST_PROFILE_STEPS = 3, 100
 PROFILE_SECONDS, MOST_PROFILE_SECONDS = 5, 60
@@ -71,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --against or --controls: alternate slices of living commands, or run one after the other (default: "
         "slices)",
     )
+    add_wait_until_quiet(parser, "with --against or --controls: ")
     parser.add_argument(
         "--fetch",
         metavar="[MODULE:]NAME",
@@ -120,9 +123,9 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     _check_profile(arguments)
     if arguments.against is not None or arguments.controls is not None:
         return _compare(arguments, program, command)
-    for option in ("repeats", "interleave"):
+    for option in ("repeats", "interleave", "wait_until_quiet"):
         if getattr(arguments, option) is not None:
-            raise InputError(f"exec: --{option} goes with --against or --controls")
+            raise InputError(f"exec: --{option.replace('_', '-')} goes with --against or --controls")
     from harness.attach.command import run_command
     from harness.attach.study import SCENARIO
     from harness.launch.preparation import check_writable
@@ -185,9 +188,11 @@ def _compare(arguments: argparse.Namespace, program: list[str], command: list[st
     """Run the command and what it is compared with as the arms of a study; 1 where a run failed."""
     from harness.attach.comparison import CONTROLS, plan_against
     from harness.attach.study import SCENARIO
+    from harness.launch.quiet import load_check
 
     if arguments.recorded is not None:
         raise InputError("exec: --recorded runs nothing: it does not go with --against or --controls")
+    check = load_check(arguments.wait_until_quiet, "exec")
     blocks = BLOCKS if arguments.repeats is None else arguments.repeats
     if not 1 <= blocks <= MOST_BLOCKS:
         raise InputError(f"exec: --repeats {blocks}: allowed: 1 to {MOST_BLOCKS:,}")
@@ -209,10 +214,12 @@ def _compare(arguments: argparse.Namespace, program: list[str], command: list[st
         fetch=arguments.fetch,
         step_ends=arguments.step_ends,
     )
-    return run_commands(plan, Path(arguments.out), SCENARIO, command)
+    return run_commands(plan, Path(arguments.out), SCENARIO, command, check)
 
 
-def run_commands(plan: CommandPlan, out: Path, name: str, command: list[str], source: str = "") -> int:
+def run_commands(
+    plan: CommandPlan, out: Path, name: str, command: list[str], load_check: LoadCheck, source: str = ""
+) -> int:
     """Run ``plan`` into a new study under ``out`` and print its first screen; 1 where a run failed."""
     from harness.attach.comparison import run_comparison
     from harness.commands import exit_codes
@@ -224,7 +231,7 @@ def run_commands(plan: CommandPlan, out: Path, name: str, command: list[str], so
     check_writable(out)
     folder = create_folder(out, name)
     try:
-        status = run_comparison(folder, plan, command, source).status
+        status = run_comparison(folder, plan, command, source, load_check=load_check).status
     except InputError:
         remove(folder.path)
         raise
@@ -269,7 +276,7 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
     for fault in found.faults:
         print(f"harness: {fault}", file=sys.stderr)
     if not found.trained:
-        print(f"harness: {_why(found, raw)}", file=sys.stderr)
+        print(f"harness: {_why(found, raw, code)}", file=sys.stderr)
         remove(folder.path)
         return code or 1
     print_first_screen(folder.path, measured=True)
@@ -280,7 +287,8 @@ def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[st
     return code
 
 
-def _why(found: ExecResult, raw: Path) -> str:
+def _why(found: ExecResult, raw: Path, code: int) -> str:
+    """Return why no training step was recorded of a command that ended with the exit code ``code``."""
     from harness.attach.command import MARK
     from harness.machine.processes import with_variable
 
@@ -294,6 +302,9 @@ def _why(found: ExecResult, raw: Path) -> str:
             f"nothing was recorded: the command ended and left processes behind ({numbers}); what they do is not "
             "measured; start the training in the foreground (no nohup, &, or daemon)"
         )
+    if code:
+        how = "was interrupted" if code == INTERRUPTED else f"ended with exit code {code}"
+        return f"no training step was seen: the command {how}"
     if found.started:
         return "no training step was seen: torch was imported, but no backward pass ran in a process of the command"
     return (

@@ -13,13 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.commands.arguments import DEFAULT_OUT
 from harness.commands.output import say
 from trainer.errors import InputError
+from trainer.files import expanded
 from trainer.json_types import section
 
 TEXT, SOURCE, LOOP, COMMAND = "text", "source", "loop", "command"  # what a scenario can be about
 ABOUT = (TEXT, SOURCE, LOOP, COMMAND)
 OURS = (TEXT, SOURCE)  # by the harness's own trainer; the others are run as they are
+REPEATS, LEAST_REPEATS = 5, 3  # blocks; fewer than 3 give no interval
+MOST_S = 300.0  # of the study that it writes
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = f" (default: {one.default or 'empty'})" if one.name not in ABOUT else ""
         parser.add_argument(f"--{one.name}", dest=one.attribute, metavar=one.value, help=f"{one.text}{default}")
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
+    parser.add_argument(
+        "--no-trial",
+        action="store_true",
+        help="do not run a few steps of every arm (about 20 seconds), which say how long the study will take",
+    )
 
 
 def init(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -125,9 +134,9 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
             raise InputError(f"init: {path}: --{name} {answer!r}: not text that a file can hold")
         if name in ("corpus", "parquet") and answer and "://" not in answer and not _matches(answer):
             raise InputError(f"init: --{name} {answer}: no such file; allowed: a file, a folder, a glob or a URL")
-    text = scenario_text(about, answers)
-    _check(path, text)
+    _check(path, scenario_text(about, answers, REPEATS))
     say(f"wrote {path}")
+    _say_duration(path, about, answers, measures=not arguments.no_trial)
     say(f"  harness run {path} --plan     every run of it, in order")
     if about in OURS:
         say(f"  harness doctor {path}         is this machine fit for it?")
@@ -135,8 +144,41 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
     return 0
 
 
+def _say_duration(path: Path, about: str, answers: Mapping[str, str], *, measures: bool) -> None:
+    """Print how long the study will take. One of over :data:`MOST_S` is written again with fewer blocks.
+
+    ``measures``: a few steps of every arm are run where no earlier study tells. Commands and functions of the user are
+    not run.
+    """
+    from harness.commands.durations import Duration, expected, how_to_measure, trial
+    from harness.scenario.commands import CommandPlan, CommandScenario, open_scenario, plan_commands
+    from harness.scenario.plan import make_plan
+
+    source, out = str(path), Path(DEFAULT_OUT)
+    scenario = open_scenario(path)
+    plan = plan_commands(scenario) if isinstance(scenario, CommandScenario) else make_plan(scenario, source)
+    unknown = "no study of these arms has run here"
+    found = expected(plan, out)
+    if found is None and measures and not isinstance(plan, CommandPlan):
+        print("trial: a few steps of every arm, to estimate the duration (--no-trial leaves it out)", file=sys.stderr)
+        try:
+            found = trial(plan, source, out)
+        except InputError as error:
+            unknown = f"the trial failed: {error}"
+    if found is None:
+        say(f"expected duration: unknown ({unknown}); {how_to_measure(plan, source)}")
+        return
+    repeats = max(LEAST_REPEATS, min(REPEATS, int(REPEATS * MOST_S / found.seconds)))
+    if repeats < REPEATS:
+        _check(path, scenario_text(about, answers, repeats))
+        found = Duration(found.seconds * repeats / REPEATS, f"{found.basis}; {repeats} blocks instead of {REPEATS}")
+    say(f"expected duration: {found.text}")
+    if found.seconds > MOST_S:
+        say("  that is long: fewer arms, controls or steps in the file shorten it, and so does a smaller model")
+
+
 def _matches(pattern: str) -> bool:
-    return bool(glob.glob(pattern, recursive=True))  # noqa: PTH207 (absolute patterns, too)
+    return bool(glob.glob(str(expanded(pattern)), recursive=True))  # noqa: PTH207 (absolute patterns, too)
 
 
 def _about(given: Mapping[str, str]) -> str:
@@ -201,14 +243,14 @@ def _check(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def scenario_text(about: str, answers: Mapping[str, str]) -> str:
+def scenario_text(about: str, answers: Mapping[str, str], repeats: int) -> str:
     """The scenario: YAML with comments. ``answers``: by the name of the question."""
     name = quoted(answers["name"])
     head = f"# Written by harness init. Every key: harness schema, or scenarios/schema.json.\nname: {name}\n"
-    return head + (_trained_by_us(about, answers) if about in OURS else _run_as_it_is(about, answers))
+    return head + (_trained_by_us if about in OURS else _run_as_it_is)(about, answers, repeats)
 
 
-def _trained_by_us(about: str, answers: Mapping[str, str]) -> str:
+def _trained_by_us(about: str, answers: Mapping[str, str], repeats: int) -> str:
     model = f"preset: {quoted(answers['model'])}" if "model" in answers else f"factory: {quoted(answers['factory'])}"
     hint = "any dimension of it can be overridden: layers, width, heads ..." if "model" in answers else "your module"
     if answers.get("vocab-size"):
@@ -233,7 +275,7 @@ arms: # what differs; the first is the baseline of the others
 # a-a: the noise floor, without which nothing is decided; ideal-data: what no data work at all would give; data-only:
 # the data path alone, which is what benchmarks of loaders show.
 controls: [a-a, ideal-data, data-only]
-repeats: 5 # blocks: each runs every arm once, over the same documents; more of them narrow the intervals
+repeats: {repeats} # blocks: each runs every arm once, over the same documents; more of them narrow the intervals
 slice_steps: 10 # arms alternate so often, that a neighbour's load hits all of them
 """
 
@@ -272,7 +314,7 @@ def _data_of_source(answers: Mapping[str, str]) -> str:
     )
 
 
-def _run_as_it_is(about: str, answers: Mapping[str, str]) -> str:
+def _run_as_it_is(about: str, answers: Mapping[str, str], repeats: int) -> str:
     mine, other = answers[about], answers["against"]
     question = f"Is {mine} faster than {other}?" if other else f"Where does the time of {mine} go?"
     vary = "{workers: 2}, where the command has --workers {workers}"
@@ -295,7 +337,7 @@ arms: # what differs
 # a-a: the noise floor, without which nothing is decided; ideal-data: its steps without waits for data; data-only: its
 # batches alone. Each is the same {about} once more.
 controls: [a-a, ideal-data, data-only]
-repeats: 5 # blocks, each with fresh processes; more of them narrow the intervals
+repeats: {repeats} # blocks, each with fresh processes; more of them narrow the intervals
 warmup: 5 # steps before the measured ones, in no figure
 steps: {number(answers["steps"])} # measured steps of each block; the training must last for all of them
 interleave: slices # all of a block stay in memory and take turns of 20 steps; runs: one after another

@@ -18,6 +18,17 @@ def say(text: str = "") -> None:
     print(visible_lines(text))
 
 
+def say_page(page: str) -> None:
+    """Print ``page``, which is markdown: laid out on a terminal, as it is into a pipe or a file."""
+    if not sys.stdout.isatty():
+        say(page)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(visible_lines(page), hyperlinks=False))
+
+
 def append_step_summary(page: str) -> None:
     """Append ``page``, which is markdown, to the summary of a GitHub workflow's step, where this is one."""
     path = os.environ.get(STEP_SUMMARY)

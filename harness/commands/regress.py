@@ -23,8 +23,8 @@ from harness.commands.output import append_step_summary, copy_may_fail, say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.regression.gate import Limits
-    from harness.regression.run import RegressionResult
+    from harness.regress.records import Limits
+    from harness.regress.run import RegressionResult
     from harness.scenario.commands import CommandPlan
 
 GUARD = "scenarios/guard.yaml"  # the recorder and the loader's hot path
@@ -66,11 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     """Alternate both states until every arm is decided or the budget is spent. The exit code is the verdict."""
-    from harness.regression import report as regression
-    from harness.regression.plan import between_states
-    from harness.regression.quantities import read_seconds
-    from harness.regression.run import run_comparisons, with_codes
-    from harness.regression.user_code import is_of_user_code, run_user_states
+    from harness.regress import report as regression
+    from harness.regress.plan import between_states
+    from harness.regress.quantities import read_seconds
+    from harness.regress.run import run_comparisons, with_codes
+    from harness.regress.text import blocks_note, sentence
+    from harness.regress.user_code import is_of_user_code, run_user_states
     from harness.scenario.commands import CommandScenario, open_scenario, plan_commands
     from harness.study.store import StudyFolder
 
@@ -98,10 +99,10 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
             asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd(), budget_s)
             found = run_comparisons(asked, out, command, source, limits, budget_s, arms)
     comparisons = found.comparisons
-    notes = [note for note in (regression.blocks_note(found, budget_s),) if note]
+    notes = [note for note in (blocks_note(found, budget_s),) if note]
     page = regression.write(StudyFolder(found.folder), comparisons, notes)
     for comparison in comparisons:
-        say(regression.sentence(comparison))
+        say(sentence(comparison))
     for note in notes:
         say(f"note: {note}")
     say(f"evidence: {found.folder / regression.MARKDOWN}")
@@ -161,7 +162,7 @@ def _of_commands(
     plan: CommandPlan, source: str, arguments: argparse.Namespace, command: list[str], limits: Limits, budget_s: float
 ) -> RegressionResult:
     """Check commands of the user's own repository."""
-    from harness.regression.commands import run_command_states
+    from harness.regress.commands import run_command_states
 
     for option in ("arm", "control"):
         if getattr(arguments, option):

@@ -25,7 +25,7 @@ def report(arguments: argparse.Namespace, _command: list[str]) -> int:
     if arguments.format is None:
         print_first_screen(folder)
         return 0
-    from harness.report.build import build_report
+    from harness.show.build import build_report
     from harness.study.store import StudyFolder
 
     build_report(folder)
@@ -41,8 +41,8 @@ def print_first_screen(folder: Path, *, as_json: bool = False, measured: bool = 
     ``as_json``: print summary.json, and nothing else, instead. ``measured``: the study is new, and what it found is
     added to the summary of a GitHub workflow's step, where this is one.
     """
-    from harness.report import markdown, terminal
-    from harness.report.build import build_report
+    from harness.show import markdown, terminal
+    from harness.show.build import build_report
     from harness.study.store import StudyFolder
 
     screen, study = build_report(folder), StudyFolder(folder)

@@ -15,6 +15,7 @@ from harness.commands.arguments import (
     PATHS_NOTE,
     SCENARIO_HELP,
     add_overrides,
+    add_wait_until_quiet,
     name_file,
     refuse_ranks,
 )
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from harness.launch.study import Outcome
     from harness.scenario.commands import CommandScenario
     from harness.scenario.plan import Plan
+
+_QUIET_ELSEWHERE = "run --wait-until-quiet: does not go with launch.slurm, whose jobs run on other machines"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", metavar="LIMIT",
         help="what it may spend: 6h, 90m, 20usd, or none; instead of the budget of the scenario or (--resume) study",
     )  # fmt: skip
+    add_wait_until_quiet(parser)
     parser.add_argument("--force", action="store_true", help="start it also where it cannot fit into the free memory")
 
 
@@ -74,24 +78,43 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
     if isinstance(scenario, CommandScenario):
         return _run_commands(scenario, arguments, command)
     plan = make_plan(scenario, arguments.scenario, arguments.arm)
+    if arguments.wait_until_quiet is not None:
+        from harness.launch.quiet import load_check
+
+        load_check(arguments.wait_until_quiet, "run")  # refused where nothing is run, too
     if arguments.budget is not None:
         from harness.commands.budgets import read_limit
 
         read_limit(arguments.budget)  # refused where nothing is run, too
     if arguments.plan:
-        from harness.scenario.plan import describe, plan_json
-
-        say(json.dumps(plan_json(plan), indent=1) if arguments.json else describe(plan))
+        _say_plan(plan, arguments)
         return 0
     return _finish(outcome, arguments.json) if (outcome := _start(plan, arguments, command)) is not None else 0
 
 
+def _say_plan(plan: Plan, arguments: argparse.Namespace) -> None:
+    """Print every run and the expected duration; nothing runs."""
+    from harness.commands.durations import expected, plan_line
+    from harness.scenario.plan import describe, plan_json
+
+    out = Path(arguments.out)
+    if not arguments.json:
+        say(describe(plan))
+        say(plan_line(plan, arguments.scenario, out))
+        return
+    found = expected(plan, out)
+    duration = None if found is None else {"seconds": found.seconds, "basis": found.basis}
+    say(json.dumps({**plan_json(plan), "expected": duration}, indent=1))
+
+
 def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Outcome | None:
     """Run the study here, or in jobs where its scenario says so; None where only their script was printed."""
+    from harness.launch.quiet import load_check
     from harness.launch.slurm.study import print_script, slurm_of, submit_study
     from harness.launch.study import run_study
     from harness.launch.tracking.trackers import warn_of_missing
 
+    check = load_check(arguments.wait_until_quiet, "run")
     out = Path(arguments.out)
     if arguments.dry_run:
         say(print_script(plan, out, arguments.force).rstrip("\n"))
@@ -99,6 +122,8 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
     in_jobs = slurm_of({arm.name: arm.config for arm in plan.arms}) is not None and not arguments.here
     if arguments.no_wait and not in_jobs:
         raise InputError("run --no-wait: goes with launch.slurm, whose jobs run without this process")
+    if in_jobs and arguments.wait_until_quiet is not None:
+        raise InputError(_QUIET_ELSEWHERE)
     from harness.commands.budgets import limit_asked, study_allowance
 
     limit = limit_asked(arguments.budget, plan.scenario)
@@ -111,42 +136,54 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
     if in_jobs:
         return submit_study(plan, out, command, arguments.scenario, force=arguments.force, wait=not arguments.no_wait)
     until = None if limit is None else study_allowance(plan, limit, out, command, arguments.scenario, arguments.force)
-    return run_study(plan, out, command, arguments.scenario, force=arguments.force, until=until)
+    return run_study(
+        plan, out, command, arguments.scenario, force=arguments.force, until=until, load_check=check
+    )  # fmt: skip
 
 
 def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
     """Complete a study, in jobs where it was begun so."""
+    from harness.launch.quiet import load_check
     from harness.launch.slurm.study import begun_in_jobs, refuse_jobs_in_queue, resume_in_jobs
     from harness.launch.study import resume_study
 
+    check = load_check(arguments.wait_until_quiet, "run")
     path = Path(arguments.resume)
     if begun_in_jobs(path):
         if not arguments.here:
             if arguments.budget is not None:
                 raise InputError("run --budget: jobs of launch.slurm end after launch.slurm.time")
+            if arguments.wait_until_quiet is not None:
+                raise InputError(_QUIET_ELSEWHERE)
             return resume_in_jobs(path, command, force=arguments.force, wait=not arguments.no_wait)
         refuse_jobs_in_queue(path)
     elif arguments.no_wait:
         raise InputError("run --no-wait: goes with a study of launch.slurm, whose jobs run without this process")
     from harness.commands.budgets import resumed_allowance
 
-    return resume_study(path, command, arguments.force, until=resumed_allowance(path, arguments.budget))
+    until = resumed_allowance(path, arguments.budget)
+    return resume_study(path, command, arguments.force, until=until, load_check=check)
 
 
 def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
     """Run a scenario whose arms are commands."""
+    from harness.launch.quiet import load_check
     from harness.scenario.commands import describe_commands, plan_commands
 
     for option in ("arm", "json", "force", "here", "dry_run", "no_wait", "budget"):
         if getattr(arguments, option):
             raise InputError(f"run: --{option.replace('_', '-')} does not go with a scenario of commands")
+    check = load_check(arguments.wait_until_quiet, "run")
     plan = plan_commands(scenario)
     if arguments.plan:
+        from harness.commands.durations import plan_line
+
         say(describe_commands(plan))
+        say(plan_line(plan, arguments.scenario, Path(arguments.out)))
         return 0
     from harness.commands.exec import run_commands
 
-    return run_commands(plan, Path(arguments.out), plan.scenario.name, command, arguments.scenario)
+    return run_commands(plan, Path(arguments.out), plan.scenario.name, command, check, arguments.scenario)
 
 
 def _check_resume(arguments: argparse.Namespace) -> None:
@@ -175,7 +212,7 @@ def _finish(outcome: Outcome, as_json: bool) -> int:
         return 0 if status == "submitted" else exit_codes.OF_STUDY[status]
     from harness.commands.budgets import say_cost, stopped_line
     from harness.launch.tracking.tracked_study import tracked
-    from harness.report.build import build_report
+    from harness.show.build import build_report
 
     try:
         with tracked(folder, partial(build_report, folder)):

@@ -16,9 +16,9 @@ from trainer.errors import InputError, one_line
 from trainer.files import shell_word
 
 if TYPE_CHECKING:
+    from harness.show.timeline.server import TraceServer
     from harness.study.run_data import RunData
     from harness.study.store import StudyFolder
-    from harness.timeline.server import TraceServer
 
 INSTALL = "pip install 'llm-training-harness[trace]'"
 LISTED = 10  # runs that a message names
@@ -37,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Serve the timeline to a browser, until Ctrl-C (offline) or until it was fetched (online)."""
-    from harness.study.store import StudyFolder
-    from harness.timeline.server import (
+    from harness.show.timeline.server import (
         LOOPBACK,
         ONLINE_ORIGIN,
         ONLINE_PORT,
@@ -47,6 +46,7 @@ def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
         online_link,
         online_routes,
     )
+    from harness.study.store import StudyFolder
 
     if arguments.online and arguments.port not in (None, ONLINE_PORT):
         raise InputError(f"trace --online: port {ONLINE_PORT} only: {ONLINE_ORIGIN} fetches from no other")
@@ -78,7 +78,7 @@ def _serve(server: TraceServer, link: str, *, browser: bool) -> None:
 
 
 def _invite(server: TraceServer, link: str, *, browser: bool) -> None:
-    from harness.timeline.server import tunnel
+    from harness.show.timeline.server import tunnel
 
     print(f"open: {link}")
     print(f"from another machine, first: {tunnel(server.port)}")
@@ -112,7 +112,7 @@ def _interface() -> Path:
 
 
 def _study_timeline(study: StudyFolder) -> Path:
-    from harness.timeline import CHROME_NAME, PROTOBUF_NAME, damage
+    from harness.show.timeline import CHROME_NAME, PROTOBUF_NAME, damage
 
     for path in (study.path / CHROME_NAME, study.path / PROTOBUF_NAME):
         if path.is_file():
@@ -124,8 +124,8 @@ def _study_timeline(study: StudyFolder) -> Path:
 
 def _run_timeline(study: StudyFolder, wanted: str) -> Path:
     """Write the timeline of the run ``wanted`` (ARM/BLOCK, or ARM: its first block) into its folder."""
-    from harness.timeline import CHROME_NAME, PROTOBUF_NAME, run_timeline
-    from harness.timeline.sources import read_sources
+    from harness.show.timeline import CHROME_NAME, PROTOBUF_NAME, run_timeline
+    from harness.show.timeline.sources import read_sources
     from trainer.files import write_bytes
 
     record = study.read_study()

@@ -13,11 +13,10 @@ from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.analysis.replay import Edits, Prediction
-    from harness.analysis.replay.sweep import Sweep
-    from harness.report.whatif import ValidationArms
+    from harness.explain.replay import Edits, Prediction
+    from harness.explain.replay.sweep import Sweep
+    from harness.show.whatif import ValidationArms
     from harness.study.run_data import RunData
-    from harness.study.store import StudyFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,30 +31,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read, tokenize, pack, transfer: 0, 0.5x or 3ms; device=2x; workers, prefetch, ranks, batch_size, "
         "cores=N; sync=off; may be repeated",
     )
-    parser.add_argument("--sweep", metavar="KEY=V1,V2,...", help="predict each value, and draw them under plots/")
+    parser.add_argument("--sweep", metavar="KEY=V1,V2,...", help="predict each value, and draw them as a picture")
+    parser.add_argument("--out", metavar="DIR", help="folder for the picture of --sweep (default: the current one)")
     parser.add_argument("--json", action="store_true", help="print the prediction as JSON")
 
 
 def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them; print it, or JSON."""
-    from harness.analysis.judgement import bar_of, refusal
-    from harness.analysis.replay import Replays, parse_edits
-    from harness.analysis.replay.sweep import parse_sweep, sweep
-    from harness.report import advice as report_advice
-    from harness.report import whatif as report
+    from harness.explain.replay import Replays, parse_edits
+    from harness.explain.replay.sweep import parse_sweep, sweep
+    from harness.judge.doubts import in_order
+    from harness.judge.judgement import bar_of, loader_doubts, prediction_doubts, refusal
+    from harness.launch.preparation import check_writable
+    from harness.show import advice as report_advice
+    from harness.show import whatif as report
+    from harness.show.absent import refusal_text
     from harness.study.store import StudyFolder
+    from trainer.files import expanded
 
     edits = parse_edits(arguments.set)
     swept = parse_sweep(arguments.sweep, edits) if arguments.sweep else None
     if not edits and swept is None:
         raise InputError("whatif: nothing to change; give --set KEY=VALUE (tokenize=0, device=2x, ...) or --sweep")
+    if arguments.out is not None and swept is None:
+        raise InputError("whatif: --out goes with --sweep, which draws a picture")
+    out = expanded(arguments.out or "")
+    if swept is not None:
+        check_writable(out)
     folder = StudyFolder(study_path(arguments.study))
     study = folder.read_study()
     runs = list(folder.runs())
     arm = _arm(arguments.arm, runs)
     own = [run for run in runs if run.record.arm == arm]
     if (why := refusal(own)) is not None:
-        raise InputError(f"whatif: {report_advice.cannot_be_replayed(arm, why)}")
+        raise InputError(f"whatif: {report_advice.cannot_be_replayed(arm, refusal_text(why))}")
     replays = Replays(own)
     asked = [edits, *(edits.with_text(f"{swept[0]}={text}") for _, text in swept[1])] if swept else [edits]
     for one in asked:
@@ -63,12 +72,13 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
             raise InputError(f"whatif: {report_advice.barred_text(bar, arm)}")
     prediction = replays.predict(edits)
     checks = _checks(runs, arm, edits)
-    found = report.answer_json(study.scenario, arm, prediction, checks)
+    doubts = in_order([*prediction_doubts(prediction, arm), *loader_doubts(own, replays)])
+    found = report.answer_json(study.scenario, arm, prediction, checks, doubts)
     lines = report.prediction_lines(study.scenario, arm, prediction, checks)
     if swept is not None:
         ranged = sweep(replays, edits, *swept)
         by_value = [_checks(runs, arm, one.edits) for one in ranged.recorded]
-        path = _draw(folder, arm, ranged, prediction, by_value)
+        path = _draw(out, arm, ranged, prediction, by_value)
         found["sweep"] = report.sweep_json(ranged, by_value, str(path))
         lines += ["", *report.sweep_lines(ranged, by_value), f"picture: {path}"]
     say(json.dumps(found, indent=1, allow_nan=False) if arguments.json else "\n".join(lines))
@@ -93,8 +103,8 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
 
 def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
     """Arms of the study that are what the edits ask for, with their measured step time in ms."""
-    from harness.analysis.replay.validation_arms import validation_arms
-    from harness.analysis.whatif import measured_step_ms
+    from harness.explain.replay.validation_arms import validation_arms
+    from harness.judge.whatif import measured_step_ms
 
     found = []
     for name in validation_arms([run.record for run in runs], arm, edits):
@@ -104,14 +114,12 @@ def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
     return found
 
 
-def _draw(
-    folder: StudyFolder, arm: str, ranged: Sweep, prediction: Prediction, checks: Sequence[ValidationArms]
-) -> Path:
-    from harness.report.sweeps import picture  # matplotlib costs a second of import
+def _draw(out: Path, arm: str, ranged: Sweep, prediction: Prediction, checks: Sequence[ValidationArms]) -> Path:
+    from harness.show.sweeps import picture  # matplotlib costs a second of import
     from harness.study.names import check_folder_name
     from trainer.files import write_bytes
 
-    path = folder.plots / check_folder_name(f"whatif-{arm}-{ranged.key}.png", "whatif: picture")
+    path = out / check_folder_name(f"whatif-{arm}-{ranged.key}.png", "whatif: picture")
     measured = [(at, value) for at, arms in zip(ranged.values, checks, strict=True) for _, value in arms]
     write_bytes(path, picture(ranged, arm, prediction, measured))
     return path

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from harness.analysis.cost import ArmMeasurement, HourlyPrice, PredictedCost, SpendingLimit, Standing, rounded_up
+from harness.judge.cost import ArmMeasurement, HourlyPrice, PredictedCost, SpendingLimit, Standing, rounded_up
 from harness.scenario.model import Scenario
 from harness.study.store import write_json
 from harness.study.validation import first_fault, made_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.analysis.cost import (
+from harness.judge.cost import (
     AFTER,
     STEPS,
     WORST_OF,

@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from trainer.errors import visible
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 PLAIN_INTERVAL_S = 15.0  # often enough to see that it is alive, rare enough for a log file
 LONG_S = 10.0  # what takes longer is shown with its time
@@ -85,15 +88,11 @@ class Progress:
         self._begun_s = time.monotonic()
         self._repetition_begun_s = self._begun_s
         self._signs = SignsOfLife(self._line)
-        self._live: Any = None
+        self._live: Live | None = None
 
     def __enter__(self) -> Progress:
         if is_terminal():
-            from rich.console import Console
-            from rich.live import Live
-
-            # Four refreshes a second: drawing is load on the cores that are being measured.
-            self._live = Live(console=Console(stderr=True), refresh_per_second=4, get_renderable=self._line)
+            self._live = _live(self._line)
             self._live.start()
         else:
             self._signs.__enter__()
@@ -149,8 +148,8 @@ class Progress:
         if self._total_runs is None:
             return f"{self._runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone | {doing}"
         share = min(self._steps / self._total_steps, 1.0)
-        left = f"about {_clock(elapsed_s * (1 - share) / share)} left" if share > 0 else "time left unknown yet"
-        return f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone, {left} | {doing}"
+        left = _left(elapsed_s, share)
+        return f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone{left} | {doing}"
 
     def _maybe_show(self) -> None:
         if self._live is None and self._signs.silent_s >= PLAIN_INTERVAL_S:
@@ -174,14 +173,11 @@ class TextProgress:
         self._bytes = 0
         self._begun_s = time.monotonic()
         self._signs = SignsOfLife(self._line)
-        self._live: Any = None
+        self._live: Live | None = None
 
     def __enter__(self) -> Self:
         if is_terminal():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=True), refresh_per_second=4, get_renderable=self._line)
+            self._live = _live(self._line)
             self._live.start()
         else:
             self._signs.__enter__()
@@ -206,14 +202,49 @@ class TextProgress:
 
     def _line(self) -> str:
         elapsed_s = max(time.monotonic() - self._begun_s, 1e-9)
+        if self._kept is None:
+            return f"{visible(self._what)}: {_clock(elapsed_s)} gone"
         done = self.documents - self.kept
-        left = f"about {_clock(elapsed_s * (self._all - self.documents) / done)} left" if done else "time left unknown"
+        left = _left(elapsed_s, done / (self._all - self.kept) if done else 0.0)
         rate = f"{self._bytes / 1e6 / elapsed_s:.1f} MB/s | " if self._bytes else ""
         kept = f", {self.kept:,} of them before" if self.kept else ""
         return (
             f"{visible(self._what)}: {self.documents:,} of {self._all:,} documents{kept} | {rate}"
-            f"{_clock(elapsed_s)} gone, {left}"
+            f"{_clock(elapsed_s)} gone{left}"
         )
+
+
+def fitted(line: str) -> str:
+    """Return ``line``, cut to the width of the terminal: a longer one would not rewrite itself."""
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text(line)
+    # A character in the last column makes some terminals begin a new line.
+    text.truncate(max(Console(stderr=True).width - 1, 1), overflow="ellipsis")
+    return text.plain
+
+
+def _live(line: Callable[[], str]) -> Live:
+    """Return a display of ``line`` on standard error that rewrites itself, on one line of the terminal."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    # Four refreshes a second: drawing is load on the cores that are being measured.
+    return Live(
+        console=Console(stderr=True),
+        refresh_per_second=4,
+        get_renderable=lambda: Text(line(), no_wrap=True, overflow="ellipsis"),
+    )
+
+
+def _left(elapsed_s: float, share: float) -> str:
+    """Return what a line adds after ``share`` of the work: the time that is left, or nothing once that is used up."""
+    if share <= 0:
+        return ", time left unknown yet"
+    left_s = elapsed_s * (1 - share) / share
+    return f", about {_clock(left_s)} left" if left_s >= 1 else ""
 
 
 def _clock(seconds: float) -> str:

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from harness.analysis.cost import usd_of
+from harness.judge.cost import usd_of
 from harness.launch.budget import COST, read_cost
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.store import StudyFolder

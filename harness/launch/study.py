@@ -27,6 +27,7 @@ from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
 from harness.launch.protocol import OWN
+from harness.launch.quiet import LoadCheck
 from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.environment import record_environment, record_user_environment
 from harness.scenario.model import LimitsConfig
@@ -92,19 +93,20 @@ def run_study(
     until: Deadline | None = None,
     *,
     extra_warmup: bool = True,
+    load_check: LoadCheck | None = None,
 ) -> Outcome:
     """Run ``plan`` into a new folder under ``out``. Raises InputError before anything ran where it cannot work.
 
     ``force``: also start what cannot fit into memory. ``until``: when it ends in any case; finished runs are kept.
     ``extra_warmup``: repetitions warm up until they no longer live off batches that lay ready; False: for a fixed
-    number of steps.
+    number of steps. ``load_check``: made before block 0; None: not made.
     """
     if sequential is not None and any(config_slurm(arm.config) is not None for arm in plan.arms):
         raise InputError("launch.slurm: a regression check runs on this machine; give --set launch.slurm=null")
     folder, record, data = begin_study(plan, out, command, source, sequential, force)
     print(f"study {folder.path}: interleave {record.interleave} ({record.interleave_reason})", file=sys.stderr)
     with only_one(folder):
-        return _execute(folder, record, data, sequential, until, extra_warmup=extra_warmup)
+        return _execute(folder, record, data, sequential, until, extra_warmup=extra_warmup, load_check=load_check)
 
 
 def begin_study(
@@ -182,7 +184,13 @@ def config_slurm(config: TrainerConfig) -> SlurmConfig | None:
     return None if config.launch is None else config.launch.slurm
 
 
-def resume_study(path: Path, command: Sequence[str], force: bool = False, until: Deadline | None = None) -> Outcome:
+def resume_study(
+    path: Path,
+    command: Sequence[str],
+    force: bool = False,
+    until: Deadline | None = None,
+    load_check: LoadCheck | None = None,
+) -> Outcome:
     """Run what a study still lacks: interrupted, failed or never started runs. The rest: see :func:`run_study`."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
@@ -190,7 +198,7 @@ def resume_study(path: Path, command: Sequence[str], force: bool = False, until:
     record = replace(record, notes=[*record.notes, f"resumed {now()}: {' '.join(command)}"])
     with only_one(folder):
         folder.remove_leftovers()
-        return _execute(folder, record, data, until=until)
+        return _execute(folder, record, data, until=until, load_check=load_check)
 
 
 def run_part(path: Path, block: int | None, force: bool = False) -> bool:
@@ -270,6 +278,7 @@ def _execute(
     until: Deadline | None = None,
     *,
     extra_warmup: bool = True,
+    load_check: LoadCheck | None = None,
 ) -> Outcome:
     enough = None if sequential is None else sequential.enough
     if until is not None:
@@ -284,6 +293,8 @@ def _execute(
     with terminable():
         try:
             record = replace(record, status="running")
+            if load_check is not None and todo:
+                record = replace(record, notes=[*record.notes, *load_check.notes()])
             folder.write_study(record)
             if enough is None:
                 planned = f"{len(todo)} runs in {sum(map(bool, missing))} blocks"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.launch.progress import PLAIN_INTERVAL_S, is_terminal
+from harness.launch.progress import PLAIN_INTERVAL_S, fitted, is_terminal
 from trainer.errors import InputError, visible
 from trainer.sample import Sample
 from trainer.telemetry import Validation
@@ -70,7 +70,8 @@ class TrainingProgress:
     ) -> str:
         """What is known after ``seconds`` of this part of the training, of which ``evaluating_s`` are no training."""
         done = share - self._share
-        left = f", {_clock((1 - share) * seconds / done)} left" if done > 0 and share < 1 else ""
+        left_s = (1 - share) * seconds / done if done > 0 else 0.0
+        left = f", {_clock(left_s)} left" if left_s >= 1 else ""
         value = "" if loss is None else f"loss {loss:.4f}, "
         training_s = seconds - evaluating_s
         speed = (tokens - self._tokens) / training_s if training_s > 0 else 0.0
@@ -89,8 +90,8 @@ class TrainingProgress:
             print(file=sys.stderr)
 
     def _print(self, line: str) -> None:
-        print(f"\r{line}\x1b[K" if self._rewrites else line, end="" if self._rewrites else "\n", file=sys.stderr)
-        sys.stderr.flush()
+        text, end = (f"\r{fitted(line)}\x1b[K", "") if self._rewrites else (line, "\n")
+        print(text, end=end, file=sys.stderr, flush=True)
 
 
 def _clock(seconds: float) -> str:

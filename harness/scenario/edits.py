@@ -57,7 +57,7 @@ class Edits:
     cores: int | None = None
     # Blocking on the gradient norm: as recorded, not at all, or on that of the step before (compute.sync: late).
     sync: Sync = "on"
-    # Parts of a step to remove: ("phase", host phase), ("kernel", its name) or ("cause", see harness.analysis.replay).
+    # Parts of a step to remove: ("phase", host phase), ("kernel", its name) or ("cause", see harness.explain.replay).
     without: frozenset[tuple[str, str]] = frozenset()
     texts: tuple[str, ...] = ()  # the edits as given, for messages
 

@@ -10,7 +10,7 @@ import secrets
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from harness.study.config_numbers import possible
 from harness.study.contract import SCHEMA
@@ -94,6 +94,25 @@ class CodeRecord:
 
 
 @dataclass(frozen=True)
+class OtherDefault:
+    """A default that two states of the harness do not share.
+
+    ``lacking``: the side without that key, which always does as with ``base``; the other does as ``asked``.
+    """
+
+    key: str
+    base: Json = None
+    head: Json = None
+    lacking: Literal["", "base", "head"] = ""
+    asked: tuple[str, ...] = ()
+    text: str = ""  # the line that older studies hold instead
+
+
+def _of_older(value: object) -> object:
+    return {"key": "", "text": value} if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
 class ArmRecord:
     """An arm of study.json, or a control of one. The keys of the second half are left out where they say nothing."""
 
@@ -105,7 +124,9 @@ class ArmRecord:
     contest: str | None = None  # schema 1's word for the comparison of two sides that the arm belongs to
     code: CodeRecord | None = None  # where it runs another state of the code than the launcher's
     environment: JsonObject | None = None  # that state's, where there is one
-    other_defaults: tuple[str, ...] = ()  # defaults in which the two states differ, a line each
+    other_defaults: tuple[
+        Annotated[OtherDefault, BeforeValidator(_of_older)], ...
+    ] = ()  # in which the two states differ
 
 
 @dataclass(frozen=True)

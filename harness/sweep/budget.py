@@ -1,6 +1,6 @@
 """What a sweep has spent, what its trials are expected to need, and what is left of its budget.
 
-The arithmetic of time and money is that of ``harness.analysis.cost``; the sentences are in ``messages``.
+The arithmetic of time and money is that of ``harness.judge.cost``; the sentences are in ``messages``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from harness.analysis.cost import HOUR_S, SpendingLimit, cost_of_trials, usd_of
+from harness.judge.cost import HOUR_S, SpendingLimit, cost_of_trials, usd_of
 from harness.launch.costing import work_of_training
 from harness.sweep.model import SweepBudget
 from harness.sweep.space import TrialConfigs

@@ -52,7 +52,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.statistics import CONFIDENCE, student_t
+from harness.explain.statistics import CONFIDENCE, student_t
 
 Edge = Literal["low", "high"]
 

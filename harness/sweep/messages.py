@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.cost import HOUR_S, usd_of
-from harness.report.cost import duration, hours, money
-from harness.report.terminal import aligned
-from harness.report.words import count, ms, number
+from harness.judge.cost import HOUR_S, usd_of
+from harness.show.cost import duration, hours, money
+from harness.show.terminal import aligned
+from harness.show.words import count, ms, number
 from harness.sweep.budget import Resource, Shortage, Spending, TrialsNeed
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.report.colours import CURVES
-from harness.report.drawing import Picture, drawn, title
+from harness.show.colours import CURVES
+from harness.show.drawing import Picture, drawn, title
 from harness.sweep.findings import RateCurve
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.messages import rate

@@ -33,7 +33,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.statistics import CONFIDENCE, student_t
+from harness.explain.statistics import CONFIDENCE, student_t
 from harness.sweep.fit import LearningRateOptimum
 
 MIN_SIZES = 3  # distinct: any two lie on a line

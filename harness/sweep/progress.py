@@ -6,9 +6,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from harness.launch.progress import PLAIN_INTERVAL_S, is_terminal
-from harness.report.cost import duration
-from harness.report.words import count
+from harness.launch.progress import PLAIN_INTERVAL_S, fitted, is_terminal
+from harness.show.cost import duration
+from harness.show.words import count
 from harness.sweep.messages import rate, trial_line
 from harness.sweep.trials import Trial, TrialStage
 
@@ -66,7 +66,7 @@ class SweepProgress:
         self._shown_s = now_s
         line = self.line(trial, steps, loss, now_s - self._begun_s)
         if self._rewrites:
-            print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+            print(f"\r{fitted(line)}\x1b[K", end="", file=sys.stderr, flush=True)
             self._line_open = True
         else:
             print(line, file=sys.stderr, flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from harness.report.drawing import Picture, drawn, title
+from harness.show.drawing import Picture, drawn, title
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.picture import dress, logarithmic_figure
 from harness.sweep.power_law import Extrapolation, PowerLaw

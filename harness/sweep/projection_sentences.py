@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness.report.words import capitalised, count, listing
+from harness.show.words import capitalised, count, listing
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.messages import INTERVAL, rate
 from harness.sweep.power_law import (

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from harness.analysis.cost import usd_of
-from harness.report.cost import duration
-from harness.report.tables import NOT_MEASURED, Markdown, safe, table
-from harness.report.words import count, listing
+from harness.judge.cost import usd_of
+from harness.show.cost import duration
+from harness.show.tables import NOT_MEASURED, Markdown, safe, table
+from harness.show.words import count, listing
 from harness.sweep import sentences
 from harness.sweep.begin import recorded_sweep
 from harness.sweep.budget import Spending, spent_by

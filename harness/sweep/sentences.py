@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.report.words import count, percent
+from harness.show.words import count, percent
 from harness.sweep import projection_sentences
 from harness.sweep.findings import ChosenRate, DivergedRate, RateCurve, SweepFindings
 from harness.sweep.fit import MIN_RATES, LearningRateOptimum, NoOptimum

@@ -17,7 +17,7 @@ from typing import Literal, cast
 
 from pydantic import ValidationError
 
-from harness.analysis.cost import ArmMeasurement
+from harness.judge.cost import ArmMeasurement
 from harness.study.validation import first_fault, made_of
 from harness.sweep.journal import FILE
 from harness.sweep.trial_run import RESULT

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.regression import BASELINES
+from harness.regress import BASELINES
 from harness.testing import PROPERTY
 
 if TYPE_CHECKING:

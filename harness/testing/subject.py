@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from harness.analysis.statistics import MIN_BLOCKS
-from harness.regression import BASELINES
-from harness.regression.across import compare_series
-from harness.regression.gate import Limits, StateComparison
-from harness.regression.quantities import read_limit, read_seconds, read_share
-from harness.regression.rounds import STEP, Rounds, rounds
-from harness.regression.series import BlockSeries, series_of
-from harness.regression.thresholds import ALTERNATED, APART
+from harness.explain.statistics import MIN_BLOCKS
+from harness.regress import BASELINES
+from harness.regress.across import compare_series
+from harness.regress.quantities import read_limit, read_seconds, read_share
+from harness.regress.records import Limits, StateComparison
+from harness.regress.rounds import STEP, Rounds, rounds
+from harness.regress.series import BlockSeries, series_of
+from harness.regress.thresholds import ALTERNATED, APART
 from harness.study.contract import PHASES
 from harness.study.records import ArmRecord
 from harness.study.store import StudyFolder
@@ -27,8 +27,8 @@ from harness.testing import PROPERTY
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.regression.plan import ComparisonPlan
-    from harness.regression.run import RegressionResult
+    from harness.regress.plan import ComparisonPlan
+    from harness.regress.run import RegressionResult
     from harness.scenario.commands import CommandScenario
     from harness.scenario.model import Scenario
 
@@ -108,7 +108,7 @@ class Subject:
                 )
             return self._command(scenario, base, limits, budget_s)
         if an_arm:
-            from harness.regression.plan import between_arms
+            from harness.regress.plan import between_arms
 
             asked = between_arms(scenario, str(self.path), other, self.arm, self.control)
             return self._comparison(asked, limits, budget_s)
@@ -116,9 +116,9 @@ class Subject:
             raise InputError(f"{self.path}: no arm {other!r} to be no slower than; allowed: an arm, or {BASELINE!r}")
         if base:
             from harness.launch.code import holds_code
-            from harness.regression.plan import between_states
-            from harness.regression.run import with_codes
-            from harness.regression.user_code import is_of_user_code, run_user_states
+            from harness.regress.plan import between_states
+            from harness.regress.run import with_codes
+            from harness.regress.user_code import is_of_user_code, run_user_states
 
             asked = between_states(scenario, str(self.path), [self.arm], self.control)
             if is_of_user_code(asked, base):
@@ -133,8 +133,8 @@ class Subject:
 
     def _command(self, scenario: CommandScenario, base: str, limits: Limits, budget_s: float) -> StateComparison:
         """The arm's command at that state and as it is."""
-        from harness.regression.commands import run_command_states
-        from harness.regression.plan import unknown_arm
+        from harness.regress.commands import run_command_states
+        from harness.regress.plan import unknown_arm
         from harness.scenario.commands import plan_commands
 
         plan = plan_commands(scenario)
@@ -157,15 +157,15 @@ class Subject:
         budget_s: float,
         arms: Mapping[str, ArmRecord] | None = None,
     ) -> StateComparison:
-        from harness.regression.run import run_comparisons
+        from harness.regress.run import run_comparisons
 
         with self._shown():
             found = run_comparisons(asked, *self._study(), limits, budget_s, arms)
         return self._compared(found)
 
     def _compared(self, found: RegressionResult) -> StateComparison:
-        from harness.regression import report as regression
-        from harness.regression.report import sentence
+        from harness.regress import report as regression
+        from harness.regress.text import sentence
 
         folder = StudyFolder(found.folder)
         regression.write(folder, found.comparisons)
@@ -181,9 +181,9 @@ class Subject:
         """The scenario's own number of blocks, as far as the budget lasts."""
         from harness.launch.study import Sequential, run_study
         from harness.machine.environment import record_environment
-        from harness.regression import baselines
-        from harness.regression import report as regression
-        from harness.regression.plan import alone, records_of
+        from harness.regress import baselines
+        from harness.regress import report as regression
+        from harness.regress.plan import alone, records_of
 
         folder = Path(self.config.getoption("--harness-baselines"))
         saves = self.config.getoption("--harness-save-baselines")
@@ -226,8 +226,8 @@ class Subject:
 
     def _save(self, folder: Path, series: BlockSeries, limits: Limits) -> NoReturn:
         from harness.machine.git import is_ignored
-        from harness.regression import baselines
-        from harness.regression.report import kept_note
+        from harness.regress import baselines
+        from harness.regress.text import kept_note
 
         if len(series.blocks) < MIN_BLOCKS:
             raise InputError(f"{self.path}: {len(series.blocks)} finished blocks; a baseline takes {MIN_BLOCKS}")
@@ -253,7 +253,7 @@ class Subject:
 
     def _end(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> StateComparison:
         """Report the rounds to pytest-benchmark, then pass or fail."""
-        from harness.regression.report import sentence
+        from harness.regress.text import sentence
 
         message = f"{sentence(comparison)}; evidence: {folder.path}"
         self._note(message)
@@ -278,7 +278,7 @@ class Subject:
         """
         if self.benchmark is None:
             return
-        from harness.regression.report import sentence
+        from harness.regress.text import sentence
 
         found = _rounds_of(folder, arm)
         # pytest-benchmark times functions; these were timed elsewhere. It has no public way to take over times.

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.analysis.comparisons import Measured
-from harness.analysis.ledger import measure
-from harness.analysis.report_types import ArmReport, Comparison, StudyReport
-from harness.analysis.statistics import Estimate
-from harness.analysis.study import analyse
+from harness.explain.ledger import measure
+from harness.explain.statistics import Estimate
+from harness.judge.comparisons import Measured
+from harness.judge.report_types import ArmReport, Comparison, StudyReport
+from harness.judge.study import analyse
 from harness.study.store import StudyFolder
 from tests.attached_truth.common import ROOT, only_study
 from tests.commands import fork_servers, harness_and_program

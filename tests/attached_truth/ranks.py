@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis.statistics import Estimate
-from harness.analysis.study import analyse
+from harness.explain.statistics import Estimate
+from harness.judge.study import analyse
 from tests.attached_truth.common import ROOT, environment, harness_exec, only_study, words_of
 
 SLOW_MS = 20

@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness.launch.budget import read_cost
-from harness.report.cost import duration
-from harness.report.words import ms, signed_percent
+from harness.show.cost import duration
+from harness.show.words import ms, signed_percent
 
 BASE = {
     "model": {"layers": 2, "width": 128, "heads": 4},

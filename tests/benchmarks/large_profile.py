@@ -29,7 +29,7 @@ OURS = """
 import json, sys, time
 begin = time.perf_counter()
 from pathlib import Path
-from harness.analysis.probes.torch_profile import torch_profile
+from harness.explain.probes.torch_profile import torch_profile
 from harness.study.probes_json import TorchProfilerRecord
 from harness.study.traces.kineto import read_profile
 import numpy, pyarrow.compute, pyarrow.json

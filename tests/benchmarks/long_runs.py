@@ -122,7 +122,7 @@ def _tables(folder: Path, steps: int, seed: int, *, asynchronous: bool) -> None:
 
 def analyse(folder: Path) -> dict[str, float]:
     """Build the report; seconds, and the most memory that this process ever had."""
-    from harness.report.build import build_report
+    from harness.show.build import build_report
 
     begun = time.perf_counter()
     build_report(folder)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from harness.report.tables import NOT_MEASURED, table
+from harness.show.tables import NOT_MEASURED, table
 from harness.sweep.fit import LearningRateOptimum, fit_optimum
 from harness.sweep.power_law import WIDEST, Extrapolation, PowerLaw, extrapolate, fit_power_law
 from tests.harness.sweep.curves import (

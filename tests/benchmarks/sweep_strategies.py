@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from harness.report.cost import duration
+from harness.show.cost import duration
 from harness.sweep import report, sentences
 from harness.sweep.journal import TrialJournal
 from harness.sweep.load import load_sweep

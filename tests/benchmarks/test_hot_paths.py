@@ -9,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.analysis.ledger import measure
+from harness.explain.ledger import measure
 from harness.probes.ledger.steps import StepRecorder
-from harness.regression.decision import decide
-from harness.regression.gate import Limits, comparisons
-from harness.regression.rounds import rounds
-from tests.harness.regression.tables import study
+from harness.regress.decision import decide
+from harness.regress.gate import comparisons
+from harness.regress.records import Limits
+from harness.regress.rounds import rounds
+from tests.harness.regress.tables import study
 from trainer import telemetry
 from trainer.config import DataConfig
 from trainer.data.dataset import make_pipeline

@@ -19,7 +19,7 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.analysis.statistics import from_block_values
+from harness.explain.statistics import from_block_values
 from harness.probes.ledger.steps import StepRecorder
 from harness.probes.profilers.torch_profiler import TorchProfiler
 from harness.probes.profilers.torch_session import TorchProfilerSettings

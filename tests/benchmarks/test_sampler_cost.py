@@ -15,7 +15,7 @@ from time import perf_counter_ns
 import pytest
 import torch
 
-from harness.analysis.probes.samples import split, total
+from harness.explain.probes.samples import split, total
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.settings import SamplerSettings
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema

@@ -7,7 +7,7 @@ The same model from the same seed, the same batches (their first losses must agr
 and number of threads. Each contestant (tests/benchmarks/peer_loops.py) has a process of its own that lives through all
 rounds; between its slices it is suspended with all it started. A round gives each one slice, there and back again
 (ABBA). Printed and written to DIR/README.md and DIR/table.json: medians of a slice's tokens per second, and the ratio
-of ours to each other one of the same round, with a bootstrap interval (harness/analysis/statistics.py).
+of ours to each other one of the same round, with a bootstrap interval (harness/explain/statistics.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.statistics import Estimate, from_blocks
+from harness.explain.statistics import Estimate, from_blocks
 from harness.machine.environment import read_environment
 from tests.benchmarks.peer_loops import FUSED, LEDGER, NANOGPT, OURS, TRANSFORMERS
 from tests.benchmarks.peer_process import Contestant

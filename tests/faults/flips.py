@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from harness.report.drawing import Picture
+from harness.show.drawing import Picture
 from tests.faults.common import Counts, Ended, finished_study, forked, parser, workplace
 
 LIMIT_S = 60.0
@@ -42,7 +42,7 @@ def _numbers(value: Any, at: str) -> Iterator[tuple[str, Any]]:
 
 
 def without_pictures() -> None:
-    mock.patch("harness.report.plots.drawn", return_value=PICTURE).start()
+    mock.patch("harness.show.plots.drawn", return_value=PICTURE).start()
 
 
 def copy_of(study: Path, to: Path) -> Path:

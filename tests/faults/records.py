@@ -28,7 +28,7 @@ from unittest import mock
 
 from harness.cli import main as command_line
 from harness.launch.preparation import StudyData
-from harness.report.drawing import Picture
+from harness.show.drawing import Picture
 from harness.study.store import StudyFolder
 from tests.commands import ROOT
 from tests.faults.table_damage import TABLES, damages
@@ -143,7 +143,7 @@ def commands(folder: Path) -> Iterator[tuple[str, Callable[[], int]]]:
     for words in (
         ["report", study],
         ["compare", study, study, "--baselines", kept],
-        ["whatif", study, "--arm", ARMS[0], "--set", "workers=1", "--sweep", "batch_size=1,2"],
+        ["whatif", study, "--arm", ARMS[0], "--set", "workers=1", "--sweep", "batch_size=1,2", "--out", study],
         ["baseline", "check", study, "--baselines", kept],
         ["baseline", "list", "--baselines", kept],
         ["baseline", "save", study, "--baselines", kept],
@@ -158,8 +158,8 @@ def nothing_runs() -> Iterator[None]:
     """No picture is drawn, no run is started, no browser is waited for; everything else is as it is."""
     picture = Picture(b"\x89PNG\r\n\x1a\n", '<svg viewBox="0 0 1 1"></svg>')
     with (
-        mock.patch("harness.report.plots.drawn", return_value=picture),
-        mock.patch("harness.report.sweeps.drawn", return_value=picture),
+        mock.patch("harness.show.plots.drawn", return_value=picture),
+        mock.patch("harness.show.sweeps.drawn", return_value=picture),
         mock.patch("harness.launch.study.prepare_data", return_value=StudyData([], {}, defaultdict(dict))),
         mock.patch("harness.launch.study.run_block", return_value=None),
         mock.patch("harness.commands.trace._serve", return_value=None),

@@ -9,12 +9,12 @@ from gzip import decompress
 import pyarrow as pa
 import pytest
 
+from harness.show.timeline.chrome import write
+from harness.show.timeline.model import Process, Trace, resolve
+from harness.show.timeline.operators import add_operators, shown
 from harness.study.contract import SPAN_COLUMNS, arrow_schema
-from harness.timeline.chrome import write
-from harness.timeline.model import Process, Trace, resolve
-from harness.timeline.operators import add_operators, shown
 from tests.gpu.kernel_times import PHASE_OF, compare, covered_ns, launched, stray_arrows
-from tests.harness.timeline import tables
+from tests.harness.show.timeline import tables
 
 US, MS = 1_000, 1_000_000
 STEPS = 5

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from harness.analysis.probes.device_health import device_health
-from harness.analysis.probes.samples import split
+from harness.explain.probes.samples import split
+from harness.judge.probes.device_health import device_health
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.settings import SamplerSettings
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.comparisons import Absent, Figure
-from harness.analysis.in_total import InTotal
-from harness.analysis.losses import Losses
-from harness.analysis.report_types import StudyReport
-from harness.analysis.statistics import Estimate
-from harness.analysis.verdicts import judge
-from harness.report import markdown
-from harness.report.first_screen import first_screen
+from harness.explain.statistics import Estimate
+from harness.judge.comparisons import Absent, Figure
+from harness.judge.doubts import doubt
+from harness.judge.in_total import InTotal
+from harness.judge.losses import Losses
+from harness.judge.report_types import StudyReport
+from harness.judge.verdicts import judge
+from harness.show import markdown
+from harness.show.first_screen import first_screen
 from harness.study.contract import PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Columns, arrow_schema
 from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
@@ -263,7 +264,7 @@ def judged(
             together or ratio,
             noise_floor,
             learned,
-            no_core=no_core,
+            doubts=[doubt("no core")] if no_core else [],
             used_lead=used_lead,
             same_again=same_again,
             in_total=None if in_total is None else in_total.least,
@@ -286,6 +287,7 @@ def judged(
         "verdict": found.verdict,
         "resolution": found.resolution,
         "undecided": found.undecided,
+        "doubts": found.doubts,
     }
     return replace(
         report, comparisons=tuple(replace(c, measured=replace(c.measured, **changes)) for c in report.compared)

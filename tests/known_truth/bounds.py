@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.analysis.bounds import Bound
+from harness.explain.bounds import Bound
 
 NAME = "known-truth-bounds"
 STEPS = 20

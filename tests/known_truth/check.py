@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from harness.analysis.replay.predict import predict, unedited_error
-from harness.analysis.report_types import StudyReport
-from harness.analysis.study import analyse
+from harness.explain.replay.predict import predict, unedited_error
+from harness.judge.report_types import StudyReport
+from harness.judge.study import analyse
 from harness.scenario.edits import parse_edits
 from harness.study.contract import CAUSES, STAGES
 from harness.study.run_data import RunData

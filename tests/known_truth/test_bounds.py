@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.analysis.bounds import NOTICEABLE, Bound, BoundShares
-from harness.analysis.report_types import ArmReport, StudyReport
-from harness.analysis.study import analyse
+from harness.explain.bounds import NOTICEABLE, Bound, BoundShares
+from harness.judge.report_types import ArmReport, StudyReport
+from harness.judge.study import analyse
 from harness.study.contract import STAGES
 from tests.known_truth.bounds import ARMS, LAUNCHED_BUSY_MS, LAUNCHED_DATA_MS, LAUNCHING_MS, scenario
 from tests.known_truth.waited import HOPELESS, SPOILED, allowance, waited_share

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import fmean
 
-from harness.analysis.probes.samples import split, total
+from harness.explain.probes.samples import split, total
 from harness.study.run_data import RunData
 
 NOTHING = 0.01  # share of a step: a quiet machine shows less, and then nothing is allowed for it

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.analysis.ledger import measure
-from harness.analysis.replay import Replays, unedited_error
+from harness.explain.ledger import measure
+from harness.explain.replay import Replays, unedited_error
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests import warmup
@@ -168,9 +168,9 @@ def page(rows: list[Row], repeated: int) -> str:
         "# What removing a part saves: predicted and really run",
         "Random pipelines (tests/removals/pipelines.py) of declared costs, run for real (sleeping, on an emulated "
         "device where asynchronous), and each of them without three of its parts. The prediction rests on the run of "
-        "the whole alone (`harness/analysis/replay/removals.py`); the measurement is another process, before or after "
+        "the whole alone (`harness/explain/replay/removals.py`); the measurement is another process, before or after "
         f"it. One block of {STEPS} steps each, a whole number of batches of every worker, after {WARMUP} to "
-        f"{warmup.MOST} of warm-up, until the batches that lay ready as the loop began are used up. {repeated} "
+        f"{warmup.MOST} of warm-up, until the prefetched batches as the loop began are used up. {repeated} "
         f"pipelines one of whose runs waited for a core for more than {SPOILED:.0%} of its steps were run again (the "
         "quietest study counts). `python -m tests.removals`.",
         summary(rows),

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness.timeline.server import TraceServer, offline_routes
+from harness.show.timeline.server import TraceServer, offline_routes
 from tests.timeline_check.browser import Browser, program
 from tests.timeline_check.check import ns
 

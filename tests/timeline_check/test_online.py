@@ -17,8 +17,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from harness.show.timeline.server import ONLINE_PORT
 from harness.study.store import StudyFolder
-from harness.timeline.server import ONLINE_PORT
 from tests.harness.synthetic import Arm, build, write
 from tests.timeline_check import perfetto
 from tests.timeline_check.browser import Browser

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from harness.timeline import PROTOBUF_NAME, SizeLimits, timeline
+from harness.show.timeline import PROTOBUF_NAME, SizeLimits, timeline
+from tests.harness.show.timeline.test_timeline import ARMS, profiled
 from tests.harness.synthetic import build
-from tests.harness.timeline.test_timeline import ARMS, profiled
 from tests.timeline_check import perfetto
 
 pytestmark = [

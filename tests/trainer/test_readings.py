@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.analysis.ledger import measure
+from harness.explain.ledger import measure
 from tests import cuda_stream
 from tests.trainer.compute.test_emulated import Log
 from trainer import telemetry

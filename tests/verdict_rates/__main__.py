@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.analysis.statistics import INDEPENDENT, INDEPENDENT_ALONE
+from harness.explain.statistics import INDEPENDENT, INDEPENDENT_ALONE
 from tests.verdict_rates.simulate import (
     LIMIT,
     SCATTER,

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis import statistics
-from harness.analysis.comparisons import Controls, Measured, compare
-from harness.analysis.ledger import Blocks, RepetitionTotals, RunLedger
-from harness.analysis.statistics import from_block_values
-from harness.regression.across import compare_series
-from harness.regression.days import Days, session_of
-from harness.regression.gate import Limits
-from harness.regression.series import BlockSeries
+from harness.explain import statistics
+from harness.explain.ledger import Blocks, RepetitionTotals, RunLedger
+from harness.explain.statistics import from_block_values
+from harness.judge.comparisons import Controls, Measured, compare
+from harness.regress.across import compare_series
+from harness.regress.days import Days, session_of
+from harness.regress.records import Limits
+from harness.regress.series import BlockSeries
 from harness.study.records import RunRecord
 from tests.ledgers import ledger
 

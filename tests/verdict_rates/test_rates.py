@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.analysis.statistics import likeness
+from harness.explain.statistics import likeness
 from tests.verdict_rates.simulate import (
     alike,
     autoregressive,

@@ -7,6 +7,7 @@ epoch in order and compares it, batch by batch, with an independent and delibera
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -18,14 +19,16 @@ from trainer.config import DataConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.corpus import ROW_GROUP, Corpus, by_row, iter_texts, prepare_corpus
 from trainer.data.dataset import Epoch, is_packed
-from trainer.data.manifest import Pretokenized
+from trainer.data.manifest import Format, Pretokenized
 from trainer.data.prepare import Prepared, format_of
-from trainer.data.pretokenize import padding_id, pretokenize
+from trainer.data.pretokenize import Progress, padding_id, pretokenize
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
 
 _BY_ACCESS = ("text-padded", "tokens-padded", "text-stream", "tokens-stream")
 _PATHS = (*((path, access) for path in _BY_ACCESS for access in ("scalar", "zero-copy")), ("tokens-mmap", "zero-copy"))
+_FORMATS: tuple[Format, ...] = ("token-list", "padded", "flat")
 Rows = dict[str, NDArray[np.int64]]
+Shown = Callable[[str, int], AbstractContextManager[Progress]]  # (stage, its documents) -> what counts those done
 
 
 @dataclass(frozen=True)
@@ -51,29 +54,32 @@ class _DifferenceError(Exception):
     pass
 
 
-def verify(config: DataConfig, progress: Callable[[str], None] = lambda _: None) -> VerifyReport:
+def verify(config: DataConfig, shown: Shown = lambda *_: nullcontext(lambda *_: None)) -> VerifyReport:
     """Compare all data paths under ``config``'s corpus, tokenizer, sequence length and batch size.
 
-    It takes about five tokenizations of the corpus. ``progress`` is called with a line for each comparison.
+    It takes about five tokenizations of the corpus. ``shown`` is entered for each stage: it shows how far that is.
     """
     corpus = by_row(prepare_corpus(config.corpus), "harness data verify")
     info = prepare_tokenizer(config.tokenizer, corpus)
-    whole = pretokenize(corpus, info, "token-list", config.sequence_length)
-    padded = pretokenize(corpus, info, "padded", config.sequence_length)
-    flat = pretokenize(corpus, info, "flat", config.sequence_length)
+    made = {}
+    for format in _FORMATS:
+        with shown(f"tokenizing to {format} by {info.engine}", corpus.documents) as progress:
+            made[format] = pretokenize(corpus, info, format, config.sequence_length, progress=progress)
+    whole, padded, flat = (made[format] for format in _FORMATS)
     manifest = whole.manifest
     batches, remainder, compared, difference = 0, 0, [], None
     try:
-        progress(f"{corpus.documents} documents against all pretokenized files")
-        _compare_documents(corpus, info, whole, padded, flat, config.sequence_length)
+        with shown(f"comparing pretokenized files, tokenizing by {info.engine}", corpus.documents) as progress:
+            _compare_documents(corpus, info, whole, padded, flat, config.sequence_length, progress)
         for path, access in _PATHS:
             name = path if path == "tokens-mmap" else f"{path}/{access}"
-            progress(f"{name}, one epoch batch by batch")
             update = {"path": path, "access": access, "shuffle": False, "workers": 0, "replay": False}
             one = config.model_copy(update=update)
-            made = {None: None, "padded": padded, "token-list": whole, "flat": flat}[format_of(one)]
-            prepared = Prepared(corpus, info, None if made is None else made.folder)
-            count, left = _compare_epoch(name, one, prepared, whole, padded.manifest.rows_tokens)
+            needed = format_of(one)
+            prepared = Prepared(corpus, info, None if needed is None else made[needed].folder)
+            by = f" by {info.engine}" if needed is None else ""
+            with shown(f"comparing batches of {name}{by}", corpus.documents) as progress:
+                count, left = _compare_epoch(name, one, prepared, whole, padded.manifest.rows_tokens, progress)
             batches += count
             remainder = max(remainder, left)
             compared.append(name)
@@ -92,9 +98,16 @@ def verify(config: DataConfig, progress: Callable[[str], None] = lambda _: None)
 
 
 def _compare_documents(
-    corpus: Corpus, info: TokenizerInfo, whole: Pretokenized, padded: Pretokenized, flat: Pretokenized, length: int
+    corpus: Corpus,
+    info: TokenizerInfo,
+    whole: Pretokenized,
+    padded: Pretokenized,
+    flat: Pretokenized,
+    length: int,
+    progress: Progress,
 ) -> None:
     tokenizer = load_tokenizer(info)
+    progress(0, 0)
     pad_id, total, index = padding_id(info), 0, 0
     stored = zip_longest(
         _rows(whole.data, "tokens"),
@@ -120,6 +133,7 @@ def _compare_documents(
                     raise _DifferenceError(f"document {index}: stored {name} differ from tokenizing it afresh")
             total += len(tokens)
             index += 1
+            progress(1, 0)
     if next(stored, None) is not None:
         raise _DifferenceError(f"the pretokenized files hold more than the corpus' {index} documents")
     if total != whole.manifest.tokens:
@@ -127,11 +141,11 @@ def _compare_documents(
 
 
 def _compare_epoch(
-    name: str, config: DataConfig, prepared: Prepared, whole: Pretokenized, padded_tokens: int
+    name: str, config: DataConfig, prepared: Prepared, whole: Pretokenized, padded_tokens: int, progress: Progress
 ) -> tuple[int, int]:
     """Compare one epoch. Returns (batches compared, remainder in tokens at its end)."""
     packed = is_packed(config)
-    documents = (tokens for tokens in _rows(whole.data, "tokens") if tokens)
+    documents = (tokens for tokens in _counted(_rows(whole.data, "tokens"), progress) if tokens)
     rows = (_packed_rows if packed else _padded_rows)(documents, config.sequence_length, padding_id(prepared.tokenizer))
     batches = tokens = 0
     epoch = Epoch(config, prepared, seed=0)
@@ -172,6 +186,13 @@ def _compare_batch(where: str, batch: Batch, rows: Iterator[Rows], packed: bool)
         trained += int((expected["labels"][1:] != IGNORED).sum())
     if trained != batch.trained_tokens:
         raise _DifferenceError(f"{where}: trained_tokens is {batch.trained_tokens}, expected {trained}")
+
+
+def _counted(documents: Iterator[list[int]], progress: Progress) -> Iterator[list[int]]:
+    progress(0, 0)
+    for tokens in documents:
+        yield tokens
+        progress(1, 0)
 
 
 def _rows(data: Path, column: str) -> Iterator[list[int]]:

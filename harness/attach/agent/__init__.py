@@ -23,6 +23,7 @@ def begin(folder: str) -> bool:
         guard,
         loading,
         own_code,
+        own_time,
         profiling,
         record,
         tokenizing,
@@ -36,10 +37,11 @@ def begin(folder: str) -> bool:
     controls.forget()
     watching.forget()
     causes.forget()
+    own_time.forget()
     guard.on, guard.fault = True, None
     if not _patched:
         _patched = True
-        for module in (loading, updates, tokenizing, watching, causes, own_code, profiling):
+        for module in (loading, updates, tokenizing, watching, causes, own_code, own_time, profiling):
             guard.carefully(module.patch)
         guard.carefully(_hide_from_dynamo)
     guard.carefully(profiling.begin)
@@ -48,11 +50,12 @@ def begin(folder: str) -> bool:
 
 def end() -> None:
     """Stop recording: every hook does nothing until :func:`begin`."""
-    from _harness_agent import causes, guard, record, watching
+    from _harness_agent import causes, guard, own_time, record, watching
 
     guard.carefully(watching.forget)
     guard.carefully(causes.forget)
     guard.carefully(record.end)
+    guard.carefully(own_time.forget)
     guard.on = False
 
 

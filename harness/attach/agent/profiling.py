@@ -27,7 +27,7 @@ import torch
 from _harness_agent import boundaries, device, gate, guard, record, watching
 
 MOST_EVALUATING = 3  # batches of a step that nobody trains on: more are an evaluation, which may be a long one
-NOTICEABLE = 0.05  # share of the measured time, as in harness.analysis.bounds
+NOTICEABLE = 0.05  # share of the measured time, as in harness.explain.bounds
 WARMUP = 1  # steps in which torch's profiler gets ready: its first events are slow
 TRACE = ".torch_profile.json"  # ends the name of what torch's profiler wrote, beside the frames
 # Files beside the frames: this program asks for py-spy; the launcher samples; the program has marked the window's end;
@@ -40,6 +40,9 @@ MARK = "harness_clock_mark_"
 MARKS, MARK_NS, GAP_NS = 6, 30_000_000, 20_000_000
 HEADER, OFFSET, CUT = "harness", "realtime_minus_monotonic_ns", "cut"  # as in harness.study.traces.profiles
 _TRIES = 32  # readings of both clocks: the tightest counts, as in harness.probes.profilers.clocks
+# Kineto prints "USDT:" lines about each window. Their level, 5, is its highest: what hides them hides its errors too.
+# It reads the variable once, as the first profiler of a process starts.
+LOG_LEVEL, QUIET = "KINETO_LOG_LEVEL", "6"
 _PR_SET_PTRACER = 0x59616D61  # linux/prctl.h: "Yama"
 
 
@@ -216,7 +219,13 @@ def _start(active: int) -> None:
     steps = schedule(wait=0, warmup=WARMUP, active=active, repeat=1)
     state.clock = _realtime_minus_monotonic()
     state.profiler = profile(activities=activities, schedule=steps, acc_events=True)
-    _call(state.profiler.start)
+    is_quiet = LOG_LEVEL not in os.environ
+    os.environ.setdefault(LOG_LEVEL, QUIET)
+    try:
+        _call(state.profiler.start)
+    finally:
+        if is_quiet:
+            del os.environ[LOG_LEVEL]  # The program's children get what the user set.
 
 
 def _write(number: int) -> None:

@@ -55,7 +55,18 @@ def _forked() -> None:
     """In a child: the file stays the parent's, and so does what it has seen."""
     global _file, _owner, training_thread
     _file, _owner, training_thread = None, 0, None
-    from _harness_agent import boundaries, causes, controls, guard, loading, profiling, run_queue, stages, switches
+    from _harness_agent import (
+        boundaries,
+        causes,
+        controls,
+        guard,
+        loading,
+        own_time,
+        profiling,
+        run_queue,
+        stages,
+        switches,
+    )
 
     switches.forget()
     stages.forget()
@@ -65,6 +76,7 @@ def _forked() -> None:
     controls.forget()
     guard.carefully(profiling.forget)
     guard.carefully(causes.forget)
+    guard.carefully(own_time.forget)
     forks.settled()
 
 
@@ -120,11 +132,12 @@ def note(what: str, text: Any) -> None:
 def end() -> None:
     """Write what is left, and close the file."""
     global _file, _folder, _owner
-    from _harness_agent import boundaries, guard, profiling
+    from _harness_agent import boundaries, guard, own_time, profiling
 
     if _file is not None and _owner == os.getpid():
         guard.carefully(profiling.finish)
         guard.carefully(boundaries.flush)
+        guard.carefully(own_time.forget)
         _file.close()
     _file, _folder, _owner = None, "", 0
 

@@ -28,6 +28,7 @@ _LINE_BYTES = 96  # at most
 
 _descriptors: list[int] = []
 _known: set[int] = set()
+own: set[int] = set()  # threads of the agent, which compute nothing for the program
 _begun = False
 _core: CpuReading | None = None  # of the main thread, where its switches are counted
 _counts: list[Any] = []  # of each thread's switches, as long as all are counted
@@ -123,7 +124,7 @@ def find_threads() -> None:
         return
     python = {thread.native_id for thread in threading.enumerate()}
     for name in os.listdir("/proc/self/task"):
-        if int(name) not in python and int(name) not in _known and len(_known) < MOST_THREADS:
+        if int(name) not in python | own and int(name) not in _known and len(_known) < MOST_THREADS:
             counted = len(_counts) == len(_descriptors)
             if _open(int(name)) and counted and (count := switches.count_of(int(name))) is not None:
                 _counts.append(count)

@@ -29,11 +29,12 @@ AGAIN = 50  # compute threads may start late
 _BLOCKED_NS = 100_000  # a call that blocks for less is no place worth naming
 _GENERATOR = 0x20  # inspect.CO_GENERATOR: a running one cannot be replaced
 _CALL = torch.nn.Module._wrapped_call_impl.__code__
+_PACKAGES = ("site-packages", "dist-packages")
 _LIBRARIES = tuple(
     os.path.realpath(one) + os.sep
     for one in {*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), sys.prefix}
 )
-_OURS = os.path.dirname(os.path.abspath(__file__))
+OURS = os.path.dirname(os.path.abspath(__file__))
 _MOST_MADE = 256
 MOST_ROOTS = 8  # outermost modules whose calls are timed
 
@@ -133,7 +134,7 @@ def _returned(seen: _Seen, frame: FrameType, result: Any) -> None:
     """Remember who returned which tensors last: of functions within functions the outermost."""
     code = frame.f_code
     file = code.co_filename
-    if file.startswith("<") or file.startswith(_OURS) or os.path.realpath(file).startswith(_LIBRARIES):
+    if file.startswith("<") or file.startswith(OURS) or is_library(file):
         return
     if len(seen.made) > _MOST_MADE:
         seen.made.clear()
@@ -145,7 +146,7 @@ def _returned(seen: _Seen, frame: FrameType, result: Any) -> None:
 def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
     wall_ns, cpu_ns = seen.calls.pop()
     blocked_ns = (monotonic_ns() - wall_ns) - (thread_time_ns() - cpu_ns)
-    if blocked_ns < _BLOCKED_NS or boundaries.state.open or frame.f_code.co_filename.startswith(_OURS):
+    if blocked_ns < _BLOCKED_NS or boundaries.state.open or frame.f_code.co_filename.startswith(OURS):
         return
     if seen.depth:  # the forward pass: no phase yet, but one of every step that is measured
         return
@@ -161,13 +162,19 @@ def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
     seen.blocked.append((place, blocked_ns, running))
 
 
+def is_library(file: str) -> bool:
+    """Return True if the file is of Python or of an installed package."""
+    path = os.path.realpath(file)
+    return path.startswith(_LIBRARIES) or any(f"{os.sep}{one}{os.sep}" in path for one in _PACKAGES)
+
+
 def users_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame that is of no library, or ``frame`` if all are of libraries; None if it is ours."""
     where = frame
-    while where is not None and os.path.realpath(where.f_code.co_filename).startswith(_LIBRARIES):
+    while where is not None and is_library(where.f_code.co_filename):
         where = where.f_back
     where = where or frame
-    return None if where is None or where.f_code.co_filename.startswith(_OURS) else where
+    return None if where is None or where.f_code.co_filename.startswith(OURS) else where
 
 
 def _tensors(value: Any, depth: int = 0) -> list[Any]:

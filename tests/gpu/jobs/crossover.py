@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from harness.analysis.replay import Replays, parse_edits
+from harness.explain.replay import Replays, parse_edits
 from harness.study.run_data import RunData
 from tests.gpu.jobs.studies import Study, add_figures, attempt, run_scenario, with_even_documents
 from tests.gpu.lease.place import Place

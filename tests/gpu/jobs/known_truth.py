@@ -28,10 +28,10 @@ from typing import Any
 
 import yaml
 
-from harness.analysis.lead_use import lead_use
-from harness.analysis.ledger import RunLedger, measure
-from harness.analysis.replay import Replays
-from harness.analysis.statistics import Estimate, reach_of_mean
+from harness.explain.lead_use import lead_use
+from harness.explain.ledger import RunLedger, measure
+from harness.explain.replay import Replays
+from harness.explain.statistics import Estimate, reach_of_mean
 from harness.launch.block import plan_repetitions
 from harness.scenario.edits import parse_edits
 from harness.study.contract import STAGES
@@ -250,7 +250,7 @@ class Beside:
 
     turns: list[Turn] = field(default_factory=list)
     too_fast: list[float] = field(default_factory=list)
-    """By run: percent by which its measured steps were faster than they can go on being."""
+    """By run: percent by which its measured steps were faster than later steps."""
     waited: list[float] = field(default_factory=list)
     """By run: percent of its steps that it waited for a core."""
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from harness.analysis.statistics import from_blocks
+from harness.explain.statistics import from_blocks
 from harness.probes.ledger.run_queue import RunQueue
 from harness.probes.ledger.steps import StepRecorder
 from harness.probes.nvml.reader import Reader

@@ -2,7 +2,7 @@
 
 A turn begins on an idle device. Its warm-up is good where it is short, and where the measured steps after it are no
 faster than those that follow. Two numbers show the latter. ``too_fast`` is exact, but of the host's lead and of batches
-that lay ready alone: how much of both the measured steps used up (``harness.analysis.lead_use``). ``first_over_last``
+that lay ready alone: how much of both the measured steps used up (``harness.explain.lead_use``). ``first_over_last``
 compares step times, so it shows everything that changes within a turn, the card's clock included.
 """
 
@@ -12,8 +12,8 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
-from harness.analysis.lead_use import lead_use
-from harness.analysis.ledger import measure
+from harness.explain.lead_use import lead_use
+from harness.explain.ledger import measure
 from harness.launch.block import plan_repetitions
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData
@@ -35,7 +35,7 @@ class WarmUp:
     first_over_last: float
     """Mean of the first third of a turn's measured steps over that of its last third."""
     too_fast: float | None
-    """Share of a step by which the measured steps were faster than they can go on being; None where unknown."""
+    """Share of a step by which the measured steps were faster than later steps; None where unknown."""
     low: float | None = None
     high: float | None = None
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.unseen import MOST_UNSEEN
 from harness.attach.command import SHIM
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import COUNTED, ENDED, EVALUATION, INTERRUPTED, NOT_FINITE, TOKENIZED, WORK, write_tables
 from harness.attach.study import unseen_place
+from harness.judge.unseen import MOST_UNSEEN
 from harness.probes.ledger import rows
 from harness.study.contract import RECEIVE
 from harness.study.store import StudyFolder

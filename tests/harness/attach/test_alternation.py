@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.analysis.study import analyse
 from harness.attach.alternation import AlternatingCommand, CommandFailed
 from harness.attach.command import MARK, AgentSettings
 from harness.attach.comparison import plan_against
+from harness.judge.study import analyse
+from harness.launch.quiet import LoadCheck
 from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.processes import descendants, read_process, with_variable
-from harness.report.changes import _command
+from harness.show.changes import _command
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
 from tests.commands import Done, harness
@@ -99,7 +100,7 @@ repeats: 1
 steps: 40
 """)
     scenario = str(tmp_path / "workers.yaml")
-    assert harness("run", scenario, "--plan").stdout.splitlines()[-1] == "3 runs: 1 blocks x 3"
+    assert harness("run", scenario, "--plan").stdout.splitlines()[-2] == "3 runs: 1 blocks x 3"
     done = harness("run", scenario, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "workers 1 instead of 0 (one): undecided" in " ".join(done.stdout.split())  # one block decides nothing
@@ -237,23 +238,50 @@ def test_a_command_that_ends_early_fails_alone_and_says_why(tmp_path: Path) -> N
 
 
 @slow
-def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     against = ("--against", "no-such-program-anywhere")
-    done = harness("exec", "--out", str(tmp_path), *against, "--", *program("plain"))
+    with monkeypatch.context() as patch:
+        patch.setattr(LoadCheck, "notes", lambda _: pytest.fail("it waited for a program that does not exist"))
+        done = harness("exec", "--out", str(tmp_path), "--wait-until-quiet", "60", *against, "--", *program("plain"))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("harness: exec: no-such-program-anywhere: no such program")
     assert list((tmp_path / "exec").iterdir()) == []
 
 
 @slow
-def test_a_command_that_fails_while_it_starts_is_one_failure_not_one_a_block(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "failed"),
+    [
+        (["--against", "{missing}"], {"baseline", "script"}),  # two commands, and baseline+a-a is one of them again
+        (["--controls", "all"], {"script"}),
+        (["--controls", "a-a", "--interleave", "runs"], {"script"}),
+    ],
+)
+def test_a_command_that_cannot_start_is_one_failure_in_all_blocks(
+    options: list[str], failed: set[str], tmp_path: Path
+) -> None:
     missing = [sys.executable, str(tmp_path / "not_there.py")]
-    options = ("--against", shlex.join(missing), "--repeats", "3", "--out", str(tmp_path / "out"))
-    done = harness("exec", *options, "--", *missing, "1")
+    words = [word.format(missing=shlex.join(missing)) for word in options]
+    done = harness("exec", *words, "--repeats", "3", "--out", str(tmp_path / "out"), "--", *missing, "1")
     assert done.returncode == 1
     (path,) = (tmp_path / "out" / "exec").iterdir()
-    assert [run.record.block for run in StudyFolder(path).runs()] == [0, 0, 0]
+    runs = [run.record for run in StudyFolder(path).runs()]
+    assert [run.block for run in runs] == [0] * len(failed)
+    assert {run.of or run.arm for run in runs} == failed
+    assert {run.status for run in runs} == {"failed"}
+    assert len([line for line in done.stderr.splitlines() if " failed: " in line]) == len(failed)
     assert StudyFolder(path).read_study().blocks == 1
+
+
+@slow
+def test_a_start_that_fails_once_in_block_0_is_tried_once_more(tmp_path: Path) -> None:
+    """As a port that is in use until an earlier run has let go of it."""
+    script = f"mkdir {shlex.quote(str(tmp_path / 'tried'))} && exit 1; {shlex.join(program('plain', '--steps', LONG))}"
+    study, done = study_of(tmp_path, shlex.join(["bash", "-c", script]), {"script": None}, 20)
+    assert done.returncode == 0, done.stderr
+    assert [run.record.status for run in study.runs()] == ["done"]
+    assert " failed: " not in done.stderr
+    assert study.read_study().status == "done"
 
 
 @slow

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.slow_causes import SlowCause, slow_causes
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import write_tables
 from harness.attach.study import record_of
+from harness.explain.slow_causes import SlowCause, slow_causes
 from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all
 
 pytestmark = pytest.mark.slow

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.analysis import bounds, launches
-from harness.analysis.intervals import Stretches
 from harness.attach.command import SHIM
 from harness.commands.exec import PROFILE_STEPS
+from harness.explain import bounds, launches
+from harness.explain.intervals import Stretches
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData
-from tests.harness.analysis.test_launch_bound import drawn
 from tests.harness.attach.test_device import alone
 from tests.harness.attach.test_exec import attached, program, study_in
 from tests.harness.attach.test_profile import rows
+from tests.harness.explain.test_launch_bound import drawn
 
 MS = 1_000_000
 STEPS = 15

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis.judgement import bar_of
-from harness.analysis.ledger import measure
-from harness.analysis.replay.pipeline import in_order
-from harness.analysis.replay.predict import Replays
-from harness.analysis.replay.recording import record
-from harness.analysis.replay.removals import without_stages
-from harness.analysis.replay.simulate import simulate
 from harness.attach.frames import ProcessFacts
 from harness.commands.api import load
+from harness.explain.ledger import measure
+from harness.explain.replay.pipeline import in_order
+from harness.explain.replay.predict import Replays
+from harness.explain.replay.recording import record
+from harness.explain.replay.removals import without_stages
+from harness.explain.replay.simulate import simulate
+from harness.judge.judgement import bar_of
 from harness.scenario.edits import parse_edits
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
@@ -177,6 +177,18 @@ def test_why_nothing_was_recorded_is_true(tmp_path: Path) -> None:
     assert "no training step was seen: torch was imported, but no backward pass" in idle.stderr
 
 
+def test_a_command_that_failed_is_not_said_to_lack_torch(tmp_path: Path) -> None:
+    """After python's own "can't open file", and after Ctrl-C, the line blamed the environment."""
+    line = "harness: no training step was seen: the command "
+    missing = attached(tmp_path / "missing", [sys.executable, str(tmp_path / "train.py")], cold=True)
+    assert missing.returncode == 2
+    assert missing.stderr.splitlines()[1:] == [f"{line}ended with exit code 2"]
+    for first in ("", "import torch; "):
+        ends = f"{first}import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), 2)"
+        stopped = attached(tmp_path / "stopped", [sys.executable, "-c", ends])
+        assert (stopped.returncode, stopped.stderr) == (128 + signal.SIGINT, f"{line}was interrupted\n")
+
+
 def test_a_fault_of_ours_is_said_where_it_left_no_training_step(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -195,7 +207,7 @@ def test_what_is_no_program_is_one_line(tmp_path: Path) -> None:
     done = attached(tmp_path, ["no-such-program-anywhere"])
     assert done.returncode == 2
     assert done.stderr == (
-        "harness: exec: no-such-program-anywhere: no such program; what follows -- is run as it is\n"
+        "harness: exec: no-such-program-anywhere: no such program; a command is run as it is, without a shell\n"
     )
     assert list((tmp_path / "exec").iterdir()) == []
 
@@ -326,7 +338,7 @@ def test_workers_that_make_equal_batches_are_seen_to_and_others_are_not(
     said = " ".join(done.stdout.split())
     assert ("made the same batches" in said) is (way == "copied")
     assert {run.record.facts.empty_workers for run in runs} == {3 if way == "one-shard" else None}
-    assert ("3 of the 4 loader workers of script made no batch, as its dataset" in said) is (way == "one-shard")
+    assert ("3 of the 4 loader workers of script made no batch: the dataset" in said) is (way == "one-shard")
 
 
 @pytest.mark.parametrize("way", ["slow-rows", "slow-stream"])

@@ -19,16 +19,17 @@ from harness.attach.frames import AttachedProcess, events, read
 from harness.attach.profiled import ProfiledWindows, profiled_steps
 from harness.attach.sampling import RECORD, sampled
 from harness.probes.ledger.rows import STEP
+from harness.show.timeline.sources import read_sources
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData
 from harness.study.traces import profiles
 from harness.study.traces.clock_marks import MARK
-from harness.timeline.sources import read_sources
 from tests.commands import harness
 from tests.harness.attach.running import Ran, losses, run_all
 from tests.harness.attach.test_exec import attached, program, study_in
 
 WITHOUT_PTRACE = Path(__file__).parents[1] / "probes" / "profilers" / "without_ptrace.py"
+LOG_LEVEL = "KINETO_LOG_LEVEL"
 AGENT = SHIM.parent / "agent" / "profiling.py"
 SETTINGS = {"warmup": 4, "steps": None, "profile_steps": 3}
 FIRST, LAST = 7, 9  # steps of the window: the watched ones are over by step 6, and the profiler warms up in that
@@ -232,6 +233,27 @@ def test_where_tracing_is_not_permitted_the_command_goes_on_and_the_remedy_is_sa
     assert found.failed == ("py_spy",)
     assert found.problems[0].startswith("py-spy: no permission to trace this process; fix: ")
     assert (tmp_path / RECORD).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [None, "0"])
+def test_kineto_prints_nothing_unless_the_user_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str | None
+) -> None:
+    """Its USDT lines stood between those of the program. The program's own environment stays as it is."""
+    monkeypatch.delenv(LOG_LEVEL, raising=False)
+    if level is not None:
+        monkeypatch.setenv(LOG_LEVEL, level)
+    runs = (
+        "import os, runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__'); "
+        f"print('level', os.environ.get('{LOG_LEVEL}'))"
+    )
+    command = [sys.executable, "-c", runs, *program("plain", "--steps", 24)[1:]]
+    done = attached(tmp_path, command, "--profile", cold=True)
+    assert done.returncode == 0, done.stderr
+    assert f"level {level}" in done.stdout.splitlines()
+    assert f"profiled, not measured: script+{PROFILED}; " in done.stdout
+    assert ("USDT:" in done.stderr) == (level is not None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.report.build import build_report
+from harness.show.build import build_report
 from harness.study.store import StudyFolder
 from tests.commands import ROOT
 from tests.harness.synthetic import Arm, build, write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,37 @@ def test_a_missing_file_names_its_neighbours(capsys: pytest.CaptureFixture[str])
     assert status == 2
     assert "no such file" in errors
     assert "founding-gh200.yaml" in errors
+
+
+def test_a_terminal_gets_the_page_laid_out(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It printed the markdown itself. The words of the page are all there; its marks are not."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    path = str(PUBLISHED / "founding-gh200.yaml")
+    _, page, _ = run(capsys, path)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    _, shown, _ = run(capsys, path)
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    assert not any(mark in plain for mark in ("**", "# Audit", "## ", "| ---", "|---"))
+    assert all(line in plain for line in ("Rows", "Ceilings and gains", "Inferences", "How to read this"))
+    assert set(re.findall(r"[A-Za-z]{4,}", page)) <= set(re.findall(r"[A-Za-z]{4,}", plain))
+    status, data, _ = run(capsys, path, "--json")
+    assert (status, len(json.loads(data)["conclusion"])) == (0, 2)
+
+
+def test_a_title_steers_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(
+        'title: "a\\e]0;x\\a &#27;]0;y [red]b[/red]"\nsource: s\nrows: [{name: x, tokens_per_s: 5}, {name: z}]\n'
+    )
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    status, shown, _ = run(capsys, str(path))
+    assert status == 0
+    assert "\x1b]" not in shown
+    assert "\x07" not in shown
+    assert "[red]b[/red]" in shown
 
 
 def test_any_text_is_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def test_every_command_of_the_table_is_there_and_every_file_of_the_folder_in_it(
         assert callable(command.function())
         assert callable(command.module().add_arguments)
     folder = ROOT / "harness" / "commands"
-    shared = {"__init__", "actions", "api", "arguments", "budgets", "data_needs", "exit_codes", "output"}
+    shared = {"__init__", "actions", "api", "arguments", "budgets", "data_needs", "durations", "exit_codes", "output"}
     files = {path.stem for path in folder.glob("*.py")} - shared
     actions = {
         f"{name}_{action.replace('-', '_')}": found
@@ -156,7 +156,7 @@ def test_plan() -> None:
         )
     )
     assert done.returncode == 0, done.stderr
-    *table, counts = done.stdout.splitlines()
+    *table, counts, _duration = done.stdout.splitlines()
     assert counts == "8 runs: 2 blocks x 4 (1 arm, 3 controls); 0 comparisons"
     arms = {"text-padded", "text-padded+a-a", "text-padded+ideal-data", "text-padded+data-only"}
     assert {row.split()[2] for row in table[1:5]} == arms
@@ -166,14 +166,14 @@ def test_the_plan_for_programs_has_the_runs_of_the_table() -> None:
     table = harness("run", "scenarios/quickstart.yaml", "--plan", "--repeats", "2").stdout.splitlines()
     plan = json.loads(harness("run", "scenarios/quickstart.yaml", "--plan", "--repeats", "2", "--json").stdout)
     planned = [[str(block), name] for block, names in enumerate(plan["blocks"]) for name in names]
-    assert [row.split()[1:3] for row in table[1:-1]] == planned
+    assert [row.split()[1:3] for row in table[1:-2]] == planned
     assert plan["arms"]["text-padded+a-a"]["of"] == "text-padded"
     assert plan["arms"]["text-padded+ideal-data"]["config"]["data"]["replay"] is True
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
-def test_shipped_scenarios_are_right_and_carry_the_schema(path: Path) -> None:
-    done = harness("run", str(path), "--plan")
+def test_shipped_scenarios_are_right_and_carry_the_schema(path: Path, tmp_path: Path) -> None:
+    done = harness("run", str(path), "--plan", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert path.read_text().startswith("# yaml-language-server: $schema=schema.json\n")
 
@@ -358,6 +358,8 @@ class TestData:
         (line,) = done.stdout.splitlines()
         assert line.startswith("identical (sequence length 256, batch size 2): 40 documents, ")
         assert "tokens-stream/zero-copy" in line
+        stages = done.stderr.splitlines()
+        assert sum(" by tokenizers " in stage for stage in stages) == 8  # what tokenizes all documents, and its engine
 
     def test_one_folder_cannot_take_two_needs(self, tmp_path: Path) -> None:
         text = "name: x\nquestion: q\narms:\n  a: null\n  b: {data.sequence_length: 32}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from harness.scenario.commands import CommandPlan, CommandScenario, open_scenario, plan_commands
 from harness.scenario.load import load_scenario
+from harness.scenario.plan import Plan, make_plan
 from harness.study.store import StudyFolder
 from tests.commands import harness
 from trainer.errors import InputError
@@ -19,7 +21,7 @@ from trainer.json_types import section
 
 def test_without_answers_it_writes_a_scenario_of_the_builtin_text(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    done = harness("init", str(path))
+    done = harness("init", str(path), "--no-trial")
     assert done.returncode == 0, done.stderr
     assert f"harness run {path}" in done.stdout
     scenario = load_scenario(path)
@@ -36,7 +38,17 @@ def test_what_is_given_is_in_it_as_it_was_given(tmp_path: Path) -> None:
     (tmp_path / "it's: #mine" / "a.parquet").touch()
     words = ["--parquet", odd, "--column", "no", "--tokenizer", "a b", "--model", "llama-tiny", "--batch-size", "16"]
     done = harness(
-        "init", str(path), *words, "--name", "on", "--device", "cpu", "--sequence-length", "256", cwd=tmp_path
+        "init",
+        str(path),
+        "--no-trial",
+        *words,
+        "--name",
+        "on",
+        "--device",
+        "cpu",
+        "--sequence-length",
+        "256",
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     scenario = load_scenario(path)
@@ -52,7 +64,8 @@ def test_what_is_given_is_in_it_as_it_was_given(tmp_path: Path) -> None:
 
 def test_a_corpus_of_any_format(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    done = harness("init", str(path), "--corpus", "s3://bucket/*.jsonl.zst", "--tokenizer", "mine/tokenizer.json")
+    words = ["--corpus", "s3://bucket/*.jsonl.zst", "--tokenizer", "mine/tokenizer.json"]
+    done = harness("init", str(path), "--no-trial", *words)
     assert done.returncode == 0, done.stderr
     data = section(load_scenario(path).base, "data")
     assert data["corpus"] == {"path": "s3://bucket/*.jsonl.zst", "column": "text"}
@@ -85,12 +98,14 @@ def test_a_file_that_exists_is_kept_unless_forced(tmp_path: Path) -> None:
     path.write_text("kept")
     done = harness("init", str(path))
     assert (done.returncode, path.read_text()) == (2, "kept")
-    assert harness("init", str(path), "--force").returncode == 0
+    assert harness("init", str(path), "--force", "--no-trial").returncode == 0
     assert load_scenario(path).name == "mine"
     assert harness("init", str(tmp_path / "no" / "mine.yaml")).returncode == 2
     folder = harness("init", str(tmp_path), "--force")
     assert (folder.returncode, "is a folder; give a file" in folder.stderr) == (2, True)
-    zeros = harness("init", str(path), "--force", "--sequence-length", "0256")  # which YAML would read as octal
+    zeros = harness(
+        "init", str(path), "--force", "--no-trial", "--sequence-length", "0256"
+    )  # which YAML would read as octal
     assert zeros.returncode == 0
     assert section(load_scenario(path).base, "data")["sequence_length"] == 256
 
@@ -104,7 +119,7 @@ def test_on_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(sys, "stdin", Terminal("text\nasked\n\n\n\n\nllama-tiny\ncpu\n\n8\n"))
     monkeypatch.setattr(sys, "stdout", shown := Terminal())
-    arguments = init_arguments(str(tmp_path / "a.yaml"))
+    arguments = init_arguments(str(tmp_path / "a.yaml"), "--no-trial")
     assert init.init(arguments, []) == 0
     assert "your tokenizer" in shown.getvalue()
     scenario = load_scenario(tmp_path / "a.yaml")
@@ -175,13 +190,13 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_source_and_a_model_of_ones_own(mine: Path) -> None:
     words = ["--source", "mine:make", "--factory", "mine:model", "--device", "cpu", "--sequence-length", "32"]
-    done = harness("init", "own.yaml", *words, cwd=mine)
+    done = harness("init", "own.yaml", "--no-trial", *words, cwd=mine)
     assert done.returncode == 0, done.stderr
     scenario = load_scenario(mine / "own.yaml")
     assert section(scenario.base, "model") == {"factory": "mine:model"}
     assert scenario.base["data"] == {"source": "mine:make", "sequence_length": 32, "batch_size": 4}
     assert scenario.arms == {"inline": {}, "one-worker": {"data": {"workers": 1}}}
-    done = harness("init", "preset.yaml", "--source", "mine:make", "--vocab-size", "50", cwd=mine)
+    done = harness("init", "preset.yaml", "--no-trial", "--source", "mine:make", "--vocab-size", "50", cwd=mine)
     assert done.returncode == 0, done.stderr
     assert section(load_scenario(mine / "preset.yaml").base, "model") == {"preset": "gpt2-tiny", "vocab_size": 50}
 
@@ -242,11 +257,27 @@ def test_what_it_writes_runs(mine: Path) -> None:
     (study,) = (mine / "results" / "as-it-is").iterdir()
     assert {run.record.arm: run.record.status for run in StudyFolder(study).runs()} == {"mine": "done"}
     words = ["--source", "mine:make", "--factory", "mine:model", "--device", "cpu", "--sequence-length", "16"]
-    assert harness("init", "own.yaml", *words, "--name", "own", cwd=mine).returncode == 0
+    done = harness("init", "own.yaml", *words, "--name", "own", cwd=mine)
+    assert done.returncode == 0, done.stderr
+    assert "expected duration: about " in done.stdout
+    assert [run.record.status for run in StudyFolder(tried(mine)).runs()] == ["done"] * len(make_planned(mine).arms)
+    found = json.loads(harness("run", "own.yaml", "--plan", "--json", cwd=mine).stdout)["expected"]
+    assert found["seconds"] > 0
+    assert str(tried(mine).relative_to(mine)) in found["basis"]
     done = harness("run", "own.yaml", "--repeats", "1", "--set", "steps=4", cwd=mine)
     assert done.returncode == 0, done.stderr
     (study,) = (mine / "results" / "own").iterdir()
     assert {run.record.status for run in StudyFolder(study).runs()} == {"done"}
+
+
+def tried(folder: Path) -> Path:
+    """The study of the trial of own.yaml."""
+    (path,) = (folder / "results" / "cost" / "own").iterdir()
+    return path
+
+
+def make_planned(folder: Path) -> Plan:
+    return make_plan(load_scenario(folder / "own.yaml"), "own.yaml")
 
 
 def planned(path: Path) -> CommandPlan:
@@ -269,3 +300,11 @@ def test_a_corpus_that_is_not_there_is_refused(tmp_path: Path, key: str) -> None
     assert done.returncode == 2
     assert done.stderr.startswith(f"harness: init: --{key} {tmp_path}/missing*: no such file; allowed: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corpus_in_the_home_folder_is_found(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a b c\n")
+    out = tmp_path / "mine.yaml"
+    done = harness("init", str(out), "--corpus", "~/text.txt", "--no-trial", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert out.exists()

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from harness.analysis.choices import ChoicePass
 from harness.commands.plot import notes
+from harness.explain.choices import ChoicePass
 from harness.launch.training_files import EvaluationRow, EvaluationTable, LossRow, LossTable
-from harness.report.curve_sources import CurveSource, find_curves, named
-from harness.report.run_curves import (
+from harness.show.curve_sources import CurveSource, find_curves, named
+from harness.show.run_curves import (
     MOST_RUNS,
     Axis,
     PlottedRun,

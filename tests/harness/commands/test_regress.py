@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.regression.decision import is_look
+from harness.regress.decision import is_look
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
 from tests.studies import copy_code
@@ -98,7 +98,7 @@ def test_a_budget_too_short_decides_nothing_and_says_what_it_would_take(
 ) -> None:
     """One block ends in time, and one more is known not to."""
     clock = SimpleNamespace(monotonic=iter([0.0, 60.0]).__next__, monotonic_ns=time.monotonic_ns)
-    monkeypatch.setattr("harness.regression.run.time", clock)
+    monkeypatch.setattr("harness.regress.run.time", clock)
     done = harness(
         "regress", scenario, "--base", str(ROOT), "--head", str(slower), "--budget", "59s",
         "--out", str(tmp_path / "out"), "--undecided-exit", "0",
@@ -126,7 +126,7 @@ def test_a_head_that_hangs_ends_with_the_budget(
         if "gave no answer" not in done.stdout:
             break
     assert done.returncode == 4, done.stderr
-    assert "text: undecided, no block in which both sides finished\n" in done.stdout
+    assert "text: undecided, no block in which both sides finished" in done.stdout
     (note,) = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert note.startswith(
         f"note: the budget of {budget_s} s was spent before one block had ended, in the middle of the next: run "

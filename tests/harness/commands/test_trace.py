@@ -14,8 +14,10 @@ from importlib.util import find_spec
 import pytest
 
 from harness.commands import trace
+from harness.show.timeline.server import ONLINE_ORIGIN, ONLINE_PORT
 from harness.study.store import StudyFolder
-from harness.timeline.server import ONLINE_ORIGIN, ONLINE_PORT
+from tests.harness.launch.running import wait_for
+from tests.harness.show import browser
 from tests.harness.synthetic import Arm, build, write
 from tests.timeline_check.check import check
 from trainer.errors import InputError
@@ -238,6 +240,7 @@ def test_online_ends_once_the_file_was_fetched(study):
 
 
 @VIEWER
+@pytest.mark.slow
 def test_offline_serves_viewer_and_timeline_until_ctrl_c(study):
     import signal
 
@@ -247,9 +250,37 @@ def test_offline_serves_viewer_and_timeline_until_ctrl_c(study):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         for path, expected in (("/", b"<!doctype html>"), ("/localtrace", b"\x1f\x8b")):
             connection.request("GET", path)
-            assert connection.getresponse().read().startswith(expected)
+            answer = connection.getresponse()
+            assert answer.read().startswith(expected)
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'; ")
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     finally:
         process.kill()
         process.communicate()
+
+
+@VIEWER
+@pytest.mark.slow
+@pytest.mark.skipif(browser.found() is None, reason="no Chromium here")
+def test_the_viewer_opens_the_timeline_and_reaches_no_other_host(study, tmp_path):
+    """Its page asks a foreign host for a script."""
+    process, lines = started(study, run="text/0")
+    page = browser.Browser(browser.found(), tmp_path / "profile")
+    try:
+        link = lines[1].removeprefix("open: ")
+        page.call("Page.navigate", url=link)
+        wait_for(lambda: page.value("document.title").startswith("localtrace"), 60.0)
+        asked = {one["requestId"]: one["request"]["url"] for one in _reported(page, "requestWillBeSent")}
+        blocked = {one["requestId"] for one in _reported(page, "loadingFailed") if one.get("blockedReason") == "csp"}
+        foreign = {one for one, url in asked.items() if not url.startswith((link, "data:", "blob:"))}
+        assert foreign <= blocked
+        assert f"{link}localtrace" in asked.values()
+    finally:
+        page.close()
+        process.kill()
+        process.communicate()
+
+
+def _reported(page, event):
+    return [one["params"] for one in page.events if one["method"] == f"Network.{event}"]

@@ -260,10 +260,10 @@ def test_what_a_training_answers_is_in_its_tables_its_report_and_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between two passes that are due after one step: the next part makes the one that is missing."""
-    from harness.analysis.study import analyse
+    from harness.judge.study import analyse
     from harness.launch.tracking.tracked_study import metric_rows
-    from harness.report.learning import learning_json, section
-    from harness.report.names import ArmNames
+    from harness.show.learning import learning_json, section
+    from harness.show.names import ArmNames
     from harness.study.store import StudyFolder
     from trainer.evaluate import Evaluator
 
@@ -346,8 +346,8 @@ def test_the_parts_of_a_training_are_one_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One curve over all parts and its last validation loss; nothing is advised that a training does not have."""
-    from harness.analysis.study import analyse
     from harness.cli import main
+    from harness.judge.study import analyse
     from harness.study.store import StudyFolder
 
     out, train = of_one_arm(tmp_path)

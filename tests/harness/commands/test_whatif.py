@@ -14,8 +14,8 @@ from harness.study.records import ArmRecord, StudyRecord
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests.harness import synthetic
-from tests.harness.analysis.replay import oracle
-from tests.harness.analysis.replay.oracle import Truth
+from tests.harness.explain.replay import oracle
+from tests.harness.explain.replay.oracle import Truth
 
 BASE = Truth(tokenize=14.0, workers=1, spread=0.1, steps=40)
 DEVICE = {"emulated": "gh200", "speed": 1.0}
@@ -76,25 +76,39 @@ def test_json_says_the_same(study: StudyFolder, capsys: pytest.CaptureFixture[st
     )
 
 
-def test_a_sweep_draws_its_picture_and_finds_the_crossover(
-    study: StudyFolder, capsys: pytest.CaptureFixture[str]
+def test_a_step_time_says_which_statistic_it_is(study: StudyFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, str(study.path), "--arm", "base", "--set", "workers=2")
+    for start in ("measured ", "predicted ", "checked by "):
+        (line,) = (line for line in out.splitlines() if line.startswith(start))
+        assert "median of 3 blocks" in line
+
+
+def test_a_sweep_draws_its_picture_here_and_finds_the_crossover(
+    study: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It drew it into the study, which may be tracked."""
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in study.path.rglob("*")}
     status, out, _ = ask(capsys, str(study.path), "--arm", "base", "--sweep", "device=0.5x,1x,2x,4x")
     assert status == 0
     assert "crossover at 1 % of the step: tokenization starts to matter between device=" in out
     assert any(line.split()[:1] == ["2x"] and line.endswith(" by fast") for line in out.splitlines())
-    assert (study.plots / "whatif-base-device.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "whatif-base-device.png").read_bytes().startswith(b"\x89PNG")
+    assert {path: path.stat().st_mtime_ns for path in study.path.rglob("*")} == before
     assert "predicted" not in out  # nothing was set but what was swept
 
 
-def test_a_sweep_without_a_crossover_says_so(study: StudyFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_without_a_crossover_says_so(
+    study: StudyFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [str(study.path), "--arm", "base", "--set", "device=4x", "--sweep", "workers=0,1", "--json"]
-    status, out, _ = ask(capsys, *arguments)
+    status, out, _ = ask(capsys, *arguments, "--out", str(tmp_path / "new"))
     swept = json.loads(out)["sweep"]
     assert status == 0
     assert swept["crossings"] == []
     assert swept["sentence"].startswith("no crossover: tokenization costs at least ")
-    assert swept["picture"].endswith("plots/whatif-base-workers.png")
+    assert swept["picture"] == str(tmp_path / "new" / "whatif-base-workers.png")
+    assert Path(swept["picture"]).is_file()
     assert [point["value"] for point in swept["points"]] == ["0", "1"]
 
 
@@ -134,6 +148,8 @@ def test_a_study_without_a_device_queue_is_answered_too(tmp_path: Path, capsys: 
         (["--set", "tokenize=0"], "which arm? give --arm NAME; arms: base, fast, two"),
         (["--arm", "base"], "nothing to change"),
         (["--arm", "base", "--sweep", "device=1x"], "at least 2 different values"),
+        (["--arm", "base", "--set", "tokenize=0", "--out", "x"], "--out goes with --sweep"),
+        (["--arm", "base", "--sweep", "device=1x,2x", "--out", "/dev/null"], "--out /dev/null: cannot write there"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_2(

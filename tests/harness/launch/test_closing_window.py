@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.analysis.bounds import NOTICEABLE
-from harness.analysis.ledger import measure
+from harness.explain.bounds import NOTICEABLE
+from harness.explain.ledger import measure
 from harness.launch.child import Run
 from harness.launch.closing_window import OpenTime, open_ns
 from harness.launch.heartbeat import Heartbeat
@@ -30,7 +30,7 @@ from harness.study.records import RunRecord
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests.cuda_stream import Declared, record
-from tests.harness.analysis.test_profiled_window import SHAPES
+from tests.harness.explain.test_profiled_window import SHAPES
 from tests.studies import copy_code
 from trainer import telemetry
 from trainer.compute.build import build_compute

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from harness.launch.code import Code, describe_checkout, environment_for, examine, find_code, fit_config
-from harness.regression.plan import between_states
-from harness.regression.run import with_codes
+from harness.regress.plan import between_states
+from harness.regress.run import with_codes
 from harness.scenario.load import load_scenario
+from harness.study.records import OtherDefault
 from tests.repositories import git
 from tests.studies import ROOT, copy_code, copy_packages
 from trainer.config import TrainerConfig
@@ -174,5 +175,4 @@ def test_defaults_that_two_states_do_not_share_are_told(tmp_path: Path) -> None:
     other = copy_code(tmp_path / "other", "trainer/config.py", before, before.replace("10", "12"))
     asked = between_states(load_scenario(ROOT / "scenarios" / "guard.yaml"), "guard.yaml", ["recorder"], None)
     _, records = with_codes(asked, str(ROOT), str(other), ROOT)
-    (line,) = records["recorder@head"].other_defaults
-    assert line.startswith("default: log_every is 10 at base and 12 at head")
+    assert records["recorder@head"].other_defaults == (OtherDefault("log_every", 10, 12),)

@@ -71,7 +71,7 @@ def test_a_study_leaves_what_the_contract_says(
         assert {row["turn"] for row in measured} == set(range(repetitions))
         settle = 3 if run.record.arm == "tokens" else 1  # workers x prefetch + 1
         warmup = 1 + repetitions * settle
-        if run.record.arm == "tokens":  # and until batches that lay ready are used up
+        if run.record.arm == "tokens":  # and until prefetched batches are used up
             assert warmup <= len(rows) - 6 <= warmup + repetitions * MOST_STEPS
         else:
             assert len(rows) - 6 == warmup

@@ -94,7 +94,7 @@ def test_a_study_of_a_source_of_ones_own(folder: Path, monkeypatch: pytest.Monke
     assert {run.record.facts.corpus_fingerprint for run in runs.values()} == {code}
     assert study.read_study().fingerprints == {"code of data.source own_items:make": code}
     summary = (path / "summary.md").read_text()
-    assert "Undeclared: corpus" not in summary
+    assert "The arms also differ: corpus" not in summary
 
     (folder / "own_helper.py").write_text("more = 1\n")
     (path / "runs" / "inline" / "0" / "run.json").unlink()

@@ -14,12 +14,12 @@ from harness.launch.fork_server import ForkServer
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.waiting import WaitLimits
-from harness.regression import baselines
+from harness.regress import baselines
 from harness.study.names import folder_name
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
 from tests.commands import harness
-from tests.harness.regression.test_across import series
+from tests.harness.regress.test_across import series
 from tests.harness.synthetic import Arm, build, write
 from trainer.errors import InputError
 
@@ -148,7 +148,7 @@ def test_no_picture_of_a_sweep_is_drawn_elsewhere(study: StudyFolder, name: str)
     for path in study.path.glob("runs/a/*/run.json"):
         rename(path, lambda content: content.update(arm=name))
     before = outside(study)
-    done = harness("whatif", str(study.path), "--arm", name, "--sweep", "batch_size=1,2")
+    done = harness("whatif", str(study.path), "--arm", name, "--sweep", "batch_size=1,2", "--out", str(study.plots))
     assert done.returncode == 2, done.stdout
     assert done.stderr.startswith(f"harness: --arm {name}: no such arm")
     assert outside(study) == before

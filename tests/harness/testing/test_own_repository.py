@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.regression.run import UntilDecided
+from harness.regress.run import UntilDecided
 from harness.study.store import StudyFolder
 from tests.commands import ROOT
 from tests.harness.testing.test_plugin import Suite, _imported, suite  # noqa: F401 - fixtures

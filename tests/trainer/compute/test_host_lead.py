@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.lead_use import lead_use
-from harness.analysis.ledger import measure
+from harness.explain.lead_use import lead_use
+from harness.explain.ledger import measure
 from harness.launch.more_warmup import MOST_STEPS, most_extra_steps
 from tests.cuda_stream import LAUNCH_BOUND, Declared, record
 from trainer.compute.host_lead import HostLead

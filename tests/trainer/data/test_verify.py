@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from trainer.config import CorpusConfig, DataConfig, TokenizerConfig, TrainToken
 from trainer.data import cache
 from trainer.data.corpus import prepare_corpus
 from trainer.data.manifest import Pretokenized
-from trainer.data.pretokenize import pretokenize
+from trainer.data.pretokenize import Progress, pretokenize
 from trainer.data.tokenizers import prepare_tokenizer
 from trainer.data.verify import verify
 
@@ -27,13 +28,23 @@ Make = Callable[..., DataConfig]
 
 @pytest.mark.parametrize(("length", "batch_size"), [(16, 3), (2, 1), (512, 8)])
 def test_all_paths_are_identical(make_config: Make, texts: list[str], length: int, batch_size: int) -> None:
-    heard: list[str] = []
-    report = verify(make_config(sequence_length=length, batch_size=batch_size), heard.append)
+    shown: dict[str, int] = {}  # documents that were counted in each stage
+
+    @contextmanager
+    def count(stage: str, documents: int) -> Iterator[Progress]:
+        assert documents == len(texts)
+        shown[stage] = 0
+        yield lambda done, _: shown.update({stage: shown[stage] + done})
+
+    report = verify(make_config(sequence_length=length, batch_size=batch_size), count)
     assert report.identical, report.difference
     assert report.documents == len(texts)
     assert report.empty == texts.count("")
     assert len(report.paths) == 9
-    assert len(heard) == 10
+    assert {done for stage, done in shown.items() if stage.startswith("comparing")} == {len(texts)}
+    assert {done for stage, done in shown.items() if stage.startswith("tokenizing")} <= {0, len(texts)}  # 0: was cached
+    assert len(shown) == 3 + 1 + len(report.paths)  # files, their comparison, batches
+    assert sum("tokenizers " in stage for stage in shown) == 3 + 1 + 4  # every stage that tokenizes names its engine
     assert report.batches > 8
     assert report.remainder_tokens == report.tokens % length
     assert (report.truncated_tokens > 0) == (length < 512)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.derived import with_derived
-from harness.analysis.spans import COLUMNS, read_spans
+from harness.explain.derived import with_derived
+from harness.explain.spans import COLUMNS, read_spans
 from harness.launch.tables import RunTables
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.run_queue import RunQueue, most_delayed_ns

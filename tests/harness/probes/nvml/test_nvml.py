@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.probes.device_health import device_health
-from harness.analysis.probes.host_load import host_load
+from harness.judge.probes.device_health import device_health
+from harness.judge.probes.host_load import host_load
 from harness.probes.nvml.devices import visible
 from harness.probes.nvml.metrics import is_sibling
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.settings import SamplerSettings
-from harness.report.machine import section
+from harness.show.machine import section
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from harness.study.probes_json import ProbesRecord
 from harness.study.records import RunRecord

@@ -19,7 +19,7 @@ import torch
 from pydantic import TypeAdapter
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.analysis.probes.torch_profile import torch_profile
+from harness.explain.probes.torch_profile import torch_profile
 from harness.probes.ledger.steps import StepRecorder
 from harness.probes.profilers.clocks import realtime_minus_monotonic
 from harness.probes.profilers.torch_profiler import TorchProfiler

@@ -1,0 +1,239 @@
+"""Samples where the recorded thread is, and times its garbage collections: what no phase of a step shows.
+
+A thread looks at the stack of the recorded one. A look stands for the time since the look before: a call that keeps the
+interpreter's lock (a garbage collection, say) delays the look, which then finds that call.
+
+Python code keeps the lock until it calls something that lets go of it, for 5 ms at most. A look that waited for less
+than that found such a call, and the time was spent in Python code before it: its place is ``LATE``. If another phase
+began meanwhile, the place is unknown and the look counts for the phase that it was due in.
+
+Looks are frequent at first and rarer later, so that a long training pays less: see :data:`INTERVALS`. The thread only
+appends to a list. The recorded thread empties that list as a step ends, and writes all records.
+
+Nothing is sampled where commands take turns, as a stopped program would be seen where it was stopped.
+"""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import linecache
+import os
+import sys
+from random import Random
+from threading import get_ident, get_native_id
+from time import monotonic_ns
+from types import CodeType, FrameType
+from typing import Any
+
+from _harness_agent import boundaries, guard, record, run_queue, watching
+
+SAMPLED = 16  # kind of event: (kind, phase or "", number of the place (0: unknown), EXACT or LATE, nanoseconds, looks)
+EXACT, LATE = 0, 1
+PROMPT_NS = 300_000  # a look that came so soon waited for no lock
+COLLECTED = 17  # kind of event: (kind, garbage collections, nanoseconds, number of the place of the longest)
+PLACE = "place"  # note: (number, "train.py:31", function, line of code, library function called there)
+FIRST = watching.FIRST + watching.STEPS  # sys.setprofile slows the steps before
+INTERVALS = ((250, 0.02), (1000, 0.1), (sys.maxsize, 0.5))  # (looks up to which, mean seconds between two)
+MAX_LOOK_NS = 2_000_000_000  # a longer pause was the machine's
+MAX_FRAMES = 200  # of a stack that are looked at
+MAX_PLACES = 256
+LEAST_PLACED_NS = 1_000_000  # a shorter collection is not worth finding its place
+MAX_CODE = 60  # characters of a line of code
+
+Where = tuple[CodeType, int, CodeType | None, str]  # code of the program, line, library code called there, its module
+
+
+class _Sampler:
+    """The state of one process's sampling."""
+
+    def __init__(self) -> None:
+        self.looks: list[tuple[str, Where | None, int, int]] = []  # phase, place, nanoseconds since the last look
+        self.places: dict[tuple[CodeType, int, CodeType | None], int] = {}
+        self.ended = _thread.allocate_lock()  # released as the sampling ends
+        self.ended.acquire()
+        self.is_library: dict[CodeType, bool] = {}
+
+    def run(self) -> None:
+        """Look at the recorded thread until :attr:`ended` is released."""
+        run_queue.own.add(get_native_id())
+        looks, last_ns = 0, monotonic_ns()  # looks so far, time of the last one
+        uniform = Random(0).random  # not the program's generator
+        try:
+            for most, seconds in INTERVALS:
+                while looks < most:
+                    wait_s = seconds * (0.5 + uniform())  # else looks fall into step with the program
+                    due_ns = monotonic_ns() + int(wait_s * 1e9)
+                    if self.ended.acquire(timeout=wait_s):
+                        return
+                    looks += 1
+                    last_ns = self._look(last_ns, due_ns)
+        except Exception:  # the interpreter shuts down, or it is a fault of ours: only this part ends
+            return
+
+    def _look(self, last_ns: int, due_ns: int) -> int:
+        """Look at the recorded thread; return the time of the look, which was due at ``due_ns``."""
+        frame = sys._current_frames().get(boundaries.recorded_thread or 0)
+        now = monotonic_ns()
+        since_ns = min(now - last_ns, MAX_LOOK_NS)
+        if (before := _phase_at(due_ns)) is not None:
+            self.looks.append((before, None, LATE, since_ns))
+        elif frame is not None and (where := self._where(frame)) is not None:
+            open_ = boundaries.state.open[-1:]
+            waited_ns = now - due_ns
+            late = PROMPT_NS < waited_ns < sys.getswitchinterval() * 1e9
+            self.looks.append((open_[0] if open_ else "", where, LATE if late else EXACT, since_ns))
+        return now
+
+    def _where(self, frame: FrameType | None) -> Where | None:
+        """Return the innermost place in the program, and what it called; a place of a library if there is no other."""
+        innermost, inner = frame, None
+        for _ in range(MAX_FRAMES):
+            if frame is None:
+                break
+            code = frame.f_code
+            library = self.is_library.get(code)
+            if library is None:
+                file = code.co_filename
+                library = self.is_library[code] = watching.is_library(file) or file.startswith(watching.OURS)
+            if not library:
+                called = None if inner is None else inner.f_code
+                return code, frame.f_lineno, called, "" if inner is None else str(inner.f_globals.get("__name__", ""))
+            # What the program calls, below our own wrappers around it.
+            if not code.co_filename.startswith(watching.OURS):
+                inner = frame
+            frame = frame.f_back
+        return None if innermost is None else (innermost.f_code, innermost.f_lineno, None, "")
+
+    def number(self, where: Where | None) -> int:
+        """Return the number of a place, 0 if it is unknown or beyond :data:`MAX_PLACES`; note a new one."""
+        if where is None:
+            return 0
+        code, line, called, module = where
+        key = code, line, called
+        known = self.places.get(key)
+        if known is not None:
+            return known
+        if len(self.places) >= MAX_PLACES:
+            return 0
+        number = self.places[key] = len(self.places) + 1
+        text = " ".join(linecache.getline(code.co_filename, line).split())[:MAX_CODE]
+        callee = "" if called is None else f"{module}.{called.co_qualname}"
+        place = f"{os.path.basename(code.co_filename)}:{line}"
+        record.note(PLACE, (number, place, code.co_qualname, text, callee))
+        return number
+
+    def events(self) -> list[tuple[Any, ...]]:
+        """Return the looks since the last call as events, one for each phase and place."""
+        looks, self.looks = self.looks, []
+        summed: dict[tuple[str, int, int], tuple[int, int]] = {}
+        for phase, where, late, ns in looks:
+            key = phase, self.number(where), late
+            before_ns, times = summed.get(key, (0, 0))
+            summed[key] = before_ns + ns, times + 1
+        return [(SAMPLED, *key, *sums) for key, sums in summed.items()]
+
+
+def _phase_at(due_ns: int) -> str | None:
+    """Return the phase at that time, "" outside of all; None if it lasts, or if its beginning is written already."""
+    later = False
+    for event in reversed(boundaries.state.events):
+        if event[0] in (boundaries.ENTER, boundaries.EXIT):
+            if event[2] <= due_ns:
+                return None if not later else str(event[1]) if event[0] == boundaries.ENTER else ""
+            later = True
+    return None
+
+
+class _Collections:
+    """Garbage collections in the recorded thread since a step began."""
+
+    def __init__(self) -> None:
+        self.times = self.total_ns = self.longest_ns = self.begun_ns = 0
+        self.longest: Where | None = None
+
+    def __call__(self, phase: str, _information: dict[str, int]) -> None:
+        """Take a callback of :mod:`gc`."""
+        if get_ident() != boundaries.recorded_thread:
+            return
+        now = monotonic_ns()
+        if phase == "start":
+            self.begun_ns = now
+            return
+        if not self.begun_ns:
+            return
+        ns, self.begun_ns = now - self.begun_ns, 0
+        self.times += 1
+        self.total_ns += ns
+        if ns > max(self.longest_ns, LEAST_PLACED_NS):
+            self.longest_ns, self.longest = ns, self._caller()
+
+    @staticmethod
+    def _caller() -> Where | None:
+        try:
+            frame = watching.users_frame(sys._getframe(2))
+        except ValueError:  # the interpreter shuts down: no code runs any more
+            return None
+        return None if frame is None else (frame.f_code, frame.f_lineno, None, "")
+
+    def event(self, sampler: _Sampler) -> tuple[Any, ...]:
+        place = 0 if self.longest is None else sampler.number(self.longest)
+        times, ns = self.times, self.total_ns
+        self.times = self.total_ns = self.longest_ns = 0
+        self.longest = None
+        return COLLECTED, times, ns, place
+
+
+_sampler: _Sampler | None = None
+_collections: _Collections | None = None
+
+
+def patch() -> None:
+    boundaries.on_early_step.append(_on_step)
+    boundaries.on_step_end.append(_step_ended)
+
+
+def forget() -> None:
+    """End the sampling. In a forked child there is no thread that would sample."""
+    global _sampler, _collections
+    sampler, _sampler = _sampler, None
+    collections, _collections = _collections, None
+    run_queue.own.clear()
+    if sampler is not None and sampler.ended.locked():
+        sampler.ended.release()
+    if collections is not None and collections in gc.callbacks:
+        gc.callbacks.remove(collections)
+
+
+def _on_step(number: int) -> None:
+    global _sampler, _collections
+    try:
+        if number >= FIRST and _sampler is None and not boundaries.state.alternates:
+            _sampler, _collections = _Sampler(), _Collections()
+            gc.callbacks.append(_collections)
+            # Not threading.Thread: the program would see it among its own threads.
+            _thread.start_new_thread(_sampler.run, ())
+    except Exception as error:
+        _give_up(error)
+
+
+def _step_ended() -> list[tuple[Any, ...]]:
+    sampler, collections = _sampler, _collections
+    if sampler is None or collections is None:
+        return []
+    try:
+        found = sampler.events() if sampler.looks else []
+        if collections.times:
+            found.append(collections.event(sampler))
+    except Exception as error:
+        _give_up(error)
+        return []
+    return found
+
+
+def _give_up(error: Exception) -> None:
+    guard.let_through(error)
+    record.note("own_time_fault", f"{type(error).__name__}: {error}"[:500])
+    forget()
+    boundaries.on_step_end.remove(_step_ended)
+    boundaries.on_early_step.remove(_on_step)

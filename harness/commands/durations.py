@@ -1,0 +1,207 @@
+"""Estimates how long a study takes on this machine, and names the measurement on which the estimate rests.
+
+That is an earlier study of the same arms, or else a few steps of every arm (``harness cost --study``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.scenario.commands import CommandPlan
+from harness.study.contract import PROFILED
+from trainer.errors import InputError, in_words
+from trainer.files import shell_word
+from trainer.json_types import JsonObject, integer
+
+if TYPE_CHECKING:
+    from harness.judge.cost import ArmMeasurement
+    from harness.scenario.plan import Plan
+    from harness.study.records import StudyRecord
+
+TRIALS = "cost"  # folder of the measured steps, within that of the studies
+MOST_STUDIES = 20  # of which are read, the newest first
+MOST_TRIAL_S = 90.0  # for the steps of a trial
+MOST_PREPARING_S = 600.0  # for its data
+_LENGTH = ("steps", "warmup_steps")  # keys that change the length of a run and not the step
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Seconds that a study is expected to take. ``basis``: what was measured, where and when."""
+
+    seconds: float
+    basis: str
+
+    @property
+    def text(self) -> str:
+        minutes = self.seconds / 60
+        about = f"{self.seconds:.0f} seconds" if minutes < 1 else f"{minutes:.0f} minute{'s' if minutes >= 1.5 else ''}"
+        return f"about {about} on this machine ({self.basis})"
+
+
+def plan_line(plan: Plan | CommandPlan, source: str, out: Path) -> str:
+    """Return the line of ``harness run --plan``."""
+    if (found := expected(plan, out)) is not None:
+        return f"expected duration: {found.text}"
+    why = f"expected duration: unknown, as no finished study of these arms lies in {out / plan.scenario.name}"
+    return f"{why}; {how_to_measure(plan, source)}"
+
+
+def how_to_measure(plan: Plan | CommandPlan, source: str) -> str:
+    """Return which command measures how long the study takes."""
+    if isinstance(plan, CommandPlan):
+        steps = plan.scenario.warmup + plan.scenario.steps
+        first = f"each of its runs takes its start and {steps} steps; harness run {shell_word(source)} --repeats 1"
+        return f"{first} runs {len(plan.arms)} of them, and --plan then goes by that"
+    return f"harness cost {shell_word(source)} --study measures a few steps of every arm"
+
+
+def expected(plan: Plan | CommandPlan, out: Path) -> Duration | None:
+    """Return how long ``plan`` takes as far as studies below ``out`` tell; None if they do not. Runs nothing."""
+    found = _as_before(plan, out / plan.scenario.name)
+    if found is None and not isinstance(plan, CommandPlan):
+        found = _from_trial(plan, out / TRIALS / plan.scenario.name)
+    return found
+
+
+def trial(plan: Plan, source: str, out: Path) -> Duration:
+    """Measure a few steps of every arm into ``out``, as ``harness cost --study`` does. Raises InputError."""
+    from harness.launch.apart import called_apart
+    from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
+
+    works_of(plan, "study")  # It refuses a plan whose cost cannot be predicted, before anything runs.
+    command = ["harness", "cost", source, "--study"]
+    steps = partial(measure, plan, "study", out / TRIALS, command, source, 0.0, limit_s=MOST_TRIAL_S)
+    try:
+        called_apart(steps, "the trial", MOST_TRIAL_S + MOST_PREPARING_S)
+    except MeasurementFailed as failed:
+        if failed.status == "interrupted":
+            raise KeyboardInterrupt from failed
+        if failed.status == OVER:
+            raise InputError(
+                f"it was not over within {MOST_TRIAL_S:.0f} s: the study takes long, or others use this machine"
+            ) from failed
+        raise InputError(f"{failed}{f'; its log: {failed.log}' if failed.log else ''}") from failed
+    found = _from_trial(plan, out / TRIALS / plan.scenario.name)
+    if found is None:
+        raise InputError("the trial left no study that can be read")
+    return found
+
+
+def _studies(folder: Path) -> Iterator[tuple[Path, StudyRecord]]:
+    """Yield the finished studies in ``folder`` that were measured on such a machine, the newest first."""
+    paths = sorted(folder.glob("[0-9]*T[0-9]*Z-*/study.json"), key=lambda path: path.parent.name, reverse=True)
+    if not paths:
+        return
+    from harness.machine.environment import record_environment
+    from harness.study.store import StudyFolder
+
+    here = record_environment()
+    for path in paths[:MOST_STUDIES]:
+        try:
+            record = StudyFolder(path.parent).read_study()
+        except InputError:  # A damaged study is no basis.
+            continue
+        if record.status == "done" and all(record.environment.get(key) == here[key] for key in ("cpu", "cores")):
+            yield path.parent, record
+
+
+def _as_before(plan: Plan | CommandPlan, folder: Path) -> Duration | None:
+    """Return the time of the newest study that had all arms of ``plan``, by the number of steps."""
+    if isinstance(plan, CommandPlan):
+        arms = {arm.name: _kind(arm.declared, _shared(plan.scenario.model_dump(mode="json"))) for arm in plan.arms}
+        steps = dict.fromkeys(arms, plan.scenario.warmup + plan.scenario.steps)
+    else:
+        configs = {arm.name: arm.config.model_dump(mode="json") for arm in plan.arms}
+        arms = {arm.name: _kind({}, configs[arm.name]) for arm in plan.arms}
+        steps = {name: _steps(config) for name, config in configs.items()}
+    runs = sum(map(len, plan.blocks))
+    for path, record in _studies(folder):
+        is_commands = isinstance(plan, CommandPlan)
+        before = {
+            arm.name: _kind(arm.declared, _shared(record.scenario_text)) if is_commands else _kind({}, arm.config)
+            for arm in record.arms
+        }
+        if any(note.startswith("resumed ") for note in record.notes) or any(
+            before.get(name) != kind for name, kind in arms.items()
+        ):
+            continue
+        try:
+            seconds = _seconds_of(record)
+            each = (
+                integer(record.scenario_text, "warmup") + integer(record.scenario_text, "steps") if is_commands else 0
+            )
+        except (InputError, ValueError):
+            continue
+        taken = {arm.name: each or _steps(arm.config) for arm in record.arms}
+        whole, then = _sum(plan.blocks, steps), _sum(record.order, taken)
+        if then and seconds > 0:
+            ran = sum(map(len, record.order))
+            basis = f"{path} took {seconds:.0f} s for {ran} runs" + (
+                "" if whole == then else f"; here {runs}, by steps"
+            )
+            return Duration(seconds * whole / then, basis)
+    return None
+
+
+def _from_trial(plan: Plan, folder: Path) -> Duration | None:
+    """Return the prediction from the newest measurement of a few steps of every arm."""
+    if not folder.is_dir():
+        return None
+    from harness.judge.cost import arm_cost, sum_of
+    from harness.launch.costing import arm_measurement, arms_of, short_config, work_of_study
+    from harness.study.store import StudyFolder
+
+    arms = list(arms_of(plan, "study"))
+    for path, record in _studies(folder):
+        configs = {arm.name: arm.config for arm in record.arms}
+        if any(configs.get(arm.name) != short_config(arm.config, trains=False).model_dump(mode="json") for arm in arms):
+            continue
+        runs = {run.record.arm: run for run in StudyFolder(path).runs()}
+        measured = [arm_measurement(runs[arm.name], 0.0) for arm in arms]
+        total = sum_of(arm_cost(one, work).total for one, work in zip(measured, work_of_study(plan), strict=True))
+        return Duration(total.likely, _trial_basis(measured, path))
+    return None
+
+
+def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
+    from harness.show.cost import MUCH_WAITING
+
+    steps, waiting = min(len(one.steps_s) for one in measured), max(one.waiting_share for one in measured)
+    slowed = f"; other processes slowed it: up to {waiting:.0%} of an arm's steps waited for a core"
+    return (
+        f"a trial of {steps} steps of every arm, {path}; without preparing data"
+        f"{slowed if waiting > MUCH_WAITING else ''}"
+    )
+
+
+def _kind(declared: JsonObject, config: JsonObject) -> tuple[JsonObject, JsonObject]:
+    """Return what must be equal in two arms whose runs take equally long per step."""
+    return declared, {key: value for key, value in config.items() if key not in _LENGTH}
+
+
+def _shared(scenario_text: JsonObject) -> JsonObject:
+    """Return what the arms of a scenario of commands share."""
+    return {key: scenario_text.get(key) for key in ("command", "loop", "base")}
+
+
+def _steps(config: JsonObject) -> int:
+    return integer(config, "warmup_steps") + integer(config, "steps")
+
+
+def _sum(blocks: Sequence[Sequence[str]], steps: dict[str, int]) -> int:
+    return sum(steps.get(name, 0) for names in blocks for name in names if not name.endswith(f"+{PROFILED}"))
+
+
+def _seconds_of(record: StudyRecord) -> float:
+    """Return the seconds from the begin to the end of a study. Raises ValueError if either is no time."""
+    begin, end = (datetime.fromisoformat(one) for one in (record.created_utc, record.ended_utc))
+    try:
+        return (end - begin).total_seconds()
+    except TypeError as error:  # one of them has no time zone
+        raise ValueError(in_words(error)) from error

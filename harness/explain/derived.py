@@ -1,0 +1,291 @@
+"""Computes the derived columns of the steps table: exposed, hidden, where stages ran, and what the device did.
+
+A run records only what happened: steps with their phases, spans of stages, kernels and blocking calls. These columns
+are computed whenever a study is read, so a corrected rule also applies to old studies.
+
+    exposed       what each stage cost the step, by replay of the recorded order without it (``replay.exposed``)
+    work, during_wait, parallel, between_steps    where the time of the stages lies (``exposure``)
+    hidden        stage time that cost nothing: it ran in a training step, outside of every wait, and is not exposed
+    device        beside an asynchronous device: idle (starved) by cause, slack, busy (``device``). While the host was
+                  still launching a phase that the device was at, nobody knows how much was work (``launches``): busy is
+                  null, idle what is known of it
+
+Data work that runs inline on a synchronous device needs no replay: each stage costs what it takes. Where a replay is
+needed and impossible, or off by more than its tolerance, exposed and hidden are null: not derived, never zero.
+
+A batch whose builder recorded nothing makes the stages of its step null: not measured, never zero. A builder that did
+nothing (a replayed batch) leaves one empty ``transfer`` span as its mark. Older studies have no mark: there the
+recorded column ``exposed_transfer_ns`` shows the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain import device
+from harness.explain.exposure import (
+    TRANSFER,
+    BatchWaits,
+    StageSpans,
+    StageTimes,
+    per_row,
+    stage_times,
+    without_overlaps,
+)
+from harness.explain.intervals import Int, Stretches, difference, union
+from harness.explain.launches import NEGLIGIBLE, DeviceWork, per_step
+from harness.explain.replay.exposed import Split, Unsplit, split
+from harness.explain.replay.recording import Recording
+from harness.explain.spans import FETCH, RunSpans
+from harness.explain.step_columns import bounds, held_up, integers
+from harness.study.contract import CAUSES, PLACES, STAGES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STAGE_COLUMNS = tuple(f"{kind}_{stage}_ns" for kind in ("exposed", "hidden", *PLACES) for stage in STAGES)
+DEVICE_COLUMNS = (
+    "device_busy_ns",
+    "device_launch_bound_ns",
+    "device_open_ns",
+    "device_starved_ns",
+    "device_slack_ns",
+    *(f"starved_{cause}_ns" for cause in CAUSES),
+)
+
+
+# Share of the measured time. Batches made before the first measured step are not in the work of the steps.
+ABOVE_WORK = 0.01
+_LONG_AGO_NS = 2**60  # before a run: sums of times stay within 64 bits
+
+
+class Derived(NamedTuple):
+    """A steps table with its derived columns.
+
+    ``changed``: whether it had others before. ``unsplit``: why its waits were not split by stage (None: they were).
+    ``otherwise``: what data work cost its first steps by the other readings of when the device worked, in ns,
+    (readings, steps); None where it was not split.
+    """
+
+    table: pa.Table
+    changed: bool
+    unsplit: Unsplit | Literal["no times", "spans missing"] | None
+    otherwise: NDArray[np.float64] | None = None
+
+
+def with_derived(
+    steps: pa.Table, spans: RunSpans, work: DeviceWork | None, recording: Recording | None = None
+) -> Derived:
+    """Return ``steps`` with its derived columns computed by the present rules.
+
+    Return it unchanged where the phases of steps were not recorded (a run measured bare), where steps have no times,
+    and where spans are missing or damaged: a step that fetched must have a span of it. ``work``: of the device; None of
+    a synchronous one. ``recording``: of the same run; None where it cannot be replayed.
+    """
+    if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
+        return Derived(steps, changed=False, unsplit="no times")
+    waits = waits_of(steps, spans)
+    if waits is None or _incomplete(steps, waits):
+        return Derived(steps, changed=False, unsplit="spans missing")
+    step_bounds, columns = bounds(steps), _Replacing(steps)
+    measured = ~steps.column("warmup").to_numpy().astype(np.bool_)
+    del steps  # each column goes as another takes its place: two tables of a long run would be most of its memory
+    stages = stage_spans(spans)
+    if work is not None and len(spans.kernels):  # else nobody recorded what the device did: not the same as idle
+        for name, values in _device_columns(step_bounds, spans, work, waits, stages):
+            columns.replace(name, values)
+    training = ~held_up(step_bounds, measured)
+    times, exposed = _stages(step_bounds, training, spans, waits, stages, work is not None, recording)
+    for name, values in _stage_columns(times, exposed, waits, measured if work is not None else None):
+        columns.replace(name, values)
+    if isinstance(exposed, Split):
+        return Derived(columns.table, columns.changed, None, exposed.otherwise)
+    return Derived(columns.table, columns.changed, exposed)
+
+
+class _Replacing:
+    """The columns of a table, to be replaced one by one; ``changed``: whether one of them was another before."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._metadata = table.schema.metadata
+        self._fields = {field.name: field for field in table.schema}
+        self._values = dict(zip(table.column_names, table.columns, strict=True))
+        self.changed = False
+
+    def replace(self, name: str, values: pa.Array) -> None:
+        import pyarrow as pa
+
+        self.changed = self.changed or not self._values[name].equals(pa.chunked_array([values]))
+        self._fields[name], self._values[name] = pa.field(name, values.type), values
+
+    @property
+    def table(self) -> pa.Table:
+        import pyarrow as pa
+
+        return pa.Table.from_arrays(
+            list(self._values.values()), schema=pa.schema(self._fields.values(), self._metadata)
+        )
+
+
+def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
+    """Whether a step fetched without any span, or for less than no time: spans that are not what the run wrote."""
+    if (waits.ends < waits.starts).any():
+        return True
+    waited = np.zeros(len(steps), dtype=np.bool_)
+    waited[waits.rows[waits.rows >= 0]] = True
+    return bool(((integers(steps, "fetch_ns") > 0) & ~waited).any())
+
+
+def waits_of(steps: pa.Table, spans: RunSpans) -> BatchWaits | None:
+    """The main thread's waits by batch; None where its phases were not recorded."""
+    fetches = spans.of(spans.phases, FETCH)
+    fetches = fetches.where(fetches.batches >= 0)
+    if steps.column("fetch_ns").null_count == len(steps):
+        return None
+    starts, ends = bounds(steps)
+    count = int(fetches.batches.max(initial=-1)) + 1
+    found = np.searchsorted(starts, fetches.starts, side="right") - 1
+    inside = (found >= 0) & (fetches.starts < ends[np.maximum(found, 0)]) if len(starts) else found >= 0
+    rows, since, until = np.full(count, -1), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    rows[fetches.batches] = np.where(inside, found, -1)
+    since[fetches.batches], until[fetches.batches] = fetches.starts, fetches.ends
+    return BatchWaits(rows, since, until, _reported(steps, spans, rows))
+
+
+def _reported(steps: pa.Table, spans: RunSpans, rows: Int) -> NDArray[np.bool_]:
+    """Whether the builder of each batch recorded what it did, (batches,)."""
+    reported = np.zeros(len(rows), dtype=np.bool_)
+    reported[spans.stages.batches[(spans.stages.batches >= 0) & (spans.stages.batches < len(rows))]] = True
+    # Studies from before there was a mark: their own column tells a batch without stages from an unknown one.
+    known = steps.column("exposed_transfer_ns").is_valid().to_numpy()
+    before = np.zeros(len(rows), dtype=np.bool_)
+    before[rows >= 0] = known[rows[rows >= 0]]
+    return reported | before
+
+
+def stage_spans(spans: RunSpans) -> StageSpans:
+    """The stages of all batches, without overlaps."""
+    known = np.array([STAGES.index(name) if name in STAGES else TRANSFER for name in spans.names] or [TRANSFER])
+    own = spans.stages_and_draws
+    own = own.where(own.batches >= 0)
+    return without_overlaps(StageSpans(own.batches.astype(np.int64), known[own.names], own.starts, own.ends))
+
+
+def _stages(
+    step_bounds: Stretches,
+    training: NDArray[np.bool_],
+    spans: RunSpans,
+    waits: BatchWaits,
+    stages: StageSpans,
+    asynchronous: bool,
+    recording: Recording | None,
+) -> tuple[StageTimes, Split | Unsplit]:
+    """Where the stages of each step lie, and what each cost it. ``training``: steps in which nothing else lay."""
+    waited = union(waits.starts, waits.ends)
+    if asynchronous:
+        waited = difference(waited, device.busy(spans))  # while the device works, a wait of the host costs nothing
+    rows = len(step_bounds.starts)
+    starts, ends = (moments[training] for moments in step_bounds)
+    # What ran before the first step, perhaps in another block of the program, is taken to be like what ran in steps.
+    begin = step_bounds.starts[:1]
+    open_steps = union(np.append(begin - _LONG_AGO_NS, starts), np.append(begin, ends))
+    times = stage_times(waits, stages, waited, open_steps, rows)
+    return times, _exposed(times, _fetched(waits, rows), asynchronous, recording)
+
+
+def _stage_columns(
+    times: StageTimes, exposed: Split | Unsplit, waits: BatchWaits, weighed: NDArray[np.bool_] | None
+) -> Iterator[tuple[str, pa.Array]]:
+    """``weighed``: the steps over which exposed and hidden are weighed; None where every step is by itself."""
+    import pyarrow as pa
+
+    rows = len(times.work)
+    unknown = np.zeros(rows, dtype=np.bool_)
+    unknown[waits.rows[(waits.rows >= 0) & ~waits.reported]] = True
+    unsplit = np.ones(rows, dtype=np.bool_)
+    if isinstance(exposed, Split):
+        unsplit[: len(exposed.exposed)] = False
+    for place, stage in enumerate(STAGES):
+        share = np.zeros(rows, dtype=np.int64)
+        if isinstance(exposed, Split):
+            share[: len(exposed.exposed)] = exposed.exposed[:, place]
+        within = None if weighed is None else weighed & ~unsplit & ~unknown
+        open_work = times.work[:, place] - times.between[:, place]
+        hidden = _hidden(times.outside[:, place], open_work, share, within)
+        yield f"exposed_{stage}_ns", pa.array(share, mask=unknown | unsplit)
+        yield f"hidden_{stage}_ns", pa.array(hidden, mask=unknown | unsplit)
+        for kind, values in zip(PLACES, (times.work, times.during, times.parallel, times.between), strict=True):
+            yield f"{kind}_{stage}_ns", pa.array(values[:, place], mask=unknown)
+
+
+def _hidden(outside: Int, work: Int, exposed: Int, weighed: NDArray[np.bool_] | None) -> Int:
+    """What of a stage cost each step nothing, (steps,): it ran outside of every wait, and is not exposed.
+
+    ``work``: of the stage while a step was open. What it did between steps is not hidden, and is exposed last.
+    A host that runs ahead of its device ends its steps earlier than the device does, so that what data costs lies in
+    other steps than the data: beside an asynchronous device both are summed over the measured steps (``weighed``), and
+    each step gets its part of what ran outside of waits.
+    """
+    found: Int
+    if weighed is None:
+        found = np.maximum(0, np.minimum(outside, work - exposed))
+        return found
+    most, left = int(outside[weighed].sum()), int((work - exposed)[weighed].sum())
+    found = (outside * (min(max(0, left), most) / most if most else 0.0)).astype(np.int64)
+    return found
+
+
+def _device_columns(
+    step_bounds: Stretches, spans: RunSpans, work: DeviceWork, waits: BatchWaits, stages: StageSpans
+) -> Iterator[tuple[str, pa.Array]]:
+    import pyarrow as pa
+
+    idle = device.idle_per_step(step_bounds, spans, waits, stages)
+    pieces = min(len(spans.kernels), len(spans.launches))
+    slack, fetched = device.slack(
+        waits, spans.kernels.ends[:pieces], spans.launches.starts[:pieces], len(step_bounds.starts)
+    )
+    idle_ns = idle.sum(axis=1)
+    wall = step_bounds.ends - step_bounds.starts
+    may_wait, launch_bound = per_step(step_bounds, work.open), per_step(step_bounds, work.launch_bound_open)
+    yield "device_busy_ns", pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall)
+    yield "device_launch_bound_ns", pa.array(launch_bound)
+    yield "device_open_ns", pa.array(may_wait - launch_bound)
+    yield "device_starved_ns", pa.array(idle_ns)
+    yield "device_slack_ns", pa.array(slack, mask=~fetched)
+    for place, cause in enumerate(CAUSES):
+        yield f"starved_{cause}_ns", pa.array(idle[:, place])
+
+
+def _fetched(waits: BatchWaits, rows: int) -> Int:
+    """The waits of each step together."""
+    return per_row(waits.rows, waits.ends - waits.starts, rows)
+
+
+def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Recording | None) -> Split | Unsplit:
+    """What each stage cost each step."""
+    inline = recording is None or not recording.workers
+    if inline and not asynchronous and np.array_equal(times.work, times.during):
+        return Split(times.during)
+    if recording is None:
+        return "not replayable"
+    found = split(recording, waits_ns)
+    return "above its work" if isinstance(found, Split) and _above_work(found.exposed, times, recording) else found
+
+
+def _above_work(exposed: Int, times: StageTimes, recording: Recording) -> bool:
+    """True if a stage cost the measured steps more than all of its work took: then the replay does not match the run.
+
+    A hand-over leaves no trace in the steps that did not wait for it. Time of a worker between two of its batches is no
+    work: where it is said to cost much, other workers made the batches.
+    """
+    steps = len(exposed)
+    counted = recording.measured[:steps]
+    most = times.work[:steps][counted].sum(axis=0).astype(np.float64)
+    most[TRANSFER] += float(recording.batches.handover[recording.batches.usable].sum())
+    above = exposed[counted].sum(axis=0) - most
+    return bool((above > ABOVE_WORK * recording.wall_ns[:steps][counted].sum()).any())

@@ -1,0 +1,178 @@
+"""Fits the step time when one kind of work is done k times more: a slowdown injection (scenario key ``dose``).
+
+    step ms                                   per block, least squares through the points of k = 0, 1, 2, 4:
+      |                    o  exposed (1)     slope = ms of step time for 1 ms more of that work
+      |              o     .
+      |        o  .     .     contended or    x = measured work per step on the critical path: the stage's exposed and
+      |     o. .              partial         hidden time, divided by the workers that do it side by side
+      |  o------o-----------o hidden (0)      y = step time; both are totals of the run over its steps
+      +--0--1--2-----4------------- work ms
+
+A hidden stage has slope 0, one that the step waits for has 1, whatever the number of workers. A curve that starts flat
+and turns up has used its slack. The slope speaks of *added* work; removing work can gain at most what is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+import numpy as np
+
+from harness.explain.dose_curves import Curve, Unfitted, What, curves_of, segment
+from harness.explain.ledger import Blocks
+from harness.explain.statistics import Estimate, from_block_values, student_t
+
+DoseKind = Literal["hidden", "exposed", "partial", "contended", "kink", "undecided"]
+HIDDEN, EXPOSED = 0.2, 0.8  # a slope is hidden below the one and exposed above the other, with all of its interval
+AWAY = 0.1  # so far must the interval of a slope between keep from 0 and from 1
+BEND = 0.2  # the last slope exceeds the first by more than this, with all of its interval: the curve bends up
+MOST_BLOCKS = 1000  # no study is repeated more often than this
+_CONTROL = re.compile(r"dose-(tokenize|read|device|data)-([1-9][0-9]*)")
+
+
+@dataclass(frozen=True)
+class DosePoint:
+    """Means over blocks, in milliseconds per step, with the work done k times more. None: not measured."""
+
+    k: int
+    work_ms: float  # on the critical path
+    step_ms: float
+    waited_ms: float | None  # all exposed stages together
+    contended_ms: float | None
+
+
+@dataclass(frozen=True)
+class Dose:
+    """What more of ``what`` costs ``arm``."""
+
+    arm: str
+    what: What
+    kind: DoseKind
+    unfitted: Unfitted | None = None  # why there is no slope
+    points: tuple[DosePoint, ...] = ()
+    slope: Estimate | None = None  # ms of step time per ms of work, over all doses
+    local_slope: Estimate | None = None  # of the first dose alone: what the arm as it is would feel first
+    last_slope: Estimate | None = None  # of the largest dose alone
+    waited_slope: Estimate | None = None  # ms of waiting for data per ms of work; of the device None
+    slack_ms: Estimate | None = None  # of a kink: how much work can be added before it costs anything
+    blocks_needed: int | None = None  # of an undecided one: how many blocks in all would probably decide
+    unfinished: tuple[int, ...] = ()  # doses k without a finished run: left out
+    workers: int = 1  # that do the work side by side: figures of work are the work of all, divided by their number
+
+
+def parse_control(control: str | None) -> tuple[What, int] | None:
+    """``("tokenize", 2)`` of the control ``dose-tokenize-2``; None of any other."""
+    found = _CONTROL.fullmatch(control or "")
+    return (cast("What", found[1]), int(found[2])) if found else None
+
+
+def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: int) -> Dose:
+    """The dose of ``what``: ``arm_blocks`` is the arm itself (k = 0), ``doses[k]`` its control with k times more.
+
+    ``workers``: loader workers of the arm. Only blocks in which all doses finished count.
+    """
+    by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
+    name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
+    abreast = 1 if what == "device" else max(1, workers)
+    curves = curves_of(by_k, what, abreast)
+    if isinstance(curves, Unfitted):
+        return Dose(name, what, "undecided", curves, workers=abreast)
+    found = _judge(name, what, curves, tuple(k for k in sorted(doses) if not doses[k]))
+    return replace(found, workers=abreast)
+
+
+def _judge(name: str, what: What, curves: Sequence[Curve], unfinished: tuple[int, ...]) -> Dose:
+    points = _points(curves)
+    slope = from_block_values([curve.slope(curve.step) for curve in curves])
+    assert slope is not None
+    waited = None if what == "device" else from_block_values([curve.slope(curve.waited) for curve in curves])
+    kind = _kind(what, curves, slope, waited)
+    return Dose(
+        arm=name,
+        what=what,
+        kind=kind,
+        points=points,
+        slope=slope,
+        local_slope=segment(curves, 0),
+        last_slope=segment(curves, len(points) - 2),
+        waited_slope=waited,
+        slack_ms=from_block_values([curve.absorbed for curve in curves]) if kind == "kink" else None,
+        blocks_needed=_blocks_needed(slope) if kind == "undecided" else None,
+        unfinished=unfinished,
+    )
+
+
+def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate | None) -> DoseKind:
+    low, high = slope.ci_low, slope.ci_high
+    if low is None or high is None:
+        return "undecided"
+    if _bends(what, curves):
+        return "kink"
+    if high < HIDDEN:
+        return "hidden"
+    # Whatever the loader causes, the step waits for; a step that gets longer without waiting lost its cores.
+    unwaited = waited is not None and waited.median < slope.median / 2
+    if low > EXPOSED and unwaited:
+        return "contended"
+    if low > EXPOSED:
+        return "kink" if what != "device" and _fits_today(curves) else "exposed"
+    if low >= AWAY and high <= 1 - AWAY:
+        return "contended" if unwaited else "partial"
+    return "undecided"
+
+
+def _bends(what: What, curves: Sequence[Curve]) -> bool:
+    """Whether the last slope exceeds the first beyond doubt, and because the step waits."""
+    last = len(curves[0].ks) - 2
+    first_slope, last_slope = segment(curves, 0), segment(curves, last)
+    if last < 1 or first_slope is None or last_slope is None:
+        return False
+    bend = from_block_values([c.slope(c.step, last) - c.slope(c.step, 0, 2) for c in curves])
+    if bend is None or bend.ci_low is None or bend.ci_low <= BEND:
+        return False
+    waits = float(np.median([curve.slope(curve.waited, last) for curve in curves]))
+    return what == "device" or waits >= last_slope.median / 2
+
+
+def _fits_today(curves: Sequence[Curve]) -> bool:
+    """Whether more is waited for in full but hardly any of the work there is: it lies at the slack.
+
+    A hand-over from a worker (transfer) is no part of its work, and may be waited for all the same.
+    """
+    waited = [curve.waited[0] - curve.runs[0].exposed_ms.get("transfer", 0.0) for curve in curves]
+    return float(np.mean(waited)) < HIDDEN * float(np.mean([curve.work[0] for curve in curves]))
+
+
+def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
+
+    return tuple(
+        DosePoint(
+            k,
+            float(np.mean([curve.work[i] for curve in curves])),
+            float(np.mean([curve.step[i] for curve in curves])),
+            mean([curve.runs[i].waited_ms for curve in curves]),
+            mean([curve.runs[i].contended_ms for curve in curves]),
+        )
+        for i, k in enumerate(curves[0].ks)
+    )
+
+
+def _blocks_needed(slope: Estimate) -> int | None:
+    """Blocks that would probably decide, if they scatter as these do; None beyond MOST_BLOCKS, or without interval."""
+    if slope.ci_low is None or slope.ci_high is None:
+        return None
+    # The half-width that meets some kind's conditions, if the median stays about where it is.
+    at = min(1.0, max(0.0, slope.median))
+    wanted = max(HIDDEN - at, min(at - AWAY, 1 - AWAY - at), at - EXPOSED)
+    scatter = (slope.ci_high - slope.ci_low) / 2 * math.sqrt(slope.n) / student_t(0.975, slope.n - 1)
+    candidates = range(slope.n + 1, MOST_BLOCKS + 1)
+    place = bisect_left(candidates, True, key=lambda n: student_t(0.975, n - 1) * scatter / math.sqrt(n) < wanted)
+    return candidates[place] if place < len(candidates) else None

@@ -1,0 +1,249 @@
+"""Finds the work of a device that waited for its launches: phases that the device ends as the host ends launching them.
+
+CUDA events (and the emulated device) tell when a phase began and ended on the device, as one bracket around all of its
+kernels. A device that is behind its host works through the bracket, and ends it when it is done. A device whose kernels
+are shorter than their launches is idle within it, which the bracket does not show:
+
+    host         |launch|launch|launch|launch|               |launch|launch|launch|launch|
+    device              |k|    |k|    |k|    |k|                    |==== k ====|==== k ====|==== k ====|==== k ====|
+    bracket      |-----------------------------|             |------------------------------------------------------|
+                 |<----- not known ---->|<tail>|             it works to the end: known
+                      launch-bound
+
+A bracket that ends with its launches is taken to be *launch-bound*. But no bracket tells what the device did before its
+last launch: one with a long last kernel ends late although the device waited before, and one of many kernels may end
+with its last launch although the device hardly did. From when the device came to a bracket until its last launch it may
+have worked or waited (``open``). After that, everything was queued, and the device worked (``tail``).
+
+A host that blocks within a phase, where nobody times it (``.item()`` in a model), ends it with its device as well, but
+because it waited for the device, and not the other way round:
+
+    host         |launch|launch|launch|== .item() ==|launch|
+    device              |==== k ====|==== k ====|==== k ====|k|
+
+torch tells of such calls in one audited step, without how long they blocked. So a phase that has one there is not
+called launch-bound in any step.
+
+A profiled window of the arm closes that. It holds how long kernels ran in each phase (``kernel_times``), so the share
+of work in an open phase is known. The readings then take the least, mean and most of the profiled steps.
+
+What depends on all that is worked out under several readings (:data:`Reading`). The likely one gives the figure, and
+the interval holds the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.intervals import Int, Stretches, clip, touches, union
+from harness.explain.kernel_times import KernelTime, kernel_times_of
+from harness.explain.spans import RunSpans, spans_of
+from harness.study.run_data import RunData
+
+# A device that waits for launches is done one kernel after the last of them. Such a kernel is shorter than its launch
+# (5 to 50 us), and device times are mapped to the host's clock within tens of microseconds.
+TAIL_NS = 100_000
+TAIL_SHARE = 0.02  # of the bracket, where that is more: the last of at least fifty kernels
+LEAST_QUEUED_NS = 1_000_000  # that a full queue lasts: CUDA's holds 1,024 launches, and a kernel takes a microsecond
+MOST_MOMENTS = 0.05  # of the device's time: launching beside pieces that is too short to matter for one of them
+# Of a step. What brackets leave open is no more than this: then they are taken as busy, and off by no more.
+NEGLIGIBLE = 0.01
+# What the device did in a bracket before its last launch. likely: it waited where the bracket is launch-bound, else it
+# worked. waiting: nothing at all. working: all the time. blocking: the same, and where the host blocks untimed while it
+# launches, it did nothing else; so it is by the likely one where the bracket ends with the launches.
+Reading = Literal["likely", "waiting", "working", "blocking"]
+DEVICE_WORK = "device work"  # of a run, worked out once
+# Share of a piece: profiled kernels that take so much of it fill it. Its measured ones may be slower by the rest, as
+# clocks differ (H200: 0.976 of a forward pass behind a full queue).
+FILLED = 0.95
+# Place in KernelTime that a reading takes.
+KERNEL_TIME: Mapping[Reading, int] = {"waiting": 0, "likely": 1, "working": 2, "blocking": 2}
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """The device's work in the order of its queue, one piece for each phase that the host launched; all (pieces,)."""
+
+    names: NDArray[np.int32]  # index into RunSpans.names
+    starts: Int
+    ends: Int
+    launch_starts: Int
+    launch_ends: Int
+    launch_bound: NDArray[np.bool_]
+    still_launching: NDArray[np.bool_]  # the host was, when the device came to it; so it was of what is launch-bound
+    may_block: NDArray[np.bool_]  # launching it blocks on the device, as its name did once, for how long nobody timed
+    ended: NDArray[np.bool_]  # the device ended it as the host ended launching it
+    kernel_ns: Int  # (3, pieces): the least, mean and most that its kernels run, by a profiled window; -1: not known
+
+    @property
+    def known_from(self) -> Int:
+        """From when the device surely worked until the end of the piece."""
+        return np.where(self.still_launching, self._launched, self.starts)
+
+    def worked_from(self, reading: Reading) -> Int:
+        """From when the device worked until the end of the piece, by this reading.
+
+        Where only the sum of its kernels is known, that is as if they ran at its end.
+        """
+        by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
+        return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
+
+    def waited(self, reading: Reading) -> NDArray[np.bool_]:
+        """Whether the device waited for the launches of the piece, by this reading."""
+        idle = self._worked_ns(reading) < self.ends - self.starts
+        return np.where(self.profiled, idle, self._waited_by_events(reading))
+
+    @property
+    def profiled(self) -> NDArray[np.bool_]:
+        """True for each piece that events leave open and the kernels of a profiled window close."""
+        found: NDArray[np.bool_] = self.still_launching & (self.kernel_ns[0] >= 0)
+        return found
+
+    @property
+    def _launched(self) -> Int:
+        """End of the last launch of each piece, within the piece."""
+        return np.clip(self.launch_ends, self.starts, self.ends)
+
+    def _worked_ns(self, reading: Reading) -> Int:
+        """Kernel time of each piece by this reading, at least the time after its last launch."""
+        lasted = self.ends - self.starts
+        found = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
+        return np.where(found >= FILLED * lasted, lasted, found)
+
+    def _waited_by_events(self, reading: Reading) -> NDArray[np.bool_]:
+        if reading == "likely":
+            return self.launch_bound
+        return self.still_launching if reading == "waiting" else np.zeros_like(self.still_launching)
+
+    def blocked(self, reading: Reading) -> NDArray[np.bool_]:
+        """Whether the host did nothing but wait for the device while it launched the piece, by this reading."""
+        if reading == "likely":
+            return self.may_block & self.ended
+        return self.may_block if reading == "blocking" else np.zeros_like(self.may_block)
+
+    @property
+    def behind_full_queue(self) -> NDArray[np.bool_]:
+        """Whether the queue may have been full while the piece was launched: then launching it was waiting in part."""
+        lasting = self.launch_ends > self.launch_starts
+        found: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= LEAST_QUEUED_NS)
+        return found
+
+    def differs_ns(self, reading: Reading) -> int:
+        """How much of the time of device and host means something else than by the likely reading."""
+        other = self.blocked(reading) != self.blocked("likely")
+        device_ns = np.abs(self.worked_from(reading) - self.worked_from("likely")).sum()
+        return int(device_ns + (self.launch_ends - self.launch_starts)[other].sum())
+
+    @property
+    def open(self) -> Stretches:
+        """When the device may have worked or waited for a launch."""
+        return self._until_launched(self.still_launching)
+
+    @property
+    def launch_bound_open(self) -> Stretches:
+        """The same within launch-bound pieces alone."""
+        return self._until_launched(self.launch_bound)
+
+    def _until_launched(self, chosen: NDArray[np.bool_]) -> Stretches:
+        starts = self.starts[chosen]
+        return union(starts, np.clip(self.launch_ends[chosen], starts, self.ends[chosen]))
+
+
+def device_work(
+    spans: RunSpans, attached: bool = False, kernel_times: Mapping[str, KernelTime] | None = None
+) -> DeviceWork:
+    """The work of a run's device. A piece whose launching blocked on the device did not wait for launches.
+
+    ``attached``: of a program that nobody here wrote. Where it blocks, it may have done anything before.
+    ``kernel_times``: by name of the work, from a profiled window.
+    """
+    pieces = min(len(spans.kernels), len(spans.launches))
+    kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
+    waits = union(spans.blocking.starts, spans.blocking.ends)
+    lasting = launches.ends > launches.starts
+    blocked = touches(launches.starts, launches.ends, waits) & lasting
+    # A call within that is only known to block, not for how long: the device may have worked all the while.
+    moments = np.sort(spans.blocking.starts[spans.blocking.ends <= spans.blocking.starts])
+    within = np.searchsorted(moments, launches.ends) > np.searchsorted(moments, launches.starts)
+    least_ns = _least_ns(kernels.starts, kernels.ends, launches.ends)
+    still_launching = launched_meanwhile(kernels.starts, kernels.ends, launches.ends, least_ns)
+    ended = ended_with_launches(kernels.starts, kernels.ends, launches.ends, least_ns)
+    may_block = np.isin(launches.names, np.unique(launches.names[within])) & lasting & ~blocked
+    return DeviceWork(
+        names=kernels.names,
+        starts=kernels.starts,
+        ends=kernels.ends,
+        launch_starts=launches.starts,
+        launch_ends=launches.ends,
+        launch_bound=ended & ~blocked & ~may_block,
+        still_launching=still_launching if attached else still_launching & ~blocked,
+        may_block=may_block,
+        ended=ended,
+        kernel_ns=_kernel_ns(spans.names, kernel_times or {})[:, kernels.names],
+    )
+
+
+def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
+    """The least, mean and most kernel time by number of a name, (3, names); -1 where it is not known."""
+    found = np.full((3, len(names)), -1, dtype=np.int64)
+    for code, name in enumerate(names):
+        if name in known:
+            found[:, code] = known[name]
+    return found
+
+
+def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
+    """How long launching must go on beside a piece to matter: a moment, or any time where moments add up to much."""
+    if not len(starts):
+        return TAIL_NS
+    meanwhile = np.minimum(launch_ends, ends) - starts
+    moments_ns = int(meanwhile[(meanwhile > 0) & (meanwhile <= TAIL_NS)].sum())
+    # Not of the time from the first to the last piece: between turns of its arm the device works for others.
+    return 0 if moments_ns > MOST_MOMENTS * int((ends - starts).sum()) else TAIL_NS
+
+
+def device_work_of(run: RunData) -> DeviceWork:
+    """See :func:`device_work`; of all that ``run`` recorded."""
+    attached = run.record.facts.attached is not None
+    return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached, kernel_times_of(run)))
+
+
+def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = TAIL_NS) -> NDArray[np.bool_]:
+    """Whether the host was still launching work that was on the device from ``starts`` to ``ends``, for more than
+    ``least_ns``; all (pieces,).
+    """
+    found: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > least_ns
+    return found
+
+
+def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = TAIL_NS) -> NDArray[np.bool_]:
+    """Whether it was, and the device ended that work with its last launch; all (pieces,)."""
+    ended = ends - launch_ends <= np.maximum(TAIL_NS, TAIL_SHARE * (ends - starts))
+    found: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
+    return found
+
+
+def per_step(steps: Stretches, stretches: Stretches) -> Int:
+    """Nanoseconds of each step that lie in ``stretches``, (steps,)."""
+    inside = clip(steps.starts, steps.ends, stretches)
+    return np.bincount(inside.owner, inside.ends - inside.starts, minlength=len(steps.starts)).astype(np.int64)
+
+
+def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]) -> dict[str, float]:
+    """Of the ``steps`` that launched some work: the share in which it was launch-bound, by its name; not those of 0.
+
+    ``steps`` are in order, and need not touch one another.
+    """
+    row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
+    inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
+    found = {}
+    for code in np.unique(work.names[inside & work.launch_bound]).tolist():
+        own = inside & (work.names == code)
+        bound = np.unique(row[own & work.launch_bound]).size
+        found[names[code]] = bound / np.unique(row[own]).size
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

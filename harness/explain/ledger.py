@@ -1,0 +1,460 @@
+"""Sums up one run: totals per repetition, and milliseconds per step by phase and by stage.
+
+Warm-up steps do not count. A null in a table means "not measured", so every figure here is None where its columns hold
+nothing, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.bounds import Bound, BoundShares
+from harness.explain.derived import stage_spans, waits_of, with_derived
+from harness.explain.exposure import TRANSFER
+from harness.explain.intervals import Stretches, clip
+from harness.explain.launches import device_work_of, launch_bound_shares
+from harness.explain.lead_use import LeadUse, UsedLead, lead_use, used_leads
+from harness.explain.long_steps import LeftOut, Places, longest_phases, without_long
+from harness.explain.makers import makers_of
+from harness.explain.replay.recording import record
+from harness.explain.room import room_ns
+from harness.explain.spans import spans_of
+from harness.explain.step_columns import bounds
+from harness.explain.step_losses import LAST_STEPS, StepLosses
+from harness.scenario.overrides import lookup_number
+from harness.study.contract import CAUSES, PHASES, STAGES
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Array = NDArray[np.float64]
+DERIVED = "derived steps"
+# A run has diverged where the mean of its last losses is above so many times that of its first, and above it by so much
+# (nats): batches of one document differ by less, and a small loss may double by chance.
+DIVERGED_TIMES, DIVERGED_BY = 2.0, 1.0
+
+
+@dataclass(frozen=True, slots=True)  # a long run has a hundred thousand
+class RepetitionTotals:
+    """Totals over the measured steps of one repetition; token counts are None where the trainer did not report them."""
+
+    steps: int
+    wall_ns: float
+    usual_ns: float  # with each rare long step counted as a typical one
+    tokens: float | None
+    trained_tokens: float | None
+
+
+@dataclass(frozen=True)
+class RunLedger:
+    """One finished run with at least one measured step; ``*_ms`` are means per measured step, in milliseconds."""
+
+    record: RunRecord
+    repetitions: dict[int, RepetitionTotals]
+    step_ms: Array  # (measured steps,)
+    phase_ms: dict[str, float]  # phases that were measured; they sum to the mean step time
+    exposed_ms: dict[str, float]  # stages that were measured
+    hidden_ms: dict[str, float]
+    work_ms: dict[str, float]  # all time of the stages, wherever it lay
+    during_wait_ms: dict[str, float]  # of it, what ran while the step waited for that very batch
+    parallel_ms: dict[str, float]  # what ran while the step waited for another batch
+    between_steps_ms: dict[str, float]  # what ran between training steps
+    unsplit: str | None  # why the waits were not split by stage, where exposed and hidden are empty for that
+    contended_ms: float | None
+    waited_otherwise_ms: tuple[float, ...]  # what data costs by other readings of when the device worked; see launches
+    device_busy_ms: float | None  # None also where phases that were still being launched leave it open
+    device_launch_bound_ms: float | None  # within launch-bound phases: working or waiting for launches
+    device_open_ms: float | None  # the same within others
+    launch_bound: dict[str, float]  # share of the measured steps in which a piece of the device's work was, by its name
+    device_starved_ms: float | None
+    device_slack_ms: float | None  # work still queued when the host began its fetch
+    device_room_ms: float | None  # what fetching could have lasted longer for next to nothing, see ``room``
+    starved_ms: dict[str, float]  # device idle time by what the host did; empty without an asynchronous device
+    tokens: float | None  # positions, sum over the measured steps
+    trained_tokens: float | None
+    loss: float | None  # of its last measured steps; None where it is not finite, or was not measured
+    other_cpu_cores: float | None  # cores that others took from this host, mean over the run
+    loader_share: float = 0.0  # of the time of loader workers within measured steps, that in which they built batches
+    diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
+    used_leads: dict[int, UsedLead] = field(default_factory=dict)  # by repetition, of those of which it is known
+    losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
+    longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see ``long_steps.longest_phases``
+    left_out: LeftOut = field(default_factory=LeftOut)
+    idle_workers: int = 0  # loader workers that made no batch
+    # What a step of several ranks would be shorter by if none had any data work; None of one rank, or not known.
+    data_costs_all_ms: float | None = None
+
+    @property
+    def mean_step_ms(self) -> float:
+        return float(self.step_ms.mean())
+
+    @property
+    def ranks(self) -> int:
+        """How many trained together; of several, every other figure here is one of rank 0."""
+        return self.record.facts.ranks or 1
+
+    @property
+    def waited_ms(self) -> float | None:
+        """What data work cost a step: all exposed stages, or the fetch phase where nobody split it.
+
+        None on an asynchronous device where nobody did: there a wait of the host may cost nothing.
+        """
+        if self.exposed_ms:
+            return sum(self.exposed_ms.values())
+        return None if self.record.facts.asynchronous else self.phase_ms.get("fetch")
+
+    @property
+    def waited_range_ms(self) -> tuple[float, float] | None:
+        """The least and the most that data work may cost a step; None where no reading of the record differs."""
+        if self.waited_ms is None or not self.waited_otherwise_ms:
+            return None
+        known = (self.waited_ms, *self.waited_otherwise_ms)
+        return min(known), max(known)
+
+    @property
+    def bound_shares(self) -> BoundShares | None:
+        """What says what limits the step; None without an asynchronous device, or where its waits were not split."""
+        idle, room, wall = self.device_starved_ms, self.device_room_ms, self.mean_step_ms
+        waited = self.waited_ms
+        # A record whose replay is not the run lacks some of the device's work: what looks idle may be that.
+        if idle is None or room is None or waited is None:
+            return None
+        for_data = sum(self.starved_ms.get(stage, 0.0) for stage in STAGES)
+        return BoundShares(
+            data=waited / wall,
+            host=max(0.0, idle - for_data) / wall,
+            launch=(self.device_launch_bound_ms or 0.0) / wall,
+            open=(self.device_open_ms or 0.0) / wall,
+            room=room / wall,
+            loader=self.loader_share,
+        )
+
+    @property
+    def bound(self) -> Bound | None:
+        """What limits the step; None without an asynchronous device."""
+        return None if (found := self.bound_shares) is None else found.bound
+
+    @property
+    def split_by_replay(self) -> bool:
+        """True if its waits were split by stage, which took a replay."""
+        facts = self.record.facts
+        workers = lookup_number(self.record.config, "data.workers", facts.workers or 0)
+        return bool(self.exposed_ms) and bool(workers or facts.asynchronous)
+
+    @property
+    def by_repetition(self) -> bool:
+        """Whether its repetitions alternated with those of the runs of the same session."""
+        return self.record.interleave == "slices" and bool(self.record.session)
+
+
+Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
+
+
+def without_split(ledger: RunLedger) -> RunLedger:
+    """Return ``ledger`` without its split of waits by stage, as the replay that split them is off."""
+    return replace(ledger, exposed_ms={}, hidden_ms={}, waited_otherwise_ms=(), unsplit="replay is off")
+
+
+def measure(run: RunData) -> RunLedger | None:
+    """The ledger of a finished run; None where it did not finish or left no measured step."""
+    return run.once("ledger", lambda: _measure(run))
+
+
+class DerivedSteps(NamedTuple):
+    """The steps table with its derived columns as the present rules have them; see :mod:`harness.explain.derived`."""
+
+    table: pa.Table | None
+    changed: bool
+    unsplit: str | None = None
+    otherwise: Array | None = None  # (readings, steps), see ``derived.Derived``
+
+
+def derived_steps(run: RunData) -> DerivedSteps:
+    """See :class:`DerivedSteps`; without a table there is none."""
+    return run.once(DERIVED, lambda: _derived_steps(run))
+
+
+def _derived_steps(run: RunData) -> DerivedSteps:
+    if not run.step_count or not run.has_spans:
+        return DerivedSteps(run.steps, changed=False)
+    try:
+        recording = record(run)
+    except InputError:
+        recording = None
+    # The table as it was has no name here: of a long run it goes column by column.
+    work = device_work_of(run) if run.record.facts.asynchronous else None
+    return DerivedSteps(*with_derived(_read(run), spans_of(run), work, recording))
+
+
+def _read(run: RunData) -> pa.Table:
+    steps = run.steps
+    assert steps is not None, "asked of a run without a steps table"
+    return steps
+
+
+def _measure(run: RunData) -> RunLedger | None:
+    if run.record.status != "done" or (steps := derived_steps(run).table) is None:
+        return None
+    measured = np.not_equal(column(steps, "warmup"), 1) & (column(steps, "wall_ns") > 0)
+    if not measured.any():
+        return None
+
+    def values(name: str) -> Array:
+        return column(steps, name)[measured]
+
+    def stages(kind: str) -> dict[str, float]:
+        return _means(values, STAGES, f"{kind}_{{}}_ns")
+
+    # 0 ms in a phase that nobody timed are no measured wait.
+    fetched = run.record.facts.times_fetches or bool(np.nansum(values("fetch_ns")))
+    wall = values("wall_ns")
+    tokens, trained = values("tokens"), values("trained_tokens")
+    losses = values("loss")[_known(steps, "loss")[measured]]  # null: not measured; NaN: diverged
+    diverged = _diverged(losses)
+    return RunLedger(
+        record=run.record,
+        repetitions=_repetitions(np.nan_to_num(values("turn")).astype(np.int64), wall, tokens, trained),
+        step_ms=wall / 1e6,
+        phase_ms=_means(values, PHASES if fetched else [phase for phase in PHASES if phase != "fetch"], "{}_ns"),
+        exposed_ms=stages("exposed") if fetched else {},
+        hidden_ms=stages("hidden") if fetched else {},
+        work_ms=stages("work") or _sum_by_stage(stages("exposed"), stages("hidden")),
+        during_wait_ms=stages("during_wait"),
+        parallel_ms=stages("parallel"),
+        between_steps_ms=stages("between_steps"),
+        unsplit=derived_steps(run).unsplit,
+        waited_otherwise_ms=_otherwise_ms(derived_steps(run).otherwise, measured),
+        contended_ms=_mean_ms(values("contended_ns")),
+        device_busy_ms=_busy_ms(values("device_busy_ns")),
+        device_launch_bound_ms=_mean_ms(values("device_launch_bound_ns")),
+        device_open_ms=_mean_ms(values("device_open_ns")),
+        launch_bound=_launch_bound(run, steps, measured),
+        device_starved_ms=_mean_ms(values("device_starved_ns")),
+        device_slack_ms=_mean_ms(values("device_slack_ns")),
+        device_room_ms=_room_ms(run, steps, measured),
+        starved_ms=_means(values, CAUSES, "starved_{}_ns"),
+        tokens=_sum(tokens),
+        trained_tokens=_sum(trained),
+        loss=float(losses[-LAST_STEPS:].mean()) if losses.size and np.isfinite(losses).all() else None,
+        other_cpu_cores=_other_load(run.samples),
+        loader_share=_loader_share(run, steps, measured),
+        diverged=diverged,
+        used_leads=_used_leads(run, steps),
+        losses=StepLosses(run),
+        longest=longest_phases(PHASES, lambda phase: values(f"{phase}_ns")),
+        left_out=_left_out(run, steps, measured),
+        idle_workers=_idle_workers(run),
+    )
+
+
+def _idle_workers(run: RunData) -> int:
+    workers = int(lookup_number(run.record.config, "data.workers", run.record.facts.workers or 0))
+    made = spans_of(run).makers if workers and run.has_spans else None
+    return 0 if made is None or not len(made) else makers_of(made, len(made), workers).idle
+
+
+def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
+    """Steps between measured ones that are not measured, but for the first of each turn, and for those that are no
+    training alone (an evaluation ran within): of a program, only its record knows these.
+    """
+    facts = run.record.facts
+    inside = ~measured & (column(steps, "wall_ns") > 0)
+    first, last = np.flatnonzero(measured)[[0, -1]]
+    inside[:first] = inside[last:] = False
+    inside[1:] &= inside[:-1].copy()  # the first of a turn
+    if facts.attached is not None:
+        if facts.marked_steps is None:
+            return LeftOut()
+        inside &= ~np.isin(column(steps, "step"), facts.marked_steps)
+    if not inside.any():
+        return LeftOut()
+    known = measured | inside
+
+    def values(name: str) -> Array:
+        return column(steps, name)[known]
+
+    longest = longest_phases(PHASES, lambda phase: values(f"{phase}_ns"), inside[known])
+    return LeftOut(column(steps, "wall_ns")[inside] / 1e6, longest)
+
+
+def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:
+    """Means over the measured steps among the first ones, by reading."""
+    if otherwise is None or not otherwise.size or not (counted := measured[: otherwise.shape[1]]).any():
+        return ()
+    return tuple((otherwise[:, counted].mean(axis=1) / 1e6).tolist())
+
+
+def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float | None:
+    """See ``RunLedger.device_room_ms``; None where nobody recorded what the device did, or when steps began."""
+    if not run.record.facts.asynchronous or np.isnan(column(steps, "device_slack_ns")[measured]).all():
+        return None
+    spans = spans_of(run)
+    if (waits := waits_of(steps, spans)) is None:
+        return None
+    inside = Stretches(*(moments[measured] for moments in bounds(steps)))
+    found = room_ns(inside, spans, waits, known_queue=bool(run.record.facts.emulated))
+    return None if found is None else found / 1e6
+
+
+def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float:
+    """See ``RunLedger.loader_share``; 0 without workers or an asynchronous device, of whose bound it is a part.
+
+    Only what they did within measured steps: between two of them they may go on (while held-out data is evaluated), and
+    while a batch travels its worker may rest.
+    """
+    facts = run.record.facts
+    workers = lookup_number(run.record.config, "data.workers", facts.workers or 0)
+    if not workers or not facts.asynchronous or not run.has_spans:
+        return 0.0
+    stages = stage_spans(spans_of(run))
+    building = stages.stages != TRANSFER
+    inside = clip(
+        stages.starts[building], stages.ends[building], Stretches(*(moments[measured] for moments in bounds(steps)))
+    )
+    return float((inside.ends - inside.starts).sum() / (workers * column(steps, "wall_ns")[measured].sum()))
+
+
+def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
+    """See ``RunLedger.used_leads``; none where the host computes and makes the batches, or nobody recorded them."""
+    facts = run.record.facts
+    workers = int(lookup_number(run.record.config, "data.workers", facts.workers or 0))
+    if (
+        not (workers or facts.asynchronous)
+        or not run.has_spans
+        or steps.column("start_ns").null_count
+        or steps.column("wall_ns").null_count
+    ):
+        return {}
+    spans = spans_of(run)
+    if (waits := waits_of(steps, spans)) is None:
+        return {}
+    prefetch = int(lookup_number(run.record.config, "data.prefetch", 2))
+    return used_leads(steps, spans, waits, workers, prefetch, asynchronous=bool(facts.asynchronous))
+
+
+def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> dict[str, float]:
+    """See ``RunLedger.launch_bound``; read from the spans only where the steps say that there is some."""
+    if not np.nansum(column(steps, "device_launch_bound_ns")[measured]):
+        return {}
+    inside = Stretches(*(moments[measured] for moments in bounds(steps)))
+    return launch_bound_shares(inside, device_work_of(run), spans_of(run).names)
+
+
+def _repetitions(
+    repetition: NDArray[np.int64], wall: Array, tokens: Array, trained: Array
+) -> dict[int, RepetitionTotals]:
+    """Totals by repetition; a count that one of its steps lacks (NaN) is None for the whole repetition."""
+    numbers, place, steps = np.unique(repetition, return_inverse=True, return_counts=True)
+    columns = (wall, without_long(wall), tokens, trained)
+    sums = [np.bincount(place, weights=one, minlength=len(numbers)).tolist() for one in columns]
+    return {
+        number: RepetitionTotals(count, total, usual, _or_none(positions), _or_none(counted))
+        for number, count, total, usual, positions, counted in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
+    }
+
+
+def _or_none(sum_of_tokens: float) -> float | None:
+    return None if math.isnan(sum_of_tokens) else sum_of_tokens
+
+
+def column(table: pa.Table, name: str) -> Array:
+    """A column of numbers or booleans as float64, (rows,), NaN where null."""
+    recorded = table.column(name)
+    if recorded.null_count == len(recorded):  # a third of the columns, of a run without a device
+        return np.full(len(recorded), math.nan)
+    numbers = recorded.cast("float64", safe=False)  # a clock after a hundred days is off by a nanosecond
+    if numbers.null_count:
+        numbers = numbers.fill_null(math.nan)
+    values: Array = numbers.to_numpy()
+    return values
+
+
+def _known(table: pa.Table, name: str) -> NDArray[np.bool_]:
+    """Rows of a column that are not null; NaN is a value."""
+    known: NDArray[np.bool_] = table.column(name).is_valid().to_numpy()
+    return known
+
+
+def _diverged(losses: Array) -> bool:
+    """Whether ``losses``, of the measured steps in order, are not finite or end far above where they began."""
+    if not np.isfinite(losses).all():
+        return True
+    some = min(LAST_STEPS, len(losses) // 2)
+    if not some:
+        return False
+    first, last = float(losses[:some].mean()), float(losses[-some:].mean())
+    return last > DIVERGED_TIMES * first and last > first + DIVERGED_BY
+
+
+def arm_lead(blocks: Blocks) -> LeadUse | None:
+    """How much of the measured steps of an arm was made before; None where too few repetitions show it."""
+    return lead_use(run.used_leads for run in blocks.values())
+
+
+def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None]) -> float | None:
+    """Mean over all measured steps of ``runs``, given a mean per step of each; None where no run has it."""
+    known = [(value, len(run.step_ms)) for run in runs if (value := get(run)) is not None]
+    return sum(value * steps for value, steps in known) / sum(steps for _, steps in known) if known else None
+
+
+def part_over(
+    runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None], known: Sequence[RunLedger] | None = None
+) -> float | None:
+    """Mean of a part of a step over all measured steps of ``runs``, which is never above the mean step.
+
+    ``known``: the runs that have it, None: those for which ``get`` does. Where others do not, it is the share of their
+    steps that it is in these, as their steps may be longer or shorter.
+    """
+    known = [run for run in known or runs if get(run) is not None]
+    found = mean_over(known, get)
+    if found is None or len(known) == len(runs):
+        return found
+    steps_ms = [mean_over(some, lambda run: run.mean_step_ms) or 0.0 for some in (known, runs)]
+    return found / steps_ms[0] * steps_ms[1] if steps_ms[0] else found
+
+
+def _mean_ms(nanoseconds: Array) -> float | None:
+    known = nanoseconds[~np.isnan(nanoseconds)]
+    return float(known.mean()) / 1e6 if known.size else None
+
+
+def _busy_ms(nanoseconds: Array) -> float | None:
+    """None where it is not known of every step: the steps that leave it open are not like the others."""
+    return None if np.isnan(nanoseconds).any() else _mean_ms(nanoseconds)
+
+
+def _means(values: Callable[[str], Array], names: Sequence[str], pattern: str) -> dict[str, float]:
+    means = {name: _mean_ms(values(pattern.format(name))) for name in names}
+    return {name: value for name, value in means.items() if value is not None}
+
+
+def _sum_by_stage(exposed: dict[str, float], hidden: dict[str, float]) -> dict[str, float]:
+    """The work in tables from before there was a column for it."""
+    return {stage: value + hidden.get(stage, 0.0) for stage, value in exposed.items()}
+
+
+def _sum(counts: Array) -> float | None:
+    return None if np.isnan(counts).any() else float(counts.sum())
+
+
+def _other_load(samples: pa.Table | None) -> float | None:
+    """Cores that others took: other processes here, and others elsewhere for whom the hypervisor took them."""
+    if samples is None or not len(samples):
+        return None
+    import pyarrow.compute as pc
+
+    means = []
+    for metric in ("other_cpu_cores", "stolen_cpu_cores"):
+        chosen = pc.and_(pc.equal(samples.column("source"), "host"), pc.equal(samples.column("metric"), metric))
+        values = samples.column("value").filter(chosen).drop_null().to_numpy()
+        means.append(float(values.mean()) if len(values) else None)
+    return None if means[0] is None else means[0] + (means[1] or 0.0)

@@ -1,0 +1,21 @@
+"""Simulates the loop over the recorded durations of a run: as it was, or edited to predict what would have been.
+
+``recording`` turns a run's tables into durations (``batches``, ``handover``) and what the host did (``programs``),
+``pipeline`` applies ``edits`` to them, ``simulate`` runs them, ``contention`` says how much longer CPU work takes where
+cores are short, ``predict`` answers with an interval and its validation error.
+"""
+
+from harness.explain.replay.predict import Replays, predict, replace_data, unedited_error
+from harness.explain.replay.prediction import Prediction, ReplayValidation
+from harness.scenario.edits import Edits, parse_edits
+
+__all__ = [
+    "Edits",
+    "Prediction",
+    "ReplayValidation",
+    "Replays",
+    "parse_edits",
+    "predict",
+    "replace_data",
+    "unedited_error",
+]

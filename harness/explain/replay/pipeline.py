@@ -1,0 +1,357 @@
+"""Applies edits to a recording and builds what the simulation runs: matrices of durations, operations per step class.
+
+The meaning of every edit is defined here and in ``costs``. ``simulate`` knows no edits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.makers import round_robin
+from harness.explain.replay.contention import ALONE, Demand, Stretch, stretched
+from harness.explain.replay.costs import batch_costs
+from harness.explain.replay.programs import Event
+from harness.explain.replay.recording import Recording, Resume
+from harness.explain.replay.tape import Tape, tape_of
+from harness.scenario.edits import Edits
+
+Array = NDArray[np.float64]
+MOST_STEPS = 500  # measured ones in a prediction; with all its replicates they are many times as many
+PER_SAMPLE = frozenset({"h2d", "forward", "backward"})  # grow with the batch; gradient norm and optimizer do not
+COMPUTED = frozenset({"forward", "backward", "optimizer"})  # host phases that are device time on a synchronous device
+WHOLE_PHASES = frozenset({"log", "checkpoint"})  # without such a phase, its blocking calls go as well
+# Parts of a step that :attr:`Edits.without` removes, besides phases of the host and kernels of the device.
+LAUNCHING, QUEUE_LIMIT = ("cause", "launching"), ("cause", "queue limit")
+
+
+class Operation(NamedTuple):
+    """host: ``first`` on the host. launch: ``first`` on the device, ``second`` to queue it. sync: ``first`` beyond what
+    it waits for. reduce: all ranks wait for one another, on the device or (without one) on the host."""
+
+    kind: Literal["host", "fetch", "launch", "sync", "reduce"]
+    back: int
+    first: int  # row of the class's matrix
+    second: int
+    name: str = ""  # phase of the host, or kernel
+
+
+class Program(NamedTuple):
+    """One class of steps: operations and durations in ns (rows, variants, members).
+
+    ``places``: of its members on the tape, (members,), rising.
+    """
+
+    operations: tuple[Operation, ...]
+    durations: Array
+    places: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What ``simulate`` runs. Steps refer to ``programs``; batches and members of a class repeat without end.
+
+    Its variants (one, unless :func:`together` joined several) differ in durations alone.
+    """
+
+    costs: Array  # (len(Costs._fields), variants, batches)
+    tape_steps: int  # that lend their durations, see ``tape``
+    starts: NDArray[np.int64]  # where on the tape a replicate may begin: there each step meets one of its own class
+    batches_per_step: int | None  # None: batches do not run along with the tape's steps
+    programs: tuple[Program, ...]
+    step_program: NDArray[np.int64]  # (steps,)
+    measured: NDArray[np.bool_]
+    resumes: tuple[Resume | None, ...]  # (steps,) where the loop paused before the step
+    exact: bool  # the loader is where it was recorded at each of these
+    drained: NDArray[np.bool_]  # (steps,) ends only when the device has done what was queued before it began
+    workers: int
+    worker_of: NDArray[np.int64] | None  # (batches,) the worker that makes each; None: they make them in turn
+    in_flight: int
+    ranks: int
+    queue_depth: int | None
+    asynchronous: bool
+    demand: Demand
+
+
+def build(
+    recording: Recording,
+    edits: Edits,
+    then: Stretch = ALONE,
+    now: Stretch = ALONE,
+    *,
+    exact: bool = False,
+    grown: float = 1.0,
+    most_steps: int = MOST_STEPS,
+    merged: bool = True,
+) -> Pipeline:
+    """``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then`` (see ``contention``).
+
+    ``grown``: how many times as large its batches already are as those that its steps were recorded with. ``exact``:
+    every step and batch with its own durations, warmup included, in the order recorded (a replay at offset 0 is then
+    the run itself); otherwise only those of measured steps serve, for steps and batches of any number. ``most_steps``:
+    that count; of a longer run its beginning. Not ``merged``: every phase of the host is an operation of its own.
+    """
+    workers = recording.workers if edits.workers is None else edits.workers
+    prefetch = recording.prefetch if edits.prefetch is None else edits.prefetch
+    scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size
+    tape = recording.once(("tape", workers, exact), lambda: tape_of(recording, workers, exact=exact))
+    costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), tape.batches)
+    host = (then.main, now.main)
+    made = [
+        _program(recording, number, edits, scale * grown, host, tape, exact=exact, merged=merged)
+        for number in range(len(recording.classes))
+    ]
+    programs = tuple(program for program, _ in made)
+    main_ns = np.array([cpu for _, cpu in made])[recording.step_class][recording.measured].mean()
+    fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
+    per_step = float(fetches[recording.step_class][recording.measured].mean())
+    makers = recording.batches.makers if workers == recording.workers else round_robin(0, workers)
+    in_flight = makers.in_flight(prefetch)
+    order, measured, resumes = _steps(recording, in_flight, most_steps, exact=exact)
+
+    def starts() -> NDArray[np.int64]:
+        if exact:
+            return np.zeros(1, dtype=np.int64)
+        if (edits.ranks or 1) > 1:  # from the same place, which is often the only best one, ranks would be in lockstep
+            return np.arange(len(tape.steps))
+        key = ("starts", workers, prefetch, most_steps)
+        return recording.once(key, lambda: _starts(order, recording.step_class[tape.steps]))
+
+    return Pipeline(
+        costs=np.stack(costs)[:, None, :],
+        tape_steps=len(tape.steps),
+        starts=starts(),
+        batches_per_step=len(tape.batches) // len(tape.steps) if tape.aligned and scale == 1 else None,
+        programs=programs,
+        step_program=order,
+        measured=measured,
+        resumes=resumes,
+        exact=exact,
+        drained=_drained(recording, edits, measured, resumes),
+        workers=workers,
+        worker_of=None if makers.is_round_robin else makers.worker[tape.batches],
+        in_flight=in_flight,
+        ranks=edits.ranks or 1,
+        queue_depth=None if QUEUE_LIMIT in edits.without else recording.queue_depth,
+        asynchronous=recording.asynchronous,
+        demand=Demand(
+            float(main_ns),
+            cpu_ns * per_step if workers else 0.0,
+            recording.threads,
+            makers.busy,
+            edits.cores or recording.cores,
+        ),
+    )
+
+
+def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Stretch = ALONE) -> Pipeline:
+    """``recording`` under ``edits`` as in :func:`build`, every step and batch with its own durations, in the order
+    recorded; where the loop paused, the loader goes on from where the replay has brought it, not from where it was.
+    """
+    return replace(build(recording, edits, then, now, exact=True), exact=False)
+
+
+def _steps(
+    recording: Recording, ahead: int, most: int, *, exact: bool
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
+    """The steps in order: their programs, whether they count, and where the loop paused before them; of a long run its
+    beginning, up to ``most`` that count (their durations still come from all of it).
+
+    A repetition begins with as many unmeasured steps as batches can be in flight (``ahead``) and one more, as in
+    launch/block.py (plan_repetitions). Where the recording has fewer, steps like the measured ones make up for them.
+    With other steps' durations, what lay within a step besides its training becomes a pause behind it, for which the
+    loader goes on. ``exact``: steps have their own durations.
+    """
+    counting = np.flatnonzero(recording.measured)
+    order: list[int] = []
+    measured: list[bool] = []
+    resumes: list[Resume | None] = []
+    last = int(counting[:most][-1])
+    for step, number in enumerate(recording.step_class[: last + 1]):
+        resume = recording.resumes.get(step)
+        if not exact and (held_ns := recording.held_up_ns.get(step)) and (resume is None or not resume.repetition):
+            resume = Resume(False, held_ns + (0.0 if resume is None else resume.worked_ns), np.zeros(0))
+        resumes.append(resume)
+        if resume is not None and resume.repetition and ahead and not exact:
+            following = counting[counting >= step]
+            like = np.resize(following, max(0, ahead + 1 - int(following[0] - step)))
+            order += recording.step_class[like].tolist()
+            measured += [False] * len(like)
+            resumes += [None] * len(like)
+        order.append(int(number))
+        measured.append(bool(recording.measured[step]))
+    return np.array(order), np.array(measured), tuple(resumes)
+
+
+def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The places of the tape, whose steps are of these ``classes``, from which most of ``order`` meet their own."""
+    alike = np.zeros(len(classes), dtype=np.int64)
+    for step, number in enumerate(order):
+        alike += np.roll(classes, -step) == number
+    return np.flatnonzero(alike == alike.max())
+
+
+def _drained(
+    recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
+) -> NDArray[np.bool_]:
+    """Steps at whose end the host waits for the device though no recorded step says so.
+
+    A host that no longer blocks each step runs ahead of its device: its steps would be timed by their launches. As the
+    launcher has it (launch/child.py, _take), the steps that count then begin and end with a device one step behind.
+    """
+    events = [event for one in recording.classes for event in one.events]
+    if edits.sync == "on" or not any(event.kind == "sync" and event.phase == "sync" for event in events):
+        return np.zeros(len(measured), dtype=np.bool_)
+    stops = np.array([resume is not None for resume in resumes[1:]] + [True])
+    ends: NDArray[np.bool_] = stops | (measured != np.append(measured[1:], False))
+    return ends
+
+
+def _program(
+    recording: Recording,
+    number: int,
+    edits: Edits,
+    scale: float,
+    stretch: tuple[float, float],
+    tape: Tape,
+    *,
+    exact: bool,
+    merged: bool,
+) -> tuple[Program, float]:
+    """The operations of a class under ``edits``, and the mean CPU time of the main thread in one of its steps."""
+    one = recording.classes[number]
+    every, members = (one.events, len(one.steps)) if exact else recording.measured_events[number]
+    events = [event for event in every if not _goes(event, edits)]
+    last_backward = max(
+        (i for i, event in enumerate(events) if _is_backward(event, recording.asynchronous)), default=-1
+    )
+    operations: list[Operation] = []
+    rows: list[Array] = []
+    cpu_ns = 0.0
+    for index, event in enumerate(events):
+        if event.kind == "fetch":
+            operations.append(Operation("fetch", 0, 0, 0))
+        elif event.kind == "host":
+            duration, cpu = _host_time(event, edits, scale, recording.asynchronous)
+            cpu_ns += float(cpu.mean())
+            duration = stretched(duration, cpu, stretch)
+            if merged and operations and operations[-1].kind == "host":
+                rows[-1] = rows[-1] + duration
+            else:
+                operations.append(Operation("host", 0, len(rows), 0, event.phase))
+                rows.append(duration)
+        else:
+            factor = _device_factor(event, edits, scale) if event.kind == "launch" else 1.0
+            operations.append(Operation(event.kind, event.back, len(rows), len(rows) + 1, event.name))
+            rows += [event.duration * factor, event.queueing * (0.0 if _launched_at_once(event, edits) else 1.0)]
+        if index == last_backward:
+            operations.append(Operation("reduce", 0, 0, 0))
+    if edits.sync == "late":
+        _wait_for_the_step_before(every, operations, rows)
+    durations = np.stack(rows) if rows else np.zeros((0, members))
+    lending, places = _on_tape(recording, number, tape, members)
+    return Program(tuple(operations), durations[:, None, lending], places), cpu_ns
+
+
+def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
+    """Add to a step what ``compute.sync: late`` does: once all of it is launched, the host waits until the device has
+    done what the step before had launched by its gradient norm. Nothing where no step blocks on the norm.
+    """
+    blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
+    launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
+    if not blocking or not launches:
+        return
+    behind = sum(event.kind == "launch" for event in events[blocking[0] :])  # in each step, so in the one before
+    operations.insert(
+        launches[-1] + 1, Operation("sync", len(launches) + behind, len(rows), len(rows) + 1, events[blocking[0]].name)
+    )
+    rows += [events[blocking[0]].duration, events[blocking[0]].queueing]
+
+
+def _on_tape(
+    recording: Recording, number: int, tape: Tape, members: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which of the ``members`` of a class lend their durations, and their places on the tape; all of a class that is
+    not on it.
+    """
+    rows = recording.classes[number].steps
+    if members != len(rows):
+        rows = rows[recording.measured[rows]]
+    place_of = np.full(len(recording.step_class), -1)
+    place_of[tape.steps] = np.arange(len(tape.steps))
+    places = place_of[rows]
+    known = np.flatnonzero(places >= 0)
+    if not len(known):
+        return np.arange(members), np.arange(members) * len(tape.steps) // members
+    order = known[np.argsort(places[known])]
+    return order, places[order]
+
+
+def _goes(event: Event, edits: Edits) -> bool:
+    """Whether ``edits`` take the event out of its step, and not only its duration."""
+    if event.phase == "sync" and edits.sync != "on":
+        return True
+    return event.kind == "sync" and event.phase in WHOLE_PHASES and ("phase", event.phase) in edits.without
+
+
+def _launched_at_once(event: Event, edits: Edits) -> bool:
+    """Whether ``edits`` remove the host time in which the event's kernels are launched."""
+    return LAUNCHING in edits.without or ("phase", event.phase) in edits.without
+
+
+def _device_factor(event: Event, edits: Edits, scale: float) -> float:
+    if ("kernel", event.name) in edits.without:
+        return 0.0
+    return (scale if event.name in PER_SAMPLE else 1.0) / (edits.device or 1.0)
+
+
+def _is_backward(event: Event, asynchronous: bool) -> bool:
+    return event.name == "backward" and event.kind == ("launch" if asynchronous else "host")
+
+
+def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> tuple[Array, Array]:
+    """Duration and CPU time of a stretch on the host: on a synchronous device the computing phases are device time."""
+    factor = 1.0
+    if ("phase", event.phase) in edits.without or (LAUNCHING in edits.without and event.phase not in WHOLE_PHASES):
+        return event.duration * 0.0, event.cpu * 0.0
+    if not asynchronous and event.phase in COMPUTED:
+        factor = (scale if event.phase in PER_SAMPLE else 1.0) / (edits.device or 1.0)
+    return event.duration * factor, event.cpu * factor
+
+
+def tokens_per_step(recording: Recording, edits: Edits) -> float | None:
+    """Positions that one step of all ranks together computes under ``edits``."""
+    if recording.tokens is None:
+        return None
+    scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size
+    return recording.tokens * scale * (edits.ranks or 1)
+
+
+def together(pipelines: Sequence[Pipeline]) -> Pipeline:
+    """Pipelines of the same shape (see :func:`shape_of`) as variants of one."""
+    first = pipelines[0]
+    programs = []
+    for same in zip(*(one.programs for one in pipelines), strict=True):
+        durations = [program.durations for program in same]
+        alike = all(np.array_equal(durations[0], one) for one in durations[1:])
+        rows, _, members = durations[0].shape
+        joined = (
+            np.broadcast_to(durations[0], (rows, len(same), members)) if alike else np.concatenate(durations, axis=1)
+        )
+        programs.append(Program(same[0].operations, joined, same[0].places))
+    return replace(first, costs=np.concatenate([one.costs for one in pipelines], axis=1), programs=tuple(programs))
+
+
+def shape_of(pipeline: Pipeline) -> Hashable:
+    """What pipelines must have in common to be variants of one: everything but their durations."""
+    return (
+        tuple(program.operations for program in pipeline.programs),
+        pipeline.step_program.tobytes(),
+        pipeline.drained.tobytes(),
+        None if pipeline.worker_of is None else pipeline.worker_of.tobytes(),
+        (pipeline.workers, pipeline.in_flight, pipeline.ranks, pipeline.queue_depth, pipeline.exact),
+    )

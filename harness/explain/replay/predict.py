@@ -1,0 +1,413 @@
+"""Predicts step time and throughput by replay, with an interval, the waits behind them, and a validation error.
+
+Every run is replayed by itself, so a prediction has as many values as there are blocks. Its steps are drawn from those
+recorded, many times. Where loader workers fill their queue while the loop evaluates, a step's wait is little beside
+what they do: which batches meet an evaluation decides it. There steps and batches keep the order recorded, as far as
+the edits leave the loader as it was (:func:`_keeps_order`).
+
+The validation error is that of the unedited replay, against what was measured: where it exceeds the tolerance,
+predictions are unreliable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.replay.assumptions import Assumption, assumptions
+from harness.explain.replay.batches import RecordedBatches
+from harness.explain.replay.consistent import Make, consistent, spread_offsets
+from harness.explain.replay.contention import Stretch, stretch
+from harness.explain.replay.critical_path import PathLink, PathTime, critical_path_ms
+from harness.explain.replay.pipeline import MOST_STEPS, build, in_order, tokens_per_step
+from harness.explain.replay.prediction import Prediction, ReplayValidation, widened
+from harness.explain.replay.recording import READINGS, Recording, record
+from harness.explain.replay.refusals import ReplayError
+from harness.explain.replay.removals import Removal, removals, widened_removals
+from harness.explain.replay.simulate import Simulated, simulate
+from harness.explain.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks, holding, inverse
+from harness.scenario.edits import Edits
+from harness.study.contract import STAGES
+from harness.study.run_data import RunData
+
+__all__ = ["Prediction", "ReplayValidation", "Replays", "predict", "replace_data", "unedited_error"]
+Array = NDArray[np.float64]
+REPLICATES = 16  # per run: their mean moves by a fraction of a percent from seed to seed
+MOST_AHEAD = 4096  # batches in flight; more take minutes to replay and change nothing
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run, replayed as it was: what every prediction about it starts from."""
+
+    recording: Recording
+    offsets: Array  # (replicates, 1)
+    error: float
+    before: Simulated
+    then: Stretch
+    in_order: Simulated | None  # the same in the order recorded; None where predictions of it are drawn
+
+
+@dataclass(frozen=True)
+class _Edited:
+    """The same run, edited."""
+
+    run: _Run
+    before: Simulated
+    after: Simulated
+    drawn: Simulated | None  # ``after`` from drawn steps, whose scatter is the interval of few blocks that keep order
+    tokens: float | None  # per step, of all ranks
+
+
+class Replays:
+    """The runs of one arm (one per block), replayed as they were, and ready to be asked what would have been."""
+
+    def __init__(self, runs: Sequence[RunData], replicates: int = REPLICATES) -> None:
+        """ReplayError where none of ``runs`` can be replayed."""
+        self._replicates = replicates
+        by_run = [_replayed(run, recording, replicates) for run, recording in _recordings(runs)]
+        self._runs = [readings["likely"] for readings in by_run]
+        # By each reading, the likely one first; a run to which one makes no difference by its likely one.
+        self._of_reading = {
+            name: [readings.get(name, readings["likely"]) for readings in by_run]
+            for name in READINGS
+            if any(name in readings for readings in by_run)
+        }
+        self._by_reading = list(self._of_reading.values())
+
+    def recorded(self, key: str) -> float:
+        """The recorded value of a key that edits can set to a number."""
+        first = self._runs[0].recording
+        return 1.0 if key in ("device", "ranks") else float(getattr(first, key))
+
+    @property
+    def workers(self) -> int:
+        """Of the loader as recorded; 0: inline."""
+        return self._runs[0].recording.workers
+
+    @property
+    def busy_workers(self) -> int:
+        """Maximum over runs of the number of workers that made batches."""
+        return max(run.recording.busy_workers for run in self._runs)
+
+    @property
+    def unequal(self) -> bool:
+        """True if one worker made far more batches than an equal share. Other numbers of workers are then unknown."""
+        return any(run.recording.batches.makers.unequal for run in self._runs)
+
+    @property
+    def tokenizes(self) -> bool:
+        """True if tokenizing was recorded in the making of batches."""
+        return any(bool(run.recording.batches.stage["tokenize"].any()) for run in self._runs)
+
+    @property
+    def validation(self) -> ReplayValidation:
+        """Errors of the unedited replay against the measured steps, by block."""
+        return _validation([replace(run, before=run.in_order or run.before) for run in self._runs])
+
+    def has_cores_for(self, workers: int) -> bool:
+        """True if so many workers and the main thread have a core each, or need no more than there are."""
+        first = self._runs[0].recording
+        wall_ns, cpu_ns = _making_ns([run.recording.batches for run in self._runs])
+        return workers < first.cores or workers * cpu_ns < (first.cores - 1) * wall_ns
+
+    @property
+    def receiving(self) -> Literal["recorded", "not recorded"] | None:
+        """Whether what receiving a worker's batch costs was recorded in every run; None without workers."""
+        found = [run.recording.batches.arrivals for run in self._runs if run.recording.workers]
+        if not found:
+            return None
+        return "recorded" if all(found) else "not recorded"
+
+    def off_core_ms(self, without: Sequence[str] = ()) -> float:
+        """See ``Recording.off_core_ms``; the sum of the stages that are left, mean over the runs."""
+        found = [run.recording.off_core_ms for run in self._runs]
+        return sum(spent for one in found for name, spent in one.items() if name not in without) / len(found)
+
+    @property
+    def usual_handover_ms(self) -> float:
+        """What handing over a batch is taken to cost where no worker was recorded."""
+        return self._runs[0].recording.usual_handover_ms
+
+    def predict(self, edits: Edits) -> Prediction:
+        """The step time of the runs had they run under ``edits``; InputError for too many batches in flight.
+
+        Where it is not known when the device worked, or what receiving a batch takes, the interval holds every reading.
+        """
+        likely, *others = (self._predicted(runs, edits) for runs in self._by_reading)
+        if self._side_by_side(edits, likely.step_ms.median):
+            likely = replace(likely, assumptions=(*likely.assumptions, Assumption("side by side")))
+        return widened(likely, others)
+
+    def _side_by_side(self, edits: Edits, step_ms: float) -> bool:
+        """Whether it matters that several workers are taken to wait side by side for what their stages wait for.
+
+        One at a time, a step of more than one worker lasts as long as all of those waits; recorded ones hold waits for
+        one another, which fewer workers would not have.
+        """
+        waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
+        workers, busy = _either(edits.workers, self.busy_workers), self.busy_workers
+        return (workers > 1 and waited_ms > step_ms) or (workers < busy > 1 and waited_ms > step_ms / 2)
+
+    def _predicted(self, runs: Sequence[_Run], edits: Edits) -> Prediction:
+        found = []
+        for run in runs:
+            ahead = _either(edits.workers, run.recording.workers) * _either(edits.prefetch, run.recording.prefetch)
+            if ahead > MOST_AHEAD:
+                raise ReplayError("too far ahead", f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
+            offsets = spread_offsets(run.recording.block, self._replicates, edits.ranks or 1)
+            makes = (partial(build, run.recording, edits, run.then), partial(in_order, run.recording, edits, run.then))
+            kept = _keeps_order(run.recording, edits)
+            tokens = tokens_per_step(run.recording, edits)
+            found.append(_edited(run, makes, offsets, run.then, tokens, kept=kept, few=len(runs) < MIN_BLOCKS))
+        return _prediction(found, edits, assumptions(self._runs[0].recording, edits))
+
+    def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
+        """The step time of the runs had the loader of ``data_runs`` (data-only runs of another arm) fed them.
+
+        Compute is theirs; stages, workers and prefetch are those of ``data_runs``, block by block. ReplayError where no
+        block has both. The interval holds every reading of the runs, and of that loader.
+        """
+        feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
+        readings = {block: {"likely": feeder, **feeder.all_readings} for block, feeder in feeders.items()}
+        likely, *others = (
+            self._fed(
+                self._of_reading.get(name, self._runs),
+                {block: known.get(name, known["likely"]) for block, known in readings.items()},
+            )
+            for name in READINGS
+            if name in self._of_reading or any(name in known for known in readings.values())
+        )
+        return widened(likely, others)
+
+    def _fed(self, runs: Sequence[_Run], feeders: Mapping[int, Recording]) -> Prediction:
+        found = []
+        for run in runs:
+            own, feeder = run.recording, feeders.get(run.recording.block)
+            if feeder is None:
+                continue
+            fed = replace(own, batches=feeder.batches, workers=feeder.workers, prefetch=feeder.prefetch)
+            then = Stretch(run.then.main, _as_it_was(feeder, run.offsets)[1].worker)
+            grown = feeder.batch_size / own.batch_size
+            makes = (partial(build, fed, Edits(), then, grown=grown), partial(in_order, fed, Edits(), then))
+            loader = Edits(workers=feeder.workers, prefetch=feeder.prefetch, batch_size=feeder.batch_size)
+            kept, few = _keeps_order(own, loader), len(runs) < MIN_BLOCKS
+            tokens = None
+            if own.tokens is not None and own.tokens_per_batch and feeder.tokens_per_batch is not None:
+                tokens = own.tokens * feeder.tokens_per_batch / own.tokens_per_batch
+            found.append(_edited(run, makes, run.offsets, then, tokens, kept=kept, few=few))
+        if not found:
+            raise ReplayError(
+                "no shared block", "replay: no block in which both the run and the data-only run finished"
+            )
+        own = found[0].run.recording
+        feeder = feeders[own.block]
+        fed_first = replace(own, batches=feeder.batches, workers=feeder.workers)
+        return _prediction(found, Edits(), (Assumption("loader alone"), *assumptions(fed_first, Edits())))
+
+    def removals(self) -> tuple[Removal, ...]:
+        """What each stage, phase, kernel and cause of the runs costs, the largest saving first."""
+        likely, *others = (removals([(run.recording, run.then) for run in runs]) for runs in self._by_reading)
+        return widened_removals(likely, others)
+
+    def critical_path_ms(self) -> dict[PathLink, PathTime]:
+        """Milliseconds per step by link of the critical path, means over the runs, the longest first."""
+        likely, *others = (_mean_path([run.recording for run in runs]) for runs in self._by_reading)
+        links = dict.fromkeys(link for one in (likely, *others) for link in one)
+        found = {}
+        for link in links:
+            known = [one.get(link, 0.0) for one in (likely, *others)]
+            found[link] = PathTime(known[0], min(known), max(known))
+        return dict(sorted(found.items(), key=lambda item: (-item[1].likely_ms, -item[1].most_ms)))
+
+
+def _mean_path(recordings: Sequence[Recording]) -> dict[PathLink, float]:
+    found = [critical_path_ms(one) for one in recordings]
+    links = dict.fromkeys(link for one in found for link in one)
+    return {link: sum(one.get(link, 0.0) for one in found) / len(found) for link in links}
+
+
+def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[str, _Run]:
+    """The run as it was, replayed once by each reading of what is not known of it: an arm is asked about for its
+    comparisons, for itself and for its advice.
+    """
+
+    def replay() -> Mapping[str, _Run]:
+        offsets = spread_offsets(recording.block, replicates, 1)
+        error = _error_of(run, recording)
+        readings = {"likely": recording, **recording.all_readings}
+        return {
+            name: _Run(one, offsets, error, *_as_it_was(one, offsets), _in_order(one)) for name, one in readings.items()
+        }
+
+    return run.once(f"replayed {replicates} times", replay)
+
+
+def _keeps_order(recording: Recording, edits: Edits) -> bool:
+    """Whether ``edits`` leave as many batches on their way as were recorded, for steps as recorded."""
+    return (
+        (edits.ranks or 1) == 1
+        and _either(edits.batch_size, recording.batch_size) == recording.batch_size
+        and _either(edits.workers, recording.workers) == recording.workers
+        and _either(edits.prefetch, recording.prefetch) == recording.prefetch
+    )
+
+
+def _in_order(recording: Recording) -> Simulated | None:
+    """See ``_Run.in_order``; of a long run steps are drawn, as its beginning is not all of it."""
+    if not recording.fills_its_queue or np.count_nonzero(recording.measured) > MOST_STEPS:
+        return None
+    return simulate(in_order(recording, Edits()), np.zeros((1, 1)))
+
+
+def _edited(
+    run: _Run,
+    makes: tuple[Make, Make],
+    offsets: Array,
+    then: Stretch,
+    tokens: float | None,
+    *,
+    kept: bool,
+    few: bool,
+) -> _Edited:
+    """``run`` edited. ``makes``: with its steps drawn, and in the order recorded, which they have where ``kept``.
+
+    ``few``: blocks, so that the interval is the scatter of drawn steps.
+    """
+    drawn, ordered = makes
+    before = run.in_order if kept else None
+    scattered = consistent([drawn], offsets, then)[0] if before is None or few else None
+    if before is None:
+        assert scattered is not None
+        return _Edited(run, run.before, scattered, None, tokens)
+    return _Edited(run, before, consistent([ordered], np.zeros((1, 1)), then)[0], scattered, tokens)
+
+
+def unedited_error(run: RunData) -> float:
+    """How far the replay of ``run`` in the order it ran is off: replayed / measured step time - 1.
+
+    ReplayError where it cannot be replayed.
+    """
+    return _error_of(run, record(run))
+
+
+def predict(runs: Sequence[RunData], edits: Edits) -> Prediction:
+    """The step time of ``runs`` (one arm, one run per block) had they run under ``edits``; see :class:`Replays`."""
+    return Replays(runs).predict(edits)
+
+
+def replace_data(runs: Sequence[RunData], data_runs: Sequence[RunData]) -> Prediction:
+    """The step time of ``runs`` had the loader of ``data_runs`` fed them; see :meth:`Replays.fed_by`."""
+    return Replays(runs).fed_by(data_runs)
+
+
+def _recordings(runs: Sequence[RunData]) -> list[tuple[RunData, Recording]]:
+    """Runs that can be replayed, with their recordings, by block; ReplayError with the first reason where none can."""
+    found, refusals = [], []
+    for run in sorted(runs, key=lambda run: run.record.block):
+        try:
+            found.append((run, record(run)))
+        except ReplayError as refusal:
+            refusals.append(refusal)
+    if not found and not refusals:
+        raise ReplayError("no run", "replay: no run of this arm")
+    if not found:
+        raise ReplayError(refusals[0].gap, f"replay: {refusals[0]}")
+    return found
+
+
+def _error_of(run: RunData, recording: Recording) -> float:
+    return run.once("replay error", lambda: _error(recording))
+
+
+def _error(recording: Recording) -> float:
+    """Of the steps that an exact replay covers (of a long run, its beginning)."""
+    pipeline = build(recording, Edits(), exact=True)
+    alone = simulate(pipeline, np.zeros((1, 1)))
+    covered = recording.wall_ns[: len(pipeline.measured)][pipeline.measured]
+    return float(alone.step_ms[0]) * 1e6 / float(covered.mean()) - 1
+
+
+def _making_ns(made: Sequence[RecordedBatches]) -> tuple[float, float]:
+    """Wall and CPU time of all stages of these batches."""
+    wall = sum(float(values[one.usable].sum()) for one in made for values in one.stage.values())
+    return wall, sum(float(values[one.usable].sum()) for one in made for values in one.cpu.values())
+
+
+def _either(edited: int | None, recorded: int) -> int:
+    return recorded if edited is None else edited
+
+
+def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch]:
+    """The unedited replay, and the contention there was."""
+    pipeline = build(recording, Edits())
+    result = simulate(pipeline, offsets)
+    return result, stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
+
+
+def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:
+    """What ``found`` amounts to. Each interval also holds the figure as it would be were the edited replay off by as
+    much as the unedited one made of the same steps: resampled, rare long steps come up as often as it happens.
+    """
+
+    def over_blocks(value: Callable[[_Edited, Array], Array]) -> Estimate:
+        as_replayed = over(lambda one: value(one, one.after.step_ms))
+        corrected = over(
+            lambda one: value(one, one.after.step_ms * one.run.recording.measured_ms / one.before.step_ms.mean())
+        )
+        return holding(as_replayed, [corrected])
+
+    def over(value: Callable[[_Edited], Array]) -> Estimate:
+        """From one array per block, over its replicates."""
+        result = from_blocks([math.log(value(one).mean()) for one in found])
+        assert result is not None
+        if len(found) >= MIN_BLOCKS:
+            return result
+        arrays = [value(one if one.drawn is None else replace(one, after=one.drawn)) for one in found]
+        tail = (1 - CONFIDENCE) / 2
+        low, high = np.quantile(np.concatenate(arrays), [tail, 1 - tail])
+        return Estimate(result.median, min(float(low), result.median), max(float(high), result.median), result.n)
+
+    counted = all(one.tokens is not None for one in found)
+    measured = from_blocks([math.log(one.run.recording.measured_ms) for one in found])
+    assert measured is not None
+    ratio = over_blocks(lambda one, step_ms: step_ms / one.run.recording.measured_ms)
+    return Prediction(
+        edits=edits,
+        step_ms=over_blocks(lambda _, step_ms: step_ms),
+        tokens_per_s=over_blocks(lambda one, step_ms: (one.tokens or 0.0) * 1e3 / step_ms) if counted else None,
+        measured_ms=measured,
+        ratio=ratio,
+        speedup=inverse(ratio),
+        interval_from="blocks" if len(found) >= MIN_BLOCKS else "replicates",
+        validation=_validation([replace(one.run, before=one.before) for one in found]),
+        waits_ms=_waits([one.after for one in found]),
+        was_waits_ms=_waits([one.before for one in found]),
+        starved_ms=_idle_ms([one.after for one in found]),
+        unedited_starved_ms=_idle_ms([one.before for one in found]),
+        block_ms={one.run.recording.block: float(one.after.step_ms.mean()) for one in found},
+        assumptions=assumed,
+        emulated=any(one.run.recording.emulated for one in found),
+    )
+
+
+def _validation(runs: Sequence[_Run]) -> ReplayValidation:
+    return ReplayValidation(
+        {one.recording.block: one.error for one in runs},
+        {one.recording.block: float(one.before.step_ms.mean()) / one.recording.measured_ms - 1 for one in runs},
+    )
+
+
+def _waits(replays: Sequence[Simulated]) -> dict[str, float]:
+    return {stage: float(np.mean([one.waits[stage].mean() for one in replays])) for stage in STAGES}
+
+
+def _idle_ms(replays: Sequence[Simulated]) -> float | None:
+    known = [one.idle.mean() for one in replays if one.idle is not None]
+    return float(np.mean(known)) if len(known) == len(replays) else None

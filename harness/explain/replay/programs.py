@@ -1,0 +1,237 @@
+"""Describes each step of the host's main thread as a sequence of events, which a replay runs with other durations.
+
+    host      time on the host, outside of any wait (``name`` is the phase)
+    fetch     asks for the next batch
+    launch    queues work on the device (``name`` is the kernel), which takes ``duration`` there
+    sync      waits until the device has done what was queued (but for the last ``back`` pieces), and ``duration`` more
+
+Steps with the same sequence (a plain one, one that logs, the last of a repetition, ...) form a class and differ only in
+durations. A synchronous device has no launches: its work is time on the host.
+
+Launching is time on the host. Work that waited for its launches (``harness.explain.launches``) takes the device only
+what it worked after the last of them, so it moves with the host: what removes host time before it makes it end that
+much earlier. Where nobody knows whether it waited, there are programs of the same steps for either reading.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+EventKind = Literal["host", "fetch", "launch", "sync"]
+COPY = "read"  # the work of copying a step's values to the host
+OTHER = "other"  # host time outside of every phase
+# Device timestamps are mapped to the host's clock with an error; work that ended so little after a wait was waited for.
+_CLOCK_TOLERANCE_NS = 200_000
+
+
+class Phase(NamedTuple):
+    """A phase of the main thread; ``cpu_ns`` None where it was not measured."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    cpu_ns: int | None
+
+
+class Launch(NamedTuple):
+    """Work queued by the host in [start_ns, end_ns], that kept the device busy for ``busy_ns`` until ``done_ns``.
+
+    ``waited``: the device waited for its launches (``harness.explain.launches``), and ``busy_ns`` is only what it
+    worked after the last of them. ``blocked``: launching was nothing but waiting until the device had done it.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    busy_ns: int
+    done_ns: int
+    waited: bool = False
+    blocked: bool = False
+
+
+class Sync(NamedTuple):
+    """The host was blocked; ``full``: only until there was room in the queue, which replay works out for itself.
+
+    ``late``: at most until the values of the step before had been copied (``compute.sync: late``).
+    """
+
+    start_ns: int
+    end_ns: int
+    full: bool
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of a class of steps; arrays (steps of the class,) in ns, 0 where the kind has no such thing."""
+
+    kind: EventKind
+    name: str
+    phase: str
+    back: int
+    duration: Array  # on the host, on the device, or of a sync beyond the end of what it waits for
+    cpu: Array  # host: CPU time of the main thread in it
+    queueing: Array  # launch: how long after the host began to queue it the device is done at the earliest
+
+    def of_members(self, members: NDArray[np.int64]) -> Event:
+        """The event in these steps of its class only."""
+        columns = (self.duration[members], self.cpu[members], self.queueing[members])
+        return Event(self.kind, self.name, self.phase, self.back, *columns)
+
+
+@dataclass(frozen=True)
+class StepClass:
+    """Steps with the same sequence of events. ``steps`` (members,) are their rows, in the order they ran."""
+
+    events: tuple[Event, ...]
+    steps: NDArray[np.int64]
+
+
+Row = TypeVar("Row", Phase, Launch, Sync)
+
+
+class _Moment(NamedTuple):
+    kind: EventKind
+    name: str
+    phase: str
+    back: int
+    duration: float
+    cpu: float = 0.0
+    queueing: float = 0.0
+
+
+def classes(
+    bounds: Sequence[tuple[int, int]], phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
+) -> tuple[tuple[StepClass, ...], NDArray[np.int64]]:
+    """The classes of the steps with these ``bounds`` (start, end), and each step's class.
+
+    Phases, launches and syncs are sorted by start; those outside of every step are left out.
+    """
+    found: dict[tuple[tuple[str, str, str, int], ...], list[tuple[int, list[_Moment]]]] = {}
+    for row, (start, end) in enumerate(bounds):
+        moments = _program(
+            start, end, _within(phases, start, end), _within(launches, start, end), _within(syncs, start, end), launches
+        )
+        found.setdefault(tuple(moment[:4] for moment in moments), []).append((row, moments))
+    step_class = np.zeros(len(bounds), dtype=np.int64)
+    made = []
+    for number, members in enumerate(found.values()):
+        rows = np.array([row for row, _ in members], dtype=np.int64)
+        step_class[rows] = number
+        columns = zip(*(moments for _, moments in members), strict=True)
+        made.append(StepClass(tuple(_event(column) for column in columns), rows))
+    return tuple(made), step_class
+
+
+def _event(column: Sequence[_Moment]) -> Event:
+    first = column[0]
+    durations = np.array([(m.duration, m.cpu, m.queueing) for m in column], dtype=np.float64).T
+    return Event(first.kind, first.name, first.phase, first.back, *durations)
+
+
+def _within(rows: Sequence[Row], start: int, end: int) -> Sequence[Row]:
+    low = bisect_right(rows, start - 1, key=lambda row: row.start_ns)
+    return rows[low : bisect_right(rows, end - 1, key=lambda row: row.start_ns, lo=low)]
+
+
+def _program(
+    start: int,
+    end: int,
+    phases: Sequence[Phase],
+    launches: Sequence[Launch],
+    syncs: Sequence[Sync],
+    everything: Sequence[Launch],
+) -> list[_Moment]:
+    """The events of one step: a walk along its time, in which every nanosecond outside waits becomes host time."""
+    moments: list[_Moment] = []
+    open_phases: list[tuple[str, float]] = [(OTHER, 1.0)]
+    cursor = start
+
+    def advance(until: int) -> None:
+        """Host time up to ``until``, joined with what directly precedes it in the same phase."""
+        nonlocal cursor
+        name, share = open_phases[-1]
+        spent = max(0, until - cursor)
+        cursor = max(cursor, until)
+        if moments and moments[-1].kind == "host" and moments[-1].phase == name:
+            spent += int(moments.pop().duration)
+        moments.append(_Moment("host", name, name, 0, spent, spent * share))
+
+    for _, _, row, closes in sorted(_walk(phases, launches, syncs), key=lambda item: item[:2]):
+        if isinstance(row, Phase) and closes:
+            advance(row.end_ns)
+            open_phases.pop()
+            continue
+        advance(row.start_ns)
+        phase = open_phases[-1][0]
+        if isinstance(row, Launch) and row.blocked:
+            moments.append(_Moment("launch", row.name, phase, 0, row.busy_ns))
+            moments.append(_Moment("sync", "sync", phase, 0, max(0, row.end_ns - max(row.start_ns, row.done_ns))))
+            cursor = max(cursor, row.end_ns)
+        elif isinstance(row, Launch):
+            blocked = sum(s.end_ns - s.start_ns for s in syncs if row.start_ns <= s.start_ns and s.end_ns <= row.end_ns)
+            # What waited for launches ends no earlier than they do, with what the device did after the last one.
+            until = row.done_ns if row.waited else row.end_ns
+            queueing = max(0, until - row.start_ns - blocked)
+            moments.append(_Moment("launch", row.name, phase, 0, row.busy_ns, queueing=queueing))
+        elif isinstance(row, Sync):
+            if not row.full:
+                moments.append(_sync(row, phase, everything))
+            cursor = max(cursor, row.end_ns)
+        elif row.name == "fetch":
+            moments.append(_Moment("fetch", "fetch", "fetch", 0, 0))
+            cursor = max(cursor, row.end_ns)
+        else:
+            open_phases.append((row.name, _cpu_share(row, syncs)))
+    advance(end)
+    return moments
+
+
+def _walk(
+    phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
+) -> list[tuple[int, int, Phase | Launch | Sync, bool]]:
+    """(time, place among equals, row, whether it closes) of everything that happens in a step."""
+    walk: list[tuple[int, int, Phase | Launch | Sync, bool]] = []
+    for phase in phases:
+        walk.append((phase.start_ns, 1, phase, False))
+        if phase.name != "fetch":
+            # One ends before the next begins at that moment; one that took no time ends after it began itself.
+            walk.append((phase.end_ns, 0 if phase.end_ns > phase.start_ns else 1, phase, True))
+    for launch in launches:
+        # What a blocking call queues itself is queued before it waits.
+        inside = next((s.start_ns for s in syncs if s.start_ns <= launch.start_ns < s.end_ns), launch.start_ns)
+        walk.append((inside, 2, launch, False))
+    walk += [(sync.start_ns, 3, sync, False) for sync in syncs]
+    return walk
+
+
+def _sync(row: Sync, phase: str, launches: Sequence[Launch]) -> _Moment:
+    """Which work this call waited for, and how long it took to return after that was done."""
+    queued = bisect_left(launches, row.end_ns, key=lambda launch: launch.start_ns)
+    waited_for = queued
+    while waited_for and launches[waited_for - 1].done_ns > row.end_ns + _CLOCK_TOLERANCE_NS:
+        waited_for -= 1
+    late = launches[waited_for - 1].done_ns - row.end_ns if waited_for else 0
+    if late > 0 and waited_for > 1 and row.end_ns - launches[waited_for - 2].done_ns < late:
+        waited_for -= 1  # the one before was done so little before the end that it was this one
+    if row.late:  # where it hardly blocked, what this step queued may be done as well
+        copies = (place for place in range(queued - 1, -1, -1) if launches[place].name == COPY)
+        waited_for = min(waited_for, next(islice(copies, 1, None), waited_for) + 1)
+    done = launches[waited_for - 1].done_ns if waited_for else row.start_ns
+    return _Moment("sync", "sync", phase, queued - waited_for, max(0, row.end_ns - max(row.start_ns, done)))
+
+
+def _cpu_share(phase: Phase, syncs: Sequence[Sync]) -> float:
+    """CPU time per host time outside of waits, from 0 to 1; 1 where it was not measured."""
+    if phase.cpu_ns is None:
+        return 1.0
+    blocked = sum(s.end_ns - s.start_ns for s in syncs if phase.start_ns <= s.start_ns and s.end_ns <= phase.end_ns)
+    return min(1.0, phase.cpu_ns / max(1, phase.end_ns - phase.start_ns - blocked))

@@ -1,0 +1,462 @@
+"""Converts the tables of one run to the input of a replay: durations of batches and programs of steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.intervals import Stretches
+from harness.explain.kernel_times import KernelTime, kernel_times_of
+from harness.explain.launches import NEGLIGIBLE, DeviceWork, Reading, device_work
+from harness.explain.makers import makers_of
+from harness.explain.replay.batches import FetchWait, RecordedBatches, StageRow, Unpacking, batches
+from harness.explain.replay.handover import DATALOADER, MOST_HANDOVER, RECEIVED_SHARE, RING, Transport
+from harness.explain.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
+from harness.explain.replay.refusals import ReplayError
+from harness.explain.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
+from harness.explain.step_columns import bounds, held_up
+from harness.scenario.overrides import lookup, lookup_number
+from harness.study.contract import AWAITED, PHASES
+from harness.study.run_data import Result, RunData
+from trainer.json_types import JsonObject
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Array = NDArray[np.float64]
+# Between two steps that are further apart the run was suspended (SIGSTOP), if the second one does not count, as none
+# does before the loader has settled again. Shorter gaps, and those before a step that counts (an evaluation), are real
+# time in which workers run on.
+RAN_ON_NS = 20_000_000
+# Measured steps of a run that are replayed, at most: more say little more, and a million take hours.
+MOST_RECORDED = 5_000
+# Readings besides those of the device's work, where a recording does not show what handing a batch over takes: the
+# least and the most. A batch that lies ready costs the main thread nothing, or all that a hand-over takes; replay takes
+# most of it to be the main thread's (``handover``) where none ever lay ready to show it. A hand-over that nobody waited
+# for takes nothing beyond receiving, or up to so many times what is assumed as the recorded order allows.
+AT_ONCE, LONGEST = "handed over at once", "handed over slowly"
+READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE, LONGEST)
+LEAST_HELD = 0.5  # share of the host's work in a step: what takes it less is scatter, not something else than training
+SELDOM = 0.05  # share of the pieces of work of one name: fewer that are launch-bound decide nothing
+STEP_BEFORE = "values of the step before"  # call site of the trainer that reads them with compute.sync: late
+FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
+
+
+class Resume(NamedTuple):
+    """How far the loader had got when the loop resumed after a pause; the device was idle by then."""
+
+    repetition: bool  # a repetition begins; False: the loop only paused for a moment
+    worked_ns: float  # how far each builder got meanwhile
+    ends_ns: Array  # (batches in flight,) as recorded: when each of the next batches was built, from the step's start
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run, ready to be replayed. Arrays over steps have shape (steps,), in the order they ran; times in ns."""
+
+    name: str  # arm and block, for messages
+    block: int
+    batches: RecordedBatches
+    classes: tuple[StepClass, ...]  # steps with the same sequence of events
+    step_class: NDArray[np.int64]  # (steps,) index into classes
+    measured: NDArray[np.bool_]  # (steps,) not warmup
+    resumes: Mapping[int, Resume]  # by step that began after a pause of the loop; the first step is included
+    # By step that began after one within which something else than training lay: how much longer that took the host
+    # than such steps do. The program of its own durations has it; one of other steps' durations has not.
+    held_up_ns: Mapping[int, float]
+    held_up: bool  # whether something else than training lay within any step
+    wall_ns: Array
+    workers: int
+    prefetch: int
+    batch_size: int
+    threads: int  # that compute on the host side by side: 1 on an asynchronous device
+    cores: int
+    asynchronous: bool  # work was recorded on a device that the host runs ahead of
+    # The same steps by the other readings of what the device did while the host was still launching; empty where that
+    # is next to nothing.
+    other_classes: Mapping[Reading, tuple[tuple[StepClass, ...], NDArray[np.int64]]]
+    busy_not_known: tuple[str, ...]  # names of work of which it is not known how long the device works for it
+    behind_full_queue: frozenset[str]  # names of work that may have waited for a place in a queue that tells nobody
+    device_not_recorded: bool  # the host runs ahead of its device, but what the device did was not recorded
+    emulated: bool
+    queue_depth: int | None  # pieces of work that fit into the device's queue; None: unknown, taken as endless
+    tensors: int  # per batch: what a hand-over between processes costs depends on it
+    transport: Transport  # how workers hand batches over, also those that edits add
+    tokens: float | None  # positions per measured step
+    _results: dict[object, object] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # of :meth:`once`
+
+    def once(self, key: object, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns, worked out the first time: every edit of a replay asks for it again."""
+        if key not in self._results:
+            self._results[key] = work()
+        return cast("Result", self._results[key])
+
+    @property
+    def busy_workers(self) -> int:
+        """Loader workers that made batches; 0: inline."""
+        return self.batches.makers.busy
+
+    @property
+    def measured_ms(self) -> float:
+        """Mean time of a measured step in milliseconds."""
+        return float(self.wall_ns[self.measured].mean()) / 1e6
+
+    @cached_property
+    def measured_events(self) -> tuple[tuple[tuple[Event, ...], int], ...]:
+        """By class: its events in its measured steps alone (in all of them where none is), and how many those are."""
+        found = []
+        for one in self.classes:
+            chosen = self.measured[one.steps]
+            members = np.flatnonzero(chosen) if chosen.any() else np.arange(len(one.steps))
+            found.append((tuple(event.of_members(members) for event in one.events), len(members)))
+        return tuple(found)
+
+    @cached_property
+    def other_readings(self) -> Mapping[Reading, Recording]:
+        """The recording by each reading of its device's work but the likely one, which is the recording itself."""
+        return {
+            name: replace(self, classes=found, step_class=of_steps, other_classes={})
+            for name, (found, of_steps) in self.other_classes.items()
+        }
+
+    @cached_property
+    def all_readings(self) -> Mapping[str, Recording]:
+        """The same, and where nobody saw what receiving a batch takes, or its hand-over, the least and the most of it.
+
+        However little of a step that is: without the stages that it waits for now, it may be much of what is left.
+        """
+        found: dict[str, Recording] = dict(self.other_readings.items())
+        unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
+        if unseen:
+            made = self.batches
+            least_receive = most_receive = made.receive
+            least = most = made.handover
+            if "hand-over" in unseen:
+                most = np.maximum(made.handover, np.minimum(made.handover * MOST_HANDOVER, made.most_handover))
+            if "receive" in unseen:
+                least_receive = np.zeros(len(made))
+                most_receive = np.maximum(made.receive, np.minimum(made.receive / RECEIVED_SHARE, most))
+            if "hand-over" in unseen:
+                least = np.minimum(made.handover, least_receive)
+            slowest = replace(made, receive=most_receive, handover=most)
+            quickest = replace(made, receive=least_receive, handover=least)
+            found[AT_ONCE] = replace(self, batches=quickest, other_classes={})
+            found[LONGEST] = replace(self, batches=slowest, other_classes={})
+        return found
+
+    @cached_property
+    def fills_its_queue(self) -> bool:
+        """Whether workers go on while the loop does something else than training, as beside an evaluation."""
+        paused_ns = (resume.worked_ns for step, resume in self.resumes.items() if step and not resume.repetition)
+        return self.workers > 0 and (self.held_up or any(paused > RAN_ON_NS for paused in paused_ns))
+
+    @property
+    def usual_handover_ms(self) -> float:
+        """What handing a batch over is taken to cost where no worker was recorded."""
+        return self.tensors * self.transport.tensor_ms
+
+    @property
+    def tokens_per_batch(self) -> float | None:
+        fetches = self.batches_per_step
+        return None if self.tokens is None or not fetches else self.tokens / fetches
+
+    @property
+    def batches_per_step(self) -> int:
+        return Counter(e.kind for e in self.classes[int(self.step_class[-1])].events)["fetch"]
+
+    @property
+    def off_core_ms(self) -> Mapping[str, float]:
+        """What each stage of a step's batches waited, for a disk, a network, a lock or a core: it did not compute.
+
+        Mean over the batches of measured steps; 0 where CPU time was not recorded.
+        """
+        made = self.batches
+        return {
+            name: float((made.stage[name] - made.cpu[name])[made.usable].mean()) / 1e6 * self.batches_per_step
+            for name in made.stage
+        }
+
+
+def record(run: RunData) -> Recording:
+    """The recording of a finished run; ReplayError (one line) where its tables do not hold enough to replay it.
+
+    A long run is cut after :data:`MOST_RECORDED` measured steps.
+    """
+    found = run.once("recording", lambda: _record(run))
+    if isinstance(found, ReplayError):
+        raise found
+    return found
+
+
+def _record(run: RunData) -> Recording | ReplayError:
+    try:
+        return _recorded(run, run.step_columns(["start_ns", "wall_ns", "warmup", "tokens", "samples"]))
+    except ReplayError as error:
+        return error
+
+
+def _recorded(run: RunData, table: pa.Table | None) -> Recording:
+    name = f"{run.record.arm}, block {run.record.block}"
+    if run.record.status != "done" or table is None or not len(table) or not run.has_spans:
+        raise ReplayError("no tables", f"{name}: no finished run with tables to replay")
+    if (run.record.facts.ranks or 1) > 1 and run.record.facts.attached is None:
+        raise ReplayError("ranks", f"{name}: its ranks wait for one another, which a replay of one does not know")
+    if table.column("start_ns").null_count or table.column("wall_ns").null_count:
+        raise ReplayError("no times", f"{name}: its steps have no times to replay")
+    starts, ends = bounds(table)
+    measured = table.column("warmup").fill_null(False).to_numpy() == 0
+    measured &= ends > starts
+    if not measured.any():
+        raise ReplayError("no measured step", f"{name}: no measured step to replay")
+    until_ns = int(np.iinfo(np.int64).max)
+    if np.count_nonzero(measured) > MOST_RECORDED:
+        shown = slice(int(np.flatnonzero(measured)[MOST_RECORDED - 1]) + 1)
+        starts, ends, measured = starts[shown], ends[shown], measured[shown]
+        until_ns = int(ends[-1])
+    phases, work, syncs, stages = _rows(spans_of(run), until_ns, kernel_times_of(run))
+    launches = _launches(spans_of(run).names, work, "likely")
+    if any(row.end_ns < row.start_ns for rows in (phases, launches, syncs) for row in rows):
+        raise ReplayError("damaged spans", f"{name}: a span ends before it starts: its spans table is damaged")
+    fetches = [phase for phase in phases if phase.name == "fetch"]
+    if not fetches:
+        raise ReplayError("no fetch", f"{name}: no fetch among its spans: nothing to replay")
+
+    config, facts = run.record.config, run.record.facts
+    workers = int(lookup_number(config, "data.workers", facts.workers or 0))
+    prefetch = int(lookup_number(config, "data.prefetch", 2))
+    paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after a pause of the loop
+    suspended = ~measured & (starts - np.append(starts[:1], ends[:-1]) > RAN_ON_NS)
+    step_of = np.searchsorted(starts, [fetch.start_ns for fetch in fetches], side="right") - 1
+    inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
+    packed = str(lookup(config, "data.path", "")).endswith(("-stream", "-mmap"))
+    tensors = 2 if packed else 3  # ids, labels, attention mask
+    transport = RING if lookup(config, "data.transport", "") == "ring" else DATALOADER
+    built = batches(
+        [
+            FetchWait(fetch.start_ns, fetch.end_ns, bool(known and measured[step]))
+            for fetch, step, known in zip(fetches, step_of, inside, strict=True)
+        ],
+        stages,
+        [(int(ends[k - 1]), int(starts[k])) for k in paused if suspended[k]],
+        makers_of(spans_of(run).makers, len(fetches), workers),
+        prefetch,
+        tensors,
+        lookup_number(config, "data.inject.transfer_ms", 0.0),
+        _unpackings(spans_of(run)),
+        transport,
+        _drawn_ns(spans_of(run), len(fetches)),
+    )
+    steps = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    held = held_up(Stretches(starts, ends), measured)
+    step_classes, step_class = classes(steps, phases, launches, syncs)
+    others = {
+        reading: classes(steps, phases, _launches(spans_of(run).names, work, reading), syncs)
+        for reading in _other_readings(
+            work, int((ends - starts).sum()), sum(one.end_ns - one.start_ns for one in fetches)
+        )
+    }
+    asynchronous = bool(launches)
+    import pyarrow as pa
+
+    tokens = table.column("tokens").slice(0, len(measured)).filter(pa.array(measured))
+    return Recording(
+        name=name,
+        block=run.record.block,
+        batches=built,
+        classes=step_classes,
+        step_class=step_class,
+        measured=measured,
+        resumes=_resumes(paused.tolist(), suspended, starts, ends, fetches, built, built.makers.in_flight(prefetch)),
+        held_up_ns=_held_up_ns(step_classes, measured, held),
+        held_up=bool(held.any()),
+        wall_ns=(ends - starts).astype(np.float64),
+        workers=workers,
+        prefetch=prefetch,
+        batch_size=int(lookup_number(config, "data.batch_size", _samples_a_batch(table, measured, step_of[inside]))),
+        threads=1 if asynchronous else facts.threads or 1,
+        cores=facts.cores or int(lookup_number(run.record.environment, "cores", 0)) or 1_000_000,
+        asynchronous=asynchronous,
+        other_classes=others,
+        busy_not_known=_busy_not_known(spans_of(run).names, work) if others else (),
+        behind_full_queue=_behind_full_queue(spans_of(run).names, work)
+        if _queue_depth(config) is None
+        else frozenset(),
+        device_not_recorded=bool(facts.asynchronous) and not asynchronous,
+        emulated=bool(facts.emulated),
+        queue_depth=_queue_depth(config),
+        tensors=tensors,
+        transport=transport,
+        tokens=None if tokens.null_count else float(np.mean(tokens.to_numpy())),
+    )
+
+
+def _rows(
+    spans: RunSpans, until_ns: int, kernel_times: Mapping[str, KernelTime]
+) -> tuple[list[Phase], DeviceWork, list[Sync], dict[int, list[StageRow]]]:
+    """Return phases, device work and syncs begun before ``until_ns``, sorted by start (the work as it was queued), and
+    the stages of their batches.
+    """
+    phases = [Phase(*row) for row in _sorted(spans, spans.phases, until_ns) if row[0] in PHASES]
+    begun = np.flatnonzero(spans.launches.starts < until_ns)
+    early_pieces = slice(int(begun[-1]) + 1 if len(begun) else 0)
+    work = device_work(
+        replace(spans, kernels=spans.kernels.where(early_pieces), launches=spans.launches.where(early_pieces)),
+        kernel_times=kernel_times,
+    )
+    syncs = [
+        Sync(start, end, site.endswith(FULL_QUEUE), site.endswith(STEP_BEFORE))
+        for site, start, end, _ in _sorted(spans, spans.blocking, until_ns)
+        if end > start  # of zero length: a call that is only known to block, not for how long
+    ]
+    fetched = spans.of(spans.phases, FETCH)
+    last_batch = int(fetched.batches[fetched.starts < until_ns].max(initial=-1))
+    known = spans.stages.where((spans.stages.batches >= 0) & (spans.stages.batches <= last_batch))
+    stages: dict[int, list[StageRow]] = {}
+    for batch, row in zip(known.batches.tolist(), _plain(spans, known), strict=True):
+        stages.setdefault(batch, []).append(StageRow(*row))
+    return phases, work, syncs, stages
+
+
+def _samples_a_batch(table: pa.Table, measured: NDArray[np.bool_], step_of: NDArray[np.int64]) -> int:
+    """Of a program that no configuration describes: by its measured steps, whose numbers each batch has; else 1."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    samples = table.column("samples").slice(0, len(measured)).filter(pa.array(measured))
+    batches = int(measured[step_of].sum())
+    return max(1, round((pc.sum(samples).as_py() or 0) / batches)) if batches and not samples.null_count else 1
+
+
+def _unpackings(spans: RunSpans) -> dict[int, Unpacking]:
+    """How each batch was unpacked, where that was recorded."""
+    found = spans.unpackings
+    awaited = found.names == spans.code(AWAITED)
+    rows = zip(found.starts.tolist(), found.ends.tolist(), awaited.tolist(), strict=True)
+    return dict(zip(found.batches.tolist(), (Unpacking(*row) for row in rows), strict=True))
+
+
+def _drawn_ns(spans: RunSpans, count: int) -> Array:
+    """How long a sampler chose items in the main thread within the fetch of each worker's batch, (count,)."""
+    draws = spans.draws.where((spans.draws.batches >= 0) & (spans.draws.batches < count))
+    return np.bincount(draws.batches, weights=draws.ends - draws.starts, minlength=count).astype(np.float64)
+
+
+def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
+    """The pieces of ``work`` by this reading, sorted by the start of their launches.
+
+    One whose launching blocked comes in two: what was done when the host went on, and the rest.
+    """
+    from_ns, blocked = work.worked_from(reading), work.blocked(reading)
+    done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
+    columns = (work.launch_starts, work.launch_ends, done_ns - from_ns, done_ns, work.waited(reading), blocked)
+    rows = zip(work.names.tolist(), *(column.tolist() for column in columns), work.ends.tolist(), strict=True)
+    found = []
+    for code, *row, ended_ns in rows:
+        first = Launch(names[code], *row)
+        found.append(first)
+        if first.blocked:
+            at_ns = first.start_ns
+            found.append(Launch(first.name, at_ns, at_ns, ended_ns - first.done_ns, ended_ns))
+    return sorted(found, key=lambda launch: launch.start_ns)
+
+
+def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Reading]:
+    """The readings of ``work`` that differ from the likely one by more than next to nothing of its steps.
+
+    Their fetches do not count: what is left of a step without a slow loader may be little, and its device most of that.
+    """
+    least_ns = NEGLIGIBLE * max(0, wall_ns - fetch_ns)
+    others: tuple[Reading, ...] = ("waiting", "working", "blocking")
+    if not work.may_block.any():
+        others = others[:2]  # the third is the second
+    return [reading for reading in others if work.differs_ns(reading) > least_ns]
+
+
+def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
+    """Names of work that was still being launched when the device came to it, more often than once in a while.
+
+    Not those whose kernels were profiled.
+    """
+    pieces = np.bincount(work.names)
+    still = np.bincount(work.names, weights=work.still_launching & ~work.profiled)
+    return tuple(names[code] for code in dict.fromkeys(work.names.tolist()) if still[code] > SELDOM * pieces[code])
+
+
+def _behind_full_queue(names: Sequence[str], work: DeviceWork) -> frozenset[str]:
+    """Names of work that was launched onto a queue that may have been full, more often than once in a while."""
+    pieces, behind = np.bincount(work.names), np.bincount(work.names, weights=work.behind_full_queue)
+    return frozenset(names[code] for code in np.flatnonzero(behind > SELDOM * pieces).tolist())
+
+
+def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int, int, int | None]]:
+    early = some.where(some.starts < until_ns)
+    return _plain(spans, early.where(np.argsort(early.starts, kind="stable")))
+
+
+def _plain(spans: RunSpans, some: Spans) -> list[tuple[str, int, int, int | None]]:
+    """Name, start, end, and CPU time (None where it was not measured) of each."""
+    columns = (some.names.tolist(), some.starts.tolist(), some.ends.tolist(), some.cpu_ns.tolist())
+    return [
+        (spans.names[code], start, end, None if cpu_ns == NOT_MEASURED else round(cpu_ns))
+        for code, start, end, cpu_ns in zip(*columns, strict=True)
+    ]
+
+
+def _resumes(
+    paused: Sequence[int],
+    suspended: NDArray[np.bool_],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    fetches: Sequence[Phase],
+    built: RecordedBatches,
+    ahead: int,
+) -> dict[int, Resume]:
+    """Describe the loader at the first step and at every step that began after a pause of the loop."""
+    known_ns = [worked for worked in built.worked_ns if worked is not None]
+    typical = float(np.mean(known_ns)) if known_ns else 0.0
+    stops = iter(built.worked_ns)
+    found: dict[int, Resume] = {}
+    for step in (0, *paused):
+        following = bisect_left(fetches, starts[step], key=lambda fetch: fetch.start_ns)
+        built_at = np.full(ahead, -np.inf)
+        known = built.ends_ns[following : following + ahead] - starts[step]
+        built_at[: len(known)] = np.where(np.isnan(known), -np.inf, known)
+        stood = float(starts[step] - ends[step - 1]) if step else 0.0
+        if step == 0:
+            worked = max(0.0, starts[0] - built.began_ns) if ahead else 0.0
+        elif not suspended[step]:
+            worked = stood
+        else:
+            worked = next(stops) or typical
+        found[step] = Resume(bool(suspended[step]), worked, built_at)
+    return found
+
+
+def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held: NDArray[np.bool_]) -> dict[int, float]:
+    """See ``Recording.held_up_ns``; of less than :data:`LEAST_HELD` of such steps nothing is said."""
+    found: dict[int, float] = {}
+    for one in classes:
+        counted, late = measured[one.steps], held[one.steps]
+        if not counted.any() or not late.any():
+            continue
+        host_ns = sum((event.duration for event in one.events if event.kind == "host"), np.zeros(len(one.steps)))
+        usual_ns = float(host_ns[counted].mean())
+        for step, longer_ns in zip(one.steps[late].tolist(), (host_ns[late] - usual_ns).tolist(), strict=True):
+            if longer_ns > LEAST_HELD * usual_ns:
+                found[step + 1] = longer_ns
+    return found
+
+
+def _queue_depth(config: JsonObject) -> int | None:
+    """The depth that an emulated device declares; a real driver does not report one."""
+    depth = lookup(config, "compute.device.queue_depth")
+    return int(depth) if isinstance(depth, int | float) else None

@@ -1,0 +1,353 @@
+"""Simulates the loop, the loader's workers and the device: a max-plus recursion over steps, many replicates at once.
+
+Every quantity is an array (replicates, ranks). The replicates start at different places of the recorded sequence
+(``tape``) and wrap around, and so does each rank of a replicate (a moving block: neighbouring records stay neighbours).
+A pipeline may hold several variants of its durations; each replicate runs one of them.
+
+    fetch    ends at max(now + receive, when the batch was built + hand-over) + draw, and asks a worker for another.
+             Batches that came through the pipe before that one are unpacked first, and cost their own fetch less
+    worker   begins at max(free, request + wake); is free again ``after`` the last stage
+    launch   completion = max(now, completion before) + duration, and not before it was queued
+    sync     now = max(now, completion) + latency
+    reduce   every rank completes with the slowest one (all-reduce at the end of backward; its own time is left out)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.replay.costs import Costs
+from harness.explain.replay.pipeline import Pipeline, Program
+from harness.explain.replay.recording import Resume
+from harness.study.contract import STAGES
+
+Array = NDArray[np.float64]
+# An operation of numpy on the few replicates of a step costs more than its arithmetic: what does not depend on what
+# came before is done for so many steps at once.
+AT_ONCE = 256
+READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK, DRAW = range(len(Costs._fields))
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Means over the measured steps, each (replicates,), in ms; and every step's time in ns, (replicates, steps).
+
+    ``waits``: by stage, the time that the step waited for it: of the host, or on an asynchronous device the time that
+    the device was idle while the host waited. ``idle`` besides counts what the host did otherwise (None where the
+    device is synchronous).
+    """
+
+    step_ms: Array
+    waits: dict[str, Array]
+    idle: Array | None
+    step_ns: Array
+
+
+def simulate(
+    pipeline: Pipeline, offsets: Array, variants: NDArray[np.int64] | None = None, *, account: bool = True
+) -> Simulated:
+    """Run ``pipeline`` once per replicate. ``offsets`` (replicates, ranks) in [0, 1): where each starts.
+
+    ``variants`` (replicates,): which of the pipeline's variants each runs; the first one by default. Without
+    ``account`` waits and idle time are not added up (0), which saves half of the time.
+    """
+    return _Loop(pipeline, offsets, variants, account=account).run()
+
+
+# Index of a worker in arrays of (workers, replicates, ranks): one number for all, or one for each replicate and rank.
+Worker = int | tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+class _Built:
+    """A batch on its way; (replicates, ranks) each.
+
+    ``worker``, ``costs``, when its last stage ended (``end``), when its fetch ends at the earliest (``delivered``),
+    when its message arrives (``arrived``), and whether the main thread has unpacked that (``unpacked``; None: nowhere
+    yet).
+    """
+
+    __slots__ = ("_arrived", "costs", "end", "unpacked", "worker")
+
+    def __init__(self, costs: Array, end: Array, worker: Worker = 0) -> None:
+        self.costs = costs
+        self.worker = worker
+        self.unpacked: NDArray[np.bool_] | None = None
+        self.built(end)
+
+    def built(self, end: Array) -> None:
+        self.end = end
+        self._arrived: Array | None = None
+
+    @property
+    def delivered(self) -> Array:
+        moment: Array = self.end + self.costs[HANDOVER]
+        return moment
+
+    @property
+    def arrived(self) -> Array:
+        """Asked for by every fetch of a worker's batches that finds it in the pipe."""
+        if self._arrived is None:
+            self._arrived = self.delivered - self.costs[RECEIVE]
+        return self._arrived
+
+
+class _Fetched(NamedTuple):
+    """A fetch whose wait is to be split: when it began and ended, when its batch was built, and that one's costs."""
+
+    start: Array
+    now: Array
+    device_free: Array
+    end: Array
+    costs: Array
+
+
+class _Loop:
+    def __init__(
+        self, pipeline: Pipeline, offsets: Array, variants: NDArray[np.int64] | None, *, account: bool
+    ) -> None:
+        self.p = pipeline
+        self.shape = offsets.shape
+        self.variant = np.zeros((len(offsets), 1), dtype=np.int64) if variants is None else variants[:, None]
+        self.account = account
+        self.first_step = pipeline.starts[np.floor(offsets * len(pipeline.starts)).astype(np.int64)]
+        self.first_batch = np.floor(offsets * pipeline.costs.shape[2]).astype(np.int64)
+        if pipeline.batches_per_step is not None:
+            self.first_batch = self.first_step * pipeline.batches_per_step
+        self.now = np.zeros(self.shape)
+        self.device_free = np.zeros(self.shape)
+        back = max((o.back for p in pipeline.programs for o in p.operations), default=0)
+        self.completions: deque[Array] = deque(maxlen=max(1 + back, pipeline.queue_depth or 0))
+        self.on_the_way: deque[_Built] = deque()
+        self.requested = 0
+        self.coming: Array = np.empty((0, 0, 0, 0))  # costs of the batches from ``coming_from`` on
+        self.coming_from = 0
+        self.worker_free = np.zeros((pipeline.workers, *self.shape))
+        self.places: list[NDArray[np.int64]] = list(np.indices(self.shape))  # indices of (replicates, ranks)
+        self.one_pipe = pipeline.workers > 1 and bool(pipeline.costs[UNPACK].any())
+        self.draws = bool(pipeline.costs[DRAW].any())
+        # Messages that some replicate has not unpacked. Each worker has its own queue if workers make batches in turn.
+        self.in_pipe: list[deque[_Built]] = [
+            deque() for _ in range(pipeline.workers if pipeline.worker_of is None else 1)
+        ]
+        self.waits = np.zeros((len(STAGES), *self.shape))
+        self.idle = np.zeros(self.shape)
+        self.counts = False
+        self.fetched: list[_Fetched] = []  # not accounted for yet
+        self.queued: list[tuple[Array, Array]] = []  # when work was queued, and when the device was free
+
+    def run(self) -> Simulated:
+        """All steps, one after the other."""
+        walls: list[Array] = []
+        p = self.p
+        steps_of = zip(p.step_program, p.measured, p.resumes, p.drained, strict=True)
+        for place, (number, measured, resume, drained) in enumerate(steps_of):
+            if place % AT_ONCE == 0:
+                self._add_up()
+                durations = self._durations(slice(place, place + AT_ONCE))
+            if resume is not None:
+                self._resume(resume, first=not walls)
+            self.counts = bool(measured) and self.account
+            began, before = self.now, self.device_free
+            self._step(p.programs[number], next(durations[int(number)]))
+            if drained:
+                self.now = np.maximum(self.now, before)
+            passed = self.now - began
+            walls.append(passed[:, 0] if self.shape[1] == 1 else passed.mean(axis=1))
+        self._add_up()
+        step_ns = np.stack(walls, axis=1)
+        steps = int(p.measured.sum())
+        waits = self.waits.mean(axis=2) / steps / 1e6
+        return Simulated(
+            step_ms=step_ns[:, p.measured].mean(axis=1) / 1e6,
+            waits=dict(zip(STAGES, waits, strict=True)),
+            idle=self.idle.mean(axis=1) / steps / 1e6 if p.asynchronous else None,
+            step_ns=step_ns,
+        )
+
+    def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
+        """By program, the durations of one of its steps after the other: (durations, replicates, ranks) each.
+
+        The next recorded step of its class on the tape lends them to it.
+        """
+        found = {}
+        numbers = self.p.step_program[steps]
+        for number in np.unique(numbers).tolist():
+            program = self.p.programs[number]
+            taken = steps.start + np.flatnonzero(numbers == number)
+            wanted = (self.first_step + taken[:, None, None]) % self.p.tape_steps
+            members = np.searchsorted(program.places, wanted) % len(program.places)
+            found[number] = iter(program.durations[:, self.variant, members].swapaxes(0, 1))
+        return found
+
+    def _step(self, program: Program, durations: Array) -> None:
+        for kind, back, first, second, _ in program.operations:
+            if kind == "host":
+                self.now = self.now + durations[first]
+            elif kind == "fetch":
+                self._fetch()
+            elif kind == "launch":
+                self._launch(durations[first], durations[second])
+            elif kind == "sync":
+                if len(self.completions) > back:
+                    self.now = np.maximum(self.now, self.completions[-1 - back])
+                self.now = self.now + durations[first]
+            elif self.shape[1] > 1:
+                self._reduce()
+
+    def _launch(self, duration: Array, queueing: Array) -> None:
+        depth = self.p.queue_depth
+        if depth is not None and len(self.completions) >= depth:
+            self.now = np.maximum(self.now, self.completions[-depth])
+        if self.counts:
+            self.queued.append((self.now, self.device_free))
+        self.device_free = np.maximum(np.maximum(self.now, self.device_free) + duration, self.now + queueing)
+        self.completions.append(self.device_free)
+
+    def _reduce(self) -> None:
+        if self.p.asynchronous:
+            slowest = np.broadcast_to(self.device_free.max(axis=1, keepdims=True), self.shape)
+            self.device_free = slowest
+            self.completions[-1] = slowest
+        else:
+            self.now = np.broadcast_to(self.now.max(axis=1, keepdims=True), self.shape)
+
+    def _fetch(self) -> None:
+        start = self.now
+        if self.p.workers:
+            batch = self.on_the_way.popleft()
+            if self.one_pipe:
+                self._unpack_up_to(batch)
+                self.now = self.now + (batch.costs[RECEIVE] - batch.costs[UNPACK])
+            else:
+                self.now = np.maximum(start + batch.costs[RECEIVE], batch.delivered)
+            if self.draws:
+                self.now = self.now + batch.costs[DRAW]
+            self._request()
+        else:
+            costs = self._next_costs()
+            batch = _Built(costs, start + costs[WORK])
+            self.now = batch.end + costs[RECEIVE]
+            if self.draws:
+                self.now = self.now + costs[DRAW]
+        if self.counts:
+            self.fetched.append(_Fetched(start, self.now, self.device_free, batch.end, batch.costs))
+
+    def _unpack_up_to(self, batch: _Built) -> None:
+        """Unpack the messages in the pipe up to that of ``batch``, in the order in which they arrive."""
+        wanted = None if batch.unpacked is None else ~batch.unpacked
+        found, costs = [batch.arrived], [batch.costs[UNPACK]]
+        own_pipes = self.p.worker_of is None
+        for messages in self.in_pipe:
+            while messages and messages[0].unpacked is not None and messages[0].unpacked.all():
+                messages.popleft()
+            for message in messages:
+                if message is batch and own_pipes:
+                    break
+                before = message.arrived < batch.arrived
+                if not before.any() and message.unpacked is None:
+                    if own_pipes:
+                        break  # Later messages of this worker arrive later still.
+                    continue
+                if wanted is not None:
+                    before &= wanted
+                if message.unpacked is not None:
+                    before &= ~message.unpacked
+                if before.any():
+                    message.unpacked = before if message.unpacked is None else message.unpacked | before
+                    found.append(np.where(before, message.arrived, -np.inf))
+                    costs.append(np.where(before, message.costs[UNPACK], 0.0))
+        now = self.now
+        if len(found) == 1:
+            now = np.maximum(now, batch.arrived) + batch.costs[UNPACK]
+        else:
+            arrivals, spent = np.stack(found), np.stack(costs)
+            order = np.argsort(arrivals, axis=0, kind="stable")
+            ordered = (np.take_along_axis(one, order, 0) for one in (arrivals, spent))
+            for moment, cost in zip(*ordered, strict=True):
+                now = np.maximum(now, moment) + cost
+        self.now = now if wanted is None else np.where(wanted, now, self.now)
+        batch.unpacked = np.ones(self.shape, dtype=np.bool_)
+
+    def _add_up(self) -> None:
+        """Add up what the steps since the last time waited, and for how long they left the device idle."""
+        if self.queued:
+            now, device_free = map(np.array, zip(*self.queued, strict=True))
+            self.idle += np.maximum(0.0, now - device_free).sum(axis=0)
+            self.queued.clear()
+        if self.fetched:
+            self._account(_Fetched(*map(np.array, zip(*self.fetched, strict=True))))
+            self.fetched.clear()
+
+    def _account(self, all_of: _Fetched) -> None:
+        """Split the waits by the stages of the very batches; beside a device, only what left it idle counts."""
+        start, now, device_free, end, costs = all_of
+        if self.p.asynchronous:
+            start = np.minimum(np.maximum(start, device_free), now)
+        edge, left = np.maximum(np.minimum(end, now), start), end
+        other = now - edge
+        drawn = np.minimum(costs[:, DRAW], other)
+        self.waits[0] += drawn.sum(axis=0)
+        other = other - drawn
+        for place, row in ((2, PACK), (1, TOKENIZE), (0, READ)):
+            left = left - costs[:, row]
+            before = np.maximum(np.minimum(left, now), start)
+            self.waits[place] += (edge - before).sum(axis=0)
+            edge = before
+        self.waits[3] += (other + (edge - start)).sum(axis=0)
+
+    def _next_costs(self) -> Array:
+        """Of the next batch of the recorded sequence: (costs, replicates, ranks)."""
+        place = self.requested - self.coming_from
+        if place >= len(self.coming):
+            self.coming_from, place = self.requested, 0
+            batches = self.requested + np.arange(AT_ONCE)[:, None, None]
+            wanted = (self.first_batch + batches) % self.p.costs.shape[2]
+            self.coming = self.p.costs[:, self.variant, wanted].swapaxes(0, 1)
+        self.requested += 1
+        costs: Array = self.coming[place]
+        return costs
+
+    def _request(self) -> None:
+        worker = self._worker()
+        costs = self._next_costs()
+        end = np.maximum(self.worker_free[worker], self.now + costs[WAKE]) + costs[WORK]
+        self.worker_free[worker] = end + costs[AFTER]
+        built = _Built(costs, end, worker)
+        self.on_the_way.append(built)
+        if self.one_pipe:
+            self.in_pipe[worker if isinstance(worker, int) else 0].append(built)
+
+    def _worker(self) -> Worker:
+        """Return the worker that makes the next batch."""
+        worker_of = self.p.worker_of
+        if worker_of is None:
+            return self.requested % self.p.workers
+        replicates, ranks = self.places
+        return worker_of[(self.first_batch + self.requested) % len(worker_of)], replicates, ranks
+
+    def _resume(self, resume: Resume, *, first: bool) -> None:
+        """The loop goes on after standing still: the device is done, the loader has got as far as ``resume`` says.
+
+        An exact replay begins, and resumes after having been suspended, with the batches on their way as recorded.
+        Time that the loop spent elsewhere for a moment (shorter pauses) passes for the loader as well.
+        """
+        while len(self.on_the_way) < self.p.in_flight:
+            self._request()
+        if self.p.exact and (first or resume.repetition):
+            for place, batch in enumerate(self.on_the_way):
+                batch.built(self.now + resume.ends_ns[place])
+            self._free_workers()
+        else:
+            self.now = self.now + resume.worked_ns
+        self.device_free = self.now
+
+    def _free_workers(self) -> None:
+        """Each worker is free once it has built the last of its batches that are on their way."""
+        for batch in self.on_the_way:
+            self.worker_free[batch.worker] = batch.end + batch.costs[AFTER]

@@ -1,0 +1,242 @@
+"""The spans of one run as columns, by what they are: read once, in pieces, and kept small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.intervals import Int
+from harness.study.contract import RECEIVE, SAMPLER, STAGES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from harness.study.run_data import RunData
+
+FETCH = "fetch"
+BLOCK_ROWS = 4096  # of spans whose times together are known
+KINDS = ("phases", "stages", "kernels", "launches", "blocking", "unpackings", "draws")
+KIND_OF_ROLE = {
+    "main": "phases", "device": "kernels", "launch": "launches", "sync": "blocking", RECEIVE: "unpackings",
+    SAMPLER: "draws",
+}  # fmt: skip
+OTHER = len(KINDS)  # of a span that analysis does not read
+KEPT_SPANS = 1_000_000  # of one run: about 30 MB
+NOT_MEASURED = -1  # of CPU times
+NO_WORKER = -1  # maker of a batch that the main thread made, or whose maker was not recorded
+LOADER = "loader-"  # prefix of a loader worker's role, before its number
+MOST_WORKERS = 10_000  # A larger number in a role means a damaged record.
+MOST_BATCHES = 2**20  # batches of one run whose makers are kept; a replay needs far fewer
+UNANNOUNCED = "unannounced"  # how the site of a blocking call ends that nobody timed: torch told of it in one step
+# What analysis reads of the spans table.
+COLUMNS = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans of one kind, in the order recorded; all (spans,), times in CLOCK_MONOTONIC nanoseconds."""
+
+    names: NDArray[np.int32]  # index into RunSpans.names
+    starts: Int
+    ends: Int
+    batches: NDArray[np.int32]  # -1 where none
+    cpu_ns: NDArray[np.float32]  # NOT_MEASURED where it was not; to seven digits, for which half the room will do
+
+    def where(self, chosen: NDArray[np.bool_] | Int | slice) -> Spans:
+        """Those that are ``chosen``, as numpy selects rows."""
+        return Spans(
+            self.names[chosen], self.starts[chosen], self.ends[chosen], self.batches[chosen], self.cpu_ns[chosen]
+        )
+
+    def between(self, since_ns: int, until_ns: int) -> Spans:
+        """Those that overlap [since_ns, until_ns), in the same order; only blocks that have some are looked at."""
+        first_start, last_end = self._blocks
+        blocks = np.flatnonzero((last_end > since_ns) & (first_start < until_ns))
+        near = (blocks[:, np.newaxis] * BLOCK_ROWS + np.arange(BLOCK_ROWS)).ravel()
+        near = near[: np.searchsorted(near, len(self))]
+        return self.where(near[(self.ends[near] > since_ns) & (self.starts[near] < until_ns)])
+
+    @cached_property
+    def _blocks(self) -> tuple[Int, Int]:
+        """When the first of each :data:`BLOCK_ROWS` spans starts, and when the last of them ends."""
+        first = np.arange(0, len(self), BLOCK_ROWS)
+        if not len(first):
+            return first, first
+        return np.minimum.reduceat(self.starts, first), np.maximum.reduceat(self.ends, first)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+@dataclass(frozen=True)
+class RunSpans:
+    """What one run recorded. Only the first rank."""
+
+    names: Sequence[str]
+    phases: Spans  # of the main thread
+    stages: Spans  # of whoever built the batch: a loader worker or the main thread
+    kernels: Spans  # what an asynchronous device did
+    launches: Spans  # when the host queued that, in the same order
+    blocking: Spans  # calls of the main thread that waited for the device; their names are call sites
+    unpackings: Spans  # from when a worker's batch had arrived until it was unpacked
+    draws: Spans  # reading by the main thread for loader workers: a sampler chooses items
+    # (batches,) number of the worker that made each batch, or NO_WORKER
+    makers: NDArray[np.int16] = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
+
+    @property
+    def rows(self) -> int:
+        """Spans of all kinds."""
+        return sum(map(len, self._kinds))
+
+    def between(self, since_ns: int, until_ns: int) -> RunSpans:
+        """The spans that overlap [since_ns, until_ns)."""
+        return replace(self, **{kind: getattr(self, kind).between(since_ns, until_ns) for kind in KINDS})
+
+    @property
+    def _kinds(self) -> tuple[Spans, ...]:
+        return (self.phases, self.stages, self.kernels, self.launches, self.blocking, self.unpackings, self.draws)
+
+    @property
+    def blocks_untimed(self) -> bool:
+        """Whether calls of the main thread wait for the device of which nobody knows for how long."""
+        return any(self.names[code].endswith(UNANNOUNCED) for code in np.unique(self.blocking.names))
+
+    def code(self, name: str) -> int:
+        """The number that stands for ``name``; -1 where no span has it."""
+        return self.names.index(name) if name in self.names else -1
+
+    @property
+    def stages_and_draws(self) -> Spans:
+        """Return the stages of all batches, the main thread's choice of items for loader workers among them."""
+        if not len(self.draws):
+            return self.stages
+        pairs = ((getattr(self.stages, column), getattr(self.draws, column)) for column in Spans.__dataclass_fields__)
+        return Spans(*map(np.concatenate, pairs))
+
+    def of(self, spans: Spans, name: str) -> Spans:
+        """Those of ``spans`` that have this name."""
+        return spans.where(spans.names == self.code(name))
+
+
+def spans_of(run: RunData) -> RunSpans:
+    """The spans of ``run``, read once; see ``whole_run.release`` for long runs."""
+    return run.once("spans", lambda: begun_when_launched(read_spans(run.span_batches(COLUMNS))))
+
+
+def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
+    """The spans in record batches of the spans table that have at least :data:`COLUMNS`; each is let go when read."""
+    names: dict[str, int] = {}
+    kinds = {kind: _Growing() for kind in KINDS}
+    makers = np.zeros(0, dtype=np.int16)
+    first_rank: int | None = None
+    for batch in batches:
+        role, roles = _coded(batch.column("role"))
+        name, found = _coded(batch.column("name"))
+        known = np.array([names.setdefault(one, len(names)) for one in found] or [0], dtype=np.int32)
+        kind = _kind_of(roles, found)[role * len(found) + name]
+        ranks = _integers(batch.column("rank"), 0)
+        if first_rank is None and len(ranks):
+            first_rank = int(ranks[0])
+        if len(other_ranks := np.flatnonzero(ranks != first_rank)):
+            kind[other_ranks] = OTHER
+        workers = np.array([_worker(one) for one in roles] or [NO_WORKER], dtype=np.int16)[role]
+        numbers = {column: _integers(batch.column(column)) for column in COLUMNS[3:]}
+        for number, growing in enumerate(kinds.values()):
+            own = np.flatnonzero(kind == number)
+            chosen: Int | slice = slice(None) if len(own) == len(kind) else own
+            growing.append(
+                known[name[chosen]],
+                numbers["start_ns"][chosen],
+                numbers["end_ns"][chosen],
+                numbers["batch"][chosen],
+                numbers["cpu_ns"][chosen],
+            )
+        kept = (numbers["batch"] >= 0) & (numbers["batch"] < MOST_BATCHES)
+        own = np.flatnonzero((workers != NO_WORKER) & (kind == KINDS.index("stages")) & kept)
+        makers = _with_makers(makers, numbers["batch"][own], workers[own])
+    return RunSpans(tuple(names), **{kind: growing.spans for kind, growing in kinds.items()}, makers=makers)
+
+
+def _worker(role: str) -> int:
+    number = role.removeprefix(LOADER)
+    known = number != role and number.isdecimal() and len(number) < len(str(MOST_WORKERS))
+    return int(number) if known else NO_WORKER
+
+
+def _with_makers(makers: NDArray[np.int16], batches: Int, workers: NDArray[np.int16]) -> NDArray[np.int16]:
+    """Return ``makers``, extended if necessary, with the ``workers`` of these ``batches``."""
+    missing = int(batches.max(initial=-1)) + 1 - len(makers)
+    if missing > 0:
+        makers = np.concatenate([makers, np.full(max(missing, len(makers)), NO_WORKER, dtype=np.int16)])
+    makers[batches] = workers
+    return makers
+
+
+def begun_when_launched(spans: RunSpans) -> RunSpans:
+    """All spans of a run, each piece of the device's work from its first launch on: nothing of it can run before.
+
+    An event that counts as reached when the work before it was done, even if that was before it was recorded, would
+    otherwise make the time that the device waited for the host look like work.
+    """
+    kernels, pieces = spans.kernels, min(len(spans.kernels), len(spans.launches))
+    starts = kernels.starts.copy()
+    starts[:pieces] = np.minimum(np.maximum(starts[:pieces], spans.launches.starts[:pieces]), kernels.ends[:pieces])
+    return replace(spans, kernels=replace(kernels, starts=starts))
+
+
+def _kind_of(roles: Sequence[str], names: Sequence[str]) -> NDArray[np.uint8]:
+    """The place in :data:`KINDS` of each pair of a role and a name, (roles x names,)."""
+    kinds = np.full((len(roles), len(names)), OTHER, dtype=np.uint8)
+    is_stage = np.array([name in STAGES for name in names], dtype=np.bool_)
+    for place, role in enumerate(roles):
+        if role in KIND_OF_ROLE:
+            kinds[place] = KINDS.index(KIND_OF_ROLE[role])
+        if role == "main" or role.startswith("loader"):
+            kinds[place, is_stage] = KINDS.index("stages")
+    return kinds.ravel()
+
+
+class _Growing:
+    """Columns of spans that grow in place: a large block is moved by the system without a copy."""
+
+    def __init__(self) -> None:
+        names, batches = (np.empty(0, dtype=np.int32) for _ in range(2))
+        starts, ends = (np.empty(0, dtype=np.int64) for _ in range(2))
+        self.spans = Spans(names, starts, ends, batches, np.empty(0, dtype=np.float32))
+
+    def append(self, *columns: NDArray[Any]) -> None:
+        """Add rows; ``columns`` as in :class:`Spans`. Only before anyone else has the spans."""
+        count = len(self.spans)
+        grown: tuple[NDArray[Any], ...] = (
+            self.spans.names,
+            self.spans.starts,
+            self.spans.ends,
+            self.spans.batches,
+            self.spans.cpu_ns,
+        )
+        for known, added in zip(grown, columns, strict=True):
+            known.resize(count + len(added), refcheck=False)
+            known[count:] = added
+
+
+def _coded(column: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
+    """The column's texts as numbers, and what each stands for; a null is a text of its own."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    texts = [str(text) for text in column.dictionary.to_pylist()]
+    codes = column.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False).astype(np.int32)
+    return codes, [*texts, ""]
+
+
+def _integers(column: pa.Array, null: int = NOT_MEASURED) -> Int:
+    if column.null_count:
+        column = column.fill_null(null)
+    values: Int = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return values

@@ -1,0 +1,121 @@
+"""Finds steps that are of two kinds, so that no step is like their mean: half take 20 ms, half 60 ms.
+
+By logarithms of all steps of an arm: they are split in two where that leaves the least scatter within (Otsu 1979), each
+kind has a median, and a step belongs to the nearer one. There are two kinds where each has a fair share of the steps,
+they are well apart, and hardly any step lies in the middle half of the way from one to the other. Of steps of one kind,
+however skewed or scattered, about a quarter lies there.
+
+Both kinds must come in most runs: every run then shows them by itself. Where instead each run has one kind, there are
+as many witnesses as runs, and of few runs some are alike by chance: then the runs of a kind must be next to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.long_steps import LONG
+
+Float = NDArray[np.float64]
+LEAST_STEPS = 80  # of fewer steps of one kind, too many times none is in the middle by chance
+MOST_STEPS = 100_000  # of more steps so many are drawn: their shares are then off by a third of a percent
+LEAST_SHARE = 0.15  # of the steps: a rarer kind is an exception, see ``long_steps``
+APART = 1.25  # times as long, at least
+BETWEEN = 0.05  # of the steps: no more may lie in the middle half between both kinds
+ALIKE_RUNS = 0.07  # of the way between both kinds: the runs of one kind are no further apart
+LEAST_RUNS = 2  # of each kind, where each run has one
+NEAR = 0.1  # of the mean: a step that is no further off is like it
+
+
+@dataclass(frozen=True)
+class StepKinds:
+    """Fast and slow steps among ``of`` measured steps. The weighted mean of all means is the mean of all steps.
+
+    Steps that last more than ``LONG`` times as long as a typical slow step are a part of their own (``longest``).
+    ``slow_runs``: number of runs with mostly slow steps, if most runs have a single kind; else None.
+    """
+
+    of: int
+    slow_share: float
+    fast_ms: float  # means
+    slow_ms: float
+    like_mean: float  # share of the steps that are near their mean
+    runs: int
+    slow_runs: int | None = None
+    longest_share: float = 0.0
+    longest_ms: float = 0.0
+
+    @property
+    def above_share(self) -> float:
+        """Share of all steps that are not fast."""
+        return self.slow_share + self.longest_share
+
+
+def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
+    """``runs``: the measured steps of each, in milliseconds. None where they are of one kind, or it is not clear."""
+    of = sum(map(len, runs))
+    if of < LEAST_STEPS:
+        return None
+    steps = np.concatenate(runs)
+    if steps.min() <= 0:
+        return None
+    runs = _drawn(runs, of)
+    logs = np.log(np.concatenate(runs))
+    first = _split(np.sort(logs))
+    fast, slow = _centres(logs, sum(first) / 2) or first
+    middle = (fast + slow) / 2
+    share = float((logs > middle).mean())
+    between = (logs > fast + (slow - fast) / 4) & (logs < slow - (slow - fast) / 4)
+    rare = not LEAST_SHARE <= share <= 1 - LEAST_SHARE
+    if rare or slow - fast < np.log(APART) or between.mean() > BETWEEN:
+        return None
+    shares = np.array([(np.log(one) > middle).mean() for one in runs if len(one)])
+    both = (shares >= LEAST_SHARE) & (shares <= 1 - LEAST_SHARE)
+    slow_runs = None
+    if both.mean() < 0.5:
+        if not _alike([np.median(np.log(one)) for one in runs if len(one)], middle, slow - fast):
+            return None
+        slow_runs = int((shares > 0.5).sum())
+    like_mean = float((np.abs(steps / steps.mean() - 1) <= NEAR).mean())
+    above = np.log(steps) > middle
+    longest = steps > LONG * np.median(steps[above])
+    is_slow = above & ~longest
+    means = float(steps[~above].mean()), float(steps[is_slow].mean())
+    longest_ms = float(steps[longest].mean()) if longest.any() else 0.0
+    return StepKinds(
+        of, float(is_slow.mean()), *means, like_mean, len(shares), slow_runs, float(longest.mean()), longest_ms
+    )
+
+
+def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:
+    """At most :data:`MOST_STEPS` of them, by chance: every so many might be of one kind alone."""
+    if of <= MOST_STEPS:
+        return runs
+    generator = np.random.default_rng(0)
+    return [one[generator.integers(0, len(one), len(one) * MOST_STEPS // of)] for one in runs if len(one)]
+
+
+def _split(ordered: Float) -> tuple[float, float]:
+    """Medians of both parts of sorted values that differ most, each with its least share of them."""
+    n = len(ordered)
+    sums = np.cumsum(ordered)
+    below = np.arange(1, n)
+    below = below[(below >= LEAST_SHARE * n) & (n - below >= LEAST_SHARE * n)]
+    apart = (sums[-1] - sums[below - 1]) / (n - below) - sums[below - 1] / below
+    place = int(below[np.argmax(below * (n - below) * apart**2)])
+    return float(np.median(ordered[:place])), float(np.median(ordered[place:]))
+
+
+def _centres(logs: Float, middle: float) -> tuple[float, float] | None:
+    """Medians of what is below and above ``middle``; None where there is nothing."""
+    low, high = logs[logs <= middle], logs[logs > middle]
+    return (float(np.median(low)), float(np.median(high))) if len(low) and len(high) else None
+
+
+def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
+    """Whether runs of one kind are next to the same, with enough of each."""
+    kinds = [[one for one in typical if (one > middle) == above] for above in (False, True)]
+    return all(len(kind) >= LEAST_RUNS and max(kind) - min(kind) <= ALIKE_RUNS * way for kind in kinds)

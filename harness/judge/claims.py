@@ -1,0 +1,346 @@
+"""Where each arm's step and cores go (tokenization, sync, compute, Python), and whether common claims hold of them.
+
+Shares are of the step's time on the main thread:
+
+    tokenization   fetch while this batch was tokenized, inline or by a worker that is waited for
+    sync           reading values from the device
+    compute        h2d, forward, backward, optimizer; on an asynchronous device their launches
+    Python         the rest of the loop: what lies between the phases, and logging
+    other data     the rest of the fetch: reading, packing, hand-over
+
+Cores are CPU time per second of measured steps, from the spans of the same phases and stages. Processes that tokenize
+for the main thread have no spans: what the sampler saw of them counts as tokenization.
+
+Of several ranks shares and cores by part are those of rank 0. All processes are those of every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args
+
+from harness.explain.ledger import RunLedger
+from harness.explain.statistics import Estimate, from_amounts, from_block_values, from_blocks
+from harness.judge.probes.host_load import host_load
+from harness.scenario.claims import CLAIMS, SHARES, ClaimKind, ClaimName, Figure
+from harness.scenario.overrides import differing, lookup, lookup_number
+from harness.study.contract import SAMPLER
+from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
+from trainer.json_types import JsonObject
+
+COMPUTE = ("h2d", "forward", "backward", "optimizer")
+PARTS = ("tokenization", "sync", "compute", "Python", "other data")
+STRATEGY = "data.tokenize"
+STRATEGIES = (STRATEGY, f"{STRATEGY}_processes", f"{STRATEGY}_threads")
+# What "all fixes together", and fixes that are to lower the use of the CPU, change of a configuration.
+FIXES = (
+    *STRATEGIES, "data.path", "data.access", "data.workers", "data.prefetch", "data.transport", "data.pin_memory",
+    "data.start_method", "data.timeout_s", "compute.sync", "log_every", "optimizer.fused",
+)  # fmt: skip
+Outcome = Literal["holds", "does not hold", "not measurable"]
+
+
+@dataclass(frozen=True)
+class RunUse:
+    """One run. ``shares`` and ``cores`` by :data:`PARTS`; ``cores`` are empty without CPU times.
+
+    ``tokenizing_ms``: of tokenization per 1000 tokens, wherever it ran. ``all_cores``: of its processes together, None
+    where they were not sampled, or where some live too short for that (``data.tokenize: processes``) or are on other
+    machines.
+    """
+
+    shares: Mapping[str, float]
+    cores: Mapping[str, float]
+    all_cores: float | None
+    idle_share: float | None  # of the device
+    step_ms: float
+    tokenizing_ms: float | None
+    tokens_per_s: float | None
+    trained_tokens_per_s: float | None = None  # without padding
+    ranks: int = 1
+    chunk_ms: float | None = None  # data work for one batch, wherever it ran
+    stored_per_text: float | None = None  # bytes of pretokenized data per byte of the text that it was made from
+    device_use: float | None = None  # share of the step; None also where phases that were being launched leave it open
+
+
+@dataclass(frozen=True)
+class ArmUse:
+    """An arm: medians over its runs."""
+
+    arm: str
+    shares: Mapping[str, Estimate]
+    cores: Mapping[str, float]
+    all_cores: float | None
+    idle_share: float | None
+    step_ms: Estimate | None
+    tokenizing_ms: Estimate | None
+    tokens_per_s: Estimate | None
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim about ``arm`` (beside ``baseline``): the figure that was measured, and whether it lies in the range.
+
+    ``outcome`` is by an interval that is wider by the ``noise_floor``: how far the same figure of an A/A control is
+    from that of its arm; None without one. ``differs``: keys of the configuration that the claim is not about, and in
+    which the arms differ too. ``untested``: the strategy that both arms have where the claim is about two.
+    """
+
+    claim: ClaimName | None  # name of a common claim; None if the scenario gives the bounds
+    arm: str
+    baseline: str | None
+    figure: Estimate | None
+    outcome: Outcome
+    kind: ClaimKind
+    values: tuple[float, float] | None = None  # "cpu use": the cores of baseline and arm
+    processes: int | None = None  # "processes", "pool": how many, on so many cores
+    cores: int | None = None
+    noise_floor: float | None = None  # of a ratio, as a fraction
+    differs: tuple[str, ...] = ()
+    untested: str | None = None
+    without: tuple[str, ...] = ()  # arms without a finished run that has the figure
+
+
+def use_of(run: RunData, ledger: RunLedger) -> RunUse:
+    """Where the step and the cores of ``run`` go."""
+    step = ledger.mean_step_ms
+    phase = ledger.phase_ms
+    spent = {
+        "sync": phase.get("sync", 0.0),
+        "compute": sum(phase.get(name, 0.0) for name in COMPUTE),
+        "Python": phase.get("other", 0.0) + phase.get("log", 0.0),
+    }
+    if ledger.during_wait_ms:  # else nobody knows what the fetches waited for, which is no share of 0
+        fetch = phase.get("fetch", 0.0)
+        tokenizing = min(fetch, ledger.during_wait_ms.get("tokenize", 0.0))
+        spent |= {"tokenization": tokenizing, "other data": fetch - tokenizing}
+    config = ledger.record.config
+    cores, sampled = _cores(run, ledger, config)
+    tokens = ledger.tokens
+    steps = len(ledger.step_ms)
+    work = ledger.work_ms.get("tokenize")
+    wall_s = float(ledger.step_ms.sum()) / 1e3
+    idle_ms = ledger.device_starved_ms
+    use = None if idle_ms is None or ledger.device_busy_ms is None else 1 - idle_ms / step
+    ranks = ledger.record.facts.ranks or 1
+    return RunUse(
+        {name: value / step for name, value in spent.items()},
+        cores,
+        sampled,
+        None if idle_ms is None else idle_ms / step,
+        step,
+        None if not work or not tokens else work * steps / (tokens / ranks) * 1e3,  # the work is of rank 0 alone
+        None if tokens is None else tokens / wall_s,
+        None if ledger.trained_tokens is None else ledger.trained_tokens / wall_s,
+        ranks,
+        sum(ledger.work_ms.values()) if ledger.work_ms else None,
+        _stored_per_text(ledger.record.facts),
+        use,
+    )
+
+
+def _stored_per_text(facts: RunFacts) -> float | None:
+    return facts.stored_bytes / facts.text_bytes if facts.stored_bytes and facts.text_bytes else None
+
+
+def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[str, float], float | None]:
+    """Cores by part, of several ranks of rank 0, and of all processes of all ranks as the sampler saw them."""
+    spans, steps = run.spans, run.steps
+    loads = host_load({ledger.record.arm: [run]})
+    roles = {} if not loads else {one.role: one.cores for one in loads[0].roles if one.role != "sampler"}
+    short_lived = lookup(config, "data.tokenize", "batched") == "processes"
+    elsewhere = (ledger.record.facts.nodes or 1) > 1
+    whole = sum(roles.values()) if roles and not short_lived and not elsewhere else None
+    if spans is None or steps is None:
+        return {}, whole
+    import pyarrow.compute as pc
+
+    measured = steps.filter(pc.invert(pc.fill_null(steps.column("warmup"), False)))
+    if not len(measured):
+        return {}, whole
+    begin = measured.column("start_ns").to_numpy()
+    end = begin + measured.column("wall_ns").to_numpy()
+    starts = spans.column("start_ns").to_numpy()
+    place = begin.searchsorted(starts, side="right") - 1
+    inside = (place >= 0) & (starts < end[place.clip(0)])
+    names, cpu = spans.column("name").to_pylist(), spans.column("cpu_ns").to_pylist()
+    roles_of = spans.column("role").to_pylist()
+    spent: dict[tuple[bool, str], float] = {}
+    for number in inside.nonzero()[0]:
+        if cpu[number] is not None:
+            key = roles_of[number] in ("main", SAMPLER), names[number]
+            spent[key] = spent.get(key, 0.0) + cpu[number]
+    wall_ns = float((end - begin).sum())
+    inline = sum(spent.get((True, name), 0.0) for name in ("read", "tokenize", "pack"))
+    helpers = roles.get("loaders", 0.0) if not lookup_number(config, "data.workers", 0) else 0.0
+    everywhere = {name: sum(spent.get((main, name), 0.0) for main in (True, False)) for name in ("tokenize",)}
+    fetch = max(0.0, spent.get((True, "fetch"), 0.0) - inline)
+    of_data = sum(spent.get((main, name), 0.0) for main in (True, False) for name in ("read", "pack"))
+    other_ns = float(measured.column("other_ns").to_numpy().sum())
+    return {
+        "tokenization": everywhere["tokenize"] / wall_ns + helpers,
+        "sync": spent.get((True, "sync"), 0.0) / wall_ns,
+        "compute": sum(spent.get((True, name), 0.0) for name in COMPUTE) / wall_ns,
+        "Python": (spent.get((True, "log"), 0.0) + other_ns) / wall_ns,
+        "other data": (fetch + of_data) / wall_ns,
+    }, whole
+
+
+def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
+    """The medians of ``uses``, which are not none."""
+
+    def middle(value: Callable[[RunUse], float | None]) -> Estimate | None:
+        return from_amounts([one for use in uses if (one := value(use)) is not None])
+
+    def known(value: Callable[[RunUse], float | None]) -> float | None:
+        found = middle(value)
+        return None if found is None else found.median
+
+    shares = {part: _share([one for use in uses if (one := use.shares.get(part)) is not None]) for part in PARTS}
+    cores = {part: known(lambda use, part=part: use.cores.get(part)) for part in PARTS}  # type: ignore[misc]
+    return ArmUse(
+        arm,
+        {part: one for part, one in shares.items() if one is not None},
+        {part: one for part, one in cores.items() if one is not None},
+        known(lambda use: use.all_cores),
+        known(lambda use: use.idle_share),
+        middle(lambda use: use.step_ms),
+        middle(lambda use: use.tokenizing_ms),
+        middle(lambda use: use.tokens_per_s),
+        max((use.ranks for use in uses), default=1),
+    )
+
+
+def _share(values: Sequence[float]) -> Estimate | None:
+    """Of a whole: between 0 and 1, which the interval of few blocks that scatter would leave."""
+    found = from_block_values(values)
+    if found is None or found.ci_low is None or found.ci_high is None:
+        return found
+    return replace(found, ci_low=max(0.0, found.ci_low), ci_high=min(1.0, found.ci_high))
+
+
+def own_kind(claim: JsonObject) -> ClaimKind | None:
+    """Return the kind of a claim with its own bounds, without a text where it has none of its own.
+
+    None if this version does not know its figure.
+    """
+    figure, low, high, arms = (claim.get(key) for key in ("figure", "from", "to", "arms"))
+    if figure not in get_args(Figure) or not isinstance(arms, list) or not arms:
+        return None
+    if not isinstance(low, int | float) or not isinstance(high, int | float) or low > high:
+        return None
+    return ClaimKind(str(claim.get("text") or ""), cast("Figure", figure), low, high, len(arms) > 1)
+
+
+def judge(
+    claim: ClaimName | ClaimKind,
+    arm: str,
+    baseline: str | None,
+    uses: Mapping[str, Mapping[int, RunUse]],
+    config: JsonObject,
+    cores: int | None,
+    baseline_config: JsonObject | None = None,
+    controls: Sequence[tuple[str, str]] = (),
+) -> JudgedClaim:
+    """Judge one claim by the runs of its arms, paired by block.
+
+    ``config``: of ``arm``. ``controls``: (arm, its A/A control) of both arms, as far as there are any.
+    """
+    kind = claim if isinstance(claim, ClaimKind) else CLAIMS[claim]
+    common = None if isinstance(claim, ClaimKind) else claim
+    ours = uses.get(arm, {})
+    theirs = uses.get(baseline, {}) if baseline is not None else {}
+    values = floor = None
+    if kind.ratio:
+        known = _paired(kind, theirs, ours)
+        figure = from_blocks([math.log(other / one) for one, other in known])
+        floor = _noise_floor([_paired(kind, uses.get(of, {}), uses.get(again, {})) for of, again in controls])
+        if known and kind.of == "cpu use":
+            both = [from_block_values(list(side)) for side in zip(*known, strict=True)]
+            values = tuple(one.median for one in both if one is not None)
+    else:
+        found = [one for _, use in sorted(ours.items()) if (one := _figure(kind, use)) is not None]
+        figure = _share(found) if kind.of in SHARES else from_amounts(found)
+    parallel = claim in ("processes", "pool")
+    of_tokenizing = common is not None and kind.of == "tokenizing speed" and baseline_config is not None
+    untested = _same_strategy(config, baseline_config or {}) if of_tokenizing else None
+    others = _other_keys(config, baseline_config or {}, STRATEGIES if of_tokenizing else FIXES)
+    return JudgedClaim(
+        common,
+        arm,
+        baseline,
+        figure,
+        "not measurable" if untested is not None else _outcome(figure, kind, floor or 0.0),
+        kind,
+        values if values is not None and len(values) == 2 else None,
+        int(lookup_number(config, "data.tokenize_processes", 2)) if parallel else None,
+        cores if parallel else None,
+        floor,
+        others if baseline_config and common is not None else (),
+        untested,
+        tuple(
+            name
+            for name in (arm, baseline)
+            if name is not None and all(_figure(kind, use) is None for use in uses.get(name, {}).values())
+        ),
+    )
+
+
+def _paired(kind: ClaimKind, theirs: Mapping[int, RunUse], ours: Mapping[int, RunUse]) -> list[tuple[float, float]]:
+    pairs = [(_figure(kind, theirs[block]), _figure(kind, ours[block])) for block in sorted(set(ours) & set(theirs))]
+    return [(one, other) for one, other in pairs if one and other]
+
+
+def _noise_floor(controls: Sequence[Sequence[tuple[float, float]]]) -> float | None:
+    """How far from 1 the interval of an arm against itself reaches, the widest of ``controls``."""
+    found = [from_blocks([math.log(other / one) for one, other in known]) for known in controls]
+    return max((reach for one in found if one is not None and (reach := one.distance) is not None), default=None)
+
+
+def _same_strategy(config: JsonObject, baseline: JsonObject) -> str | None:
+    """``data.tokenize`` of both arms where that is the same: then nothing that is claimed was tried."""
+    here, there = (lookup(one, STRATEGY) for one in (config, baseline))
+    return str(here) if here is not None and here == there else None
+
+
+def _other_keys(config: JsonObject, baseline: JsonObject, claimed: Sequence[str]) -> tuple[str, ...]:
+    """Keys in which the arms differ, but for those that the claim is about."""
+    return tuple(sorted(set(differing(config, baseline)).difference(claimed)))
+
+
+def _figure(kind: ClaimKind, use: RunUse) -> float | None:
+    match kind.of:
+        case "tokenizing speed":
+            return None if use.tokenizing_ms is None else 1 / use.tokenizing_ms
+        case "sync share":
+            return use.shares.get("sync")
+        case "tokenization share":
+            return use.shares.get("tokenization")
+        case "cpu use":
+            return use.all_cores
+        case "training speed":
+            return use.tokens_per_s if use.trained_tokens_per_s is None else use.trained_tokens_per_s
+        case "chunk ms":
+            return use.chunk_ms
+        case "step ms":
+            return use.step_ms
+        case "tokens/s":
+            return use.tokens_per_s
+        case "device use":
+            return use.device_use
+        case "stored bytes per byte of text":
+            return use.stored_per_text
+
+
+def _outcome(figure: Estimate | None, kind: ClaimKind, floor: float) -> Outcome:
+    """By the whole interval, wider by the noise ``floor``: within the range, outside of it, or across an end of it."""
+    if figure is None or figure.ci_low is None or figure.ci_high is None:
+        return "not measurable"
+    low, high = figure.ci_low / (1 + floor), figure.ci_high * (1 + floor)
+    if high < kind.low or low > kind.high:
+        return "does not hold"
+    return "holds" if kind.low <= low and high <= kind.high else "not measurable"

@@ -1,0 +1,599 @@
+"""Measures what a change bought: each comparison's ratios from the ledgers of its runs, and the verdict they allow.
+
+All ratios are "how many times as fast": above 1 the candidate (or the control) is faster than the baseline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Literal
+
+from harness.explain.bounds import AT_WORK, Bound, agreed
+from harness.explain.ledger import Blocks, RunLedger, arm_lead, mean_over, part_over
+from harness.explain.speeds import MEASURES, Rate, per_step_of, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
+from harness.explain.statistics import (
+    INDEPENDENT,
+    INDEPENDENT_ALONE,
+    Estimate,
+    Likeness,
+    from_blocks,
+    holding,
+    likeness,
+)
+from harness.judge.doubts import Doubt, RemedyKind, barred, doubt
+from harness.judge.in_total import InTotal, in_total
+from harness.judge.losses import Losses, compare_losses
+from harness.judge.problems import RunFailure
+from harness.judge.uneven import UnevenWaits, uneven_waits
+from harness.judge.unseen import MOST_WAITING, waiting_share
+from harness.judge.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, is_useless, judge
+from harness.study.records import RunRecord
+
+SAME = 0.01  # tokens per step that differ by less are called the same
+# Positions per step of an arm and its ideal-data control that differ by less: the few batches that it repeats stand for
+# all of the arm's.
+ALIKE_POSITIONS = 0.03
+TOO_WIDE = 1.5  # upper / lower end: a control with such an interval says nothing against the replay
+CLOSE = 0.05  # ceilings whose medians differ by less are one figure
+AGREE = 0.01  # witnesses that are closer to one another agree: intervals and floors of repeated steps may be next to 0
+
+Figure = Literal["isolated", "ideal", "ceiling", "predicted", "noise_floor"]
+AbsentKind = Literal[
+    "no data-only control",
+    "data-only controls apart",
+    "no ideal-data control",
+    "ideal-data of another length",
+    "no finite ceiling",
+    "ranks",
+    "no a-a control",
+    "too few a-a blocks",
+    "no tables",
+    "too noisy",
+    "more than the data path differs",
+    "replay refused",
+]
+MissingKind = Literal["no finished run", "no shared block", "no throughput", "nothing trained"]
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Why a figure of a comparison is missing."""
+
+    kind: AbsentKind
+    arms: tuple[str, ...] = ()
+    blocks: int = 0
+    positions: float = 1.0  # per step of the ideal-data control, times those of its arm
+    detail: str = ""  # the configuration key that differs, or the message with which the replay refused
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why nothing of a comparison was measured; ``failures``: the first of each arm that failed."""
+
+    kind: MissingKind
+    arms: tuple[str, ...] = ()
+    failures: tuple[RunFailure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Where one arm waits for data, in mean milliseconds per step; None and missing stages were not measured."""
+
+    step_ms: float
+    waited_ms: float | None
+    exposed_ms: Mapping[str, float]
+    hidden_ms: Mapping[str, float]
+    contended_ms: float | None
+    stage_work_ms: Mapping[str, float] = field(default_factory=dict)  # all of it, wherever it ran
+    parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while the step waited for another batch
+    between_steps_ms: Mapping[str, float] = field(default_factory=dict)  # ran between training steps
+    slack_ms: float | None = None  # only with an asynchronous device, as are the next three
+    starved_ms: Mapping[str, float] = field(default_factory=dict)
+    open_ms: float | None = None  # the device worked or waited for launches, outside of launch-bound phases
+    bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by what bounds them
+    uneven: UnevenWaits | None = None  # where blocks wait for unlike shares of a step
+    busy_loader: bool = False  # loader workers of every run were at work nearly all the time
+    room_unknown: bool = False  # how much longer fetching could have lasted is not known of some run
+    # The least and the most that ``waited_ms`` may be: it is not known when the device worked. None: it is known.
+    waited_range_ms: tuple[float, float] | None = None
+    ranks: int = 1  # of several, every figure here is one of rank 0
+
+    @property
+    def work_ms(self) -> float:
+        """All data work, waited for or not; the host does it for every step."""
+        return sum(self.stage_work_ms.values())
+
+    @property
+    def bound(self) -> Bound | None:
+        """What limits the steps of all blocks; None where they differ in it."""
+        return agreed(self.bounds)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the ledgers of a comparison's runs say. A None has its reason in ``absent``."""
+
+    measure: str  # what ``ratio`` is a ratio of
+    ratio: Estimate
+    tokens_ratio: Estimate | None  # positions per second, padding included
+    step_time: Estimate | None  # baseline's step time / candidate's
+    isolated: Estimate | None  # positions per second of the data-only controls
+    ceiling: Estimate | None  # step time / step time without any data work, of the baseline; see ``without_data``
+    from_waits: Estimate | None  # the same by replay alone: from what the ledger says that data work costs
+    ideal: Estimate | None  # baseline's step time / its ideal-data control's: a second witness of the ceiling
+    noise_floor: float | None  # fraction: how far from 1 an arm's ratio to its own A/A control reaches
+    noise_floor_of: str | None  # None where the scenario allows for it without an A/A control
+    positions_per_step: float | None  # candidate / baseline
+    trained_per_step: float | None  # candidate / baseline
+    baseline_waits: Waits
+    candidate_waits: Waits
+    verdict: Verdict
+    resolution: float | None  # a difference up to this fraction would have gone unnoticed
+    absent: Mapping[Figure, Absent]
+    together: Estimate | None = None  # ``ratio`` with the interval of the verdict: 95 % for all comparisons together
+    comparisons: int = 1  # of the study
+    undecided: UndecidedKind | None = None
+    losses: Losses = field(default_factory=Losses)
+    # By which share the baseline's and the candidate's steps may have been faster than they can go on being.
+    used_lead: tuple[float, float] = (0.0, 0.0)
+    same_again: Estimate | None = None  # the A/A control of ``noise_floor_of``: how many times as fast as its arm
+    in_total: InTotal | None = None  # where long steps that the median passes over make all time together another
+    steps: Judged | None = None  # verdict on ``step_time``, for every sentence about it
+    doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
+
+    @property
+    def cause(self) -> Doubt | None:
+        """The doubt that bars the verdict, with what would settle it; None where there is a verdict."""
+        return next((one for one in self.doubts if one.kind == self.undecided), None)
+
+    @property
+    def figure(self) -> Estimate | None:
+        """``ratio``, if a reader may show it: None where the runs were too noisy to see even a 2x change."""
+        return None if barred(self.doubts, "ratio") else self.ratio
+
+    @property
+    def measured_per_step(self) -> float | None:
+        """Candidate / baseline of what ``measure`` counts, per step; None where it counts steps, whatever these do."""
+        of = {"trained tokens/s": self.trained_per_step, "tokens/s": self.positions_per_step}
+        return of.get(self.measure)
+
+    def agree(self, one: Estimate, other: Estimate) -> bool:
+        """Whether the intervals of two witnesses meet, but for the noise floor and :data:`AGREE`."""
+        floor = 1 + max(self.noise_floor or 0.0, AGREE)
+        (low, high), (other_low, other_high) = (
+            (it.ci_low or it.median, it.ci_high or it.median) for it in (one, other)
+        )
+        return low <= other_high * floor and other_low <= high * floor
+
+    @property
+    def ceilings(self) -> tuple[float, float] | None:
+        """Return both estimates of the ceiling, the smaller one first, if they disagree by more than :data:`CLOSE`.
+
+        Return None if they agree, or if only one of them is known.
+
+        An ideal-data control repeats few batches, which may be unlike the rest; a replay knows no cores and caches. On
+        a busy machine both intervals may be wide enough to meet, and one median is still not what data costs.
+        """
+        replayed, ideal = self.from_waits, self.ideal
+        if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
+            return None
+        low, high = sorted((replayed.median, ideal.median))
+        return (low, high) if self.ceilings_apart or high > low * (1 + CLOSE) else None
+
+    @property
+    def ceilings_apart(self) -> bool:
+        """True if the witnesses of the ceiling disagree by more than their intervals and the noise floor allow."""
+        replayed, ideal = self.from_waits, self.ideal
+        if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
+            return False
+        return not self.agree(replayed, ideal)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Finished runs of the controls by kind and the arm they belong to: ``by[kind, arm]``."""
+
+    by: Mapping[tuple[str, str], Blocks]
+
+    def get(self, kind: str, arm: str) -> Blocks:
+        return self.by.get((kind, arm), {})
+
+
+def compare(
+    baseline: str,
+    candidate: str,
+    arms: Mapping[str, Blocks],
+    controls: Controls,
+    *,
+    comparisons: int = 1,
+    allowance: float | None = None,
+) -> Measured | Missing:
+    """All ratios and the verdict of one comparison, from ledgers alone.
+
+    ``comparisons``: of the study, whose verdicts together err at most once in twenty. ``allowance``: the noise floor
+    that the scenario declares, as a fraction, for where no A/A control shows it.
+    """
+    base, other = arms.get(baseline, {}), arms.get(candidate, {})
+    without = [name for name, blocks in ((baseline, base), (candidate, other)) if not blocks]
+    if without:
+        return Missing("no finished run", tuple(dict.fromkeys(without)))
+    if not set(base) & set(other):
+        return Missing("no shared block")
+    idle = [
+        name for name, blocks in ((baseline, base), (candidate, other)) if per_step_of(blocks, "trained_tokens") == 0
+    ]
+    if idle:
+        return Missing("nothing trained", tuple(dict.fromkeys(idle)))
+    by_measure = ((name, rate, speed(base, other, rate)) for name, rate in MEASURES)
+    best = next(((name, rate, found) for name, rate, found in by_measure if found is not None), None)
+    if best is None:
+        return Missing("no throughput")
+    measure, rate, _ = best
+    judging = _Judging(
+        (baseline, candidate),
+        arms,
+        controls,
+        alike_blocks(baseline, arms, controls),
+        confidence_of_each(comparisons),
+        allowance,
+        doubts=tuple(without_core((baseline, candidate), (base, other))),
+        used_lead=(used_share(base), used_share(other)),
+    )
+    isolated = _isolated(baseline, candidate, controls)
+    from_waits = gain_from_waits(base)
+    found = ideal_speed(baseline, base, controls, judging.alike)
+    if isinstance(found, Estimate) and is_useless(found):
+        found = Absent("too noisy", (baseline,))
+    ideal = None if isinstance(found, Absent) else found
+    limit = without_data(from_waits, ideal)
+    positions = _quotient(per_step_of(other, "tokens"), per_step_of(base, "tokens"))
+    trained = _quotient(per_step_of(other, "trained_tokens"), per_step_of(base, "trained_tokens"))
+    learned_from = positions if trained is None else trained
+    losses = compare_losses(
+        (baseline, candidate),
+        base,
+        other,
+        controls.get("a-a", baseline),
+        tokens_ratio=1.0 if learned_from is None or abs(learned_from - 1) <= SAME else learned_from,
+    )
+    by_rate = judging.by(rate, losses)
+    each = {"trained tokens/s": trained, "tokens/s": positions}.get(measure)
+    absent: dict[Figure, Absent | None] = {
+        "isolated": isolated if isinstance(isolated, Absent) else None,
+        "ideal": found if isinstance(found, Absent) else None,
+        "ceiling": Absent("ranks" if _open_ranks(base) else "no finite ceiling") if limit is None else None,
+        "noise_floor": by_rate.same if isinstance(by_rate.same, Absent) else None,
+    }
+    return Measured(
+        measure=measure,
+        ratio=by_rate.ratio,
+        tokens_ratio=speed(base, other, tokens_per_s, alike=judging.alike),
+        step_time=speed(base, other, steps_per_s, alike=judging.alike),
+        isolated=None if isinstance(isolated, Absent) else isolated,
+        ceiling=limit,
+        from_waits=from_waits,
+        ideal=ideal,
+        noise_floor=by_rate.noise_floor,
+        noise_floor_of=by_rate.floor_of,
+        positions_per_step=positions,
+        trained_per_step=trained,
+        baseline_waits=_waits(base),
+        candidate_waits=_waits(other),
+        verdict=by_rate.judged.verdict,
+        resolution=by_rate.judged.resolution,
+        absent={figure: why for figure, why in absent.items() if why is not None},
+        together=by_rate.together,
+        comparisons=comparisons,
+        undecided=by_rate.judged.undecided,
+        losses=losses,
+        used_lead=judging.used_lead,
+        same_again=None if isinstance(by_rate.same, Absent) else by_rate.same,
+        in_total=by_rate.in_total,
+        doubts=by_rate.judged.doubts,
+        # Steps with equal work are judged by the rate of that work, so that both verdicts agree.
+        steps=judging.by(rate if each is not None and abs(each - 1) <= SAME else steps_per_s).judged,
+    )
+
+
+@dataclass(frozen=True)
+class _ByRate:
+    """One comparison by one rate: the ratio, the noise floor, and the verdict."""
+
+    ratio: Estimate
+    together: Estimate | None
+    same: Estimate | Absent
+    floor_of: str | None
+    noise_floor: float | None
+    in_total: InTotal | None
+    judged: Judged
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """Inputs that judge every figure of one comparison; see :func:`compare` and ``verdicts.judge``."""
+
+    names: tuple[str, str]
+    arms: Mapping[str, Blocks]
+    controls: Controls
+    alike: Likeness | None
+    confidence: float  # confidence level of each comparison of the study
+    allowance: float | None
+    doubts: tuple[Doubt, ...]  # that bar whatever these arms are compared by
+    used_lead: tuple[float, float]
+
+    def by(self, rate: Rate, losses: Losses | None = None) -> _ByRate:
+        """Compare both arms by ``rate``, which both must have. ``losses``: None to judge the speed alone."""
+        base, other = (self.arms[name] for name in self.names)
+        ratio = speed(base, other, rate, alike=self.alike)
+        assert ratio is not None
+        together = speed(base, other, rate, self.confidence, self.alike)
+        same, floor_of = _same_again(*self.names, self.arms, self.controls, rate)
+        noise_floor = self.allowance if isinstance(same, Absent) else same.distance
+        steps = speed(base, other, steps_per_s, alike=self.alike)
+        whole = None if steps is None else in_total(base, other, steps.median, ratio.median)
+        judged = judge(
+            together or ratio,
+            noise_floor,
+            losses,
+            doubts=self.doubts,
+            used_lead=self.used_lead,
+            same_again=None if isinstance(same, Absent) else same,
+            in_total=None if whole is None else whole.least,
+            shown=ratio,
+            step_time=steps,
+            cores=cores_of((base, other)),
+            no_floor=_floor_remedy(same),
+        )
+        return _ByRate(ratio, together, same, floor_of, noise_floor, whole, replace(judged, of=together or ratio))
+
+
+def without_core(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]:
+    """Yield a doubt for each arm whose main thread was ready without a core for over :data:`MOST_WAITING`."""
+    for name, blocks in zip(names, sides, strict=True):
+        share = waiting_share([run.record.facts for run in blocks.values()])
+        if share is not None and share > MOST_WAITING:
+            yield doubt("no core", name, share=share, cores=cores_of([blocks]))
+
+
+def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
+    """Cores used by other processes (the median over blocks, the arm with more), and all; None: not recorded."""
+    runs = [[*blocks.values()] for blocks in sides]
+    others = [[one.other_cpu_cores for one in side if one.other_cpu_cores is not None] for side in runs]
+    every = [cores for side in runs for one in side if (cores := _cores_of(one.record))]
+    used = [median(side) for side in others if side]
+    return (max(used), float(max(every))) if used and every else None
+
+
+def _cores_of(record: RunRecord) -> float | None:
+    """Cores that the run might use; of a record that does not have them, those of its machine."""
+    known = record.facts.cores or record.environment.get("cores")
+    return float(known) if isinstance(known, int | float) else None
+
+
+def _floor_remedy(same: Estimate | Absent) -> RemedyKind:
+    return "more a-a blocks" if isinstance(same, Absent) and same.kind == "too few a-a blocks" else "a-a control"
+
+
+def used_share(blocks: Blocks) -> float:
+    """By which share of a step an arm may have been faster than it can go on being; 0 where that is not sure."""
+    use = arm_lead(blocks)
+    return use.ci_high if use is not None and use.is_worth_saying else 0.0
+
+
+def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Likeness | None:
+    """How alike neighbouring blocks are, by all arms against the baseline and all A/A controls against their arms.
+
+    Every interval of a ratio to the baseline is widened by it: one ratio has one interval. None without its runs.
+    """
+    if not arms.get(baseline):
+        return None
+    plain = [one for one in arms.values() if one and next(iter(one.values())).record.control is None]
+    pairs = [(arms[baseline], one) for one in plain if one is not arms[baseline]]
+    own = [(arms.get(arm, {}), one) for (kind, arm), one in controls.by.items() if kind == "a-a" and one]
+    found = [speed_logs(base, other, steps_per_s) or [] for base, other in (*pairs, *own)]
+    return likeness(found, INDEPENDENT if own else INDEPENDENT_ALONE)
+
+
+def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | None) -> Estimate | Absent:
+    """How many times as fast the steps of ``arm`` are with ideal data, as its control measured it.
+
+    ``alike``: as of :func:`alike_blocks`.
+
+    A control that computes on other numbers of positions in a step measured these, and no data work.
+    """
+    control = controls.get("ideal-data", arm)
+    found = speed(blocks, control, steps_per_s, alike=alike)
+    if found is None:
+        return Absent("no ideal-data control", (arm,))
+    positions = _quotient(per_step_of(control, "tokens"), per_step_of(blocks, "tokens"))
+    if positions is not None and abs(positions - 1) > ALIKE_POSITIONS:
+        return Absent("ideal-data of another length", (arm,), positions=positions)
+    return found
+
+
+def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimate | None:
+    """How many times as fast steps would be without any data work, by both who know: an estimate, not a bound.
+
+    The ideal-data control measures it, replay computes it from the run alone; the interval holds both of theirs. They
+    differ where a wait also cools caches and clocks for the compute after it, which no replay knows. A control whose
+    interval is wide, and holds no change as well as what replay computes, measured noise: then replay's figure stands.
+    """
+    known = [one for one in (ideal, from_waits) if one is not None]
+    if len(known) < 2:
+        return next(iter(known), None)
+    first, second = known
+    if first.ci_low is None or first.ci_high is None or second.ci_low is None or second.ci_high is None:
+        return first
+    inside = first.ci_low <= min(1.0, second.ci_low) and second.ci_high <= first.ci_high
+    if inside and first.ci_high > TOO_WIDE * first.ci_low:
+        return second
+    return Estimate(first.median, min(first.ci_low, second.ci_low), max(first.ci_high, second.ci_high), first.n)
+
+
+def gain_from_waits(blocks: Blocks) -> Estimate | None:
+    """The largest gain in step time that removing every wait for data could give: wall / (wall - waited).
+
+    Where it is not known when the device worked, the interval holds either reading. Of several ranks none gains by what
+    it alone no longer waits for: there it is what all of them would save, and None where nobody knows that.
+    """
+    likely: list[float] = []
+    least: list[float] = []
+    most: list[float] = []
+    for run in split_runs([*blocks.values()]):
+        several = run.ranks > 1
+        waited, wall = run.data_costs_all_ms if several else run.waited_ms, run.mean_step_ms
+        if waited is None:
+            return None
+        costs = (waited,) * 3 if several else _least_likely_most(run, waited)
+        for logs, cost in zip((least, likely, most), costs, strict=True):
+            if cost >= wall * (1 - 1e-6):  # nothing but waiting: no finite ceiling
+                return None
+            logs.append(math.log(wall / (wall - cost)))
+    found = from_blocks(likely)
+    if found is None:
+        return None
+    others = [one for logs in (least, most) if logs != likely and (one := from_blocks(logs)) is not None]
+    found = holding(found, others)
+    return found if found.ci_low is None else replace(found, ci_low=min(found.median, max(1.0, found.ci_low)))
+
+
+def _open_ranks(blocks: Blocks) -> bool:
+    """Whether there are several ranks, and nobody knows what they wait for together."""
+    return any(run.ranks > 1 and run.data_costs_all_ms is None for run in blocks.values())
+
+
+def _least_likely_most(run: RunLedger, waited_ms: float) -> tuple[float, float, float]:
+    low, high = run.waited_range_ms or (waited_ms, waited_ms)
+    return low, waited_ms, high
+
+
+def split_runs(runs: Sequence[RunLedger]) -> list[RunLedger]:
+    """Return the runs that figures of data work are from: those with waits split by stage, or all if there are none."""
+    return [run for run in runs if run.exposed_ms] or list(runs)
+
+
+def waited_over(runs: Sequence[RunLedger]) -> float | None:
+    """Return the mean milliseconds that a step waits for data. No single stage costs more."""
+    return part_over(runs, lambda run: run.waited_ms, split_runs(runs))
+
+
+def waited_range(runs: Sequence[RunLedger]) -> tuple[float, float] | None:
+    """The least and the most that data work may cost a step, means over ``runs``; None where it is known of each."""
+    if all(run.waited_range_ms is None for run in runs):
+        return None
+
+    def end(run: RunLedger, place: int) -> float | None:
+        return None if run.waited_ms is None else _least_likely_most(run, run.waited_ms)[place]
+
+    low, high = (part_over(runs, lambda run, place=place: end(run, place), split_runs(runs)) for place in (0, 2))  # type: ignore[misc]
+    return None if low is None or high is None else (low, high)
+
+
+def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
+    """The data paths alone, in positions per second; in steps per second where positions are not counted."""
+    ours, theirs = controls.get("data-only", baseline), controls.get("data-only", candidate)
+    found = speed(ours, theirs, tokens_per_s) or speed(ours, theirs, steps_per_s)
+    if found is not None:
+        return found
+    without = tuple(arm for arm, runs in ((baseline, ours), (candidate, theirs)) if not runs)
+    return Absent("no data-only control", without) if without else Absent("data-only controls apart")
+
+
+def _same_again(
+    baseline: str,
+    candidate: str,
+    arms: Mapping[str, Blocks],
+    controls: Controls,
+    rate: Rate,
+) -> tuple[Estimate | Absent, str | None]:
+    """What no change looks like: the ratio of an A/A control, whose interval's distance from 1 is the noise floor; and
+    the arm that it is of, the baseline, else another one on the same device.
+    """
+    why = Absent("no a-a control")
+    device = _device(arms[baseline])
+    controlled = [arm for kind, arm in controls.by if kind == "a-a" and _device(arms.get(arm, {})) == device]
+    for arm in sorted(controlled, key=lambda arm: (arm != baseline, arm != candidate, arm)):
+        ratio = speed(arms[arm], controls.get("a-a", arm), rate, alike=alike_blocks(arm, arms, controls))
+        if ratio is not None and ratio.distance is not None:
+            return ratio, arm
+        if ratio is not None:
+            why = Absent("too few a-a blocks", blocks=ratio.n)
+    return why, None
+
+
+def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowance: float | None = None) -> float | None:
+    """The noise floor of an arm that is compared with none, as a comparison would have it; None where nothing shows it.
+
+    ``allowance``: as of :func:`compare`.
+    """
+    for _, rate in MEASURES:
+        if arms.get(arm) and rates_of(arms[arm], rate) is not None:
+            same, _ = _same_again(arm, arm, arms, controls, rate)
+            return allowance if isinstance(same, Absent) else same.distance
+    return None
+
+
+def _device(blocks: Blocks) -> str | None:
+    return next((run.record.facts.device or "" for run in blocks.values()), None)
+
+
+def _quotient(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator is not None and denominator else None
+
+
+def _waits(blocks: Blocks) -> Waits:
+    runs = list(blocks.values())
+    return Waits(
+        step_ms=mean_over(runs, lambda run: run.mean_step_ms) or 0.0,
+        waited_ms=waited_over(runs),
+        exposed_ms=stage_means(runs, "exposed_ms"),
+        hidden_ms=stage_means(runs, "hidden_ms"),
+        contended_ms=part_over(runs, lambda run: run.contended_ms),
+        stage_work_ms=stage_means(runs, "work_ms"),
+        parallel_ms=stage_means(runs, "parallel_ms"),
+        between_steps_ms=stage_means(runs, "between_steps_ms"),
+        slack_ms=part_over(runs, lambda run: run.device_slack_ms),
+        starved_ms=stage_means(runs, "starved_ms"),
+        open_ms=part_over(runs, lambda run: run.device_open_ms),
+        bounds=bounds_of(runs),
+        uneven=uneven_waits(split_runs(runs)),
+        busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > AT_WORK for run in runs),
+        room_unknown=any(math.isnan(run.device_room_ms or 0.0) for run in runs),
+        waited_range_ms=waited_range(runs),
+        ranks=max((run.ranks for run in runs), default=1),
+    )
+
+
+def bounds_of(runs: Sequence[RunLedger]) -> Mapping[Bound, int]:
+    """How many of ``runs`` each thing bounds, the commonest first; empty without an asynchronous device."""
+    return dict(Counter(run.bound for run in runs if run.bound is not None).most_common())
+
+
+StageFigure = Literal[
+    "exposed_ms",
+    "hidden_ms",
+    "work_ms",
+    "during_wait_ms",
+    "parallel_ms",
+    "between_steps_ms",
+    "phase_ms",
+    "starved_ms",
+]
+
+
+def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
+    """Mean milliseconds per step over ``runs`` of every stage or phase that any of them measured.
+
+    All of them are of the same runs, so that they add up to no more than their whole.
+    """
+    known = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
+    means = {}
+    for key in dict.fromkeys(key for run in known for key in getattr(run, name)):
+        found = part_over(runs, lambda run, key=key: getattr(run, name).get(key, 0.0), known)  # type: ignore[misc]
+        assert found is not None
+        means[key] = found
+    return means

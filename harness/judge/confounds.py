@@ -1,0 +1,372 @@
+"""Finds every difference between two arms that neither declared: a comparison is only as good as this list.
+
+A :class:`Confound` holds values only; ``harness.show.confounds`` makes the sentences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from harness.explain.ledger import Blocks
+from harness.explain.speeds import COUNTED, alternated, per_step_of
+from harness.judge.comparisons import SAME
+from harness.judge.losses import Losses
+from harness.machine.environment import OWN_PACKAGE
+from harness.scenario.overrides import flatten, lookup
+from harness.study.records import COMMAND, RunRecord
+from trainer.json_types import Json, JsonObject
+
+ConfoundKind = Literal[
+    "diverged",
+    "losses",
+    "lead",
+    "mixed data",
+    "mixed code",
+    "configuration",
+    "fact",
+    "environment",
+    "useful tokens",
+    "other batches",
+    "other steps",
+    "host load",
+    "sessions",
+    "unfinished",
+    "block counts",
+    "compared blocks",
+    "SM clock",
+    "throttled",
+    "other processes",
+]
+LOAD = 0.1  # cores: less load by other processes is not worth a warning
+USEFUL = 0.01  # relative difference of the useful-token fraction
+STEPS = 0.1  # relative difference of the measured steps of a block: rounding to whole repetitions is far below
+
+CODE = "code"  # declared by arms that are two states of it
+OWN_STATE = {"git_commit", OWN_PACKAGE}  # what then differs by declaration
+
+# Settings that decide how many tokens a step has, itself or by which documents it reads.
+BATCHES = (
+    "data.batch_size", "data.sequence_length", "data.path", "data.shuffle", "data.documents", "data.corpus",
+    "data.tokenizer", "data.source", "data.arguments", "data.global_order", "evaluation", "optimizer.accumulation",
+    "model.objective", "launch", "resume", "seed",
+)  # fmt: skip
+# Why a fact may differ between two arms, for every fact of a run. MEASURED: every run has another value, which is no
+# choice and confounds nothing. Otherwise a fact follows from configuration: a declared key that starts with one of
+# these explains it, and no key explains an empty tuple.
+MEASURED = None
+_OF_PROFILE = ("compute.device", "compute.precision", "compute.threads", "compute.work", "launch")
+REASONS: Mapping[str, tuple[str, ...] | None] = {
+    "profile": _OF_PROFILE,
+    "profile_reason": _OF_PROFILE,
+    "peak_flops_per_s": _OF_PROFILE,
+    "dtype": _OF_PROFILE,
+    "peak_source": _OF_PROFILE,
+    "peak_measured": _OF_PROFILE,
+    "price_per_hour_usd": _OF_PROFILE,
+    "parameters": ("model", "data.tokenizer"),
+    "flops_per_token": ("model", "data.tokenizer", "data.sequence_length", "compute.flops_convention"),
+    "flops_convention": ("compute.flops_convention", "model"),
+    "attention": ("model", "compute.device"),
+    "measured_compilations": MEASURED,
+    "device": ("compute.device",),
+    "asynchronous": ("compute.device",),
+    "emulated": ("compute.device",),
+    "emulation": ("compute", "model", "optimizer", "data.batch_size", "data.sequence_length", "data.tokenizer"),
+    "device_count": ("compute.device", "launch"),
+    "ranks": ("launch",),
+    "nodes": ("launch",),
+    "parallel": ("launch",),
+    "threads": ("compute.threads", "launch"),
+    "workers": ("data.workers", COMMAND),
+    "cores": ("launch",),
+    "torch": (),
+    "iterable": ("data.source", COMMAND),
+    "tokenizer_fingerprint": ("data.tokenizer", "data.corpus", "data.source"),  # a trained tokenizer follows its corpus
+    "corpus_fingerprint": ("data.corpus", "data.source"),
+    "tokenizer_engine": ("data.tokenizer", "data.source"),
+    "tokenizer_proof": MEASURED,
+    "stored_bytes": ("data",),
+    "text_bytes": ("data",),
+    "questions_fingerprint": ("evaluation",),
+    "model_fingerprint": ("model.factory", "model.config", "model.pretrained", "model.vocab_size"),
+    "program_fingerprint": (COMMAND,),
+    "vocab_size": ("model", "data.tokenizer", "data.source"),
+    "attached": (COMMAND,),
+    "step_ends": (COMMAND,),
+    "clock_error_ns": MEASURED,
+    "checkpoint_writing_ns": MEASURED,
+    "parameters_digest": MEASURED,
+    "skipped_steps": MEASURED,
+    "unseen_share": MEASURED,
+    "unseen_place": MEASURED,
+    "causes": MEASURED,
+    "waiting_share": MEASURED,
+    "tokenizing_share": MEASURED,
+    "restarting_share": MEASURED,
+    "sampling_share": MEASURED,
+    "persistent_workers": (COMMAND,),
+    "copies": MEASURED,
+    "empty_workers": MEASURED,
+    "epoch_ends": MEASURED,
+    "evaluating_steps": MEASURED,
+    "evaluating_share": MEASURED,
+    "marked_steps": MEASURED,
+}
+# Facts that are fingerprints of code of the user's own, where the configuration has the key: two states of it differ.
+OF_USER_CODE = {
+    "corpus_fingerprint": "data.source",
+    "tokenizer_fingerprint": "data.source",
+    "model_fingerprint": "model.factory",
+}
+# Facts that are the same in all blocks of an arm, unless its data or code was edited meanwhile.
+IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
+    "corpus_fingerprint": "mixed data",
+    "tokenizer_fingerprint": "mixed data",
+    "program_fingerprint": "mixed code",
+    "model_fingerprint": "mixed code",
+}
+MEMORY_ALIKE = 0.05  # relative, of the machine's memory: a few pages more or less come with every kernel
+
+
+@dataclass(frozen=True)
+class Confound:
+    """One undeclared difference between two arms.
+
+    ``values``: the baseline's and the candidate's. "useful tokens" and "throttled" compare shares, "host load" cores,
+    "SM clock" MHz, "losses" losses, "lead" shares of a step, "block counts" finished blocks, "other batches" tokens per
+    step (``key``: which ones), "other steps" measured steps of a block; "compared blocks" holds
+    how many were compared and how many planned.
+    """
+
+    kind: ConfoundKind
+    names: tuple[str, str] = ("", "")  # baseline, candidate
+    key: str = ""  # a dotted configuration key, a fact, an entry of the environment, or why a device was throttled
+    values: tuple[Any, Any] = (None, None)
+    blocks: tuple[int, ...] = ()  # "unfinished" (of the arm ``key``) and "sessions": where
+    device: int | None = None  # CUDA's number
+    ratio: float = 1.0  # "other steps": how many times as fast the first steps that both measured are
+    explained: bool = False  # "losses": each step of one arm trains on another number of tokens
+
+
+def confounds(
+    baseline: Blocks,
+    candidate: Blocks,
+    records: Mapping[str, Sequence[RunRecord]],
+    names: tuple[str, str],
+    blocks: int,
+    losses: Losses | None = None,
+) -> tuple[Confound, ...]:
+    """Each undeclared difference between two arms, once; ``records`` holds every run of each arm, failed ones too.
+
+    Losses that diverged or differ come first, declared or not: no difference of speed means much beside them.
+    """
+    found = [
+        *_losses(losses, names),
+        *_mixed(baseline, candidate, names),
+        *_configuration(baseline, candidate),
+        *_facts(baseline, candidate),
+        *_environment(baseline, candidate),
+        *_useful(baseline, candidate, names),
+        *_other_batches(baseline, candidate, names),
+        *_other_steps(baseline, candidate, names),
+        *_load(baseline, candidate, names),
+        *_sessions(baseline, candidate),
+        *_blocks(baseline, candidate, records, names, blocks),
+    ]
+    return tuple({repr(one): one for one in found}.values())  # values may be lists, which have no hash
+
+
+def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
+    """Where steps may have lived off batches that lay ready by as much as the arms differ, or more.
+
+    ``shares``: of a step, by arm, 0 where it is not sure; ``effect``: by which share the arms differ.
+    """
+    return (Confound("lead", names, values=shares),) if max(shares) > 0 and max(shares) >= abs(effect) else ()
+
+
+def _losses(losses: Losses | None, names: tuple[str, str]) -> list[Confound]:
+    if losses is None:
+        return []
+    found = [Confound("diverged", key=arm) for arm in losses.diverged]
+    if losses.differ:
+        values = losses.baseline, losses.candidate
+        found.append(Confound("losses", names, values=values, explained=not losses.unlike))
+    return found
+
+
+def _mixed(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
+    """Arms some of whose blocks read other data (a launcher of this version ends such runs) or ran other code."""
+    found = []
+    for name, blocks in zip(names, (baseline, candidate), strict=True):
+        for key, kind in IN_ALL_BLOCKS.items():
+            seen = {getattr(run.record.facts, key) for run in blocks.values()}
+            if len(seen - {None}) > 1:
+                found.append(Confound(kind, (name, ""), key))
+    return found
+
+
+def _pairs(baseline: Blocks, candidate: Blocks) -> Iterable[tuple[RunRecord, RunRecord]]:
+    for block in sorted(set(baseline) & set(candidate)):
+        yield baseline[block].record, candidate[block].record
+
+
+def _declared(*records: RunRecord) -> set[str]:
+    return {key for record in records for key in flatten(record.declared)}
+
+
+def _covered(key: str, declared: Iterable[str]) -> bool:
+    """Whether a declared key is ``key``, holds it, or lies inside it (a section that was None before)."""
+    return any(key == one or key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in declared)
+
+
+def _absent_section(key: str, first: JsonObject, second: JsonObject) -> str | None:
+    """The section around ``key`` that is None on one side. Declaring one of its keys also adds its other defaults."""
+    parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
+    return next((p for p in parents if any(p in side and side[p] is None for side in (first, second))), None)
+
+
+def _configuration(baseline: Blocks, candidate: Blocks) -> list[Confound]:
+    found = []
+    for ours, theirs in _pairs(baseline, candidate):
+        first, second, declared = flatten(ours.config), flatten(theirs.config), _declared(ours, theirs)
+        for key in sorted(set(first) | set(second)):
+            if first.get(key) == second.get(key) or _covered(key, declared) or _covered(COMMAND, declared):
+                continue
+            if CODE in declared and not (key in first and key in second):
+                continue  # one of two states of the code does not know it yet
+            section = _absent_section(key, first, second)
+            if section is None or not _covered(section, declared):
+                found.append(Confound("configuration", key=key, values=(first.get(key), second.get(key))))
+    return found
+
+
+def _facts(baseline: Blocks, candidate: Blocks) -> list[Confound]:
+    found = []
+    for ours, theirs in _pairs(baseline, candidate):
+        declared = _declared(ours, theirs)
+        first, second = ours.facts.to_json(), theirs.facts.to_json()
+        for key in sorted(set(first) & set(second)):
+            one, other = first[key], second[key]
+            if (roots := REASONS.get(key, ())) is MEASURED:
+                continue
+            explained = any(name == root or name.startswith(f"{root}.") for name in declared for root in roots)
+            if CODE in declared and key in OF_USER_CODE:
+                explained |= all(lookup(side.config, OF_USER_CODE[key]) is not None for side in (ours, theirs))
+            if one != other and not explained:
+                found.append(Confound("fact", key=key, values=(one, other)))
+    return found
+
+
+def _environment(baseline: Blocks, candidate: Blocks) -> list[Confound]:
+    found = []
+    for ours, theirs in _pairs(baseline, candidate):
+        declared = OWN_STATE if CODE in _declared(ours, theirs) else set()
+        for key in sorted((set(ours.environment) | set(theirs.environment)) - declared):
+            one, other = ours.environment.get(key), theirs.environment.get(key)
+            if not alike_environment(key, one, other):
+                found.append(Confound("environment", key=key, values=(one, other)))
+    return found
+
+
+def alike_environment(key: str, one: Json, other: Json) -> bool:
+    """True if two values of an entry of the environment say the same: memory is measured, and no two boots agree."""
+    if key == "memory_bytes" and isinstance(one, int | float) and isinstance(other, int | float) and other:
+        return abs(one / other - 1) < MEMORY_ALIKE
+    return one == other
+
+
+def _useful(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
+    ours, theirs = useful_fraction(baseline), useful_fraction(candidate)
+    if ours is None or theirs is None or abs(theirs - ours) <= USEFUL * max(ours, theirs):
+        return []
+    return [Confound("useful tokens", names, values=(ours, theirs))]
+
+
+def useful_fraction(blocks: Blocks) -> float | None:
+    """Trained tokens / positions over all measured steps; None where either was not counted."""
+    trained, tokens = [run.trained_tokens for run in blocks.values()], [run.tokens for run in blocks.values()]
+    if None in trained or None in tokens or not sum(filter(None, tokens)):
+        return None
+    return sum(filter(None, trained)) / sum(filter(None, tokens))
+
+
+def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
+    """Steps with other numbers of tokens where no setting asks for that: the arms measured other batches of one order.
+
+    An arm of more loader workers has more warm-up steps, so it measures later ones. Where lengths grow in the course of
+    a training, or documents differ much, those are other work.
+    """
+    for ours, theirs in _pairs(baseline, candidate):
+        first, second, declared = flatten(ours.config), flatten(theirs.config), _declared(ours, theirs)
+        differing = {key for key in (*first, *second) if first.get(key) != second.get(key)}
+        if declared & {CODE, COMMAND} or any(_covered(key, BATCHES) for key in differing):
+            return []
+    for name in COUNTED:
+        per_step = per_step_of(baseline, name), per_step_of(candidate, name)
+        if per_step[0] is not None and per_step[1] is not None:
+            apart = abs(per_step[1] - per_step[0]) > SAME * per_step[0]
+            return [Confound("other batches", names, name, per_step)] if apart else []
+    return []
+
+
+def _other_steps(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
+    """Runs one after the other of which one measured more steps: a run's first steps may not be like its later ones."""
+    logs: list[float] = []
+    lengths: tuple[int, int] | None = None
+    for block in sorted(set(baseline) & set(candidate)):
+        ours, theirs = baseline[block], candidate[block]
+        counts = len(ours.step_ms), len(theirs.step_ms)
+        if alternated(ours, theirs) or max(counts) - min(counts) <= STEPS * max(counts):
+            continue
+        lengths = lengths or counts
+        logs.append(math.log(ours.step_ms[: min(counts)].sum() / theirs.step_ms[: min(counts)].sum()))
+    if lengths is None:
+        return []
+    return [Confound("other steps", names, values=lengths, ratio=math.exp(float(np.median(logs))))]
+
+
+def _load(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
+    medians = []
+    for blocks in (baseline, candidate):
+        known = [run.other_cpu_cores for run in blocks.values() if run.other_cpu_cores is not None]
+        if not known:
+            return []
+        medians.append(float(np.median(known)))
+    if max(medians) <= LOAD:  # also when both had the same: it takes cores and adds noise
+        return []
+    return [Confound("host load", names, values=(medians[0], medians[1]))]
+
+
+def _sessions(baseline: Blocks, candidate: Blocks) -> list[Confound]:
+    apart = tuple(
+        ours.block
+        for ours, theirs in _pairs(baseline, candidate)
+        if "slices" in (ours.interleave, theirs.interleave)
+        and (ours.interleave, ours.session) != (theirs.interleave, theirs.session)
+    )
+    return [Confound("sessions", blocks=apart)] if apart else []
+
+
+def _blocks(
+    baseline: Blocks,
+    candidate: Blocks,
+    records: Mapping[str, Sequence[RunRecord]],
+    names: tuple[str, str],
+    blocks: int,
+) -> list[Confound]:
+    found = []
+    for name, finished in zip(names, (baseline, candidate), strict=True):
+        bad = sorted({record.block for record in records.get(name, ()) if record.block not in finished})
+        if bad:
+            found.append(Confound("unfinished", key=name, blocks=tuple(bad)))
+    if len(baseline) != len(candidate):
+        found.append(Confound("block counts", names, values=(len(baseline), len(candidate))))
+    shared = len(set(baseline) & set(candidate))
+    if shared < blocks:
+        found.append(Confound("compared blocks", values=(shared, blocks)))
+    return found

@@ -1,0 +1,277 @@
+"""Compares what the arms of a study learned: losses of training and of held-out data by step, and the time it took."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.choices import ChoicePass, choice_passes
+from harness.explain.ledger import column
+from harness.explain.step_losses import StepLosses
+from harness.scenario.overrides import lookup
+from harness.study.records import ComparisonRecord
+from harness.study.run_data import RunData
+
+MOST_POINTS = 2_000  # of one curve
+Curve = tuple[tuple[int, float], ...]  # (step, loss), ascending
+
+
+@dataclass(frozen=True)
+class RunCurves:
+    """The losses of one run. ``training`` is thinned; ``validation`` has every pass, of a diverged run too."""
+
+    block: int
+    training: Curve
+    validation: Curve
+    accuracy: float | None  # of the last pass, of a masked-LM objective
+    evaluate_s: float  # of all passes
+    steps_s: float  # of all steps, warm-up too
+    workers: int  # of its loader
+    labels: tuple[object, ...] = ()  # what tells the labels of its last pass from others; None in it: not known
+    choices: tuple[ChoicePass, ...] = ()  # every pass over multiple-choice questions
+    questions: tuple[object, ...] = ()  # what tells these questions from others
+
+
+@dataclass(frozen=True)
+class ArmCurves:
+    """The runs of one arm that were evaluated, by block."""
+
+    arm: str
+    runs: tuple[RunCurves, ...]
+
+    @property
+    def final_loss(self) -> float | None:
+        """Of the last pass, the median over blocks; NaN where that of any is not finite, None where there is none."""
+        last = [run.validation[-1][1] for run in self.runs if run.validation]
+        if not last:
+            return None
+        return median(last) if all(map(math.isfinite, last)) else math.nan
+
+    @property
+    def perplexity(self) -> float | None:
+        """The exponential of the final loss; None where no float holds it, or the loss is not finite."""
+        final = self.final_loss
+        return math.exp(final) if final is not None and final < 700 else None  # math.exp ends at 709
+
+    @property
+    def answers(self) -> tuple[ChoicePass, ...]:
+        """The last pass of each run over multiple-choice questions."""
+        return tuple(run.choices[-1] for run in self.runs if run.choices)
+
+    @property
+    def accuracy(self) -> float | None:
+        known = [run.accuracy for run in self.runs if run.accuracy is not None]
+        return median(known) if known else None
+
+    @property
+    def final_steps(self) -> tuple[int, ...]:
+        """After how many steps the last passes were, each number once."""
+        return tuple(sorted({run.validation[-1][0] + 1 for run in self.runs if run.validation}))
+
+    @property
+    def passes(self) -> int:
+        """Over held-out documents."""
+        return sum(len(run.validation) for run in self.runs)
+
+    @property
+    def choice_passes(self) -> int:
+        return sum(len(run.choices) for run in self.runs)
+
+    @property
+    def evaluate_s(self) -> float:
+        return sum(run.evaluate_s for run in self.runs)
+
+    @property
+    def share(self) -> float:
+        """Of the passes in the time of steps and passes together."""
+        return self.evaluate_s / (self.evaluate_s + sum(run.steps_s for run in self.runs))
+
+
+@dataclass(frozen=True)
+class LossDifference:
+    """The first loss that differs between two runs of one block and one seed, and how far they are apart at most."""
+
+    of: Literal["training", "validation"]
+    block: int
+    step: int
+    baseline: float
+    candidate: float
+    largest: float  # relative, over all common steps of all blocks at which both are finite
+
+
+@dataclass(frozen=True)
+class CurvesCompared:
+    """Two arms at the steps that both have; ``difference``: None where every loss is the same float, or NaN in both."""
+
+    baseline: str
+    candidate: str
+    blocks: int
+    training: int  # losses compared
+    validation: int
+    difference: LossDifference | None
+    not_finite: int = 0  # of the losses compared: NaN or infinite in either arm
+    alone: tuple[int, int] = (0, 0)  # losses of steps that the other arm has not, of baseline and candidate
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What was learned, by arm, and how the compared arms' losses agree."""
+
+    arms: tuple[ArmCurves, ...]
+    compared: tuple[CurvesCompared, ...]
+
+    @property
+    def other_labels(self) -> bool:
+        """Whether arms were evaluated on other labels: then a lower loss of one is not a better one."""
+        return self._differ([(run.block, run.labels) for arm in self.arms for run in arm.runs])
+
+    @property
+    def other_questions(self) -> bool:
+        """The same of the multiple-choice questions, and of how they are asked."""
+        return self._differ([(run.block, run.questions) for arm in self.arms for run in arm.runs if run.choices])
+
+    @staticmethod
+    def _differ(runs: Sequence[tuple[int, tuple[object, ...]]]) -> bool:
+        by_block: dict[int, list[tuple[object, ...]]] = {}
+        for block, facts in runs:
+            by_block.setdefault(block, []).append(facts)
+        parts = [zip(*group, strict=True) for group in by_block.values()]
+        return any(len({one for one in values if one is not None}) > 1 for part in parts for values in part)
+
+
+def learning(
+    runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord], one_training: bool = False
+) -> Learning | None:
+    """``runs``: of each arm, in order of their blocks. None where no run was evaluated.
+
+    ``one_training``: the blocks of an arm are parts of one training, so they have one curve.
+    """
+    evaluated = {name: [run for run in group if _passes(run) or choice_passes(run)] for name, group in runs.items()}
+    arms = tuple(
+        ArmCurves(name, (_joined([*map(_curves, runs[name])]),) if one_training else tuple(map(_curves, group)))
+        for name, group in evaluated.items()
+        if group
+    )
+    pairs = [(one, evaluated.get(one.baseline), evaluated.get(one.candidate)) for one in comparisons]
+    compared = tuple(_compared(one, ours, theirs) for one, ours, theirs in pairs if ours and theirs)
+    return Learning(arms, compared) if arms else None
+
+
+def _passes(run: RunData) -> Curve:
+    """The validation losses of a run, those of a diverged one too."""
+    if run.evaluations is None:
+        return ()
+    rows = zip(*(run.evaluations.column(name).to_pylist() for name in ("step", "loss")), strict=True)
+    return tuple((step, loss) for step, loss in rows if loss is not None)
+
+
+def _joined(parts: Sequence[RunCurves]) -> RunCurves:
+    """The parts of one training as one run; of a step that was done again, after a failure, the last time counts."""
+    accuracies = [part.accuracy for part in parts if part.validation]
+    return RunCurves(
+        parts[0].block,
+        tuple(sorted(dict(point for part in parts for point in part.training).items())),
+        tuple(sorted(dict(point for part in parts for point in part.validation).items())),
+        accuracies[-1] if accuracies else None,
+        sum(part.evaluate_s for part in parts),
+        sum(part.steps_s for part in parts),
+        parts[-1].workers,
+        choices=tuple(sorted({one.step: one for part in parts for one in part.choices}.values(), key=_step)),
+    )
+
+
+def _step(one: ChoicePass) -> int:
+    return one.step
+
+
+def _curves(run: RunData) -> RunCurves:
+    times = run.step_columns(["wall_ns"])
+    accuracy, labels, lasted, choices = None, None, np.zeros(1), choice_passes(run)
+    if run.evaluations is not None and len(run.evaluations):
+        rows = run.evaluations.select(["accuracy", "tokens", "questions"]).to_pylist()
+        if of_documents := [row for row in rows if row["questions"] is None]:
+            accuracy, labels = of_documents[-1]["accuracy"], of_documents[-1]["tokens"]
+        lasted = column(run.evaluations, "end_ns") - column(run.evaluations, "start_ns")
+    steps, losses = StepLosses(run).by_step()
+    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).astype(np.int64))
+    return RunCurves(
+        run.record.block,
+        tuple(zip(steps[kept].tolist(), losses[kept].tolist(), strict=True)) if len(steps) else (),
+        _passes(run),
+        accuracy,
+        float(lasted.sum()) / 1e9,
+        0.0 if times is None else float(np.nansum(column(times, "wall_ns"))) / 1e9,
+        run.record.facts.workers or 0,
+        (
+            labels,
+            run.record.facts.vocab_size,
+            run.record.facts.tokenizer_fingerprint,
+            run.record.facts.corpus_fingerprint,
+            lookup(run.record.config, "model.objective"),
+            lookup(run.record.config, "evaluation.source"),
+            json.dumps(lookup(run.record.config, "evaluation.corpus"), sort_keys=True),
+        ),
+        choices,
+        (
+            choices[-1].questions if choices else None,
+            run.record.facts.questions_fingerprint,
+            lookup(run.record.config, "evaluation.multiple_choice.prompt"),
+        ),
+    )
+
+
+def _compared(pair: ComparisonRecord, ours: Sequence[RunData], theirs: Sequence[RunData]) -> CurvesCompared:
+    blocks = training = validation = not_finite = ours_alone = theirs_alone = 0
+    found: list[LossDifference] = []
+    others = {run.record.block: run for run in theirs}
+    for run in ours:
+        if (other := others.get(run.record.block)) is None:
+            continue
+        blocks += 1
+        for of, base, candidate in _pairs(run, other):
+            steps, here, there = _at_common_steps(base, candidate)
+            training += len(steps) * (of == "training")
+            validation += len(steps) * (of == "validation")
+            ours_alone += len(base[0]) - len(steps)
+            theirs_alone += len(candidate[0]) - len(steps)
+            finite = np.isfinite(here) & np.isfinite(there)
+            not_finite += int((~finite).sum())
+            if len(apart := np.flatnonzero((here != there) & ~(np.isnan(here) & np.isnan(there)))):
+                at = int(apart[0])
+                size = np.maximum(np.abs(here[finite]), np.finfo(np.float64).tiny)
+                largest = float((np.abs(there - here)[finite] / size).max(initial=0.0))
+                found.append(
+                    LossDifference(of, run.record.block, int(steps[at]), float(here[at]), float(there[at]), largest)
+                )
+    first = min(found, key=lambda one: (one.step, one.block), default=None)
+    if first is not None:
+        largest = max(one.largest for one in found)
+        first = LossDifference(first.of, first.block, first.step, first.baseline, first.candidate, largest)
+    alone = ours_alone, theirs_alone
+    return CurvesCompared(pair.baseline, pair.candidate, blocks, training, validation, first, not_finite, alone)
+
+
+_Losses = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def _pairs(ours: RunData, theirs: RunData) -> Iterator[tuple[Literal["training", "validation"], _Losses, _Losses]]:
+    yield "training", StepLosses(ours).recorded(), StepLosses(theirs).recorded()
+    yield "validation", _arrays(_passes(ours)), _arrays(_passes(theirs))
+
+
+def _arrays(curve: Curve) -> _Losses:
+    return np.array([step for step, _ in curve], np.int64), np.array([loss for _, loss in curve])
+
+
+def _at_common_steps(
+    ours: _Losses, theirs: _Losses
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    steps, here, there = np.intersect1d(ours[0], theirs[0], return_indices=True)
+    return steps, ours[1][here], theirs[1][there]

@@ -1,0 +1,159 @@
+"""Compares what the arms of a comparison learned: a faster run that trains something else, or nothing, is no gain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from harness.explain.ledger import Blocks, RunLedger
+from harness.explain.statistics import Estimate, from_block_values
+from harness.explain.step_losses import at_common_steps
+
+EXPONENT = 0.5  # of a power law of losses in tokens: published ones are 0.095 (Kaplan) and 0.28 (Hoffmann)
+SOME = 2  # blocks that are clearly apart bar a gain: a loss may rise in one by chance
+ALIKE = 0.01  # relative: losses that differ by less are called the same, as other kernels round otherwise
+FAR = 0.5  # relative: no other number of tokens a step makes losses of the same training differ by more
+SURE = 0.99  # of the interval of their difference: a comparison is not barred by one chance in twenty
+# Relative: medians further apart are clearly different, however the blocks scatter. What trains badly scatters, and its
+# few blocks then have an interval that holds anything.
+CLEAR = 0.1
+BEYOND = 3.0  # times the most that any block of the A/A control differs: a block that differs by more trained otherwise
+OTHER_DOCUMENTS = 0.03  # relative: with other tokens a step, losses at one step are those of other documents
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of a comparison's arms: means over the last steps that both trained, medians over blocks.
+
+    Where the runs of no block can be compared, each has that of its own last measured steps.
+
+    ``diverged``: arms with a loss that was NaN or infinite at any measured step, or that rose far above its start.
+    ``differ``: by more than the A/A control differs and kernels round, and than their blocks scatter, or clearly.
+    ``tokens_ratio``: trained tokens a step, candidate / baseline; where it is not 1 their losses at one step need not
+    agree. ``some_blocks``: they are clearly apart in so many of so many blocks only, of which the losses then are; one
+    alone may be chance, and they do not ``differ`` for it.
+    """
+
+    baseline: float | None = None
+    candidate: float | None = None
+    diverged: tuple[str, ...] = ()
+    differ: bool = False
+    tokens_ratio: float = 1.0
+    some_blocks: tuple[int, int] | None = None
+
+    @property
+    def unlike(self) -> bool:
+        """Whether the arms learned something else: their losses differ, by more than other tokens a step explain."""
+        return self.differ and not (self.tokens_ratio != 1 and self._explained)
+
+    @property
+    def _explained(self) -> bool:
+        """More tokens a step lower the loss at the same step; what has learned less from more learned otherwise."""
+        if self.baseline is None or self.candidate is None:
+            return True
+        apart = self.candidate - self.baseline
+        expected = apart * math.log(self.tokens_ratio) <= 0 if self.tokens_ratio > 0 else True
+        most = explained_by(self.tokens_ratio) if expected else OTHER_DOCUMENTS
+        return abs(apart) <= most * min(abs(self.baseline), abs(self.candidate))
+
+
+def explained_by(tokens_ratio: float) -> float:
+    """How far apart, relatively, losses at the same step may be where a step has ``tokens_ratio`` times the tokens.
+
+    Losses fall as a power of the tokens, with an exponent below :data:`EXPONENT` (Kaplan et al. 2020; Hoffmann et al.
+    2022), so by no more than that times the logarithm of their ratio.
+    """
+    return min(FAR, ALIKE + EXPONENT * abs(math.log(tokens_ratio))) if tokens_ratio > 0 else FAR
+
+
+def compare_losses(
+    names: tuple[str, str],
+    baseline: Blocks,
+    candidate: Blocks,
+    control: Blocks,
+    *,
+    tokens_ratio: float = 1.0,
+) -> Losses:
+    """``control``: the runs of the baseline's A/A control; empty without one. ``tokens_ratio``: see :class:`Losses`."""
+    diverged = tuple(
+        name
+        for name, runs in zip(names, (baseline, candidate), strict=True)
+        if any(run.diverged for run in runs.values())
+    )
+    ours, theirs = (loss_of(list(runs.values())) for runs in (baseline, candidate))
+    if ours is None or theirs is None:
+        return Losses(ours, theirs, diverged)
+    pairs = _pairs(baseline, candidate)
+    if pairs:
+        ours, theirs = (median(side) for side in zip(*pairs, strict=True))
+    if _differ(pairs, baseline, control):
+        return Losses(ours, theirs, diverged, differ=True, tokens_ratio=tokens_ratio)
+    if tokens_ratio == 1 and (apart := _apart(pairs, baseline, control)):  # else they are of other documents
+        ours, theirs = (median(side) for side in zip(*apart, strict=True))
+        some = len(apart), len(pairs)
+        return Losses(ours, theirs, diverged, len(apart) >= SOME, tokens_ratio, some)
+    return Losses(ours, theirs, diverged, tokens_ratio=tokens_ratio)
+
+
+def loss_of(runs: Sequence[RunLedger]) -> float | None:
+    """The median loss of runs; None where none was measured, or any is not finite: the others do not speak for it."""
+    if any(run.loss is None and run.diverged for run in runs):
+        return None
+    known = [run.loss for run in runs if run.loss is not None]
+    return median(known) if known else None
+
+
+def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
+    """What two arms had learned by block, whose runs saw the same documents in the same order.
+
+    Both at the same steps: a repetition's warm-up steps train too, and there are more of them with more workers.
+    """
+    found = (
+        at_common_steps(baseline[block].losses, other[block].losses)
+        for block in sorted(set(baseline) & set(other))
+        if baseline[block].loss is not None and other[block].loss is not None
+    )
+    return [pair for pair in found if pair is not None]
+
+
+def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> bool:
+    """Whether ``pairs`` differ by more than the baseline and its A/A ``control``, whose losses are read only then.
+
+    Their median does, surely; or each of them does, by more than any block of the control, and in the same direction.
+    Equal arms do that in one of 80 comparisons of three blocks, the fewest: in one of C(6, 3) = 20 orders of six sizes,
+    with equal signs in one of four.
+    """
+    found = _difference(pairs)
+    if found is None or found.ci_low is None or found.ci_high is None:  # too few blocks
+        return False
+    size = median(abs(ours) for ours, _ in pairs)
+    surely = not found.ci_low <= 0 <= found.ci_high or abs(found.median) > CLEAR * size
+    apart = [theirs - ours for ours, theirs in pairs]
+    least = max(min(apart), -max(apart))  # by which all of them differ in one direction; negative where they do not
+    if not surely and least <= ALIKE * size:
+        return False
+    alike = _pairs(baseline, control)
+    most = max((abs(theirs - ours) for ours, theirs in alike), default=0.0)
+    if len(alike) >= len(apart) and least > max(most, ALIKE * size):
+        return True
+    scatter = _difference(alike)
+    reach = 0.0
+    if scatter is not None and scatter.ci_low is not None and scatter.ci_high is not None:
+        reach = max(abs(scatter.ci_low), abs(scatter.ci_high))
+    return surely and abs(found.median) > max(reach, ALIKE * size)
+
+
+def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
+    """Those of ``pairs`` that are clearly apart, whatever the others say: far beyond the A/A ``control``, too."""
+    far = [(ours, theirs) for ours, theirs in pairs if abs(theirs - ours) > CLEAR * min(abs(ours), abs(theirs))]
+    alike = _pairs(baseline, control)
+    if not far or not alike:  # without a control nothing shows how the same training scatters
+        return []
+    most = max(abs(theirs - ours) for ours, theirs in alike)
+    return [(ours, theirs) for ours, theirs in far if abs(theirs - ours) > BEYOND * most]
+
+
+def _difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
+    return from_block_values([theirs - ours for ours, theirs in pairs], SURE)

@@ -1,0 +1,236 @@
+"""Sums up NVIDIA's counters for each card of each arm: how busy, fast and hot, throttled by what, at what energy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.explain.ledger import column
+from harness.explain.probes.samples import Array, Split, mean, most, pooled, split, total
+from harness.judge.confounds import Confound
+from harness.study.run_data import RunData
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# NVML_CLOCKS_EVENT_REASON_* that slow a card down which has work to do, by bit. Idle (1), application clocks (2),
+# sync boost (0x10) and display clocks (0x100) are settings, not events.
+REASONS = {
+    0x4: "its power limit",
+    0x8: "a hardware slowdown",
+    0x20: "its temperature (software)",
+    0x40: "its temperature (hardware)",
+    0x80: "an external power brake",
+}
+IDLE = 0x1
+THROTTLED = 0.01  # of the samples
+FELL = 0.03  # of the clock: less is the governor's normal play
+DIFFERENT = 0.01  # of the mean clock of two arms
+UNEVEN = 0.05  # difference of two arms' share of throttled samples
+PARTS = 4  # of a run, in time, whose clocks are compared
+MISSED = 0.01
+DeviceFindingKind = Literal["clock fell", "slowed down", "other processes", "missed readings"]
+
+
+@dataclass(frozen=True)
+class DeviceFinding:
+    """Something that held a card back, with the figures that show it.
+
+    "clock fell": from ``value`` to ``other`` MHz; "slowed down": by ``reason`` in the share ``value`` of the samples;
+    "other processes": ``value`` of them, holding ``other`` bytes; "missed readings": ``value`` of ``other``.
+    """
+
+    kind: DeviceFindingKind
+    value: float
+    other: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceHealth:
+    """One card during the measured steps of one arm: means over samples. None: not recorded."""
+
+    arm: str
+    device: int  # CUDA's number
+    utilisation: float | None  # shares, 0 to 1, from here to dram_active
+    sm_active: float | None
+    tensor_active: float | None
+    dram_active: float | None
+    power_w: float | None
+    energy_j: float | None  # over all measured steps
+    joules_per_token: float | None  # None, too, of a card that the run did not compute on
+    joules_per_trained_token: float | None
+    sm_clock_mhz: float | None
+    sm_clock_min_mhz: float | None
+    memory_clock_mhz: float | None
+    temperature_max_c: float | None
+    memory_used_bytes: float | None  # the most
+    memory_total_bytes: float | None
+    traffic: dict[str, float] = field(default_factory=dict)  # bytes per second by link and direction: pcie_rx, ...
+    throttled: dict[str, float] | None = None  # share of the samples by reason, the commonest first
+    other_processes: float | None = None  # the most at a time
+    other_memory_bytes: float | None = None
+    taken: int = 0
+    missed: int = 0
+    findings: tuple[DeviceFinding, ...] = ()
+
+
+def device_health(arms: Mapping[str, Sequence[RunData]]) -> list[DeviceHealth]:
+    """Each card that was sampled in each arm, over the arm's finished runs."""
+    found = []
+    for arm, runs in arms.items():
+        finished = [run for run in runs if run.record.status == "done"]
+        splits = [split(run.samples) for run in finished]
+        sources = {source for one in splits for source, _ in one if source.startswith("nvml:")}
+        for device in sorted(int(source.removeprefix("nvml:")) for source in sources):
+            found.append(_device(arm, device, finished, splits))
+    return found
+
+
+def differences(devices: Sequence[DeviceHealth], baseline: str, candidate: str) -> list[Confound]:
+    """What the cards of two arms did differently though no arm declared it: clocks, throttling, others' work."""
+    found = []
+    names = (baseline, candidate)
+    for one in (health for health in devices if health.arm == baseline):
+        other = next((health for health in devices if (health.arm, health.device) == (candidate, one.device)), None)
+        if other is None:
+            continue
+        clocks = one.sm_clock_mhz, other.sm_clock_mhz
+        if clocks[0] and clocks[1] and abs(clocks[1] - clocks[0]) > DIFFERENT * max(clocks[0], clocks[1]):
+            found.append(Confound("SM clock", names, values=clocks, device=one.device))
+        recorded = [health.throttled for health in (one, other) if health.throttled is not None]
+        for reason in sorted(set().union(*recorded)) if len(recorded) == 2 else ():
+            shares = recorded[0].get(reason, 0.0), recorded[1].get(reason, 0.0)
+            if abs(shares[1] - shares[0]) > UNEVEN:
+                found.append(Confound("throttled", names, reason, shares, device=one.device))
+        if one.other_processes or other.other_processes:
+            found.append(Confound("other processes", names, device=one.device))
+    return found
+
+
+def _device(arm: str, device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> DeviceHealth:
+    source = f"nvml:{device}"
+
+    def average(metric: str, factor: float = 1.0) -> float | None:
+        value = mean(pooled(splits, source, metric))
+        return None if value is None else value * factor
+
+    def largest(metric: str) -> float | None:
+        return most(pooled(splits, source, metric))
+
+    clocks = pooled(splits, source, "sm_clock_mhz")
+    links = [f"{link}_{way}" for link in ("pcie", "nvlink", "c2c") for way in ("rx", "tx")]
+    per_token, per_trained = _per_token(device, runs, splits)
+    health = DeviceHealth(
+        arm=arm,
+        device=device,
+        utilisation=average("utilisation_percent", 0.01),
+        sm_active=average("sm_active_percent", 0.01),
+        tensor_active=average("tensor_active_percent", 0.01),
+        dram_active=average("dram_active_percent", 0.01),
+        power_w=average("power_w"),
+        energy_j=total(splits, source, "energy_j"),
+        joules_per_token=per_token,
+        joules_per_trained_token=per_trained,
+        sm_clock_mhz=mean(clocks),
+        sm_clock_min_mhz=float(clocks.min()) if clocks.size else None,
+        memory_clock_mhz=average("memory_clock_mhz"),
+        temperature_max_c=largest("temperature_c"),
+        memory_used_bytes=largest("memory_used_bytes"),
+        memory_total_bytes=largest("memory_total_bytes"),
+        traffic={link: value for link in links if (value := average(f"{link}_bytes_per_s")) is not None},
+        throttled=throttled(pooled(splits, source, "throttle_reasons")),
+        other_processes=largest("other_processes"),
+        other_memory_bytes=largest("other_memory_bytes"),
+        taken=sum(run.probes.taken_samples.get("nvml", 0) for run in runs),
+        missed=sum(run.probes.missed_samples.get("nvml", 0) for run in runs),
+    )
+    falls = [fall for one in splits if (source, "sm_clock_mhz") in one and (fall := _fall(one, source)) is not None]
+    fall = max(falls, key=lambda fall: fall[0] - fall[1], default=None)
+    return replace(health, findings=tuple(_findings(health, fall)))
+
+
+def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> tuple[float | None, float | None]:
+    """Joules per token and per trained token of the measured steps, over the runs that computed on this card."""
+    joules, tokens, trained = 0.0, 0.0, 0.0
+    for run, one in zip(runs, splits, strict=True):
+        facts, energy = run.record.facts, one.get((f"nvml:{device}", "energy_j"))
+        computed = (
+            facts.asynchronous
+            and not facts.emulated
+            and device < (1 if facts.device_count is None else facts.device_count)
+        )
+        if energy is None or not computed:
+            continue
+        steps = run.step_columns(["turn", "start_ns", "warmup", "tokens", "trained_tokens"])
+        if steps is None:
+            continue
+        # A card that was lost gave no energy for the repetitions that followed: their tokens do not count either.
+        rows, readings = _fully_read(steps, energy.t_ns)
+        measured = np.not_equal(column(steps, "warmup"), 1) & rows
+        joules += float(energy.values[readings].sum())
+        tokens += float(column(steps, "tokens")[measured].sum())
+        trained += float(column(steps, "trained_tokens")[measured].sum())
+    return (joules / tokens if tokens > 0 else None, joules / trained if trained > 0 else None)
+
+
+def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Select the steps (rows,) of repetitions that were read to their end, and the readings of these repetitions."""
+    repetition, start = column(steps, "turn"), column(steps, "start_ns")
+    begins = sorted(
+        (start[repetition == one].min(), start[repetition == one].max(), one) for one in np.unique(repetition)
+    )
+    rows, readings = np.zeros(len(repetition), dtype=np.bool_), np.zeros(len(t_ns), dtype=np.bool_)
+    for (begin, last_step, one), following in zip(begins, [*[b for b, _, _ in begins[1:]], np.inf], strict=True):
+        inside = (t_ns > begin) & (t_ns < following)
+        if (t_ns[inside] > last_step).any():
+            rows |= repetition == one
+            readings |= inside
+    return rows, readings
+
+
+def throttled(reasons: Array) -> dict[str, float] | None:
+    """The share of samples in which each reason slowed the card, the commonest first; None: not recorded."""
+    if not reasons.size:
+        return None
+    bits = reasons.astype(np.int64)
+    shares = {reason: float(((bits & bit) != 0).mean()) for bit, reason in REASONS.items()}
+    return dict(sorted(((reason, share) for reason, share in shares.items() if share), key=lambda item: -item[1]))
+
+
+def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
+    """(from, to): the largest fall between the median clocks of the run's parts, in time; None under FELL.
+
+    PARTS equal parts of the samples, so that one odd sample decides nothing.
+    """
+    parts = [
+        float(np.median(part)) for part in np.array_split(mhz[np.argsort(t_ns, kind="stable")], PARTS) if part.size
+    ]
+    falls = [(parts[i], parts[j]) for i in range(len(parts)) for j in range(i + 1, len(parts))]
+    before, after = max(falls, key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
+    return (before, after) if before - after > FELL * before else None
+
+
+def _fall(one: Split, source: str) -> tuple[float, float] | None:
+    """Of the samples in which the card had work: an idle card lowers its clocks by itself."""
+    clocks, reasons = one[source, "sm_clock_mhz"], one.get((source, "throttle_reasons"))
+    busy = np.ones(len(clocks.values), dtype=bool)
+    if reasons is not None and len(reasons.values) == len(busy):
+        busy = (reasons.values.astype(np.int64) & IDLE) == 0
+    return clock_fall(clocks.t_ns[busy].astype(np.float64), clocks.values[busy])
+
+
+def _findings(health: DeviceHealth, fall: tuple[float, float] | None) -> Iterator[DeviceFinding]:
+    if fall is not None:
+        yield DeviceFinding("clock fell", *fall)
+    for reason, share in (health.throttled or {}).items():
+        if share > THROTTLED:
+            yield DeviceFinding("slowed down", share, reason=reason)
+    if health.other_processes:
+        yield DeviceFinding("other processes", health.other_processes, health.other_memory_bytes or 0.0)
+    if health.missed > MISSED * (health.missed + health.taken):
+        yield DeviceFinding("missed readings", health.missed, health.missed + health.taken)

@@ -1,0 +1,423 @@
+"""Analyses a whole study: its tables in, one tree of frozen records out, for the report and every other reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness.explain.bounds import mean_shares
+from harness.explain.core_waits import parts_without_waits
+from harness.explain.ledger import Blocks, RunLedger, arm_lead, measure, part_over, without_split
+from harness.explain.long_steps import long_steps
+from harness.explain.ranks import RankSteps, group_gain, rank_steps
+from harness.explain.replay.predict import Replays
+from harness.explain.replay.refusals import ReplayError
+from harness.explain.slow_causes import slow_causes
+from harness.explain.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
+from harness.explain.statistics import Estimate, Likeness, estimate
+from harness.explain.step_kinds import step_kinds
+from harness.explain.step_times import step_times
+from harness.explain.stragglers import ranks_of, ranks_of_run
+from harness.explain.whole_run import release, work_out
+from harness.judge.advice import advise
+from harness.judge.all_doubts import arm_doubts
+from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
+from harness.judge.comparisons import (
+    Controls,
+    Measured,
+    Missing,
+    alike_blocks,
+    arm_floor,
+    bounds_of,
+    compare,
+    split_runs,
+    stage_means,
+    waited_range,
+)
+from harness.judge.confounds import confounds, used_lead, useful_fraction
+from harness.judge.data_paths import data_paths
+from harness.judge.drift import drift
+from harness.judge.explain import explain, explain_arm
+from harness.judge.learning import learning
+from harness.judge.losses import loss_of
+from harness.judge.probes.device_health import device_health, differences
+from harness.judge.probes.probe_cost import probe_costs
+from harness.judge.problems import failures, probe_problems, study_problems
+from harness.judge.report_types import (
+    ArmAdvice,
+    ArmExplained,
+    ArmReport,
+    ArmTotals,
+    Comparison,
+    ModelSpeed,
+    NoMfu,
+    NotCompared,
+    StudyReport,
+)
+from harness.judge.scaling import scaling
+from harness.judge.target_loss import Learned, learned
+from harness.judge.uneven import uneven_waits
+from harness.judge.unseen import unseen
+from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
+from harness.study.contract import PHASES, PROFILED
+from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
+from trainer.json_types import JsonObject
+
+
+@dataclass(frozen=True)
+class _Arms:
+    """The study's runs by arm, with their ledgers."""
+
+    records: Mapping[str, Sequence[RunRecord]]  # of all runs
+    ledgers: Mapping[str, Blocks]  # of the runs that have measured steps, by block
+    runs: Mapping[str, Sequence[RunData]]  # the same runs, in order of their blocks
+    ranks: Mapping[str, Mapping[int, RankSteps]]  # by arm and block, of a program with several
+    declared: Sequence[ArmRecord]  # as in study.json
+    controls: Controls
+    blocks: int  # planned
+
+    def of(self, name: str) -> Blocks:
+        return self.ledgers.get(name, {})
+
+    def alike(self, name: str) -> Likeness | None:
+        """How alike neighbouring blocks are in what is compared with this arm."""
+        return alike_blocks(name, {arm.name: self.of(arm.name) for arm in self.declared}, self.controls)
+
+
+def _nothing(_run: RunData) -> None:
+    pass
+
+
+def analyse(
+    study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None] = _nothing
+) -> StudyReport:
+    """Everything the tables of ``runs`` say about ``study``: any of its runs may be missing, failed or empty.
+
+    ``while_whole`` is called with each run while its spans and derived columns are in memory, one run at a time.
+    """
+    arms = _by_arm(study, runs, while_whole)
+    records = [record for group in arms.records.values() for record in group]
+    uses = _uses(study, arms)  # of A/A controls too, as a claim is no surer than they
+    plain = {arm.name for arm in arms.declared if arm.control is None}
+    comparisons = tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons)
+    return StudyReport(
+        study=study,
+        # A profiled run is no figure of its arm: the profiler slows it.
+        arms=tuple(_arm(arm, arms) for arm in arms.declared if arm.control != PROFILED),
+        comparisons=comparisons,
+        problems=study_problems(study, arms.declared, arms.records, arms.ledgers, arms.blocks),
+        emulated=any(bool(record.facts.emulated) for record in records),
+        environment=study.environment or next((r.environment for r in records if r.environment), {}),
+        probe_costs=tuple(probe_costs(arms.declared, arms.ledgers, runs)),
+        probe_problems=probe_problems(runs),
+        advice=_advice(comparisons, arms, _declared_floor(study)),
+        step_times=step_times([run for group in arms.runs.values() for run in group]),
+        learned=_learned(study, arms),
+        uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items() if name in plain),
+        claims=_claims(study, arms, uses),
+        learning=learning(
+            {arm.name: arms.runs.get(arm.name, ()) for arm in arms.declared}, study.comparisons, study.is_training
+        ),
+        group=group_gain(arms.ranks) if not study.comparisons else None,
+        data_paths=data_paths(
+            study.scenario_text,
+            [arm.name for arm in arms.declared if arm.control is None],
+            arms.ledgers,
+            arms.controls,
+            lambda baseline, arm: _measured(study, (baseline, arm), arms),
+        ),
+    )
+
+
+def _uses(study: StudyRecord, arms: _Arms) -> dict[str, dict[int, RunUse]]:
+    """By arm and block, where the scenario names claims."""
+    if not study.scenario_text.get("claims"):
+        return {}
+    return {
+        arm.name: {block: use_of(run, ledger) for run in arms.runs[arm.name]
+                   for block in [run.record.block] if (ledger := arms.of(arm.name).get(block)) is not None}
+        for arm in arms.declared if arm.control in (None, "a-a") and arms.runs.get(arm.name)
+    }  # fmt: skip
+
+
+def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, RunUse]]) -> tuple[JudgedClaim, ...]:
+    named = study.scenario_text.get("claims")
+    found = []
+    for one in named if isinstance(named, list) else []:
+        if isinstance(one, Mapping) and (kind := _claimed(one)) is not None:
+            of = one["arms"] if isinstance(one.get("arms"), list) else [one.get("arm"), one.get("baseline")]
+            arm, name = str(of[0]), None if len(of) < 2 or of[1] is None else str(of[1])
+            records = arms.records.get(arm, [])
+            others = [] if name is None else arms.records.get(name, [])
+            controls = [
+                (str(again.of), again.name)
+                for again in arms.declared
+                if again.control == "a-a" and again.of in (arm, name)
+            ]
+            config = records[0].config if records else {}
+            cores = records[0].facts.cores if records else None
+            other = others[0].config if others else None
+            found.append(judge(kind, arm, name, uses, config, cores, other, controls))
+    return tuple(found)
+
+
+def _claimed(one: JsonObject) -> ClaimName | ClaimKind | None:
+    """Return a claim of study.json, common or with its own bounds; None for a claim of a later version."""
+    if "figure" in one:
+        return own_kind(one)
+    name = one.get("claim")
+    return name if name in CLAIMS else None
+
+
+def _learned(study: StudyRecord, arms: _Arms) -> tuple[Learned, ...]:
+    target = study.scenario_text.get("target_loss")
+    if not isinstance(target, float | int) or isinstance(target, bool):
+        return ()
+    found = []
+    for arm in arms.declared:
+        if arm.control is None and (blocks := arms.of(arm.name)):
+            totals = _totals(blocks)
+            records = [run.record for run in blocks.values()]
+            step_ms = None if totals.step_ms is None else totals.step_ms.median
+            failed = sum(one.status == "failed" for one in arms.records.get(arm.name, ()))
+            found.append(learned(arm.name, float(target), blocks, records, totals.tokens_per_step, step_ms, failed))
+    return tuple(found)
+
+
+def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None]) -> _Arms:
+    records: dict[str, list[RunRecord]] = {}
+    ledgers: dict[str, dict[int, RunLedger]] = {}
+    measured: dict[str, list[RunData]] = {}
+    ranks: dict[str, dict[int, RankSteps]] = {}
+    for run in sorted(runs, key=lambda run: (run.record.arm, run.record.block)):
+        records.setdefault(run.record.arm, []).append(run.record)
+        work_out(run)
+        ledger = measure(run)
+        if ledger is not None and ledger.ranks > 1 and (together := ranks_of_run(run)) is not None:
+            ledger = replace(ledger, data_costs_all_ms=together.data_costs_ms)
+        if (steps := rank_steps(run)) is not None:
+            ranks.setdefault(run.record.arm, {})[run.record.block] = steps
+        while_whole(run)
+        release(run)
+        if ledger is not None:
+            ledgers.setdefault(run.record.arm, {})[run.record.block] = ledger
+            measured.setdefault(run.record.arm, []).append(run)
+    for name, found in measured.items():
+        if found[0].record.control is None and not _splits(found, ledgers[name]):
+            ledgers[name] = {block: without_split(ledger) for block, ledger in ledgers[name].items()}
+    declared = _arms(study, records)
+    controls = {(arm.control, arm.of): ledgers.get(arm.name, {}) for arm in declared if arm.control and arm.of}
+    blocks = study.blocks or len({record.block for group in records.values() for record in group})
+    return _Arms(records, ledgers, measured, ranks, declared, Controls(controls), blocks)
+
+
+def _splits(runs: Sequence[RunData], blocks: Blocks) -> bool:
+    """True if the split of an arm's waits by stage is valid: it needs no replay, or its replay matches the run."""
+    if not any(ledger.split_by_replay for ledger in blocks.values()):
+        return True
+    try:
+        return Replays(runs).validation.within_tolerance
+    except ReplayError:
+        return True  # another block of the same run, say, was split
+
+
+def _advice(
+    comparisons: Sequence[Comparison | NotCompared], arms: _Arms, allowance: float | None
+) -> tuple[ArmAdvice, ...]:
+    """What to try next for each baseline, or for each arm where nothing is compared."""
+    floors = {one.baseline: one.measured.noise_floor for one in comparisons if isinstance(one, Comparison)}
+    if not comparisons:
+        alone = [arm.name for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)]
+        floors = {name: arm_floor(name, arms.ledgers, arms.controls, allowance) for name in alone}
+    return tuple(advise(arm, arms.runs, arms.of, floor, arms.alike(arm)) for arm, floor in floors.items())
+
+
+def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
+    """Compare the runs of two arms, by the same rules for every part of the report."""
+    return compare(
+        *names,
+        {arm.name: arms.of(arm.name) for arm in arms.declared},
+        arms.controls,
+        comparisons=len(study.comparisons),
+        allowance=_declared_floor(study),
+    )
+
+
+def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comparison | NotCompared:
+    measured = _measured(study, names, arms)
+    if isinstance(measured, Missing):
+        return NotCompared(*names, replace(measured, failures=failures(names, arms.records)))
+    by_name = {arm.name: arms.of(arm.name) for arm in arms.declared}
+    base, other = (by_name[name] for name in names)
+    cards = device_health({name: arms.runs.get(name, ()) for name in names})
+    return Comparison(
+        *names,
+        measured=measured,
+        drift=drift(base, other, measured.noise_floor, len(study.comparisons)),
+        scaling=scaling(names, (arms.runs.get(names[0], ()), arms.runs.get(names[1], ())), measured.tokens_ratio),
+        explained=explain(study, names, measured, arms.runs, by_name, arms.controls),
+        confounds=(
+            *confounds(base, other, arms.records, names, arms.blocks, measured.losses),
+            *used_lead(measured.used_lead, measured.ratio.median - 1, names),
+            *differences(cards, *names),
+        ),
+    )
+
+
+def _declared_floor(study: StudyRecord) -> float | None:
+    """The noise floor of the scenario, as a fraction; None where it declares none, or a study.json no fraction."""
+    declared = study.scenario_text.get("noise_floor")
+    return declared if isinstance(declared, float) and 0 < declared < 1 else None
+
+
+def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[ArmRecord]:
+    """The study's arms in its order, each followed by its controls; arms known only from their runs come last."""
+    arms = list(study.arms)
+    known = {arm.name for arm in arms}
+    for name, group in records.items():
+        if name not in known:
+            first = group[0]
+            arms.append(ArmRecord(name, first.control, first.of, first.declared))
+    plain = [arm for arm in arms if not arm.control]
+    ordered = []
+    for arm in plain:
+        ordered += [arm, *(one for one in arms if one.control and one.of == arm.name)]
+    return ordered + [arm for arm in arms if arm not in ordered]
+
+
+def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
+    name, control, of = arm.name, arm.control, arm.of
+    blocks = arms.of(name)
+    totals = _totals(blocks) if blocks else ArmTotals()
+    facts = next(iter(blocks.values())).record.facts if blocks else RunFacts()
+    alike = arms.alike(of or name)
+    hidden = unseen(arms.runs.get(name, ()))
+    explained = ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls, alike)
+    idle = min((run.idle_workers for run in blocks.values()), default=0)
+    return ArmReport(
+        name=name,
+        control=control,
+        of=of,
+        declared=dict(arm.declared),
+        blocks=len(blocks),
+        totals=totals,
+        speed=_model_speed(control, totals, facts) if blocks else _NO_RUN,
+        lead_use=arm_lead(blocks),
+        explained=explained,
+        against_arm=speed(arms.of(of), blocks, steps_per_s, alike=alike) if control and of else None,
+        attached=facts.attached,
+        step_ends=facts.step_ends,
+        unseen=hidden,
+        parts=parts_without_waits(arms.runs[name], blocks) if hidden is not None and hidden.reason == "no core" else (),
+        doubts=arm_doubts(name, totals, hidden, explained, blocks),
+        causes=slow_causes([run.record.facts for run in arms.runs.get(name, ())]),
+        optimizer_steps=sum(
+            one.step_count for one in arms.runs.get(name, ()) if one.record.facts.skipped_steps is not None
+        ),
+        skipped_steps=_skipped_steps(arms.runs.get(name, ())),
+        ranks=ranks_of(arms.runs.get(name, ())),
+        tokenizer_engine=facts.tokenizer_engine,
+        tokenizer_proof=facts.tokenizer_proof,
+        copies=_copies(blocks),
+        workers=facts.workers or 0,
+        idle_workers=idle,
+        gave_no_items=idle > 0 and all(run.record.facts.gave_no_items(idle) for run in blocks.values()),
+    )
+
+
+def _copies(blocks: Blocks) -> int:
+    """Return ``ArmReport.copies``. Recorded values of 1 become 0, as all workers made different batches."""
+    most = max((run.record.facts.copies or 0 for run in blocks.values()), default=0)
+    return most if most > 1 else 0
+
+
+def _skipped_steps(runs: Sequence[RunData]) -> int | None:
+    known = [one for run in runs if (one := run.record.facts.skipped_steps) is not None]
+    return sum(known) if known else None
+
+
+ONLY_CONVENTION = "palm"  # before a run recorded which
+_NO_RUN = ModelSpeed(no_mfu=NoMfu("no run"))
+
+
+def _totals(blocks: Blocks) -> ArmTotals:
+    runs = list(blocks.values())
+    steps = np.concatenate([run.step_ms for run in runs])
+    wall, typical_ms = float(steps.mean()), float(np.median(steps))
+    tokens = [run.tokens for run in runs if run.tokens is not None]
+    phase_ms = stage_means(runs, "phase_ms")
+    open_busy = any(run.device_busy_ms is None for run in runs)
+    return ArmTotals(
+        steps=len(steps),
+        tokens_per_s=_over_repetitions(runs, tokens_per_s),
+        trained_tokens_per_s=_over_repetitions(runs, trained_tokens_per_s),
+        step_ms=_over_repetitions(runs, lambda one: (one.wall_ns / 1e6, float(one.steps))),
+        p50_ms=typical_ms,
+        p95_ms=float(np.percentile(steps, 95)),
+        long_steps=long_steps(steps, np.concatenate([run.longest for run in runs]), PHASES, typical_ms),
+        step_kinds=step_kinds([run.step_ms for run in runs]),
+        useful_fraction=useful_fraction(blocks),
+        tokens_per_step=sum(tokens) / len(steps) if len(tokens) == len(runs) else None,
+        ledger={phase: phase_ms[phase] / wall for phase in PHASES if phase in phase_ms},
+        phase_ms=phase_ms,
+        exposed_ms=stage_means(runs, "exposed_ms"),
+        hidden_ms=stage_means(runs, "hidden_ms"),
+        work_ms=stage_means(runs, "work_ms"),
+        during_wait_ms=stage_means(runs, "during_wait_ms"),
+        parallel_ms=stage_means(runs, "parallel_ms"),
+        between_steps_ms=stage_means(runs, "between_steps_ms"),
+        unsplit=next((run.unsplit for run in runs if run.unsplit and not run.exposed_ms), None),
+        contended_ms=part_over(runs, lambda run: run.contended_ms),
+        waited_range_ms=waited_range(runs),
+        device_busy_ms=None if open_busy else part_over(runs, lambda run: run.device_busy_ms),
+        device_launch_bound_ms=part_over(runs, lambda run: run.device_launch_bound_ms),
+        device_open_ms=part_over(runs, lambda run: run.device_open_ms),
+        launch_bound=_launch_bound(runs),
+        device_starved_ms=part_over(runs, lambda run: run.device_starved_ms),
+        slack_ms=part_over(runs, lambda run: run.device_slack_ms),
+        starved_ms=stage_means(runs, "starved_ms"),
+        bounds=bounds_of(runs),
+        uneven=uneven_waits(split_runs(runs)),
+        bound_shares=mean_shares([run.bound_shares for run in runs if run.bound_shares is not None]),
+        loss=loss_of(runs),
+        diverged=sum(run.diverged for run in runs),
+    )
+
+
+def _launch_bound(runs: Sequence[RunLedger]) -> dict[str, float]:
+    """Share of the measured steps of all runs in which a piece of the device's work was launch-bound, by its name."""
+    names = dict.fromkeys(name for run in runs for name in run.launch_bound)
+    steps = sum(len(run.step_ms) for run in runs)
+    return {name: sum(run.launch_bound.get(name, 0.0) * len(run.step_ms) for run in runs) / steps for name in names}
+
+
+def _model_speed(control: str | None, totals: ArmTotals, facts: RunFacts) -> ModelSpeed:
+    """Model FLOP/s from the trainer's own count; the share of a peak (MFU) needs a device profile, never a guess."""
+    device = facts.device
+    found = ModelSpeed(device, facts.emulation, no_mfu=NoMfu("no profile", device, facts.profile_reason or ""))
+    if control == "data-only":
+        return replace(found, no_mfu=NoMfu("no compute"))
+    flops, peak = facts.flops_per_token, facts.peak_flops_per_s
+    if flops is None:
+        return replace(found, no_mfu=NoMfu("no flops"))
+    found = replace(found, convention=facts.flops_convention or ONLY_CONVENTION)
+    if totals.tokens_per_s is None:
+        return found
+    flops_per_s = float(flops) * totals.tokens_per_s.median
+    if not peak:
+        return replace(found, flops_per_s=flops_per_s)
+    source = str(facts.peak_source or facts.profile)
+    whole = float(peak) * (facts.ranks or 1)  # tokens/s are those of all ranks
+    return replace(found, flops_per_s=flops_per_s, mfu=flops_per_s / whole, mfu_of=source, no_mfu=None)
+
+
+def _over_repetitions(runs: Iterable[RunLedger], value: Rate) -> Estimate | None:
+    values: dict[int, dict[int, tuple[float, float]]] = {}
+    for run in runs:
+        found = {number: value(totals) for number, totals in run.repetitions.items()}
+        values[run.record.block] = {number: one for number, one in found.items() if one is not None}
+    return estimate(values)

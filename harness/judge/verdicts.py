@@ -1,0 +1,245 @@
+"""Decides what a comparison's figures allow to be stated: a verdict needs an interval, a noise floor and like losses.
+
+All comparisons of a study together err at most once in twenty: each is judged by an interval of 1 - 5 % / N, so that
+by the union bound all N hold together with 95 %, whatever they share (the baseline's runs, its A/A control). The noise
+floor is one draw that all of them share, and may be small by luck: so no verdict rests on it. It only takes some away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from harness.explain.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, student_t
+from harness.judge.doubts import Doubt, RemedyKind, barred, doubt, in_order
+from harness.judge.losses import Losses
+
+Verdict = Literal["gain", "loss", "none", "undecided"]
+Direction = Literal["gain", "loss", "none"]
+# The doubts that can be the cause of "undecided".
+UndecidedKind = Literal[
+    "too few blocks",
+    "no noise floor",
+    "no core",
+    "too noisy",
+    "too coarse",
+    "lead",
+    "diverged",
+    "other loss",
+    "a-a apart",
+    "long steps",
+]
+APART = 0.005  # an A/A control whose interval stays this far from 1 differs from its arm, which is the same program
+COARSE = 0.1  # a difference this large is worth knowing of: a study that could not see it has not seen "no difference"
+USELESS = 2.0  # times as fast, and as slow: an interval that includes both shows nothing
+USELESS_FLOOR = 1.0  # as a fraction: the same program again seems to be up to twice as fast
+ENOUGH_BLOCKS = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
+MOST_ASKED = 100  # blocks: more are no remedy
+_UNDECIDED: Mapping[str, UndecidedKind] = {kind: kind for kind in get_args(UndecidedKind)}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """``resolution``: a difference up to this fraction would have gone unnoticed; None: nothing can be resolved.
+
+    ``of``: the ratio with the interval that was judged; None where it is not kept. ``doubts``: all, by precedence.
+    ``cause``: the one that bars the verdict; None where there is a verdict.
+    """
+
+    verdict: Verdict
+    resolution: float | None = None
+    cause: Doubt | None = None
+    of: Estimate | None = None
+    doubts: tuple[Doubt, ...] = ()
+
+    @property
+    def undecided(self) -> UndecidedKind | None:
+        """Kind of the cause; None where there is a verdict."""
+        return None if self.cause is None else _UNDECIDED[self.cause.kind]
+
+
+def confidence_of_each(comparisons: int) -> float:
+    """The level of each interval that keeps ``comparisons`` of them together at 95 % (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / max(comparisons, 1)
+
+
+def judge(
+    ratio: Estimate,
+    noise_floor: float | None,
+    losses: Losses | None = None,
+    *,
+    doubts: Sequence[Doubt] = (),
+    used_lead: tuple[float, float] = (0.0, 0.0),
+    same_again: Estimate | None = None,
+    in_total: float | None = None,
+    shown: Estimate | None = None,
+    step_time: Estimate | None = None,
+    cores: tuple[float, float] | None = None,
+    no_floor: RemedyKind = "a-a control",
+) -> Judged:
+    """``ratio``: with the interval that holds for all comparisons of the study together.
+
+    Gain or loss: only where that interval excludes 1 and the median clears the floor. Else no difference. Then the
+    doubts are collected; the first that bars this verdict makes it undecided.
+    ``doubts``: found elsewhere, as where other processes took so many cores that the times say more of them.
+    ``used_lead``: by which share of a step the baseline's and the candidate's may have been faster than they can go on
+    being. That explains a loss or a gain that is no larger. It hides a difference as large: no difference is seen only
+    where that of the steps as they go on could be seen.
+    ``same_again``: the ratio of the A/A control to its arm. Where its interval excludes 1, the same arm again is faster
+    or slower by something other than luck, which the candidate may have as well: only an interval all of which lies
+    beyond that is a difference.
+    ``in_total``: the ratio in all time together, whichever block is left out, where that is not about the median: no
+    verdict stands that it contradicts.
+    ``shown``: the ratio with the interval that a reader sees, where that is another one.
+    ``step_time``: of the same blocks, which tells scatter of times from scatter of what steps hold. ``cores``: used by
+    other processes, and how many there are. ``no_floor``: what to ask for where there is no noise floor.
+    """
+    if ratio.distance is None:
+        found = in_order([*doubts, doubt("too few blocks", blocks=ENOUGH_BLOCKS)])
+        return Judged("undecided", None, barred(found, "gain"), doubts=found)
+    if noise_floor is None:
+        found = in_order([*doubts, doubt("no noise floor", remedy=no_floor, blocks=ENOUGH_BLOCKS)])
+        return Judged("undecided", None, barred(found, "gain"), doubts=found)
+    direction, resolution = _direction(ratio, noise_floor), max(ratio.distance, noise_floor)
+    unnoticed = resolution + max(used_lead) if direction == "none" else resolution
+    found = in_order(
+        [
+            *doubts,
+            *_of_size(direction, ratio, noise_floor, step_time),
+            *_of_noise(direction, shown or ratio, noise_floor, step_time, cores),
+            *_of_lead(direction, ratio, resolution, used_lead),
+            *_of_losses(losses),
+            *_of_control(direction, ratio, same_again),
+            *_of_total(direction, unnoticed, noise_floor, in_total),
+        ]
+    )
+    cause = barred(found, direction)
+    if cause is None:
+        return Judged(direction, unnoticed, doubts=found)
+    return Judged("undecided", unnoticed if cause.kind == "long steps" else resolution, cause, doubts=found)
+
+
+def is_useless(ratio: Estimate) -> bool:
+    """True if the interval includes :data:`USELESS` times as fast and as slow."""
+    low, high = ratio.ci_low, ratio.ci_high
+    return low is not None and high is not None and low <= 1 / USELESS and high >= USELESS
+
+
+def is_apart(same_again: Estimate | None) -> bool:
+    """Whether an A/A control differs from its arm, surely and by more than :data:`APART`."""
+    if same_again is None or same_again.ci_low is None or same_again.ci_high is None:
+        return False
+    return same_again.ci_low > 1 + APART or same_again.ci_high < 1 / (1 + APART)
+
+
+def _direction(ratio: Estimate, noise_floor: float) -> Direction:
+    assert ratio.ci_low is not None
+    assert ratio.ci_high is not None
+    if abs(ratio.median - 1) <= noise_floor or ratio.ci_low <= 1 <= ratio.ci_high:
+        return "none"
+    return "loss" if ratio.median < 1 else "gain"
+
+
+def _of_size(direction: Direction, ratio: Estimate, noise_floor: float, step_time: Estimate | None) -> Iterator[Doubt]:
+    """Yield a doubt where no difference was seen, and none could have been."""
+    resolution = max(ratio.distance or 0.0, noise_floor)
+    if direction != "none" or resolution <= COARSE:
+        return
+    if holds_other_work(step_time, ratio):
+        yield doubt("too coarse", share=resolution, remedy="more steps a block")
+    else:
+        blocks = blocks_to_decide(ratio, noise_floor)
+        yield doubt("too coarse", share=resolution, blocks=blocks, remedy=None if blocks else "quiet machine")
+
+
+def _of_noise(
+    direction: Direction,
+    shown: Estimate,
+    noise_floor: float,
+    step_time: Estimate | None,
+    cores: tuple[float, float] | None,
+) -> Iterator[Doubt]:
+    """Yield a doubt where the figure itself says nothing, and that is not for what steps hold."""
+    noisy = is_useless(shown) and not holds_other_work(step_time, shown)
+    if direction == "none" and (noisy or noise_floor > USELESS_FLOOR):
+        yield doubt("too noisy", share=max(shown.distance or 0.0, noise_floor), cores=cores)
+
+
+def _of_lead(
+    direction: Direction, ratio: Estimate, resolution: float, used_lead: tuple[float, float]
+) -> Iterator[Doubt]:
+    most = max(used_lead)
+    applies = {
+        "none": 0 < most >= resolution or (resolution <= COARSE < resolution + most),
+        "loss": ratio.median * (1 + used_lead[0]) >= 1 > ratio.median,
+        "gain": ratio.median / (1 + used_lead[1]) <= 1 < ratio.median,
+    }
+    if applies[direction]:
+        yield doubt("lead", share=most)
+
+
+def _of_losses(losses: Losses | None) -> Iterator[Doubt]:
+    if losses is not None and losses.diverged:
+        yield doubt("diverged", *losses.diverged)
+    if losses is not None and losses.differ:
+        yield doubt("other loss" if losses.unlike else "explained loss")
+
+
+def _of_control(direction: Direction, ratio: Estimate, same_again: Estimate | None) -> Iterator[Doubt]:
+    if direction != "none" and same_again is not None and is_apart(same_again) and not _beyond(ratio, same_again):
+        yield doubt("a-a apart", share=same_again.median - 1)
+
+
+def _beyond(ratio: Estimate, same_again: Estimate) -> bool:
+    """Whether all of the interval of ``ratio`` is further from 1 than any of that of ``same_again``."""
+    assert ratio.ci_low is not None
+    assert ratio.ci_high is not None
+    assert same_again.ci_low is not None
+    assert same_again.ci_high is not None
+    near = math.log(ratio.ci_low if ratio.median > 1 else 1 / ratio.ci_high)
+    return near > max(abs(math.log(end)) for end in (same_again.ci_low, same_again.ci_high))
+
+
+def _of_total(direction: Direction, resolution: float, noise_floor: float, in_total: float | None) -> Iterator[Doubt]:
+    if in_total is None:
+        return
+    contradicts = {
+        "gain": in_total <= 1 + noise_floor,
+        "loss": in_total >= 1 - noise_floor,
+        "none": abs(in_total - 1) > resolution,
+    }
+    yield doubt("long steps" if contradicts[direction] else "all time apart", share=in_total - 1)
+
+
+def holds_other_work(step_time: Estimate | None, ratio: Estimate) -> bool:
+    """True if the times of steps are steady, and only how much is in a step scatters: no other machine mends that."""
+    steps, found = (_spread(one) for one in (step_time, ratio))
+    return steps is not None and found is not None and steps <= COARSE < found and 2 * steps < found
+
+
+def _spread(one: Estimate | None) -> float | None:
+    """Half the width of the interval, as a fraction."""
+    if one is None or not one.ci_low or not one.ci_high:
+        return None
+    return math.sqrt(one.ci_high / one.ci_low) - 1
+
+
+def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
+    """About how many blocks would decide, or show that there is no difference of :data:`COARSE`; None: too many.
+
+    Interval and floor shrink as Student's quantile / sqrt(blocks).
+    """
+    if not ratio.ci_low or not ratio.ci_high or ratio.median <= 0 or ratio.n < MIN_BLOCKS:
+        return None
+    centre, level = math.log(ratio.median), (1 + CONFIDENCE) / 2
+    below, above = centre - math.log(ratio.ci_low), math.log(ratio.ci_high) - centre
+    now = student_t(level, ratio.n - 1) / math.sqrt(ratio.n)
+    for blocks in range(ratio.n + 1, MOST_ASKED + 1):
+        shrunk = student_t(level, blocks - 1) / math.sqrt(blocks) / now
+        low, high, floor = centre - below * shrunk, centre + above * shrunk, noise_floor * shrunk
+        decided = not low <= 0 <= high and abs(math.expm1(centre)) > floor
+        if decided or max(math.expm1(max(abs(low), abs(high))), floor) <= COARSE:
+            return blocks
+    return None

@@ -1,0 +1,297 @@
+"""Compares two studies of different times: finds the differences that forbid it or must be reported, and decides.
+
+The two did not alternate, so a change of the machine in between (clocks, neighbours, temperature) looks like a
+regression, and no interval over blocks shows it. So the intervals allow for what days differ by, as the sessions kept
+of a baseline show it or, without enough of them, as is assumed (harness.regress.days). `harness regress` has no such
+gap.
+Numbers and kinds only; harness.regress.text makes the sentences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from harness.explain.statistics import CONFIDENCE, Estimate, from_block_values
+from harness.judge.confounds import LOAD, USEFUL, alike_environment
+from harness.judge.unseen import MOST_WAITING
+from harness.regress.days import STARTUP, BetweenDays, Days
+from harness.regress.decision import Decision, fractions, judge
+from harness.regress.records import PARTS, Difference, Gate, Limits, Part, StateComparison, WhyUndecided, nothing
+from harness.regress.rounds import STEP
+from harness.regress.series import MACHINE, BlockSeries
+from harness.regress.thresholds import (
+    CLOCK_ALIKE,
+    COMMON_MOVE_ARMS,
+    COMMON_MOVE_SHARE,
+    NOTICEABLE,
+)
+from trainer.config import BEFORE
+from trainer.json_types import JsonObject
+
+# Configuration that decides how much a step has to do, or how: other values, another question. Corpus and tokenizer
+# are compared by the fingerprints of what they hold. A key that one side lacks came later: it forbids nothing.
+WORK = ("model.", "data.", "compute.", "optimizer.accumulation")
+LOSS_ALIKE = 0.05  # relative: other kernels and another order of sums move a loss by less
+SYNCHRONOUS = ("cpu", "none")  # devices that have done what they were asked when a call returns
+FINGERPRINTED = ("data.corpus.", "data.tokenizer.", "compute.threads")
+
+
+@dataclass(frozen=True)
+class CommonMove:
+    """All ``arms`` moved the same way, by fractions of their baselines from ``least`` to ``most``."""
+
+    arms: int
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Across:
+    """One arm of two studies. ``refused``: differences that forbid the comparison; ``warned``: all others."""
+
+    arm: str
+    comparison: StateComparison
+    refused: list[Difference] = field(default_factory=list)
+    warned: list[Difference] = field(default_factory=list)
+
+
+def compare_series(
+    baseline: BlockSeries,
+    candidate: BlockSeries,
+    limits: Limits,
+    allowed: Iterable[str] = (),
+    days: Days | None = None,
+) -> Across:
+    """Compares ``candidate`` with ``baseline``; undecided where a difference forbids it that is not ``allowed``.
+
+    ``days``: the sessions kept of this arm; without them what days differ by is assumed. A study is the same as itself.
+    """
+    if is_same_study(baseline, candidate):
+        return Across(candidate.arm, _same_study(candidate, limits))
+    found = differences(baseline, candidate)
+    allowed = set(allowed)
+    refused = [one for one in found if one.forbids and one.key not in allowed]
+    warned = [one for one in found if one not in refused]
+    comparison = _comparison(baseline, candidate, limits, warned, days or Days())
+    if refused:
+        sides = comparison.name, comparison.baseline, comparison.candidate
+        missing = WhyUndecided("differences")
+        comparison = nothing(*sides, limits.step, missing, comparison.blocks, differences=[*refused, *warned])
+    return Across(candidate.arm, comparison, refused, warned)
+
+
+def is_same_study(baseline: BlockSeries, candidate: BlockSeries) -> bool:
+    """True if both are one arm of one study: same scenario, start, machine, facts and times."""
+    first, second = (
+        (one.scenario, one.arm, one.created_utc, one.blocks, one.part_ms[STEP], one.environment, one.facts)
+        for one in (baseline, candidate)
+    )
+    return first == second
+
+
+def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
+    """Compare a study with itself: no change, with an interval of width 0."""
+    blocks = len(series.blocks)
+    step_ms, none = median(series.part_ms[STEP]), Estimate(0.0, 0.0, 0.0, blocks)
+    return StateComparison(
+        series.arm,
+        series.created_utc,
+        series.created_utc,
+        blocks,
+        Decision("same", limits.step, none, CONFIDENCE),
+        baseline_ms=step_ms,
+        candidate_ms=step_ms,
+        same_study=True,
+        emulated=series.emulated,
+    )
+
+
+def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Difference]:
+    """Everything that is not alike, what forbids a comparison first."""
+    found = []
+
+    def check(key: str, one: Any, other: Any, forbids: bool) -> None:
+        if one != other:
+            found.append(Difference(key, one, other, forbids))
+
+    for key in sorted(set(baseline.environment) | set(candidate.environment)):
+        if key != "git_commit":
+            ours_is, theirs_is = baseline.environment.get(key), candidate.environment.get(key)
+            if alike_environment(key, ours_is, theirs_is):
+                continue
+            known = key in baseline.environment and key in candidate.environment  # else one is of an older version
+            check(f"environment.{key}", ours_is, theirs_is, known and key in MACHINE)
+    facts, others = baseline.facts.to_json(), candidate.facts.to_json()
+    for key in sorted(set(facts) | set(others)):
+        check(key, facts.get(key, "unknown"), others.get(key, "unknown"), key in facts and key in others)
+    check("scenario", baseline.scenario, candidate.scenario, False)
+    synchronous = any(one.facts.device in SYNCHRONOUS for one in (baseline, candidate))
+    configs = [_with_before(one.config, synchronous) for one in (baseline, candidate)]
+    for key in sorted(set(configs[0]) | set(configs[1])):
+        known = key in configs[0] and key in configs[1]
+        work = known and key.startswith(WORK) and not key.startswith(FINGERPRINTED)
+        check(key, configs[0].get(key), configs[1].get(key), work)
+    ours, theirs = baseline.useful_fraction, candidate.useful_fraction
+    if ours is not None and theirs is not None and abs(theirs - ours) > USEFUL * max(ours, theirs):
+        found.append(Difference("useful tokens", ours, theirs, True, "share"))
+    clocks = baseline.sm_clock_mhz, candidate.sm_clock_mhz
+    if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) > CLOCK_ALIKE:
+        found.append(Difference("SM clock", *clocks, True, "MHz"))
+    loads = baseline.other_cpu_cores, candidate.other_cpu_cores
+    if max((load or 0.0 for load in loads), default=0.0) > LOAD:
+        found.append(Difference("load by other processes", *loads, False, "cores"))
+    waits = baseline.waiting_share, candidate.waiting_share
+    if max((share or 0.0 for share in waits), default=0.0) > MOST_WAITING:
+        found.append(Difference("waiting for a core", *waits, True, "share"))
+    if baseline.diverged_runs or candidate.diverged_runs:
+        found.append(Difference("diverged runs", baseline.diverged_runs, candidate.diverged_runs, True))
+    elif not _alike_losses(baseline.loss, candidate.loss):
+        found.append(Difference("loss", baseline.loss, candidate.loss, True))
+    if baseline.failed_runs or candidate.failed_runs:
+        found.append(Difference("failed runs", baseline.failed_runs, candidate.failed_runs, True))
+    check("interleave", baseline.interleave, candidate.interleave, False)
+    if baseline.arms and candidate.arms and baseline.probes and candidate.probes:  # older baselines do not say
+        check("arms of the study", baseline.arms, candidate.arms, False)
+        for key in sorted(set(baseline.probes) | set(candidate.probes)):
+            check(f"probes.{key}", baseline.probes.get(key), candidate.probes.get(key), False)
+    return sorted(found, key=lambda one: not one.forbids)
+
+
+def _with_before(config: JsonObject, synchronous: bool) -> JsonObject:
+    """``config`` with what a run did before there was a key for it. On a CPU no such key makes a difference."""
+    if synchronous:
+        return {key: value for key, value in config.items() if key not in BEFORE}
+    return {**BEFORE, **config}
+
+
+def _alike_losses(ours: float | None, theirs: float | None) -> bool:
+    """Whether both learned the same; older baselines do not say."""
+    return ours is None or theirs is None or abs(theirs - ours) <= LOSS_ALIKE * min(abs(ours), abs(theirs))
+
+
+def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
+    """Whether every arm moved alike: that is the machine, or something they share, and not one arm's code."""
+    changes = [
+        change.median
+        for one in comparisons
+        if (change := _moved(one.step)) is not None
+        and change.ci_low is not None
+        and change.ci_high is not None
+        and (change.ci_low > 0 or change.ci_high < 0)
+    ]
+    if len(changes) < len(comparisons) or len(changes) < COMMON_MOVE_ARMS:
+        return None
+    least, most = min(changes), max(changes)
+    sizes = abs(least), abs(most)
+    if (least > 0 or most < 0) and min(sizes) > COMMON_MOVE_SHARE * max(sizes):
+        return CommonMove(len(changes), least, most)
+    return None
+
+
+def _moved(step: Decision) -> Estimate | None:
+    """The change with the interval of the blocks alone: whether a day moved it is the question."""
+    return step.change if step.between is None else step.between.blocks_only
+
+
+def _comparison(
+    baseline: BlockSeries, candidate: BlockSeries, limits: Limits, warned: Sequence[Difference], days: Days
+) -> StateComparison:
+    step_ms = baseline.part_ms[STEP]
+    parts = [
+        name
+        for name in PARTS
+        if name in baseline.part_ms
+        and name in candidate.part_ms
+        and max(median(one.part_ms[name]) for one in (baseline, candidate)) >= NOTICEABLE * median(step_ms)
+    ]
+    level = 1 - (1 - CONFIDENCE) / max(len(parts), 1)
+
+    def part(name: str, confidence: float) -> Decision:
+        noisy = baseline if name == STEP else None  # an A/A control is kept of the step only
+        sides = _PartValues(name, baseline.part_ms[name], candidate.part_ms[name])
+        return _decide(sides, limits.step, noisy, confidence, days)
+
+    return StateComparison(
+        candidate.arm,
+        baseline.created_utc,
+        candidate.created_utc,
+        min(len(baseline.blocks), len(candidate.blocks)),
+        part(STEP, CONFIDENCE),
+        baseline_ms=median(step_ms),
+        candidate_ms=median(candidate.part_ms[STEP]),
+        parts=[
+            Part(name, PARTS[name], median(baseline.part_ms[name]), median(candidate.part_ms[name]), part(name, level))
+            for name in parts
+        ],
+        gates=_gates(baseline, candidate, limits, days),
+        differences=list(warned),
+        emulated=candidate.emulated,
+    )
+
+
+def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: Days) -> list[Gate]:
+    found = []
+    kinds: tuple[tuple[str, str, float | None, Callable[[BlockSeries], list[float]]], ...] = (
+        ("peak memory", "MiB", limits.memory, lambda one: [value / 2**20 for value in one.peak_memory_bytes]),
+        (STARTUP, "ms", limits.startup, lambda one: one.startup_ms),
+    )
+    for name, unit, within, values in kinds:
+        ours, theirs = values(baseline), values(candidate)
+        if name == STARTUP and baseline.started != candidate.started:
+            continue  # alone or beside others: not the same thing
+        if within is not None and ours and theirs:
+            timed = days if name == STARTUP else None  # memory is the same on any day
+            decision = _decide(_PartValues(name, ours, theirs), within, None, CONFIDENCE, timed)
+            found.append(Gate(name, unit, median(ours), median(theirs), decision))
+    return found
+
+
+@dataclass(frozen=True)
+class _PartValues:
+    """Values of one part, one a block, of two studies."""
+
+    part: str
+    baseline: Sequence[float]
+    candidate: Sequence[float]
+
+
+def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level: float, days: Days | None) -> Decision:
+    """Decides from values that did not alternate; ``noisy``: whose A/A control says what no change looks like.
+
+    ``days``: None where one day is as another.
+    """
+    ours, theirs = (
+        from_block_values([math.log(value) for value in values if value > 0], level)
+        for values in (sides.baseline, sides.candidate)
+    )
+    noise = None if noisy is None else from_block_values(noisy.twin_logs)
+    alone = _difference(ours, theirs)
+    decision = judge(alone, within, noise, level)
+    if days is not None and alone is not None and ours is not None and theirs is not None:
+        centre = days.centre(sides.part)
+        allowance, known = days.between(sides.part, level)
+        # The centre of several sessions has their blocks' scatter in that of its days already.
+        known_ours = ours if centre is None else Estimate(centre, centre, centre, ours.n)
+        without = decision
+        decision = judge(_difference(known_ours, theirs, allowance), within, noise, level)
+        between = BetweenDays(math.expm1(allowance), len(days.level), known, fractions(alone))
+        decision = replace(decision, between=between)
+        if decision.outcome == "undecided" and without.outcome != "undecided":
+            decision = replace(decision, why="day to day")
+    return replace(decision, more_blocks=None)  # more of one study would not narrow the other's share
+
+
+def _difference(first: Estimate | None, second: Estimate | None, allowance: float = 0.0) -> Estimate | None:
+    """``second`` less ``first``; independent errors add by their squares. n: of the fewer."""
+    if first is None or second is None:
+        return None
+    centre, n = second.median - first.median, min(first.n, second.n)
+    if first.ci_low is None or first.ci_high is None or second.ci_low is None or second.ci_high is None:
+        return Estimate(centre, None, None, n)
+    below = math.hypot(second.median - second.ci_low, first.ci_high - first.median, allowance)
+    above = math.hypot(second.ci_high - second.median, first.median - first.ci_low, allowance)
+    return Estimate(centre, centre - below, centre + above, n)

@@ -1,0 +1,257 @@
+"""Compares two sides that alternated, from the runs of a study: the step, each of its parts, peak memory, startup.
+
+Numbers and kinds only; harness.regress.text makes the sentences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from harness.explain.ledger import Blocks, RunLedger, measure
+from harness.judge.comparisons import used_share, without_core
+from harness.judge.confounds import USEFUL, Confound, ConfoundKind, confounds, used_lead
+from harness.judge.losses import compare_losses
+from harness.regress.decision import confidence_at, decide
+from harness.regress.records import (
+    PARTS,
+    Gate,
+    Limits,
+    OneSidedProblem,
+    Part,
+    StateComparison,
+    WhyUndecided,
+    nothing,
+)
+from harness.regress.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
+from harness.regress.thresholds import NOTICEABLE
+from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.run_data import RunData
+
+# Confounds with which the two sides do different work: by kind, and of the kind "fact" by its key.
+OTHER_WORK: frozenset[ConfoundKind] = frozenset({"diverged", "losses", "useful tokens", "mixed data", "mixed code"})
+OTHER_WORK_FACTS = frozenset(
+    {"parameters", "flops_per_token", "corpus_fingerprint", "tokenizer_fingerprint", "model_fingerprint"}
+)
+
+
+@dataclass(frozen=True)
+class _FinishedRun:
+    """What is read from a finished run."""
+
+    ledger: RunLedger
+    rounds: Rounds
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """The finished runs of one comparison: by side, then by block."""
+
+    baseline: Mapping[int, _FinishedRun]
+    candidate: Mapping[int, _FinishedRun]
+    control: Mapping[int, _FinishedRun]  # the baseline's A/A control
+
+
+def comparisons(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> list[StateComparison]:
+    """Every comparison of ``study``, decided from the blocks that ``runs`` have."""
+    by_arm: dict[str, dict[int, _FinishedRun]] = {}
+    records: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        records.setdefault(run.record.arm, []).append(run.record)
+        ledger, its_rounds = measure(run), rounds(run)
+        if ledger is not None and its_rounds is not None:
+            by_arm.setdefault(run.record.arm, {})[run.record.block] = _FinishedRun(ledger, its_rounds)
+    return [
+        _comparison(
+            study,
+            (pair.baseline, pair.candidate),
+            by_arm,
+            records,
+            limits,
+            _one_sided_problems(runs, (pair.baseline, pair.candidate)),
+        )
+        for pair in study.comparisons
+    ]
+
+
+def _comparison(
+    study: StudyRecord,
+    names: tuple[str, str],
+    by_arm: Mapping[str, Mapping[int, _FinishedRun]],
+    records: Mapping[str, Sequence[RunRecord]],
+    limits: Limits,
+    problems: list[OneSidedProblem],
+) -> StateComparison:
+    baseline, candidate = names
+    arms = {arm.name: arm for arm in study.arms}
+    control = next((arm.name for arm in study.arms if arm.control == "a-a" and arm.of == baseline), "")
+    sides = _Sides(*(by_arm.get(name, {}) for name in (baseline, candidate, control)))
+    shared = sorted(set(sides.baseline) & set(sides.candidate))
+    first, second = (arms.get(name, ArmRecord(name)) for name in (baseline, candidate))
+    ours_is, theirs_is = map(_state, (first, second))
+    name = first.contest or f"{candidate} against {baseline}"
+    if not shared:
+        return nothing(name, ours_is, theirs_is, limits.step, _why_missing(names, records))
+    attempted = 1 + max(record.block for name in (baseline, candidate) for record in records.get(name, ()))
+    level = confidence_at(attempted)  # a block that failed on one side was a block all the same
+    ours, theirs, aa = (
+        {block: run.rounds for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.control)
+    )
+    ledgers = [
+        {block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.control)
+    ]
+    losses = compare_losses(names, *ledgers)
+    differing = [*confounds(ledgers[0], ledgers[1], records, names, len(shared), losses)]
+    tokens = [_tokens_per_step(ledger) for ledger in ledgers[:2]]
+    if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL:
+        missing = WhyUndecided("other tokens per step", tokens=(tokens[0], tokens[1]))
+        return nothing(name, ours_is, theirs_is, limits.step, missing, len(shared), differing)
+    step = decide(_typical(ours, theirs, aa), limits.step, _typical(ours, aa), level)
+    baseline_ms = _median_ms(ours, shared, STEP)
+    shares = used_share(ledgers[0]), used_share(ledgers[1])
+    changed = limits.step if step.change is None else max(limits.step, abs(step.change.median))
+    lead = used_lead(shares, changed, names)
+    return StateComparison(
+        name,
+        ours_is,
+        theirs_is,
+        len(shared),
+        step,
+        baseline_ms=baseline_ms,
+        # As the paired change has it: medians of either side alone may lie the other way round.
+        candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median),
+        total=decide(_totals(ours, theirs), limits.step, _totals(ours, aa), level),
+        parts=_parts(ours, theirs, aa, shared, limits.step, level),
+        gates=_gates(sides, shared, limits, level),
+        confounds=[*differing, *lead],
+        defaults=[*second.other_defaults],
+        problems=problems,
+        other_work=next(filter(_is_other_work, differing), None),
+        used_lead=next(iter(lead), None),
+        doubts=tuple(without_core(names, ledgers[:2])),
+        emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
+    )
+
+
+def _is_other_work(one: Confound) -> bool:
+    return one.kind in OTHER_WORK or (one.kind == "fact" and one.key in OTHER_WORK_FACTS)
+
+
+def _one_sided_problems(runs: Sequence[RunData], names: tuple[str, str]) -> list[OneSidedProblem]:
+    reported: dict[str, list[set[str]]] = {name: [] for name in names}
+    for run in runs:
+        if run.record.arm in names and run.record.status == "done":
+            reported[run.record.arm].append(set(run.probes.problems))
+    return [
+        OneSidedProblem(arm, message)
+        for arm, other in (names, names[::-1])
+        if reported[arm]
+        for message in sorted(set.intersection(*reported[arm]).difference(*reported[other]))
+    ]
+
+
+def _state(arm: ArmRecord) -> str:
+    """What the side is called: the state of the code that it runs, else the arm."""
+    if arm.code is not None:
+        return arm.code.label
+    declared = arm.declared.get("code")  # of a command, which runs none of ours
+    return declared if isinstance(declared, str) else arm.name
+
+
+def _typical(
+    baseline: Mapping[int, Rounds],
+    candidate: Mapping[int, Rounds],
+    control: Mapping[int, Rounds] | None = None,
+    part: str = STEP,
+) -> list[float]:
+    """One value for each block that both finished."""
+    found = [
+        typical_log(baseline[block], candidate[block], part, (control or {}).get(block))
+        for block in sorted(set(baseline) & set(candidate))
+    ]
+    return [log for log in found if log is not None]
+
+
+def _median_ms(side: Mapping[int, Rounds], blocks: Sequence[int], part: str) -> float:
+    return median(found for block in blocks if (found := side[block].typical_ms(part)) is not None)
+
+
+def _exposed_ms(side: Mapping[int, Rounds], blocks: Sequence[int], stage: str) -> float | None:
+    """None where no block knows it: its replay was impossible, or too far off to be believed."""
+    known = [found for block in blocks if (found := side[block].typical_ms(f"{EXPOSED}{stage}")) is not None]
+    return median(known) if known else None
+
+
+def _parts(
+    baseline: Mapping[int, Rounds],
+    candidate: Mapping[int, Rounds],
+    control: Mapping[int, Rounds],
+    blocks: Sequence[int],
+    within: float,
+    level: float,
+) -> list[Part]:
+    """Of the parts that are worth a line, each at a level that holds for all of them together (Bonferroni)."""
+    step_ms = _median_ms(baseline, blocks, STEP)
+    found = []
+    for name in PARTS:
+        if all(name in side[block].parts for block in blocks for side in (baseline, candidate)):
+            times = _median_ms(baseline, blocks, name), _median_ms(candidate, blocks, name)
+            if max(times) >= NOTICEABLE * step_ms:
+                found.append((name, times))
+    one = 1 - (1 - level) / max(len(found), 1)
+    return [
+        Part(
+            name,
+            PARTS[name],
+            *times,
+            decide(_typical(baseline, candidate, control, name), within, _typical(baseline, control, {}, name), one),
+            _exposed_ms(candidate, blocks, name) if PARTS[name] == "stage" else None,
+        )
+        for name, times in found
+    ]
+
+
+def _gates(sides: _Sides, blocks: Sequence[int], limits: Limits, level: float) -> list[Gate]:
+    found = []
+    kinds: tuple[tuple[str, str, float | None, Callable[[RunRecord], float | None]], ...] = (
+        ("peak memory", "MiB", limits.memory, lambda record: _scaled(record.peak_memory_bytes, 2**20)),
+        ("peak device memory", "MiB", limits.memory, lambda record: _scaled(record.peak_device_bytes, 2**20)),
+        ("startup", "ms", limits.startup, lambda record: _scaled(record.startup_ns, 1e6)),
+    )
+    for name, unit, within, value in kinds:
+        if within is None:
+            continue
+        ours, theirs, control = (
+            {block: amount for block, run in side.items() if (amount := value(run.ledger.record))}
+            for side in (sides.baseline, sides.candidate, sides.control)
+        )
+        both = [block for block in blocks if block in ours and block in theirs]
+        if both:
+            logs = [math.log(theirs[block] / ours[block]) for block in both]
+            noise = [math.log(control[block] / ours[block]) for block in both if block in control]
+            medians = median(ours[block] for block in both), median(theirs[block] for block in both)
+            found.append(Gate(name, unit, *medians, decide(logs, within, noise, level)))
+    return found
+
+
+def _scaled(amount: int | None, unit: float) -> float | None:
+    return amount / unit if amount else None
+
+
+def _tokens_per_step(ledgers: Blocks) -> float | None:
+    """Positions, over all measured steps; None where they were not counted."""
+    steps = sum(len(one.step_ms) for one in ledgers.values())
+    counted = [one.tokens for one in ledgers.values() if one.tokens is not None]
+    return sum(counted) / steps if steps and len(counted) == len(ledgers) else None
+
+
+def _totals(baseline: Mapping[int, Rounds], candidate: Mapping[int, Rounds]) -> list[float]:
+    found = (total_log(baseline[block], candidate[block]) for block in sorted(set(baseline) & set(candidate)))
+    return [log for log in found if log is not None]
+
+
+def _why_missing(names: tuple[str, str], records: Mapping[str, Sequence[RunRecord]]) -> WhyUndecided:
+    errors = [record.error for name in names for record in records.get(name, ()) if record.error]
+    return WhyUndecided("failed runs", (errors[0].splitlines()[0],)) if errors else WhyUndecided("no shared block")

@@ -1,0 +1,170 @@
+"""Writes what a regression check found: a page for a pull request's comment, the same as JSON and as JUnit.
+
+The sentences are those of harness.regress.text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+from harness.regress.decision import Decision, Outcome
+from harness.regress.records import Gate, StateComparison
+from harness.regress.text import (
+    APART,
+    SAME_STUDY,
+    cause_text,
+    change,
+    differing,
+    footnote,
+    headline,
+    inside,
+    missing,
+    reason,
+    remedy,
+    sentence,
+)
+from harness.show.confounds import confound_lines
+from harness.show.tables import Markdown, safe, table
+from harness.show.words import ms, number, percent
+from harness.study.store import StudyFolder, write_json
+from trainer.files import write_bytes, write_text
+from trainer.json_types import JsonObject
+
+MARKDOWN, JSON, JUNIT = "regression.md", "regression.json", "regression.xml"
+# For what an XML 1.0 document may not hold, colours of a terminal among it.
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_WORST_FIRST: tuple[Outcome, ...] = ("slower", "undecided", "faster", "same")
+_JUNIT = {"slower": "failure", "undecided": "skipped", "error": "error"}
+_GATE = {"slower": "grew", "faster": "shrank"}
+SCHEMA = 1
+MOST_SENTENCES = 5  # comparisons with a sentence each at the top of a page
+
+
+def write(
+    folder: StudyFolder, comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True
+) -> str:
+    """Write all three into the study's folder; returns the page. ``alternated``: see :func:`markdown`."""
+    page = markdown(comparisons, notes, alternated=alternated)
+    write_text(folder.path / MARKDOWN, page)
+    write_json(folder.path / JSON, as_json(comparisons, notes))
+    write_bytes(folder.path / JUNIT, junit(comparisons))
+    return page
+
+
+def overall(comparisons: Sequence[StateComparison]) -> Outcome:
+    """The worst of all: slower, then undecided, faster, same."""
+    return min((c.verdict for c in comparisons), key=_WORST_FIRST.index, default="undecided")
+
+
+def as_json(comparisons: Sequence[StateComparison], notes: Sequence[str] = ()) -> JsonObject:
+    """The dataclasses field by field, and the words for every kind; ``contests``: schema 1's word for comparisons."""
+    found = [{**_plain(one), "verdict": one.verdict, "sentence": sentence(one)} for one in comparisons]
+    return {"schema": SCHEMA, "verdict": overall(comparisons), "contests": found, "notes": list(notes)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if not is_dataclass(value):
+        return value
+    content = {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Decision):
+        content["reason"], content["remedy"] = reason(value), remedy(value)
+    if isinstance(value, StateComparison):
+        text = None if value.missing is None else missing(value)
+        for key, one in (("other_work", value.other_work), ("used_lead", value.used_lead)):
+            content[key] = None if one is None else confound_lines([one])[0]
+        content |= {"confounds": differing(value), "missing": text}
+        content |= {"confound_records": [asdict(one) for one in value.confounds]}
+        content |= {"cause": value.cause, "remedy": cause_text(value).remedy}
+        content["step"] |= {} if text is None else {"reason": text}
+    return content
+
+
+def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True) -> str:
+    """Return the page: verdict, sentences, table, what changed inside the step, and what else differed.
+
+    ``alternated``: whether the sides alternated (else they are two studies of different times).
+    """
+    parts = [f"### {headline(overall(comparisons), len(comparisons))}"]
+    worst_first = sorted(comparisons, key=lambda one: _WORST_FIRST.index(one.verdict))
+    parts.append("\n".join(f"- **{safe(sentence(one))}**" for one in worst_first[:MOST_SENTENCES]))
+    parts += [f"> {safe(note)}." for note in notes]
+    rows = [row for c in comparisons for row in _rows(c)]
+    parts.append(table(["", "baseline", "candidate", "change [interval]", "noise floor", "decision"], rows))
+    if lines := [line for c in comparisons for line in inside(c)]:
+        parts.append("\n".join(f"- {safe(line)}" for line in lines))
+    if lines := [*dict.fromkeys(line for c in comparisons for line in differing(c))]:
+        parts.append("Also different:\n\n" + "\n".join(f"- {safe(line)}" for line in lines))
+    if alternated:
+        parts.append(footnote([*comparisons]))
+    elif not all(one.same_study for one in comparisons):
+        parts.append(APART)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def junit(comparisons: Sequence[StateComparison]) -> bytes:
+    """JUnit XML: one case a comparison; slower is a failure, nothing to compare an error, undecided is skipped."""
+    verdicts = ["error" if c.missing is not None else c.verdict for c in comparisons]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="harness regress",
+        tests=str(len(comparisons)),
+        failures=str(verdicts.count("slower")),
+        errors=str(verdicts.count("error")),
+        skipped=str(verdicts.count("undecided")),
+    )
+    for c, verdict in zip(comparisons, verdicts, strict=True):
+        case = ElementTree.SubElement(suite, "testcase", classname="harness.regress", name=c.name)
+        if verdict in _JUNIT:
+            ElementTree.SubElement(case, _JUNIT[verdict], message=_NO_XML.sub("?", sentence(c)))
+        text = "\n".join([sentence(c), *inside(c)])
+        ElementTree.SubElement(case, "system-out").text = _NO_XML.sub("?", text)
+    whole = ElementTree.Element("testsuites")
+    whole.append(suite)
+    ElementTree.indent(whole)
+    return bytes(ElementTree.tostring(whole, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _rows(c: StateComparison) -> list[list[str]]:
+    if c.missing is not None:
+        return [[c.name, "–", "–", "–", "–", Markdown(f"**undecided**: {safe(missing(c))}")]]
+    assert c.baseline_ms is not None
+    assert c.candidate_ms is not None
+    times = ms(c.baseline_ms), ms(c.candidate_ms)
+    rows = [
+        [
+            f"{c.name}: step",
+            *times,
+            change(c.step),
+            _floor_cell(c.step),
+            SAME_STUDY if c.same_study else _cell(c.step),
+        ]
+    ]
+    rows += [
+        [f"{c.name}: {gate.name}", *_amounts(gate), change(gate.decision), _floor_cell(gate.decision),
+         _cell(gate.decision, gate=True)]
+        for gate in c.gates
+    ]  # fmt: skip
+    return rows
+
+
+def _amounts(gate: Gate) -> tuple[str, str]:
+    return f"{number(gate.baseline)} {gate.unit}", f"{number(gate.candidate)} {gate.unit}"
+
+
+def _cell(decision: Decision, gate: bool = False) -> str:
+    outcome = decision.outcome
+    if outcome == "same":
+        return f"same within {percent(decision.within)}"
+    if outcome == "undecided":
+        return Markdown(f"**undecided**: {safe(reason(decision))}")
+    return Markdown(f"**{_GATE[outcome] if gate else outcome}**")
+
+
+def _floor_cell(decision: Decision) -> str:
+    return "–" if decision.floor is None else percent(decision.floor)

@@ -1,0 +1,179 @@
+"""Runs comparisons block by block until each is decided, or the time allowed is spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from harness.launch.code import EXAMINE_S, examine, find_code, fingerprint, fit_config
+from harness.launch.study import Sequential, run_study
+from harness.machine.git import checkout_fingerprint
+from harness.regress.decision import is_look
+from harness.regress.gate import comparisons
+from harness.regress.plan import BASE, HEAD, ComparisonPlan, records_of
+from harness.regress.records import Limits, StateComparison, WhyUndecided, nothing
+from harness.regress.thresholds import HOPELESS_AFTER
+from harness.scenario.overrides import flatten, has, lookup
+from harness.scenario.plan import Arm
+from harness.study.records import ArmRecord, OtherDefault, StudyRecord
+from harness.study.store import StudyFolder
+from trainer.config import BEFORE, TrainerConfig
+from trainer.errors import InputError
+from trainer.json_types import JsonObject
+from trainer.user_code import fingerprint as user_fingerprint
+
+
+@dataclass(frozen=True)
+class RegressionResult:
+    """``status``: of the study (done, failed, interrupted). ``spent_s``: of the budget, when the last block ended.
+
+    ``cut``: what ran when the budget was spent in the middle of a block.
+    """
+
+    folder: Path
+    status: str
+    comparisons: list[StateComparison]
+    spent_s: float
+    cut: str | None = None
+
+
+class UntilDecided:
+    """Asked after each block of a check whether there are enough: all is decided, or the budget is spent.
+
+    ``spent_s``: of the budget, when the last block ended.
+    """
+
+    def __init__(self, limits: Limits, budget_s: float) -> None:
+        self._limits, self._budget_s = limits, budget_s
+        self._begun_s = time.monotonic()
+        self.spent_s = 0.0
+
+    def __call__(self, folder: StudyFolder, record: StudyRecord, blocks: int) -> bool:
+        spent_s = time.monotonic() - self._begun_s
+        # The first block's time has the preparation of the data in it, which the second one shows.
+        block_s, self.spent_s = spent_s - self.spent_s, spent_s
+        if spent_s + (block_s if blocks > 1 else 0.0) > self._budget_s:
+            return True
+        if blocks == HOPELESS_AFTER:  # a side that never finished will not: no budget helps
+            found = comparisons(record, list(folder.runs()), self._limits)
+            return all(comparison.missing is not None for comparison in found)
+        if not is_look(blocks):
+            return False
+        found = comparisons(record, list(folder.runs()), self._limits)
+        return all(one.settled for one in found if one.missing is None)
+
+
+def run_comparisons(
+    asked: ComparisonPlan, out: Path, command: Sequence[str], source: str, limits: Limits, budget_s: float,
+    arms: Mapping[str, ArmRecord] | None = None,
+) -> RegressionResult:  # fmt: skip
+    """Run ``asked`` into a study under ``out``. ``arms``: see :func:`with_codes`; without it all run this code.
+
+    A decision is tried at the looks, and at the end: when one more block would not fit into ``budget_s``. A block that
+    runs when the budget is spent, because it is slow or hangs, is ended there and left out.
+    """
+    end_ns = time.monotonic_ns() + round(budget_s * 1e9)
+    arms = records_of(asked) if arms is None else arms
+    states = code_fingerprints(arms)
+    enough = UntilDecided(limits, budget_s)
+    outcome = run_study(asked.plan, out, command, source, Sequential(enough, arms, end_ns))
+    folder = StudyFolder(outcome.folder)
+    decided = comparisons(folder.read_study(), list(folder.runs()), limits)
+    decided = unless_changed(decided, states, code_fingerprints(arms), limits)
+    return RegressionResult(outcome.folder, outcome.status, decided, enough.spent_s, outcome.cut)
+
+
+def with_codes(
+    asked: ComparisonPlan, base: str, head: str, repository: Path, timeout_s: float = EXAMINE_S
+) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
+    """Finds both states of the code and fits every arm to its side: (the comparisons, the arms' records).
+
+    Raises InputError where a side is no state of this project, cannot run the scenario, or cannot be imported within
+    ``timeout_s``.
+    """
+    codes = {BASE: find_code(base, repository), HEAD: find_code(head, repository)}
+    if codes[BASE].folder == codes[HEAD].folder:
+        raise InputError(f"--base {base}, --head {head}: both are {codes[BASE].folder}; give two states")
+    configs = [arm.config.model_dump(mode="json") for arm in asked.plan.arms]
+    defaults = TrainerConfig().model_dump(mode="json")
+    sides = [side_of(arm.name) for arm in asked.plan.arms]
+    limit_s = min(timeout_s, EXAMINE_S)
+    examined = {side: examine(code, configs, limit_s) for side, code in codes.items()}
+    other = _other_defaults(examined[BASE].defaults, examined[HEAD].defaults)
+    other += _before(asked.plan.arms, examined[BASE].defaults, examined[HEAD].defaults)
+    declared, records = [], {}
+    for place, (arm, side) in enumerate(zip(asked.plan.arms, sides, strict=True)):
+        one = examined[side]
+        config = fit_config(codes[side], configs[place], defaults, one.errors[place])
+        declared.append(replace(arm, declared={**arm.declared, "code": codes[side].label}))
+        records[arm.name] = ArmRecord(
+            arm.name,
+            arm.control,
+            arm.of,
+            declared[-1].declared,
+            config,
+            contest=asked.names[arm.name],
+            code=codes[side],
+            environment=one.environment,
+            other_defaults=other,
+        )
+    return replace(asked, plan=replace(asked.plan, arms=tuple(declared))), records
+
+
+def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
+    """Defaults that the two states do not share, which no run would show: both are given one configuration."""
+    ours, theirs = flatten(base), flatten(head)
+    return tuple(
+        OtherDefault(key, ours[key], theirs[key]) for key in sorted(set(ours) & set(theirs)) if ours[key] != theirs[key]
+    )
+
+
+def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
+    """Keys that one state lacks and did something else before, where an arm does not ask for that."""
+    found = []
+    for key, before in BEFORE.items():
+        lacking = [side for side, defaults in ((BASE, base), (HEAD, head)) if not has(defaults, key)]
+        asked = {str(lookup(arm.config.model_dump(mode="json"), key)) for arm in arms} - {str(before)}
+        if len(lacking) == 1 and asked:
+            side: Literal["base", "head"] = "base" if lacking[0] == BASE else "head"
+            found.append(OtherDefault(key, before, None, side, tuple(sorted(asked))))
+    return tuple(found)
+
+
+def side_of(arm: str) -> str:
+    """Which of the two states the arm of that name runs: the base, as its A/A control does, or the head."""
+    return BASE if arm.removesuffix("+a-a").endswith(f"@{BASE}") else HEAD
+
+
+def unless_changed(
+    decided: list[StateComparison], before: Mapping[str, object], after: Mapping[str, object], limits: Limits
+) -> list[StateComparison]:
+    """``decided``; nothing of it where code has another fingerprint, by folder, than before it was measured."""
+    changed = sorted(where for where in before if after[where] != before[where])
+    if not changed:
+        return decided
+    missing = WhyUndecided("code changed", tuple(changed))
+    return [nothing(c.name, c.baseline, c.candidate, limits.step, missing, c.blocks) for c in decided]
+
+
+def code_fingerprints(arms: Mapping[str, ArmRecord]) -> dict[str, set[str]]:
+    """Fingerprints of all code that ``arms`` run, by its folder: others mean that it has changed."""
+    codes = [(arm.code, arm.config) for arm in arms.values() if arm.code is not None]
+    found = {folder: {fingerprint(Path(folder))} for folder in {code.folder for code, _ in codes}}
+    functions = {
+        ((code.directory, *code.path), one)
+        for code, config in codes
+        if code.directory is not None
+        for one in TrainerConfig.model_validate(config).user_functions
+    }
+    for folder in {places[0] for places, _ in functions}:  # an A/A control has that of its arm
+        found.setdefault(folder, set()).add(checkout_fingerprint(Path(folder)))
+    for places, (key, name) in functions:
+        try:
+            found[places[0]].add(f"{name} {user_fingerprint(key, name, places)}")
+        except InputError:  # it is gone
+            found[places[0]].add(name)
+    return found

@@ -1,0 +1,313 @@
+"""Makes every sentence of a regression check: what was decided, how sure that is, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.judge.doubts import barred
+from harness.regress.across import CommonMove
+from harness.regress.decision import Decision, Outcome
+from harness.regress.records import TOTAL, Cause, Difference, Part, StateComparison
+from harness.regress.thresholds import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
+from harness.show.absent import refusal_text
+from harness.show.confounds import confound_lines
+from harness.show.words import capitalised, count, listing, ms, percent
+from harness.study.records import OtherDefault
+
+if TYPE_CHECKING:
+    from harness.regress.baselines import Baseline
+    from harness.regress.run import RegressionResult
+
+SAME_STUDY = "the same study: nothing to compare"
+AT_OTHER_TIMES = (
+    "The two studies ran at different times, and a machine changes between days. The intervals allow for that. "
+    "For narrower ones, use harness regress: it alternates both states"
+)
+APART = (
+    "Step: the typical round; above 0 is slower. Intervals: 95 %, from blocks and days. Days: as the kept sessions of "
+    f"the baseline differ; below {MIN_SESSIONS} sessions a standard deviation of {percent(DAY_DEVIATION)} is assumed. "
+    "Noise floor: how far the baseline's A/A control is from 0."
+)
+NOTHING_MEASURED = "Nothing was measured on both sides."
+NO_BLOCK = "no block in which both sides finished"
+
+
+@dataclass(frozen=True)
+class CauseText:
+    """Words for one cause of "undecided". ``remedy``: what would decide it.
+
+    The names in braces are those of :func:`_values`.
+    """
+
+    cause: str
+    remedy: str
+
+
+CAUSES: Mapping[Cause, CauseText] = {
+    "failed runs": CauseText("{details}", "Mend what failed: its log is in the study's folder"),
+    "no shared block": CauseText(NO_BLOCK, "Allow more time with --budget, or fewer steps"),
+    "other tokens per step": CauseText(
+        "steps of {ours} and of {theirs} tokens: their times cannot be compared",
+        "Give both sides one batch size and sequence length",
+    ),
+    "code changed": CauseText("{details}: changed while it was measured", "Run the check again, and edit nothing"),
+    "differences": CauseText("not comparable: {details}", "Measure both alike, or --allow what differs"),
+    "no baseline": CauseText("{details}", "Keep a baseline first"),
+    "no core": CauseText("{doubt}", "Use a quiet machine, or free cores"),
+    "too few blocks": CauseText(
+        f"{{blocks}} of the {MIN_BLOCKS} blocks that an interval takes", "Allow more time with --budget"
+    ),
+    "within the noise": CauseText(
+        "the change is no larger than the noise floor of {floor}", "Use a quiet machine, or longer runs"
+    ),
+    "both possible": CauseText(
+        "the interval {interval} includes changes within {within} and beyond", "Allow more time with --budget"
+    ),
+    "at the limit": CauseText(
+        "the change is about as large as the limit of {within}", "Choose another --within: blocks hardly decide this"
+    ),
+    "scattered": CauseText(
+        "blocks differ by far more than the limit of {within}", "Use a quiet machine, longer runs, or a larger --within"
+    ),
+    "not compared": CauseText("nothing was compared", ""),
+    "day to day": CauseText("days alone may change the speed by {days}", "{more_days}"),
+    "other work": CauseText("the two sides do different work: {work}", "Give both sides the same work"),
+    "used lead": CauseText("{lead}", "Give both more warm-up steps, or longer runs"),
+    "other check open": CauseText("{checks} may have grown by more than allowed", "Allow more time with --budget"),
+}
+
+
+def cause_text(c: StateComparison) -> CauseText:
+    """Why ``c`` is undecided, and what would decide it; both empty where it is decided."""
+    if c.cause is None:
+        return CauseText("", "")
+    return _filled(c.cause, c.step, c)
+
+
+def reason(decision: Decision) -> str:
+    """Why a decision is undecided; empty where it is decided."""
+    return "" if decision.why is None else _filled(decision.why, decision).cause
+
+
+def remedy(decision: Decision) -> str:
+    """What would decide it; empty where it is decided."""
+    return "" if decision.why is None else _filled(decision.why, decision).remedy
+
+
+def _filled(cause: Cause, decision: Decision, c: StateComparison | None = None) -> CauseText:
+    values = _values(decision) | ({} if c is None else _more_values(c))
+    text = CAUSES[cause]
+    more = f"Run about {count(decision.more_blocks, 'more block')}" if decision.more_blocks else ""
+    own = more if more and cause == decision.why else text.remedy.format(**values)
+    return CauseText(text.cause.format(**values), own)
+
+
+def _values(decision: Decision) -> dict[str, str]:
+    found, between = decision.change, decision.between
+    values = {"blocks": str(0 if found is None else found.n), "within": percent(decision.within)}
+    values["floor"] = "" if decision.floor is None else percent(decision.floor)
+    values["interval"] = "" if found is None else _interval(found)
+    if between is not None:
+        known = f"by {count(between.sessions, 'kept session')}" if between.known else "assumed"
+        values["days"] = f"{percent(between.allowance)} ({known})"
+        missing = MIN_SESSIONS - between.sessions
+        values["more_days"] = "Use harness regress, which alternates both states"
+        if not between.known and missing > 0:
+            values["more_days"] = f"Save a baseline on {count(missing, 'more day')}, or use harness regress"
+    return values
+
+
+def _more_values(c: StateComparison) -> dict[str, str]:
+    values, m = {"checks": listing([*c.open])}, c.missing
+    if m is not None:
+        values["details"] = listing(list(m.details)) or NO_BLOCK
+        if m.kind == "differences":
+            values["details"] = "; ".join(difference(one) for one in c.differences if one.forbids)
+        if m.tokens is not None:
+            values |= {"ours": f"{m.tokens[0]:,.0f}", "theirs": f"{m.tokens[1]:,.0f}"}
+    if (doubt := barred(c.doubts, "loss")) is not None:
+        values["doubt"] = refusal_text(doubt)
+    values["work"] = "" if c.other_work is None else confound_lines([c.other_work])[0]
+    values["lead"] = "" if c.used_lead is None else confound_lines([c.used_lead])[0]
+    return values
+
+
+def sentence(c: StateComparison) -> str:
+    """One comparison in a few sentences that stand for themselves: the verdict, its figures, and what to do."""
+    name = f"{c.name} (emulated device)" if c.emulated else c.name
+    if c.same_study:
+        return f"{name}: {SAME_STUDY}."
+    why = cause_text(c)
+    todo = f" {why.remedy}." if why.remedy else ""
+    if c.missing is not None:
+        return f"{name}: undecided, {why.cause}.{todo}"
+    assert c.baseline_ms is not None
+    assert c.candidate_ms is not None
+    verdict = c.verdict if c.cause is None else f"undecided, as {why.cause}"
+    if c.verdict == "same":
+        verdict = f"same within {percent(c.step.within)}"
+    elif c.step.outcome == "slower" == c.verdict:
+        verdict = f"slower by more than the {percent(c.step.within)} allowed"
+    figures = (
+        f"A step changed by {change(c.step)}: {ms(c.baseline_ms)} at {c.baseline}, {ms(c.candidate_ms)} at "
+        f"{c.candidate} ({count(c.blocks, 'block')}, {_floor(c.step)})."
+    )
+    grown = [
+        f" {capitalised(one.name)} grew by {change(one.decision)}."
+        for one in c.gates
+        if one.decision.outcome == "slower"
+    ]
+    if c.rare and c.total is not None:
+        grown.append(f" {capitalised(TOTAL)} changed by {change(c.total)}: rare steps got longer.")
+    return f"{name}: {verdict}. {figures}{''.join(grown)}{todo}"
+
+
+def missing(c: StateComparison) -> str:
+    """Why nothing could be compared."""
+    return cause_text(c).cause
+
+
+def difference(one: Difference) -> str:
+    """``environment.cores is 2 against 4``."""
+    return f"{one.key} is {_shown(one.baseline, one.unit)} against {_shown(one.candidate, one.unit)}"
+
+
+def _shown(value: Any, unit: str) -> str:
+    if unit and value is None:
+        return "unknown"
+    if unit:
+        return percent(value) if unit == "share" else f"{value:.{2 if unit == 'cores' else 0}f} {unit}"
+    return value if isinstance(value, str) else repr(value)
+
+
+def default(one: OtherDefault) -> str:
+    """A default that the two states do not share."""
+    if one.text:
+        return one.text
+    if one.lacking:
+        return (
+            f"default: {one.lacking} has no key {one.key} and runs as with {one.base!r}; the other runs as asked "
+            f"({', '.join(one.asked)})"
+        )
+    return f"default: {one.key} is {one.base!r} at base and {one.head!r} at head; both ran one configuration"
+
+
+def differing(c: StateComparison) -> list[str]:
+    """Everything else that differs between the two sides. :func:`missing` reports what forbids a comparison."""
+    shown = c.differences if c.missing is None else [one for one in c.differences if not one.forbids]
+    return [
+        *confound_lines(c.confounds),
+        *map(default, c.defaults),
+        *(f"probes: only in the runs of {one.arm}: {one.message}" for one in c.problems),
+        *map(difference, shown),
+    ]
+
+
+def inside(c: StateComparison) -> list[str]:
+    """Parts that changed, whether or not the step did; and what else decides beside the typical round."""
+    changed = [part for part in c.parts if part.decision.outcome in ("slower", "faster") or not part.decision.change]
+    lines = [_part(c, part) for part in changed]
+    if c.rare and c.total is not None:
+        lines.append(f"{c.name}: rare steps got longer: {TOTAL} changed by {change(c.total)}")
+    lines += [f"{c.name}: {name} may have grown: {change(decision)}" for name, decision in c.open.items()]
+    for one, barred_outcomes in ((c.other_work, "the same"), (c.used_lead, "the same or faster")):
+        if one is not None:
+            lines.append(f"{c.name}: {confound_lines([one])[0]}, so the sides are not called {barred_outcomes}")
+    return lines
+
+
+def _part(c: StateComparison, part: Part) -> str:
+    name = f"{c.name}: {part.kind} {part.name}"
+    if part.decision.change is None:  # nothing to divide by
+        return f"{name}: from {ms(part.baseline_ms)} to {ms(part.candidate_ms)} per step"
+    more = part.decision.change.median * part.baseline_ms  # paired, as the change is
+    text = f"{name} is {part.decision.outcome}: {change(part.decision)}, {'+' if more > 0 else '-'}{ms(abs(more))}"
+    if part.kind == "stage" and c.step.outcome == "same":
+        return (
+            f"{text} per step; {'it runs hidden behind the step' if part.hidden else 'too little to change the step'}"
+        )
+    return text + (" per step" if c.step.outcome == part.decision.outcome else f" per step; the step: {c.step.outcome}")
+
+
+def headline(verdict: Outcome, comparisons: int) -> str:
+    """The title of the page: the worst verdict, and of how many comparisons."""
+    return f"Regression check: {verdict}" + (f" (worst of {comparisons})" if comparisons > 1 else "")
+
+
+def change(decision: Decision) -> str:
+    """``+3.1 % [+2.2 %, +4.0 %]``."""
+    found = decision.change
+    return "no figure" if found is None else f"{_signed(found.median)} {_interval(found)}"
+
+
+def _interval(found: Estimate) -> str:
+    if found.ci_low is None or found.ci_high is None:
+        return "[no interval]"
+    return f"[{_signed(found.ci_low)}, {_signed(found.ci_high)}]"
+
+
+def _signed(fraction: float) -> str:
+    return f"{fraction * 100:+.{2 if abs(fraction) < 0.1 else 1}f} %"
+
+
+def _floor(decision: Decision) -> str:
+    text = "no noise floor" if decision.floor is None else f"noise floor {percent(decision.floor)}"
+    if (between := decision.between) is None:
+        return text
+    return f"{text}, day to day {percent(between.allowance)}{'' if between.known else ' assumed'}"
+
+
+def kept_note(kept: Baseline, within: float) -> str:
+    """Say what a check against ``kept`` can decide, and how to have it decide more."""
+    found = kept.limits_of_detection(within)
+    text = f"{count(len(kept.sessions), 'session')} kept. A check on another day detects +{percent(found.slowdown)}"
+    text += f" or more (--within {percent(within)})"
+    if not found.same:
+        text += "; it cannot call a change the same"
+    if found.known:
+        return text
+    return (
+        f"{text}. It assumes that days differ by {percent(DAY_DEVIATION)}: save on "
+        f"{count(found.more_sessions, 'more day')} to measure that"
+    )
+
+
+def common_move_note(move: CommonMove) -> str:
+    """What it means that every arm moved alike."""
+    return (
+        f"All {move.arms} arms changed alike ({move.least * 100:+.1f} % to {move.most * 100:+.1f} %). The machine is "
+        "a likelier cause than one arm's code: repeat with harness regress"
+    )
+
+
+def blocks_note(result: RegressionResult, budget_s: float) -> str | None:
+    """What to say where the budget ended a block, or was too short for a first look; None where neither is so."""
+    blocks = max((comparison.blocks for comparison in result.comparisons), default=0)
+    if result.cut is not None:
+        kept = f"after {count(blocks, 'block')}" if blocks else "before one block had ended"
+        return (
+            f"the budget of {budget_s:.0f} s was spent {kept}, in the middle of the next: {result.cut}. "
+            "Raise --budget, or end what hangs"
+        )
+    if result.status != "done" or blocks >= FIRST_LOOK or not blocks:
+        return None
+    return (
+        f"the budget of {budget_s:.0f} s was spent after {blocks} of the {FIRST_LOOK} blocks of a first look "
+        f"({result.spent_s / blocks:.0f} s each). Allow at least {result.spent_s / blocks * FIRST_LOOK:.0f} s"
+    )
+
+
+def footnote(comparisons: list[StateComparison]) -> str:
+    """How to read the table of sides that alternated."""
+    levels = dict.fromkeys(f"{one.step.confidence * 100:.2f} %" for one in comparisons if one.missing is None)
+    blocks = dict.fromkeys(count(one.blocks, "block") for one in comparisons)
+    if not levels:
+        return NOTHING_MEASURED
+    return (
+        f"Step: the typical round, paired round by round over {listing(list(blocks))}; above 0 is slower. Intervals: "
+        f"{listing(list(levels))}, so that all looks at one arm together err in at most 5 %. Noise floor: how far the "
+        "baseline's A/A control is from 0."
+    )

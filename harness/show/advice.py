@@ -1,0 +1,276 @@
+"""Says what to try next: the changes that replay found worth it, largest first, each with its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.explain.replay.handover import MOST_HANDOVER
+from harness.explain.replay.prediction import TOLERANCE
+from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.judge.advice import ALIKE, LEAST_GAIN
+from harness.judge.judgement import Bar
+from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
+from harness.show.absent import refusal_text
+from harness.show.assumptions import assumption_lines
+from harness.show.names import ArmNames
+from harness.show.tables import NOT_MEASURED, ratio_cell, safe, table
+from harness.show.words import interval, listing, percent, percent_over, ratio
+
+MOST = 5  # on the first screen
+_WAITED_FOR = "a disk, a network, a lock, threads of a tokenizer"
+COSTS: dict[AdviceCost, str] = {
+    "processes": "a core and the memory of a process for each",
+    "memory": "more batches in memory",
+    "pretokenized copy": "a pretokenized copy of the corpus on disk",
+    "late check": "seeing a step later that a loss is not finite (compute.sync: late)",
+    "its data path": "what that path needs",
+}
+
+
+@dataclass(frozen=True)
+class NextSteps:
+    """``ranked``: what is worth trying, a line each; ``note``: how far to believe that, or why there is nothing."""
+
+    ranked: tuple[str, ...]
+    note: str
+
+
+def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, Estimate] | None = None) -> NextSteps:
+    """The best few of what no arm of the study has tried yet; ``ideal``: by arm, what its ideal-data control gave."""
+    options = [(one, advice) for advice in found for one in advice.options if one.worth and one.measured is None]
+    options.sort(key=lambda pair: -pair[0].speedup.median)
+    ranked = [
+        _line(one, names.short(advice.arm), names) + _against_ideal(one, (ideal or {}).get(advice.arm), advice)
+        for one, advice in options[:MOST]
+    ]
+    notes = []
+    if options:
+        off = max(advice.error for _, advice in options)
+        notes.append(
+            f"Predicted step times, by replay (its error without a change: {percent(off)}). Savings do not add up."
+        )
+        handed = [advice.arm for one, advice in options[:MOST] if one.cost == "processes" and _assumes_handover(advice)]
+        if handed:
+            notes.append(
+                "No worker was recorded, so the time to receive a batch from one is unknown: the interval covers none "
+                f"to {MOST_HANDOVER} times the usual. Each worker is assumed to be as fast as the main thread."
+            )
+        notes += _iterable([advice for one, advice in options[:MOST] if one.cost == "processes"], names)
+        if any(advice.noise_floor is None for _, advice in options[:MOST]):
+            notes.append("No noise floor is known: a small saving may be noise. Add controls: [a-a].")
+        if len(options) > MOST:
+            notes.append(f"{len(options) - MOST} more: see the details.")
+    notes += _contradictions(found, names)
+    notes += _reasons(found, {advice.arm for _, advice in options}, names)
+    return NextSteps(tuple(ranked), " ".join(notes))
+
+
+def change_text(one: Advice, names: ArmNames) -> str:
+    """``2 loader workers``, ``pretokenizing``: the change as a person says it."""
+    key, _, value = one.change.partition("=")
+    match one.cost:
+        case "processes":
+            return f"{value} loader workers"
+        case "memory":
+            return f"{key} {value}"
+        case "pretokenized copy":
+            return "pretokenizing"
+        case "late check":
+            return "the sync on the gradient norm"
+        case "its data path":
+            return f"the data path of {names.short(one.change)}"
+
+
+def _line(one: Advice, arm: str, names: ArmNames) -> str:
+    """``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of ...``."""
+    how = "Without" if one.cost == "late check" else "With"
+    faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
+    text = f"{how} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
+    if one.serial is not None:
+        text += f"; only {ratio(one.serial)} if its store ({_WAITED_FOR}) serves one worker at a time"
+    return text
+
+
+def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
+    """What replay does not know of more workers: of an iterable dataset each may serve all, and train it once more."""
+    found = list(dict.fromkeys(one.arm for one in advised if one.iterable))
+    if not found:
+        return []
+    return [
+        f"The dataset of {_named(found, names)} is iterable: every worker serves all items unless the dataset splits "
+        "them (torch.utils.data.get_worker_info)."
+    ]
+
+
+def _contradictions(found: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
+    """Settings of which no other value is recommended, as an arm measured one otherwise than replay predicts."""
+    lines = []
+    for advice in found:
+        for one in advice.options:
+            untried = [other for other in advice.options if other.cost == one.cost and other.measured is None]
+            if one.contradicted and one.measured is not None and untried and one.cost in _NUMBERS:
+                predicted, measured = (
+                    f"{ratio(each.median)} ({interval(each)})" for each in (one.speedup, one.measured)
+                )
+                lines.append(
+                    f"No other number of {_NUMBERS[one.cost]} is recommended for {names.short(advice.arm)}: for "
+                    f"{change_text(one, names)} replay predicts {predicted}, but {measured} was measured."
+                )
+    return lines
+
+
+def _assumes_handover(advice: ArmAdvice) -> bool:
+    """Whether the recording has no workers, so that nobody saw what a hand-over takes."""
+    return any(one.kind == "hand-over" for one in advice.assumptions)
+
+
+def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> str:
+    """Where the arm without any data work was measured, and no change of its data path can be worth so much."""
+    if one.cost == "late check" or ideal is None or ideal.ci_high is None or one.speedup.ci_low is None:
+        return ""
+    if one.speedup.ci_low <= ideal.ci_high * (1 + max(advice.noise_floor or 0.0, LEAST_GAIN)):
+        return ""
+    measured = f"{ratio(ideal.median)} as fast ({interval(ideal)})"
+    return f"; do not rely on it: without any data work, {measured} was measured"
+
+
+def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> list[str]:
+    """Why there is nothing to try for the other arms, one sentence for each reason."""
+    refused: dict[str, list[str]] = {}
+    for one in found:
+        if one.refused is not None:
+            refused.setdefault(refusal_text(one.refused), []).append(one.arm)
+    replayed = [one for one in found if one.refused is None]
+    off = [one for one in replayed if not one.within_tolerance]
+    few = [one.arm for one in replayed if one.within_tolerance and not one.from_blocks]
+    rest = [one.arm for one in replayed if one.within_tolerance and one.from_blocks and one.arm not in advised]
+    lines = []
+    if off:
+        worst = max(one.error for one in off)
+        lines.append(
+            f"No recommendation for {_named([one.arm for one in off], names)}: the replay reproduces its step time "
+            f"with an error of {percent_over(worst, TOLERANCE)}, above {percent(TOLERANCE)}."
+        )
+    if few:
+        lines.append(f"No recommendation for {_named(few, names)}: an interval needs {MIN_BLOCKS} blocks.")
+    lines += [cannot_be_replayed(_named(arms, names), why) for why, arms in refused.items()]
+    lines += [text for one in found if one.arm in rest for text in _barred(one, names)]
+    explained = {one.arm for one in found if _barred(one, names)}
+    if rest := [arm for arm in rest if arm not in explained]:
+        lines.append(
+            f"No further change is worth trying for {_named(rest, names)}: no predicted gain is surely above "
+            f"{_least_gain([one for one in found if one.arm in rest])}."
+        )
+    return lines
+
+
+def _least_gain(found: Sequence[ArmAdvice]) -> str:
+    """Return the gain that a recommendation must exceed, with its reason: ``8.6 % (the noise floor)``."""
+    floor = max((one.noise_floor or 0.0 for one in found), default=0.0)
+    error = max((one.error for one in found), default=0.0)
+    if floor >= max(error, LEAST_GAIN):
+        return f"{percent(floor)}, the noise floor"
+    return f"{percent(error)}, the error of the replay" if error >= LEAST_GAIN else percent(LEAST_GAIN)
+
+
+def cannot_be_replayed(named: str, why: str) -> str:
+    """Return the sentence on arms without a prediction, also for ``harness whatif``."""
+    return f"No prediction for {named}: {why}."
+
+
+def barred_text(bar: Bar, name: str) -> str:
+    """Return why other numbers of workers or of prefetched batches are not predicted, also for ``harness whatif``."""
+    match bar:
+        case "no loader":
+            because = "its batches come from a function, not from a DataLoader"
+        case "no items":
+            because = "some of its workers made no batches, as its dataset gave them too few items"
+        case "unequal":
+            because = "its workers delivered unequal numbers of batches"
+        case "sampler":
+            because = "its sampler takes much of a step in the main thread, which loader workers cannot do"
+        case "restarts":
+            because = "its loader restarts in each epoch, and replay does not know when it asks for the next batches"
+    return f"No prediction of other loader settings (workers, prefetch) for {name}: {because}."
+
+
+def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
+    """Return why changes with a sufficient predicted speed-up are not recommended, one sentence per reason."""
+    name = names.short(found.arm)
+    bars: dict[AdviceBar, Advice] = {}
+    for one in sorted(found.options, key=lambda one: one.speedup.median):  # sorted, as a larger number must be better
+        if one.bar is not None and one.measured is None:
+            best = bars.get(one.bar)
+            if best is None or one.speedup.median > best.speedup.median * (1 + ALIKE):
+                bars[one.bar] = one
+    lines = [barred_text(found.barred, name)] if found.barred is not None else []
+    for bar, one in bars.items():
+        if bar != "serial":
+            lines += [barred_text(bar, name)] if bar != found.barred else []
+        elif one.serial is not None:
+            lines.append(
+                f"{change_text(one, names)} would make {name} {ratio(one.speedup.median)} as fast "
+                f"({interval(one.speedup)}) if its store ({_WAITED_FOR}) serves several workers at a time, and "
+                f"{ratio(one.serial)} if it serves one. Try it: which one holds was not measured."
+            )
+    return lines
+
+
+def _named(arms: Sequence[str], names: ArmNames) -> str:
+    return listing([names.short(arm) for arm in arms]) if len(arms) <= 3 else f"{len(arms)} arms"
+
+
+def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
+    """Every change that was replayed, with the arms that measured it; empty where nothing was."""
+    rows = [
+        [
+            names.short(advice.arm),
+            _cell(one, advice.arm, names),
+            ratio_cell(one.speedup if advice.from_blocks else replace(one.speedup, ci_low=None, ci_high=None))
+            + ("" if one.serial is None else f", or {ratio(one.serial)}"),
+            ratio_cell(one.measured),
+            "yes" if one.worth else "no",
+        ]
+        for advice in found
+        for one in advice.options
+    ]
+    if not rows:
+        return ""
+    assumed = assumption_lines(dict.fromkeys(text for advice in found for text in advice.assumptions))
+    parts = ["## What was tried on paper", table(["arm", "change", "predicted", "measured here", "worth it"], rows)]
+    parts.append(
+        "Each arm replayed under one change at a time, times as fast [95 % interval], for the time of a step. *worth "
+        "it*: the interval lies above 1, the median clears the noise floor, the error of the unedited replay and "
+        f"{percent(LEAST_GAIN)}, and that error is within {percent(TOLERANCE)}; of several numbers of workers the "
+        "smallest that is as good as the best. "
+        + (_OR if any(one.serial is not None for advice in found for one in advice.options) else "")
+        + f"{NOT_MEASURED}: no arm of this study is so. Costs: "
+        + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in _KINDS.items())
+        + "."
+    )
+    parts += map(safe, _iterable([one for one in found if any(o.cost == "processes" for o in one.options)], names))
+    if assumed:
+        parts.append("The replay takes for granted:")
+        parts.append("\n".join(f"- {safe(line)}" for line in assumed))
+    return "\n\n".join(parts)
+
+
+def _cell(one: Advice, arm: str, names: ArmNames) -> str:
+    match one.cost:
+        case "its data path":
+            return f"data path: {names.apart(one.change, arm)}"
+        case "late check":
+            return "no sync on the norm"
+        case _:
+            return change_text(one, names)
+
+
+_NUMBERS: Mapping[AdviceCost, str] = {"processes": "loader workers", "memory": "batches ahead"}
+_OR = f"*or*: where what the stages wait for ({_WAITED_FOR}) serves one worker at a time. "
+_KINDS: dict[str, AdviceCost] = {
+    "workers": "processes",
+    "prefetch": "memory",
+    "pretokenizing": "pretokenized copy",
+    "the sync": "late check",
+}

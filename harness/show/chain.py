@@ -1,0 +1,207 @@
+"""Explains step by step how a gain in isolation becomes the gain in training: one line per link, with its number.
+
+    isolated ratio -> share of the step -> hidden behind what -> waiting for a core -> ceiling -> slowdown injection
+    -> predicted -> measured
+
+Every ratio after the first is about the time of a step, so that the chain can be read downwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from harness.explain.bounds import NOTICEABLE, Bound
+from harness.judge.comparisons import SAME, Measured, Waits
+from harness.judge.report_types import Comparison, PredictedRatio
+from harness.show.absent import absent_text, reason
+from harness.show.dose import dose_line
+from harness.show.sentences import WORTH, between, ceiling_text, in_blocks, left_open, steps_text, whose
+from harness.show.words import interval, listing, part_of, percent, ratio
+
+BOUNDS: dict[Bound, str] = {
+    "data": "bound by data work (nothing else that leaves the device idle is known to cost them more)",
+    "host": "host-bound (the device runs dry while the host does other work than data)",
+    "launch": "launch-bound (the device ends its work as the host ends launching it: it waits for launches)",
+    "device or launch": "device-bound or launch-bound (while the host is still launching a phase, the device works or "
+    "waits for launches: its events do not tell which, a profiled window does)",
+    "device": "device-bound (the device runs dry {idle} of the step, and fetching could last 5 % of a step longer for "
+    "next to nothing)",
+    "balanced": "balanced (the device runs dry {idle} of the step, and fetching could not last 5 % of a step longer "
+    "for next to nothing)",
+}
+NEVER_REST = "bound by data work (its loader workers are at work nearly all the time, and the step waits for them)"
+HELD = (
+    "device-bound (the device runs dry {idle} of the step; a full queue of launches, or a call that blocks untimed, "
+    "may have held the host, so it is not known how much longer fetching could last)"
+)
+
+
+@dataclass(frozen=True)
+class ChainLink:
+    """One step of the way from the gain in isolation to the gain in training."""
+
+    name: str
+    ratio: float | None  # how many times as fast the step could be, as far as this link knows
+    text: str
+
+
+def chain(c: Comparison) -> list[ChainLink]:
+    """The links that could be measured, in order."""
+    measured, waits = c.measured, c.measured.baseline_waits
+    return [*_isolated(c), *_share(c, waits), *_hidden(waits, c.explained.hidden_behind_ms), *_run_queue(waits),
+            *_ceiling(c, waits), *_doses(c), *_predicted(c), *_measured(measured)]  # fmt: skip
+
+
+def _isolated(c: Comparison) -> Iterator[ChainLink]:
+    isolated = c.measured.isolated
+    if isolated is None:
+        yield ChainLink("isolated", None, f"not measured: {absent_text(c.measured, 'isolated')}")
+        return
+    text = f"alone, {c.candidate}'s data path is {ratio(isolated.median)} as fast ({interval(isolated)})"
+    yield ChainLink("isolated", isolated.median, text)
+
+
+def _share(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
+    if not waits.exposed_ms and not waits.hidden_ms:
+        yield ChainLink("share of the step", None, "how long its data work takes was not measured")
+        return
+    work, other, part = waits.work_ms, c.measured.candidate_waits.work_ms, part_of(waits.step_ms)
+    share = percent(work / waits.step_ms)
+    others = c.measured.candidate_waits
+    text = f"{whose(c.baseline, waits)} spends {part(work)} of data work on each {part(waits.step_ms)} step ({share})"
+    text += f", {whose(c.candidate, others)} {part(other)}"
+    if max(waits.ranks, others.ranks) > 1:  # another rank may hold the step
+        yield ChainLink("share of the step", None, text)
+        return
+    left = waits.step_ms - (work - other)
+    if left <= 0 or work > waits.step_ms:  # workers side by side
+        yield ChainLink("share of the step", None, f"{text}: more than a step, so not all of it can be waited for")
+        return
+    limit = waits.step_ms / left
+    yield ChainLink(
+        "share of the step", limit, f"{text}: were all of it waited for, steps would be {ratio(limit)} as fast"
+    )
+
+
+def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[ChainLink]:
+    hidden = sum(waits.hidden_ms.values())
+    waited = waits.waited_ms
+    if waited is None:
+        return
+    step = "the step" if waits.ranks == 1 else "rank 0"
+    if hidden < 1e-3:
+        text = f"nothing of it is hidden; it costs {step} {_costs(waits, waited)}{_between_steps(waits)}"
+        yield ChainLink("hidden", None, text)
+        return
+    part = part_of(waits.step_ms)
+    behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
+    where = f" behind {listing([f'{name} ({part(value)})' for name, value in behind.items()])}" if behind else ""
+    costs = _costs(waits, waited)
+    likely = "likely " if costs.startswith("between") else ""
+    text = f"{part(hidden)} of it are {likely}hidden{where}, and it costs {step} {costs}"
+    parallel = sum(waits.parallel_ms.values())
+    if parallel >= WORTH * waits.step_ms:
+        text += f"; {part(parallel)} ran while the step waited for another worker's batch"
+    text += _between_steps(waits)
+    if waits.slack_ms is not None:
+        text += f"; when the host begins to fetch, the device still has {part(waits.slack_ms)} of work queued (slack)"
+    yield ChainLink("hidden", None, text)
+
+
+def _between_steps(waits: Waits) -> str:
+    between = sum(waits.between_steps_ms.values())
+    return (
+        f"; {part_of(waits.step_ms)(between)} ran between training steps, beside an evaluation say"
+        if between >= WORTH * waits.step_ms
+        else ""
+    )
+
+
+def _costs(waits: Waits, waited_ms: float) -> str:
+    """What data costs a step; where events do not tell when the device worked, from least to most."""
+    if (open_ms := left_open(waits.waited_range_ms, waits.step_ms)) is None:
+        text = part_of(waits.step_ms)(waited_ms)
+        return text if waits.uneven is None else f"{text} on average, {in_blocks(waits.uneven)}"
+    return between(open_ms, waits.step_ms)
+
+
+def _run_queue(waits: Waits) -> Iterator[ChainLink]:
+    part = part_of(waits.step_ms)
+    if waits.contended_ms is None:
+        yield ChainLink("contended", None, "whether hidden work took cores was not measured (no schedstat)")
+    elif waits.contended_ms < WORTH * waits.step_ms:
+        yield ChainLink(
+            "contended", None, f"the main thread hardly waited for a core ({part(waits.contended_ms)} per step)"
+        )
+    else:
+        yield ChainLink("contended", None, f"the main thread waited {part(waits.contended_ms)} per step for a core")
+
+
+def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
+    idle = sum(waits.starved_ms.values()) / waits.step_ms if waits.step_ms else 0.0
+    bound = f"; its steps are {BOUNDS[waits.bound].format(idle=percent(idle))}" if waits.bound is not None else ""
+    if waits.bound is None and waits.bounds:  # what idle time and room are on average is true of no block
+        kinds = [f"{_kind(one)} in {blocks} of {sum(waits.bounds.values())}" for one, blocks in waits.bounds.items()]
+        bound = f"; blocks differ in what bounds their steps: {listing(kinds)}"
+    if waits.bound == "data" and waits.busy_loader:
+        bound = f"; its steps are {NEVER_REST}"
+    if waits.bound == "device" and waits.room_unknown:
+        bound = f"; its steps are {HELD.format(idle=percent(idle))}"
+    still = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
+    if waits.bound in ("data", "host", "launch") and still > NOTICEABLE:
+        bound += (
+            f", and for {percent(still)} of the step the device worked or waited for launches: it is not known which"
+        )
+    # Waiting for launches is time, not what fewer launches would save: data that takes less may be worth more.
+    step_ms = waits.step_ms or math.inf
+    least, most = (one / step_ms for one in waits.waited_range_ms or (waits.waited_ms or 0.0,) * 2)
+    if waits.bound in ("host", "launch") and most > NOTICEABLE:
+        share = percent(most) if most - least < WORTH else f"{percent(least)} to {percent(most)}"
+        bound += f"; ending data work alone would save {share} of the step"
+    ceiling = c.measured.ceiling
+    if ceiling is None:
+        yield ChainLink("ceiling", None, f"none: {absent_text(c.measured, 'ceiling')}{bound}")
+        return
+    text = f"without any data work {c.baseline} would be {ceiling_text(c.measured)} as fast ({interval(ceiling)})"
+    yield ChainLink("ceiling", ceiling.median, f"{text}{bound}")
+
+
+def _kind(bound: Bound) -> str:
+    """``device-bound``: without the reason, which is one of figures."""
+    return BOUNDS[bound].partition(" (")[0]
+
+
+def _doses(c: Comparison) -> Iterator[ChainLink]:
+    for dose in c.explained.doses:
+        yield ChainLink("dose", None, dose_line(dose))
+
+
+def _predicted(c: Comparison) -> Iterator[ChainLink]:
+    found = c.explained.predicted
+    if not isinstance(found, PredictedRatio):
+        yield ChainLink("predicted", None, f"not predicted: {reason(found)}")
+        return
+    predicted = found.step_time
+    text = f"{c.baseline}'s recorded steps, replayed with {c.candidate}'s data path, are "
+    text += f"{ratio(predicted.median)} as fast ({interval(predicted)})"
+    text += f"; replayed as they are, they come out {percent(found.error)} off"
+    text += "" if found.within_tolerance else ": outside tolerance, do not rely on it"
+    yield ChainLink("predicted", predicted.median if found.within_tolerance else None, text)
+
+
+def _measured(m: Measured) -> Iterator[ChainLink]:
+    if m.step_time is not None and (text := steps_text(m.step_time, m.steps)) is not None:
+        yield ChainLink("measured", m.step_time.median, text)
+    each = m.measured_per_step
+    if each is not None and abs(each - 1) > SAME:
+        trains = m.measure == "trained tokens/s"
+        padding = trains and m.positions_per_step is not None and abs(m.positions_per_step - 1) <= SAME
+        yield ChainLink(
+            "trained tokens" if trains else "tokens",
+            m.ratio.median,
+            f"and each {'trains' if trains else 'computes'} {ratio(each)} as many tokens on average, which makes "
+            f"{ratio(m.ratio.median)} the {m.measure} (median over blocks): that part is "
+            f"{'padding' if padding else 'what a step holds'}, not time",
+        )

@@ -1,0 +1,335 @@
+"""Says what trainings or a study cost: the table of `harness cost`, a refusal's line, and predicted against actual.
+
+Money follows from hours; without a price there are hours alone, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.judge.cost import HOUR_S, WORST_OF, ArmCost, HourlyPrice, PredictedCost, SpendingLimit, Spread
+from harness.judge.report_types import ArmTotals
+from harness.show.as_json import record_json
+from harness.show.tables import NOT_MEASURED, safe, table
+from harness.show.terminal import aligned
+from harness.show.words import capitalised, count, listing, ms, number, percent, signed_percent
+from trainer.json_types import Json
+
+_MINUTE_S = 60.0
+MUCH_WAITING = 0.05  # of the steps' time
+_NAMES = {
+    "option": "--price",
+    "scenario": "price_usd_per_hour",
+    "profile": "--device-profile",
+    "device": "the device's profile",
+}
+
+
+def duration(seconds: float) -> str:
+    """``5.20 s``, ``12.3 min``, ``6.40 h``: in the unit in which it has few digits."""
+    if seconds < 2 * _MINUTE_S:
+        return f"{number(seconds)} s"
+    return f"{number(seconds / _MINUTE_S)} min" if seconds < 2 * HOUR_S else f"{number(seconds / HOUR_S)} h"
+
+
+def money(usd: float) -> str:
+    """``12.34 USD``; of less than a dollar two significant digits, ``0.0042 USD``."""
+    return f"{usd:,.2f} USD" if usd >= 1 or not usd else f"{usd:.2g} USD"
+
+
+def hours(seconds: float) -> str:
+    """Hours to three digits, without the unit: ``6.40``, ``0.0153``."""
+    value = seconds / HOUR_S
+    return number(value) if value >= 1 else f"{value:.3g}"
+
+
+def lines(found: PredictedCost) -> list[str]:
+    """The table of `harness cost`, and what it is made of."""
+    what = "training" if found.of == "training" else "run of the study"
+    header = ["arm", "steps", "step [95 %]", f"slowest of {WORST_OF}", "hours [95 %]", "worst hours"]
+    has_price = found.per_hour_usd is not None
+    header += ["USD", "worst USD"] if has_price else []
+    rows = [_row(one, price, has_price) for one, price in zip(found.arms, found.prices, strict=True)]
+    if len(rows) > 1:
+        rows.append(_sum_row(found, has_price))
+    page = [f"{capitalised(what)} of {found.scenario}, predicted from a few steps of every arm:", ""]
+    page += [*aligned([header, *rows]), ""]
+    page += [arithmetic(one) for one in found.arms]
+    page += [f"note: {one}" for one in notes(found)]
+    return page
+
+
+def _row(arm: ArmCost, price: HourlyPrice | None, has_price: bool) -> list[str]:
+    total = arm.total
+    cells = [arm.arm, f"{arm.work.steps:,}", f"{ms(arm.step.likely * 1e3)} [{_bounds(arm.step, 1e3)}]"]
+    cells += [f"{ms(arm.step.worst * 1e3)} (step {arm.slowest_step})", _hours_cell(total), hours(total.worst)]
+    if has_price and price is not None:
+        cells += [money(price.of_seconds(total.likely)), money(price.of_seconds(total.worst))]
+    return cells
+
+
+def _sum_row(found: PredictedCost, has_price: bool) -> list[str]:
+    total = found.total
+    steps = sum(one.work.steps for one in found.arms)
+    cells = ["sum", f"{steps:,}", NOT_MEASURED, NOT_MEASURED, _hours_cell(total), hours(total.worst)]
+    usd = found.total_usd
+    return [*cells, money(usd.likely), money(usd.worst)] if has_price and usd is not None else cells
+
+
+def _usd(found: PredictedCost, seconds: float) -> str:
+    usd = found.usd(seconds)
+    return NOT_MEASURED if usd is None else money(usd)
+
+
+def _bounds(spread: Spread, scale: float) -> str:
+    return f"{number(spread.low * scale)}–{number(spread.high * scale)}"
+
+
+def _hours_cell(spread: Spread) -> str:
+    return f"{hours(spread.likely)} [{hours(spread.low)}–{hours(spread.high)}]"
+
+
+def arithmetic(arm: ArmCost) -> str:
+    """One line: every part of an arm's time, and their sum."""
+    work, parts = arm.work, []
+    first = min(work.starts, work.steps)
+    if work.steps > first:
+        noun = "step" if work.steps - first == 1 else "steps"
+        mean = " (mean)" if arm.has_long_steps else ""
+        parts.append(f"{work.steps - first:,} {noun} x {ms(arm.each_of_many.likely * 1e3)}{mean}")
+    parts.append(f"{'step 0' if first == 1 else f'{first:,} first steps'} {duration(arm.first_step_s * first)}")
+    parts.append(f"start-up {duration(arm.startup.likely)}")
+    for number_of, over, took in (
+        (work.passes, "held-out data", arm.evaluation),
+        (work.answers, "questions", arm.answering),
+    ):
+        if number_of:
+            noun = "pass" if number_of == 1 else "passes"
+            parts.append(f"{number_of:,} {noun} over {over} {duration(took.likely)}")
+    if arm.checkpoints:
+        parts.append(f"{count(arm.checkpoints, 'checkpoint')} {duration(arm.saving.likely)}")
+    parts.append(f"ending {duration(arm.ending.likely)}")
+    if work.other_s:
+        parts.append(f"sampling stacks {duration(work.other_s)}")
+    return f"{arm.arm}: {' + '.join(parts)} = {duration(arm.total.likely)}"
+
+
+def notes(found: PredictedCost) -> list[str]:
+    """What the figures rest on, and where they may mislead."""
+    noted = [price_line(found)]
+    for one in found.arms:
+        if one.work.passed_over:
+            noted.append(
+                f"{one.arm}: it begins at step {one.work.passed_over:,}; the data of the steps before is made and "
+                "dropped first, which is not in it"
+            )
+        if one.has_long_steps:
+            noted.append(
+                f"{one.arm}: some of its steps are long: their mean is {ms(one.each_of_many.likely * 1e3)}, above the "
+                f"median's interval, so {one.work.steps:,} steps are taken to last the mean each, not the median; in "
+                f"the worst case {ms(one.each_of_many.worst * 1e3)}, the slowest of all after the start, each"
+            )
+    noted += [
+        f"{one.arm}: {one.device} is emulated; start-up, passes and checkpoints are this machine's, and an emulated "
+        "device saves no checkpoint"
+        for one in found.measured
+        if one.emulated
+    ]
+    noted += [
+        f"{one.arm}: for {percent(one.waiting_share)} of the measured steps' time it was ready to run without a core: "
+        "other work slowed them, and less or more of that changes all of this"
+        for one in found.measured
+        if one.waiting_share >= MUCH_WAITING
+    ]
+    if found.of == "study":
+        noted.append("it ends with the last run: preparing the data and writing the report are not in it")
+    fewest = min(len(one.plain_s) for one in found.measured)
+    noted.append(
+        "the interval holds how steps differed within the few measured ones, not what the machine does later, nor a "
+        f"long step that comes less often than once in {fewest}"
+    )
+    return noted
+
+
+def price_line(found: PredictedCost) -> str:
+    """Which price it is, of how many devices, and whether it is the device's that was measured on."""
+    if found.per_hour_usd is None:
+        without = [arm.arm for arm, price in zip(found.measured, found.prices, strict=True) if price is None]
+        which = "" if len(without) == len(found.measured) else f" of {listing(without)}"
+        return (
+            f"no price is known{which}, so there are hours alone; give --price USD, --device-profile NAME or "
+            "price_usd_per_hour"
+        )
+    each = dict.fromkeys(_price_text(price) for price in found.prices if price is not None)
+    line = f"price: {listing(list(each))}"
+    others = dict.fromkeys(
+        arm.device
+        for arm, price in zip(found.measured, found.prices, strict=True)
+        if price is not None and price.source == "profile" and arm.profile != price.name
+    )
+    if others:
+        line += f"; the hours are those of {listing(list(others))}, where the steps were measured, not of that device"
+    return line
+
+
+def _price_text(price: HourlyPrice) -> str:
+    devices = "" if price.devices == 1 else f" for each of {price.devices} devices"
+    name = f" {price.name}" if price.name else ""
+    rounded = (
+        "" if price.given_usd is None or price.given_usd == price.usd else f", rounded up from {price.given_usd:g}"
+    )
+    return f"{price.usd:g} USD an hour{devices} ({_NAMES[price.source]}{name}{rounded})"
+
+
+def limit_text(found: PredictedCost) -> str:
+    """``6.00 h``, ``20.00 USD (6.67 h)``: what may be spent."""
+    assert found.limit is not None
+    return amounts_text(found.limit, found.limit_s)
+
+
+def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
+    """The same; ``limit_s``: how long that lasts, where that is known."""
+    amounts = [] if limit.usd is None else [money(limit.usd)]
+    amounts += [] if limit.hours is None else [f"{limit.hours:g} h"]
+    text = " and ".join(amounts)
+    seconds = limit_s is not None and (limit.usd is not None or limit_s < _MINUTE_S)
+    return f"{text}, which is {duration(limit_s)}" if seconds and limit_s is not None else text
+
+
+def refusal(found: PredictedCost, done: float = 0.0) -> str:
+    """Why it does not start, on one line with the arithmetic. ``done``: share of its steps that are done."""
+    left_s = found.left_s(done)
+    whole_s = found.spent_s + left_s
+    if done or found.spent_s > found.measuring_s:
+        sums = f"{duration(found.spent_s)} spent + {duration(left_s)} for the rest = {duration(whole_s)}"
+    else:
+        arms = [arithmetic(one) for one in found.arms]
+        parts = [*arms[:3], *([f"and {count(len(arms) - 3, 'more arm')}"] if len(arms) > 3 else [])]
+        if found.measuring_s:
+            parts.insert(0, f"measuring the first steps, which is spent: {duration(found.measuring_s)}")
+        sums = "; ".join(parts) + (f"; together {duration(whole_s)}" if len(parts) > 1 else "")
+    usd = found.usd(whole_s)
+    price = "" if usd is None else f", {money(usd)} at {found.per_hour_usd:g} USD an hour"
+    return f"budget: {limit_text(found)}, but it is expected to take {duration(whole_s)}{price}: {sums}"
+
+
+def worst_warning(found: PredictedCost) -> str | None:
+    """A line where the expected case is within the limit and the worst is not."""
+    worst_s = found.spent_s + found.total.worst
+    if found.limit_s is None or worst_s <= found.limit_s:
+        return None
+    return (
+        f"budget: {limit_text(found)}: it is expected to take {duration(found.spent_s + found.total.likely)}, and "
+        f"{duration(worst_s)} if every step is as slow as the slowest{_longer(found)}; it stops at the limit, with "
+        "everything kept"
+    )
+
+
+def _longer(found: PredictedCost) -> str:
+    """What else the worst case has of a study in which arms wait for data."""
+    extra = any(one.waits and work.most_extra for one, work in zip(found.measured, found.work, strict=True))
+    return " and arms that wait for data warm up for as long as they may" if extra else ""
+
+
+def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None = None) -> str:
+    """Predicted against actual, of the report; empty where nothing was predicted. ``totals``: of arms."""
+    if found is None:
+        return ""
+    total = found.total
+    rows = [["predicted", f"{duration(total.likely)} [{duration(total.low)}–{duration(total.high)}]"]]
+    rows.append(["predicted, worst case", duration(total.worst)])
+    spent = [found.spent_s]
+    if found.measuring_s:
+        rows.append(["measuring the first steps, for the prediction", duration(found.measuring_s)])
+        rows.append(["actual, that among it", duration(found.spent_s)])
+        spent.insert(0, found.measuring_s)
+    else:
+        rows.append(["actual", duration(found.spent_s)])
+    usd = found.total_usd
+    if usd is not None:
+        cells = [money(usd.likely), money(usd.worst), *(_usd(found, one) for one in spent)]
+        rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+    header = ["", "time", *(["cost"] if usd is not None else [])]
+    steps = [f"- {safe(line)}" for line in step_lines(found, totals or {})]
+    return "\n\n".join(["## What it cost", table(header, rows), outcome(found), *(["\n".join(steps)] if steps else [])])
+
+
+def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[str]:
+    """By arm: the step that was predicted and the mean of those that were measured, and what of that was waiting for a
+    core: steps of a machine that others use as well are the usual reason of a wrong prediction."""
+    lines = []
+    for one in found.arms:
+        actual = totals.get(one.arm)
+        if actual is None or actual.step_ms is None:
+            continue
+        predicted = ms(one.each_of_many.likely * 1e3)
+        line = f"{one.arm}: a step was predicted to take {predicted} and took {ms(actual.step_ms.median)}"
+        if actual.contended_ms is not None:
+            line += f", {ms(actual.contended_ms)} of it ready to run without a core (run-queue delay)"
+        lines.append(f"{line}.")
+    return lines
+
+
+def outcome(found: PredictedCost) -> str:
+    """How far the prediction was off, and what of the budget was spent."""
+    if found.error is not None:
+        which = "Without the measuring, the actual time" if found.measuring_s else "The actual time"
+        text = f"{which} differs from the predicted one by {signed_percent(found.error)}."
+    else:
+        why = "was stopped at its budget" if found.standing == "stopped" else "has not run to its end"
+        text = f"It {why}: the actual time is that of a part, the predicted one of the whole."
+    if found.limit is not None and found.limit_s:
+        text += f" Budget: {limit_text(found)}; {percent(found.spent_s / found.limit_s)} of it is spent."
+    if found.prices_differ and found.per_hour_usd is not None:
+        text += (
+            f" Arms cost differently by the hour; what was spent is not told by arm, and is taken at the average of "
+            f"{found.per_hour_usd:.4g} USD an hour that was predicted."
+        )
+    return text
+
+
+def cost_json(found: PredictedCost) -> dict[str, Json]:
+    """What `harness cost --json` and summary.json have of it."""
+    total = found.total
+    return {
+        "of": found.of,
+        "scenario": found.scenario,
+        "usd_per_hour": found.per_hour_usd,
+        "seconds": record_json(total),
+        "usd": None if found.total_usd is None else record_json(found.total_usd),
+        "arms": [
+            {
+                "arm": one.arm,
+                "seconds": record_json(one.total),
+                "step_s": record_json(one.step),
+                "each_of_many_s": record_json(one.each_of_many),
+                "slowest_step": one.slowest_step,
+                "parts": {
+                    "steps": one.steps.likely,
+                    "startup": one.startup.likely,
+                    "passes": one.evaluation.likely,
+                    "answers": one.answering.likely,
+                    "checkpoints": one.saving.likely,
+                    "ending": one.ending.likely,
+                },
+                "usd": None if price is None else price.of_seconds(one.total.likely),
+                "arithmetic": arithmetic(one),
+            }
+            for one, price in zip(found.arms, found.prices, strict=True)
+        ],
+        "limit_s": found.limit_s,
+        "spent_s": found.spent_s or None,
+        "measuring_s": found.measuring_s or None,
+        "standing": found.standing,
+        "error": found.error,
+        "notes": list(notes(found)),
+    }
+
+
+def actual_line(found: PredictedCost) -> str:
+    """The same as the section, for a terminal."""
+    total = found.total
+    price = "" if found.per_hour_usd is None else f" ({_usd(found, total.likely)} against {_usd(found, found.spent_s)})"
+    measuring = f", {duration(found.measuring_s)} of it measuring the first steps" if found.measuring_s else ""
+    actual = f"actual {duration(found.spent_s)}{measuring}{price}"
+    return f"cost: predicted {duration(total.likely)}, {actual}. {outcome(found)}"

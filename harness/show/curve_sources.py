@@ -1,0 +1,211 @@
+"""Finds the curves of runs in what trainings left: folders of harness train, studies, and main.log files of llm.c."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from os.path import commonpath, normpath
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.explain.choices import ChoicePass, choice_passes
+from harness.explain.step_losses import StepLosses
+from harness.launch.spending import expense_of, seconds_of
+from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, LossRow, read_evaluations, read_losses
+from harness.scenario.overrides import flatten
+from harness.show.run_curves import PlottedRun, Values, curve
+from harness.study.store import StudyFolder
+from trainer.data.corpus.places import is_remote
+from trainer.errors import InputError
+from trainer.json_types import Json, JsonObject
+from trainer.llmc_log import LlmcLog, read_log
+from trainer.remote_model import brought_here, tables_of_run
+
+if TYPE_CHECKING:
+    from harness.study.run_data import RunData
+
+LLMC_LOG = "main.log"
+MOST_KEYS = 2  # of the configuration that name a run: with more of them its folder says it shorter
+# What differs between runs and makes no difference to what is drawn.
+NO_NAMES = (
+    "steps",
+    "warmup_steps",
+    "log_every",
+    "checkpoint.",
+    "evaluation.",
+    "launch.",
+    "data.prefetch",
+    "resume.step",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class CurveSource:
+    """The curves of one run, and what may name it: its place, its arm where a study has several, its configuration."""
+
+    run: PlottedRun
+    place: Path
+    arm: str | None = None
+    config: JsonObject | None = None
+
+
+def find_curves(paths: Sequence[str], tokens_per_step: float | None) -> list[PlottedRun]:
+    """The runs at ``paths``, each with a name that says what differs. ``tokens_per_step``: of the logs of llm.c.
+
+    Raises InputError, one line, where a path holds no run, or a run no losses.
+    """
+    return named([source for path in paths for source in _brought(path, tokens_per_step)])
+
+
+def _brought(place: str, tokens_per_step: float | None) -> list[CurveSource]:
+    """Return the curve sources of a path or a URL. Copies the records and tables of a URL to this machine."""
+    with brought_here(place, "plot", tables_of_run) as path:
+        found = _sources(path, tokens_per_step)
+    if not is_remote(place):
+        return found
+    return [replace(source, place=Path("/" + place.replace("://", ":/", 1))) for source in found]
+
+
+def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
+    if path.is_file():
+        return [_of_log(path, tokens_per_step)]
+    if (path / LOSSES).is_file():
+        return [_of_training(path)]
+    if (path / "study.json").is_file():
+        return _of_study(path)
+    if (path / LLMC_LOG).is_file():
+        return [_of_log(path / LLMC_LOG, tokens_per_step)]
+    what = "no run in it" if path.is_dir() else "no such file or folder"
+    raise InputError(
+        f"{path}: {what}; allowed: a folder of harness train, a study, or a {LLMC_LOG} of llm.c or the folder of one"
+    )
+
+
+def _of_training(path: Path) -> CurveSource:
+    """The tables have all parts of a training, also those that were killed and have no ledger."""
+    losses = read_losses(path / LOSSES)
+    file = path / EVALUATIONS
+    passes = read_evaluations(file) if file.is_file() else []
+    if not losses and not passes:
+        raise InputError(f"{path / LOSSES}: no loss in it: the training ended before its first step did")
+    run = PlottedRun("", *_tables(losses, passes), curve([(row.step + 1, row.tokens) for row in losses]))
+    if not (path / "study.json").is_file():
+        return CurveSource(run, path)
+    folder, expense = StudyFolder(path), expense_of(path)
+    study = folder.read_study()
+    records = [folder.read_record(name, block) for block, names in enumerate(study.order) for name in names]
+    parameters = next((one.facts.parameters for one in records if one is not None and one.facts.parameters), None)
+    known = None if expense.faults else expense.seconds or None  # Hours of a part of the training would mislead.
+    not_counted = tuple(map(str, expense.faults))
+    run = replace(
+        run, parameters=parameters, seconds=known, usd=expense.usd if known else None, not_counted=not_counted
+    )
+    return CurveSource(run, path, config=study.arms[0].config if len(study.arms) == 1 else None)
+
+
+def _tables(
+    losses: Sequence[LossRow], passes: Sequence[EvaluationRow]
+) -> tuple[Values, Values, tuple[ChoicePass, ...]]:
+    choices = [
+        ChoicePass(row.step, row.questions, row.acc, row.acc_norm, row.acc_bytes, row.acc_tokens)
+        for row in passes
+        if row.kind == "choices"
+    ]
+    training = curve([(row.step + 1, row.loss) for row in losses])
+    return training, curve([(row.step + 1, row.loss) for row in passes if row.loss is not None]), tuple(choices)
+
+
+def _of_study(path: Path) -> list[CurveSource]:
+    """The first finished run of each arm that has losses; controls are none."""
+    found: dict[str, CurveSource] = {}
+    study = StudyFolder(path)
+    study.read_study()  # says in one line what is wrong with it
+    for one in study.runs():
+        if one.record.control is None and one.record.arm not in found and (run := _of_run(one)) is not None:
+            found[one.record.arm] = CurveSource(run, path, one.record.arm, one.record.config)
+    if not found:
+        raise InputError(
+            f"{path}: no finished run with a loss in it; an emulated device and a run without a model have none"
+        )
+    return list(found.values())
+
+
+def _of_run(run: RunData) -> PlottedRun | None:
+    steps, losses = StepLosses(run).recorded()
+    table = run.step_columns(["step", "tokens"])
+    passes = [] if run.evaluations is None else run.evaluations.select(["step", "loss"]).to_pylist()
+    held_out = curve([(row["step"] + 1, row["loss"]) for row in passes if row["loss"] is not None])
+    choices = choice_passes(run)
+    if table is None or not (len(steps) or held_out.shape[1] or choices):
+        return None
+    counts = table.column("tokens").to_pylist()
+    tokens = None
+    if None not in counts:
+        tokens = np.stack([table.column("step").to_numpy() + 1.0, np.cumsum(np.array(counts, dtype=np.float64))])
+    # Runs that take turns share their time, so that none has a time of its own.
+    seconds = seconds_of(run.record) if run.record.interleave == "runs" else None
+    return PlottedRun(
+        "", np.stack([steps + 1.0, losses]), held_out, choices, tokens, run.record.facts.parameters, seconds or None
+    )
+
+
+def _of_log(path: Path, tokens_per_step: float | None) -> CurveSource:
+    log = read_log(path)
+    return CurveSource(of_llmc_log(log, tokens_per_step), path.parent if path.name == LLMC_LOG else path)
+
+
+def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
+    """Its HellaSwag is by token, of a number of questions that it does not say."""
+    training = curve([(one.step + 1, one.loss) for one in log.training])
+    validation = curve([(one.updates, one.value) for one in log.validation])
+    choices = tuple(ChoicePass(one.updates - 1, None, None, None, None, one.value) for one in log.hellaswag)
+    last = max([*training[0], *validation[0], *(one.step + 1 for one in choices)])
+    tokens = None if tokens_per_step is None else curve([(last, last * tokens_per_step)])
+    return PlottedRun("", training, validation, choices, tokens)
+
+
+def named(sources: Sequence[CurveSource]) -> list[PlottedRun]:
+    """The runs, each named by what it differs in: one or two keys of its configuration, else its folder and arm."""
+    names = _numbered(_by_keys(sources) or _by_place(sources))
+    return [replace(source.run, name=name) for source, name in zip(sources, names, strict=True)]
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """``one``, ``one (2)``: a run that was given twice, or a log and its folder."""
+    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    return [name if count == 1 else f"{name} ({count})" for name, count in zip(names, counts, strict=True)]
+
+
+def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
+    """``learning_rate 0.001``: None where the runs do not differ in a few keys alone, or not all have any."""
+    flats: list[Mapping[str, Json]] = [flatten(source.config) for source in sources if source.config is not None]
+    if len(flats) != len(sources) or len(sources) < 2:
+        return None
+    keys = list(dict.fromkeys(key for flat in flats for key in flat if not key.startswith(NO_NAMES)))
+    differing = [key for key in keys if len({repr(flat.get(key)) for flat in flats}) > 1]
+    if not 0 < len(differing) <= MOST_KEYS:
+        return None
+    names = [", ".join(_setting(key.rpartition(".")[2], flat.get(key)) for key in differing) for flat in flats]
+    return names if len(set(names)) == len(names) else None
+
+
+def _setting(key: str, value: Json) -> str:
+    """``learning_rate 0.001``; ``no llmc`` where it is not set; of a path its last part."""
+    if value is None:
+        return f"no {key}"
+    if isinstance(value, str) and "/" in value:
+        value = PurePosixPath(value).name or value
+    return f"{key} {str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _by_place(sources: Sequence[CurveSource]) -> list[str]:
+    """What of its path no other shares, and its arm: ``b: plain`` of one in /x/b beside one in /x/a."""
+    places = [Path(normpath(source.place.absolute())) for source in sources]  # a name is none of ".."
+    if len(set(places)) == 1:
+        return [source.arm or place.name for source, place in zip(sources, places, strict=True)]
+    shared = commonpath([place.parent for place in places])
+    folders = [str(place.relative_to(shared)) for place in places]
+    named = zip(sources, folders, strict=True)
+    return [folder if source.arm is None else f"{folder}: {source.arm}" for source, folder in named]

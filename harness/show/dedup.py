@@ -1,0 +1,255 @@
+"""Reports near-duplicates: what was looked for and how, the S-curve, what was found and, with labels, how well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.show.as_json import record_json
+from harness.show.drawing import Picture, drawn, title
+from harness.show.tables import NOT_MEASURED, code, table
+from harness.show.words import count, percent
+from trainer.data.corpus.dedup.clusters import ClusterQuality
+from trainer.data.corpus.dedup.components import KEPT_RULE
+from trainer.data.corpus.dedup.labelled import DUPLICATES
+from trainer.data.corpus.dedup.pairs import BEFORE
+from trainer.data.corpus.dedup.quality import KindCount, Quality
+from trainer.data.corpus.dedup.run import DedupResult
+from trainer.data.corpus.dedup.shingles import Shingling
+from trainer.data.corpus.dedup.sketches import DedupSettings
+from trainer.json_types import Json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURE = "s-curve.png"
+_CURVE, _THRESHOLD = "#0072B2", "#D55E00"  # Okabe and Ito
+_UNITS = {"word": "word", "char": "character"}
+_POINTS = 200  # of the drawn curve
+
+
+@dataclass(frozen=True)
+class DedupPage:
+    """What one page is about."""
+
+    settings: DedupSettings
+    result: DedupResult
+    quality: Quality | None
+    clusters: ClusterQuality | None = None
+
+
+def as_json(found: DedupPage) -> dict[str, Json]:
+    """Settings, S-curve, result and quality as plain data."""
+    settings = found.settings
+    curve: list[Json] = [[one, settings.banding.probability(one)] for one in similarities(settings)]
+    plain: dict[str, Json] = {
+        "settings": record_json(settings),
+        "s_curve": curve,
+        "result": record_json(found.result),
+        "quality": None if found.quality is None else record_json(found.quality),
+    }
+    plain["clusters"] = None if found.clusters is None else record_json(found.clusters)
+    if found.quality is not None:
+        plain["precision"], plain["recall"] = found.quality.precision, found.quality.recall
+    elif found.clusters is not None:
+        plain["precision"], plain["recall"] = found.clusters.at[0].precision, found.clusters.at[0].recall
+    return plain
+
+
+def similarities(settings: DedupSettings) -> list[float]:
+    """Where the S-curve is printed: tenths, and around the threshold."""
+    around = [round(settings.threshold + step, 6) for step in (-0.05, 0.05)]
+    points = {settings.threshold, *(tenth / 10 for tenth in range(1, 11)), *around}
+    return sorted(one for one in points if 0 < one <= 1)
+
+
+def page(found: DedupPage, picture: str | None = None) -> str:
+    """Markdown. ``picture``: the file name of the drawn S-curve, where there is one."""
+    settings, result = found.settings, found.result
+    parts = [
+        f"# Near-duplicates in {code(result.corpus)}",
+        _sentence(found),
+        "## What was looked for",
+        _criteria(settings),
+        table(["similarity", "becomes a candidate"], [_point(settings, one) for one in similarities(settings)]),
+        f"![The S-curve]({picture})" if picture is not None else "",
+        "## What was found",
+        table(["of the corpus", "value"], _facts(result)),
+        _rules(found),
+    ]
+    if found.quality is not None or found.clusters is not None:
+        parts += ["## Against the labels", *([] if found.quality is None else _against(found.quality))]
+    if found.clusters is not None:
+        parts += _by_threshold(found.clusters)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _sentence(found: DedupPage) -> str:
+    result = found.result
+    if not result.removed:
+        what = "1 document; it is" if result.documents == 1 else f"{result.documents:,} documents; all are"
+        return f"No near-duplicates were found in {what} kept."
+    share = percent(result.removed / result.documents) if result.removed < 0.995 * result.documents else "over 99 %"
+    return (
+        f"{result.removed:,} of {result.documents:,} documents ({share}) are removed as near-duplicates, in "
+        f"{count(result.groups, 'group')} of which one each is kept; {result.documents - result.removed:,} documents "
+        "stay."
+    )
+
+
+def _criteria(settings: DedupSettings) -> str:
+    shingling, banding = settings.shingling, settings.banding
+    unit = _UNITS[shingling.kind]
+    shingle = f"each {unit}" if shingling.size == 1 else f"each run of {shingling.size} {unit}s"
+    return (
+        f"A shingle is {shingle}, whatever its {_ignored(shingling)}; a shorter document is one shingle. Documents are "
+        f"near-duplicates from a Jaccard similarity of their shingles of {settings.threshold} on. Candidates share "
+        f"one of {count(banding.bands, 'band')} of {count(banding.rows, 'row')} ({banding.permutations} permutations, "
+        f"seed {settings.seed}): the S-curve 1 - (1 - s^{banding.rows})^{banding.bands}, which rises around "
+        f"{banding.steepest:.2f}. By it, which takes permutations as independent, a pair right at the threshold is no "
+        "candidate with a probability of "
+        f"{_probability(banding.missed(settings.threshold))}."
+    )
+
+
+def _ignored(shingling: Shingling) -> str:
+    """Name what makes no difference between two texts."""
+    case = {"lower": "case, ", "fold": "case (folded), ", "keep": ""}[shingling.case]
+    form = {"nfc": " and Unicode form (NFC)", "nfkc": " and Unicode form (NFKC)", "none": ""}[shingling.unicode]
+    parts = f"{case}white space{form}"
+    return parts if form else parts.replace(", white", " and white")
+
+
+def _point(settings: DedupSettings, similarity: float) -> tuple[str, str]:
+    at = " (threshold)" if similarity == settings.threshold else ""
+    probability = settings.banding.probability(similarity)
+    return f"{similarity}{at}", "100 %" if similarity == 1 else _probability(probability)
+
+
+def _probability(value: float) -> str:
+    """Percent of what may happen and may not: never 0 % or 100 %, to which a small value may be rounded."""
+    if value < 1e-6:
+        return "under 0.0001 %"
+    if value > 1 - 1e-6:
+        return "over 99.9999 %"
+    return f"{100 * value:.4f} %" if not 0.0001 <= value <= 0.9999 else f"{100 * value:.2f} %"
+
+
+def _facts(result: DedupResult) -> list[tuple[str, str]]:
+    rounds = [] if result.rounds is None else [("rounds of joining groups", f"{result.rounds:,}")]
+    return [
+        ("engine", result.engine),
+        *([] if result.master is None else [("Spark's master", code(result.master))]),
+        ("documents", f"{result.documents:,}"),
+        ("without shingles (empty or blank; they are kept)", f"{result.without_shingles:,}"),
+        ("with the same shingles as an earlier one", f"{result.identical:,}"),
+        ("candidate pairs of the others", f"{result.candidates:,}"),
+        ("of these similar enough", f"{result.verified:,}"),
+        *rounds,
+        ("groups of near-duplicates", f"{result.groups:,}"),
+        ("removed", f"{result.removed:,}"),
+        ("kept", f"{result.documents - result.removed:,}"),
+    ]
+
+
+def _rules(found: DedupPage) -> str:
+    rules = [
+        f"Groups are what hangs together by similar pairs; {KEPT_RULE}. A removed document may so be less similar to "
+        "the kept one than the threshold: `removed/` lists both rows (from 0, in the corpus' order) and their exact "
+        "similarity (of 64-bit hashes of shingles), and the most similar document that it hangs by."
+    ]
+    if found.result.crowded:
+        rules.append(
+            f"{count(found.result.crowded, 'document')} with more than {BEFORE} earlier ones in a band: there compared "
+            f"with the {BEFORE} before alone, so pairs farther apart may be missed."
+        )
+    return " ".join(rules)
+
+
+def _against(quality: Quality) -> list[str]:
+    return [
+        table(
+            ["", "documents", "of", "share"],
+            [
+                ("precision: removals whose kept document has the same original",
+                 f"{quality.right:,}", f"{quality.removed:,}", _share(quality.precision)),
+                ("recall: labelled near-duplicates in one group with their original",
+                 f"{quality.found:,}", f"{quality.labelled:,}", _share(quality.recall)),
+            ],
+        ),
+        f"Of pairs within a group, {_share(quality.pair_precision)} have one label (precision); of pairs with one "
+        f"label, {_share(quality.pair_recall)} are within a group (recall).",
+        table(
+            ["kind", "documents", "in one group with their original", "least similarity to it"],
+            [_kind(one) for one in quality.kinds],
+        ),
+        f"Near-duplicates are {', '.join(DUPLICATES)}; no others should be grouped. They are labelled in runs of 5 "
+        "words and for a threshold of 0.8: for others, some labels are wrong.",
+    ]  # fmt: skip
+
+
+def _by_threshold(quality: ClusterQuality) -> list[str]:
+    outside = [f"{quality.unlabelled:,} documents have no label and are not counted"] if quality.unlabelled else []
+    outside += [f"{quality.unknown:,} labels match no document of the corpus"] if quality.unknown else []
+    return [
+        f"{quality.labelled:,} documents are labelled, in {count(quality.clusters, 'cluster')} of several documents "
+        f"with {count(quality.pairs, 'pair')}{''.join(f'; {one}' for one in outside)}.",
+        table(
+            ["threshold", "removed", "pairs within a group", "of these within a cluster", "precision", "recall"],
+            [
+                (f"{one.threshold:g}", f"{one.removed:,}", f"{one.found:,}", f"{one.right:,}", _share(one.precision),
+                 _share(one.recall))
+                for one in quality.at
+            ],
+        ),
+        "Precision and recall count pairs of labelled documents. A lower `--threshold` adds rows to the table.",
+    ]  # fmt: skip
+
+
+def _share(value: float | None) -> str:
+    """Of what there is, in four places; what is not all of it is never printed as 1."""
+    if value is None:
+        return NOT_MEASURED
+    return "over 0.9999" if 0.99995 <= value < 1 else f"{value:.4f}"
+
+
+def _kind(one: KindCount) -> tuple[str, str, str, str]:
+    if one.kind not in (*DUPLICATES, "related"):
+        return one.kind, f"{one.documents:,}", NOT_MEASURED, NOT_MEASURED
+    return one.kind, f"{one.documents:,}", f"{one.grouped:,}", f"{one.least_similarity:.3f}"
+
+
+def picture(settings: DedupSettings) -> Picture:
+    """The S-curve and the threshold."""
+    return drawn(_figure(settings))
+
+
+def _figure(settings: DedupSettings) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    banding = settings.banding
+    along = [place / _POINTS for place in range(_POINTS + 1)]
+    axes.plot(along, [100 * banding.probability(one) for one in along], color=_CURVE, linewidth=2)
+    axes.axvline(settings.threshold, color=_THRESHOLD, linestyle="--", linewidth=1.2)
+    found = banding.probability(settings.threshold)
+    axes.plot([settings.threshold], [100 * found], "o", color=_THRESHOLD)
+    axes.annotate(
+        f"threshold {settings.threshold}: {_probability(found)}",
+        (settings.threshold, 100 * found),
+        (-8, -18),
+        textcoords="offset points",
+        ha="right" if settings.threshold > 0.5 else "left",
+        color=_THRESHOLD,
+        fontsize=9,
+    )
+    axes.set(xlim=(0, 1), ylim=(0, 104), xlabel="Jaccard similarity", ylabel="becomes a candidate (%)")
+    axes.grid(color="#EEEEEE")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    title(figure, f"S-curve of {count(banding.bands, 'band')} of {count(banding.rows, 'row')}")
+    return figure

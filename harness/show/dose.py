@@ -1,0 +1,99 @@
+"""Makes one line of the result of a slowdown injection (the scenario key ``dose``), with the figures behind it."""
+
+from __future__ import annotations
+
+from harness.explain.dose import BEND, EXPOSED, MOST_BLOCKS, Dose
+from harness.explain.dose_curves import Unfitted
+from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.show.words import count, listing, ms, number
+
+
+def dose_line(found: Dose) -> str:
+    """The kind, the slope with its interval and the figures behind it; without a full stop."""
+    if found.unfitted is not None:
+        return f"the slowdown injection (dose) of {_subject(found)} shows nothing: {dose_reason(found)}"
+    text = _fitted(found)
+    if found.unfinished:
+        text += f"; k = {listing([str(k) for k in found.unfinished])} did not finish"
+    return text
+
+
+def dose_reason(found: Dose) -> str | None:
+    """Why nothing was decided; None where something was."""
+    if found.unfitted is not None:
+        return _unfitted(found.unfitted)
+    if found.kind != "undecided" or found.slope is None:
+        return None
+    if found.slope.ci_low is None:
+        return f"fewer than {MIN_BLOCKS} blocks give no interval"
+    if found.blocks_needed is None:
+        return f"even {MOST_BLOCKS} blocks would not decide: the work is too little for a step that varies so much"
+    return f"about {count(found.blocks_needed - found.slope.n, 'more block')} would decide"
+
+
+def _unfitted(why: Unfitted) -> str:
+    match why.kind:
+        case "no run of the arm":
+            return "no finished run of the arm itself"
+        case "no dosed run":
+            return "no finished run with a dose"
+        case "no shared block":
+            return f"no block in which k = {listing([str(k) for k in why.ks])} all finished"
+        case "work not measured":
+            return "its work was not measured"
+        case "no work added":
+            return f"the doses added no work ({ms(why.least_ms)} per step without, {ms(why.most_ms)} with the largest)"
+
+
+_SUBJECTS = {"device": "device time", "data": "data work"}
+
+
+def _subject(found: Dose) -> str:
+    what = f"{_SUBJECTS.get(found.what, found.what)} of {found.arm}"
+    return what if found.workers == 1 else f"{what} (the work of {found.workers} workers, divided by {found.workers})"
+
+
+def _fitted(found: Dose) -> str:
+    assert found.slope is not None
+    subject, slope, waited = _subject(found), found.slope, found.waited_slope
+    first, last = found.local_slope, found.last_slope
+    own, most = found.points[0], found.points[-1]
+    added = f"up to {ms(most.work_ms - own.work_ms)} added per step"
+    cost = f"1 ms more of it costs {_two(slope.median)} ms of step time ({_interval(slope)}, {added})"
+    waits = (
+        "" if own.waited_ms is None else f"it takes {ms(own.work_ms)} and the step waits {ms(own.waited_ms)} for data"
+    )
+    if found.kind == "kink" and found.slack_ms and first and last and last.median - first.median > BEND:
+        slack = f"{ms(max(0.0, found.slack_ms.median))} of added work per step ({_interval(found.slack_ms, ' ms')})"
+        return (
+            f"{subject} has slack that is used up at about {slack}: 1 ms more of it costs {_two(first.median)} ms of "
+            f"step time at first and {_two(last.median)} ms in the end ({added})"
+        )
+    if found.kind == "kink":
+        return f"{subject} just fits into the slack ({waits}), and {cost}"
+    if found.kind == "exposed":
+        partly = found.what != "device" and own.waited_ms is not None and own.waited_ms < EXPOSED * own.work_ms
+        return f"{subject} is exposed: {cost}" + (f", though today {waits}" if partly else "")
+    if found.kind == "partial":
+        return f"{subject} is partly exposed: {cost}" + (f", {_two(waited.median)} ms by waiting" if waited else "")
+    if found.kind == "contended":
+        cores = ""
+        if own.contended_ms is not None and most.contended_ms is not None:
+            cores = f" (the main thread waits for a core {number(own.contended_ms)} to {ms(most.contended_ms)})"
+        share = f"only {_two(waited.median)} ms by waiting for data" if waited else "not by waiting for data"
+        return f"{subject} makes the step wait for a core: {cost}, {share}: hidden, it takes cores from the step{cores}"
+    reason = dose_reason(found)
+    return f"{subject} is {found.kind}: {cost}" + (f"; {reason}" if reason else "")
+
+
+def _interval(estimate: Estimate, unit: str = "") -> str:
+    """``95 % interval 0.91 to 1.04, 5 blocks``."""
+    if estimate.ci_low is None or estimate.ci_high is None:
+        return f"no interval from {count(estimate.n, 'block')}"
+    bounds = f"{_two(estimate.ci_low)} to {_two(estimate.ci_high)}{unit}"
+    return f"95 % interval {bounds}, {count(estimate.n, 'block')}"
+
+
+def _two(value: float) -> str:
+    """Two decimals, and never ``-0.00``."""
+    return f"{round(value, 2) + 0.0:.2f}"

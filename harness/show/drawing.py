@@ -1,0 +1,281 @@
+"""Draws what all pictures share: axes of rows, points with intervals, ratio axes; makes PNG and SVG."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.explain.statistics import Estimate
+from harness.show.colours import GRID, INK, LOSS, RULE, SOFT, THEMED
+from trainer.errors import visible_lines
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 130
+TEXT = 10.0  # points; the page shows wide pictures 1.22 pixels per point or larger, and narrow ones 1.34
+SPACING = 1.2  # of lines
+LINE = 44  # characters of TEXT across a narrow sheet
+_MOST_POINTS = 4000  # per curve: more than the picture has pixels
+TICKS = [m * 10**e for e in range(-3, 5) for m in (1, 1.5, 2, 3, 5, 7)]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Room for a picture: its width, and whether text stands above the rows because there is no room beside them."""
+
+    width: float  # inches
+    stacked: bool = False
+
+
+WIDE = Sheet(10.5)
+NARROW = Sheet(3.8, stacked=True)  # a phone shows it 366 pixels wide
+
+
+@dataclass(frozen=True)
+class RowAxes:
+    """Axes with one row of marks per label."""
+
+    figure: Figure
+    axes: Axes
+    pitch: float  # distance between two rows; a row of marks is 1 high
+
+    def at(self, row: int) -> float:
+        """Height of a row's centre on the axis."""
+        return row * self.pitch
+
+    def label(self, labels: Sequence[str], texts: Sequence[str], colours: Sequence[str], soft: Sequence[bool]) -> None:
+        """Write each row's name and its figures: left and right of a wide sheet's axes, above the marks of others."""
+        if self.pitch == 1:
+            self.axes.set_yticks(range(len(labels)), labels, fontsize=TEXT)
+            for tick, is_soft in zip(self.axes.get_yticklabels(), soft, strict=True):
+                tick.set_color(SOFT if is_soft else INK)
+            for row, (text, colour) in enumerate(zip(texts, colours, strict=True)):
+                self._text(1.02, row, text, colour, "center")
+            return
+        self.axes.set_yticks([])
+        most = 0
+        for row, (label, text, colour) in enumerate(zip(labels, texts, colours, strict=True)):
+            top = self.at(row) - 0.5
+            found = wrapped(text) if text else ""
+            lines = found.count("\n") + 1 if found else 0
+            name = wrapped(label.replace("\n", " "))
+            self._text(0, top, found, colour, "bottom", 2)
+            self._text(0, top, name, INK, "bottom", lines * TEXT * SPACING + 2)
+            most = max(most, lines + name.count("\n") + 1)
+        self._fit(most)
+
+    def _fit(self, lines: int) -> None:
+        """Leave as much room above the first row as ``lines`` of text take."""
+        bottom, top = self.axes.get_ylim()
+        inches = self.figure.get_figheight() / (bottom - top)
+        least = -0.5 - (lines + 0.5) * TEXT * SPACING / 72 / inches
+        self.figure.set_figheight(self.figure.get_figheight() - (least - top) * inches)
+        self.axes.set_ylim(bottom, least)
+
+    def _text(self, x: float, y: float, text: str, colour: str, align: str, above: float = 0) -> None:
+        self.axes.annotate(
+            text, (x, y), (0, above), xycoords=("axes fraction", "data"), textcoords="offset points", va=align,
+            fontsize=TEXT, color=colour, annotation_clip=False, linespacing=SPACING, zorder=6,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )  # fmt: skip
+
+
+def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, lines: int = 0) -> RowAxes:
+    """Return axes of ``count`` rows, ``height`` inches each; ``lines`` of text stand above a row of a stacked sheet."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    pitch = 1 + (lines + 0.5) * TEXT * SPACING / 72 / height if sheet.stacked else 1
+    figure = Figure(figsize=(sheet.width, margin + height * pitch * count), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_ylim(pitch * (count - 1) + 0.6, 0.4 - pitch)  # first row on top
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    return RowAxes(figure, axes, pitch)
+
+
+def fitted(figure: Figure, sheet: Sheet) -> Figure:
+    """Return the figure; on a stacked sheet with its text wrapped, and with as much height as its texts take."""
+    if not sheet.stacked:
+        return figure
+    title(figure, wrapped(figure.get_suptitle(), 0.82))
+    texts = [figure.get_suptitle()]
+    for axes in figure.axes:
+        axes.set_xlabel(wrapped(axes.get_xlabel()), fontsize=TEXT)
+        axes.set_title(wrapped(axes.get_title(loc="right")), loc="right", fontsize=TEXT)
+        texts += [axes.get_xlabel()]
+    for legend in list(figure.legends):
+        handles: list[Any] = legend.legend_handles
+        labels = [wrapped(one.get_text(), 0.85) for one in legend.get_texts()]
+        longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
+        columns = 2 if longest <= 15 else 1
+        legend.remove()
+        figure.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=TEXT, frameon=False)
+        texts += labels[::columns]
+    lines = sum(text.count("\n") + 1 for text in texts)
+    figure.set_size_inches(sheet.width, figure.get_figheight() + (lines - 2) * TEXT * 1.35 / 72)
+    return figure
+
+
+def wrapped(text: str, share: float = 1.0) -> str:
+    """Break text into lines that fit ``share`` of a narrow sheet."""
+    lines = (textwrap.wrap(line, int(LINE * share), break_on_hyphens=False) for line in text.split("\n"))
+    return "\n".join(one for line in lines for one in line)
+
+
+def point(
+    axes: Axes, estimate: Estimate, row: float, colour: str, marker: str, label: str | None, hollow: bool = False
+) -> None:
+    """A median with its interval; hollow where there is no interval."""
+    if estimate.ci_low is not None and estimate.ci_high is not None:
+        axes.plot([estimate.ci_low, estimate.ci_high], [row, row], color=colour, linewidth=2.2, zorder=4)
+    face = "white" if hollow or estimate.ci_low is None else colour
+    axes.plot(estimate.median, row, marker, color=colour, markerfacecolor=face, markersize=7, zorder=5, label=label)
+
+
+def bounds(estimate: Estimate | None) -> list[float]:
+    if estimate is None:
+        return []
+    return [estimate.median, estimate.ci_low or estimate.median, estimate.ci_high or estimate.median]
+
+
+def ratio_axis(axes: Axes, values: Sequence[float], sheet: Sheet = WIDE) -> None:
+    """A logarithmic axis around 1 with plain ticks such as 0.98x or 5x."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+    low, high = min(*values, 0.99), max(*values, 1.01)
+    room = 0.06 * math.log(high / low)
+    low, high = low * math.exp(-room), high * math.exp(room)
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    if high / low < 2.5:
+        ticks = [
+            float(tick)
+            for tick in MaxNLocator(4 if sheet.stacked else 7, steps=[1, 2, 5, 10]).tick_values(low, high)
+            if low <= tick <= high
+        ]
+    elif len(ticks) > (most := 6 if sheet.stacked else 9):
+        ticks = [tick for tick in ticks if f"{tick:e}"[:3] in ("1.0", "2.0", "5.0")]
+        if len(ticks) > most:
+            ticks = [tick for tick in ticks if f"{tick:e}"[:3] == "1.0"]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}x"))
+    axes.axvline(1, color=RULE, linewidth=1, linestyle="--", zorder=2)
+    axes.grid(axis="x", color=GRID, zorder=0)
+    axes.set_axisbelow(True)
+
+
+def title(figure: Figure, text: str) -> None:
+    figure.suptitle(text, x=0.008, ha="left", fontsize=11, fontweight="bold")
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower left", ncols=columns, fontsize=TEXT, frameon=False
+    )
+
+
+def thinned(time: np.ndarray, size: np.ndarray, most: int = _MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """Of long curves the lowest and the highest point of each of ``most / 2`` pieces, in order: no peak is lost."""
+    if len(size) <= most:
+        return time, size
+    import numpy as np
+
+    pieces = np.array_split(np.arange(len(size)), most // 2)
+    kept = np.unique([at for piece in pieces for at in (piece[size[piece].argmin()], piece[size[piece].argmax()])])
+    return time[kept], size[kept]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One drawing: a PNG for markdown, and SVG for the page, whose colours follow the page's theme."""
+
+    png: bytes
+    svg: str
+    narrow: str = ""  # the SVG for a phone
+
+
+def drawn(figure: Figure, emulated: bool = False, narrow: Figure | None = None) -> Picture:
+    """Return the drawing in all forms, marked where the device is emulated. The same study gives the same bytes."""
+    import matplotlib
+
+    if emulated:
+        figure.text(0.992, 0.99, EMULATED, ha="right", va="top", fontsize=TEXT, fontweight="bold", color=LOSS)
+        if narrow is not None:
+            title(narrow, f"{EMULATED}\n{narrow.get_suptitle()}")
+    content = io.BytesIO()
+    _laid_out(figure)
+    # no version and no date in the files
+    figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None}, facecolor="white")
+    if narrow is not None:
+        _laid_out(narrow)
+    with matplotlib.rc_context({"svg.hashsalt": "harness", "svg.fonttype": "path"}):
+        return Picture(content.getvalue(), _svg(figure), "" if narrow is None else _svg(narrow))
+
+
+EMULATED = "EMULATED DEVICE"
+
+
+def _laid_out(figure: Figure) -> None:
+    """Lay a figure out once for all forms: a layout engine would do so, and draw twice, each time it is saved."""
+    import matplotlib
+
+    _plain_text(figure)
+    figure.set_dpi(DPI)
+    with matplotlib.rc_context({"text.parse_math": False}):  # of ticks that are made only now
+        if (engine := figure.get_layout_engine()) is not None:
+            engine.execute(figure)
+    figure.set_layout_engine(None)
+
+
+def _svg(figure: Figure) -> str:
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
+    return _themed(text.getvalue())
+
+
+def _plain_text(figure: Figure) -> None:
+    """Take every text as it is: a name with two dollar signs is no formula, and one that is a wrong one no error."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+        text.set_text(visible_lines(text.get_text()))
+
+
+def _themed(svg: str) -> str:
+    """The <svg> element alone, with the page's colours for ink and paper."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: _variable(found[0]), svg)
+    svg = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", svg)  # hundredths of a point are enough; scales are below 1
+    width = re.search(r'viewBox="0 0 (\S+) ', svg)
+    svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
+    svg = _shortened(svg)
+    return svg.replace("<svg ", f'<svg fill="currentColor" data-width="{width[1] if width else ""}" ', 1).strip()
+
+
+def _shortened(svg: str) -> str:
+    """Leave out what no browser shows: comments, names of groups, white space, and most of a glyph's name."""
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # nothing refers to a group
+    svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")
+    svg = re.sub(r'( id="|href="#)DejaVuSans-', r"\1g", svg)
+    return svg.replace("xlink:href", "href").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
+
+
+def _variable(colour: str) -> str:
+    name = THEMED.get(colour.lower())
+    return f"var({name})" if name else colour

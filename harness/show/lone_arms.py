@@ -1,0 +1,418 @@
+"""Says of an arm that is compared with none whether it waits for data, and what it would gain without.
+
+Of a program that nobody here wrote it also says what was timed, what ended a step, and what could not be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.explain.core_waits import WAITING
+from harness.explain.long_steps import FEW, LongSteps
+from harness.explain.ranks import GroupGain
+from harness.explain.replay.prediction import TOLERANCE
+from harness.explain.statistics import Estimate
+from harness.explain.step_kinds import BETWEEN
+from harness.judge.comparisons import AGREE
+from harness.judge.report_types import ArmReport, ArmTotals
+from harness.judge.uneven import UnevenSpeed
+from harness.judge.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
+from harness.show.absent import reason
+from harness.show.dose import dose_line
+from harness.show.names import ArmNames
+from harness.show.remedies import NOTHING, cause_texts
+from harness.show.sentences import WORTH, either_way, in_blocks
+from harness.show.words import capitalised, count, interval, listing, part_of, percent, percent_over, ratio
+from harness.study.contract import STAGES
+
+MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
+UNLIKE = 0.05  # mean and median of the steps differ by more: both are said
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One comparison, or one arm: ``finding`` is what a person would say first, ``support`` why it is so."""
+
+    subject: str
+    finding: str
+    support: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.subject}: {self.finding}." + (f" {self.support}" if self.support else "")
+
+
+def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
+    """The lines about ``arm``; none where it has no measured step."""
+    totals = arm.totals
+    if totals.step_ms is None:
+        return []
+    name = names.short(arm.name)
+    part = part_of(_mean_ms(arm))
+    # The mean is shown even if it is close to the median, as the following figures are parts of it.
+    step = f"{part(_mean_ms(arm))} a step"
+    # Blocks may be alike and steps are not (a checkpoint now and then), or the other way round.
+    long = totals.long_steps
+    typical_ms = long.others_ms if long is not None else totals.p50_ms or totals.step_ms.median
+    if (kinds := _kinds(totals, part)) is not None:
+        step = f"{part(_mean_ms(arm))} a step on average, {kinds}"
+    elif abs(_mean_ms(arm) / typical_ms - 1) > UNLIKE:
+        step = f"{part(_mean_ms(arm))} a step on average, typically {part(typical_ms)}{_long(long, part)}"
+    served = "".join(f" {text}" for text in loader_texts(arm, name))
+    data = _data(arm)
+    if arm.ranks is not None:
+        data = f"Rank 0: {data}"
+    lines = [Headline(name, step, f"{data}{_gain(arm)}{served}")]
+    lines += [Headline(*texts) for texts in cause_texts(arm, _mean_ms(arm))]
+    lines += [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
+    if arm.attached is not None:
+        lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
+    if arm.unseen is not None:
+        lines += [*_without_waits(arm), *_unseen(arm.unseen, _mean_ms(arm))]
+    return [*lines, *left_out_lines([arm], names), *skipped_lines([arm], names), *engine_lines([arm], names)]
+
+
+def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
+    """Return the kinds of steps with the mean of each; None for one kind, or if the slow ones are told as exceptions.
+
+    Steps far longer than both kinds are a third one: they would move the mean of the slow kind to where no step is.
+    """
+    found, long = totals.step_kinds, totals.long_steps
+    exception = found is not None and found.above_share <= FEW
+    if found is None or (exception and long is not None and 2 * long.steps >= found.above_share * found.of):
+        return None
+    number = "three" if found.longest_share else "two"
+    none = "though hardly a step is like that" if found.like_mean <= BETWEEN else f"of {number} kinds"
+    where = "" if found.slow_runs is None else f" (the long ones in {found.slow_runs} of {count(found.runs, 'block')})"
+    shares = [(1 - found.above_share, found.fast_ms), (found.slow_share, found.slow_ms)]
+    if found.longest_share:
+        shares.append((found.longest_share, found.longest_ms))
+    (share, ms), *others = shares
+    rest = listing([f"{percent(share)} {part(ms)}" for share, ms in others])
+    return f"{none}: {percent(share)} take {part(ms)} on average{',' if len(others) > 1 else ' and'} {rest}{where}"
+
+
+def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
+    """``(10 of 240 steps take 1,530 ms, mostly in log)``: what sets the mean apart."""
+    if found is None:
+        return ""
+    take = "takes" if found.steps == 1 else "take"
+    where = f", mostly in {found.phase}" if found.phase not in ("", "other") else ""
+    return f" ({found.steps:,} of {count(found.of, 'step')} {take} {part(found.mean_ms)}{where})"
+
+
+def loader_texts(arm: ArmReport, name: str) -> list[str]:
+    """Return warnings about loader workers that repeat each other's batches, or that deliver none."""
+    remedy = "split its items by worker (torch.utils.data.get_worker_info)"
+    found = []
+    if arm.copies:
+        found.append(
+            f"{arm.copies} of the {arm.workers} loader workers of {name} made the same batches, so each document is "
+            f"trained on {arm.copies} times. Let its dataset {remedy}."
+        )
+    idle = f"{arm.idle_workers} of the {arm.workers} loader workers of {name}"
+    if arm.idle_workers and arm.gave_no_items:
+        found.append(
+            f"{idle} made no batch: the dataset gave them too few items. Give it at least {arm.workers} shards, or let "
+            f"it {remedy}."
+        )
+    elif arm.idle_workers:  # A slow worker of a loader that does not keep the order of its batches is one reason.
+        found.append(f"{idle} delivered no batch in these steps.")
+    return found
+
+
+def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
+    """Which arms have steps that count nowhere, as an evaluation ran within them; what they cost is in no figure."""
+    return [
+        Headline(
+            names.short(arm.name),
+            f"evaluations take {percent(arm.unseen.evaluating)} of the time, in "
+            f"{count(arm.unseen.evaluating_steps, 'step')} that the other figures leave out",
+            "",
+        )
+        for arm in arms
+        if arm.unseen is not None and arm.unseen.evaluating_steps
+    ]
+
+
+def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
+    """Which arms have optimizer steps that loss scaling skipped: they took their time and trained nothing."""
+    return [
+        Headline(
+            names.short(arm.name),
+            f"{arm.skipped_steps:,} of {count(arm.optimizer_steps, 'optimizer step')} skipped, as gradients overflowed "
+            "in fp16",
+            "A skipped step halves the loss scale and trains nothing. Warm-up steps are included.",
+        )
+        for arm in arms
+        if arm.skipped_steps
+    ]
+
+
+def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
+    """Which arms tokenize with another library than the tokenizer was made for, and what that one proved."""
+    return [
+        Headline(names.short(arm.name), f"encodes with {arm.tokenizer_engine}", capitalised(f"{arm.tokenizer_proof}."))
+        for arm in arms
+        if arm.tokenizer_engine is not None and arm.tokenizer_proof is not None
+    ]
+
+
+def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> list[Headline]:
+    """Which rank of one program waits longest for data and for which stage, whether the others wait for it, and what
+    all of them would gain (``gain``: by what their record shows of who waits for whom).
+    """
+    ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and "fetch" in arm.totals.phase_ms]
+    if len(ranks) < 2:
+        return []
+    if any(arm.unseen is not None and arm.unseen.reason != "ranks" for arm in ranks):
+        gain = None
+    waits = {arm.name: arm.totals.phase_ms["fetch"] for arm in ranks}
+    last = max(ranks, key=lambda arm: waits[arm.name])
+    step_ms = _mean_ms(last)
+    most_ms = max(wait for name, wait in waits.items() if name != last.name)
+    part = part_of(step_ms)
+    support = []
+    if waits[last.name] - most_ms < MOST_ALIKE * step_ms:
+        finding = f"all wait about as long for data, {part(min(waits.values()))} to {part(max(waits.values()))} a step"
+    else:
+        stage, exposed_ms = max(last.totals.exposed_ms.items(), key=lambda one: one[1], default=("", 0.0))
+        mostly = f", mostly to {stage} ({part(exposed_ms)})" if exposed_ms > waits[last.name] / 2 else ""
+        finding = f"{names.short(last.name)} waits {part(waits[last.name])} of {part(step_ms)} a step for data{mostly}"
+        support.append(_others(part(most_ms), names.short(last.name), gain))
+    if gain is None:
+        support.append("The steps of one rank do not tell what a change of it would gain.")
+    else:
+        support.append(_together(gain.without_data))
+    return [Headline(f"{len(ranks)} ranks", finding, " ".join(support))]
+
+
+def _others(longest: str, last: str, gain: GroupGain | None) -> str:
+    """What the others do while the rank ``last`` still fetches."""
+    text = f"The others wait {longest} at most"
+    if gain is None:
+        return f"{text}. The record does not tell whether they then wait for {last}."
+    alike = gain.slowest_alike
+    most = alike.median if alike.ci_high is None else alike.ci_high
+    if most <= 1 + WORTH:
+        return f"{text} and work while {last} still waits: none waits for it."
+    if alike.median <= 1 + NOTHING:
+        return f"{text}. None was seen to wait for {last}, but not all was seen (at most {ratio(most)} as fast)."
+    known = "and then for" if _surely(alike) else "and then perhaps for"
+    return f"{text} {known} {last}. If {last} waited no longer than the next, all would be {_or_none(alike)}."
+
+
+def _together(without: Estimate) -> str:
+    """What no rank having any data work would give."""
+    if without.median <= 1 + NOTHING:
+        return f"Without any data work all would be no faster: {ratio(without.median)}{_range(without)}."
+    return f"Without any data work all would be {_or_none(without)}, if each has cores of its own."
+
+
+def _surely(one: Estimate) -> bool:
+    return (one.median if one.ci_low is None else one.ci_low) > 1 + NOTHING
+
+
+def _or_none(one: Estimate) -> str:
+    """Format ``1.298x as fast (1.290x to 1.302x)``, with a word where the interval includes no change."""
+    return f"{ratio(one.median)} as fast{'' if _surely(one) else ' or no faster'}{_range(one)}"
+
+
+def _range(one: Estimate) -> str:
+    return f" ({interval(one)})" if one.ci_low is not None else ""
+
+
+def _mean_ms(arm: ArmReport) -> float:
+    return arm.totals.mean_step_ms or 0.0
+
+
+def _data(arm: ArmReport) -> str:
+    """What it waits for, and what of the data work is hidden."""
+    totals = arm.totals
+    step_ms = _mean_ms(arm)
+    part = part_of(step_ms)
+    fetch_ms = totals.phase_ms.get("fetch")
+    blocked_ms = 0.0 if arm.unseen is None or arm.unseen.reason == "blocked" else arm.unseen.blocked * step_ms
+    unseen = blocked_ms >= WORTH * step_ms
+    if fetch_ms is None and arm.attached is not None:
+        waits = f"; {part(blocked_ms)} of a step, blocked outside of all phases, may be the wait" if unseen else ""
+        return f"Its data loading was not timed{waits}."
+    if fetch_ms is None:
+        return "Its wait for data was not measured."
+    waited_ms = sum(totals.exposed_ms.values()) if totals.exposed_ms else fetch_ms
+    parts = [f"{stage} {part(value)}" for stage, value in totals.exposed_ms.items() if value >= NOTHING * step_ms]
+    hidden_ms = sum(totals.hidden_ms.values())
+    hidden = ""
+    if hidden_ms >= NOTHING * step_ms:  # what is hidden may still take cores from the step, which no replay knows
+        contended_ms = totals.contended_ms or 0.0
+        cores = f"; a step waits {part(contended_ms)} for a core" if contended_ms >= WORTH * step_ms else ""
+        hidden = f" {part(hidden_ms)} of data work is hidden behind the step{cores}."
+    if arm.unseen is not None and arm.unseen.device:
+        return _device(arm, fetch_ms, step_ms)
+    if unknown := either_way(totals.waited_range_ms, step_ms):
+        work_ms = sum(totals.work_ms.values())
+        return f"Data work takes {part(work_ms)}. {unknown}"
+    if waited_ms < NOTHING * step_ms:
+        most = f", or up to {part(blocked_ms)} outside of what is timed" if unseen else ""
+        return f"It hardly waits for data ({part(waited_ms)}{most}).{hidden}"
+    if totals.uneven is not None:
+        return f"It waits for data {in_blocks(totals.uneven)}.{hidden}"
+    where = f": {listing(parts)}" if parts else ""
+    return f"It waits {part(waited_ms)} of that for data ({percent(waited_ms / step_ms)}{where}).{hidden}"
+
+
+def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
+    """What a device had to do while the host of an attached program waited for data."""
+    totals, part = arm.totals, part_of(step_ms)
+    if totals.device_starved_ms is None:
+        return (
+            f"The host waits {part(fetch_ms)} for data. The device was not recorded, so the cost for the step is "
+            "unknown."
+        )
+    idle = {stage: totals.starved_ms.get(stage, 0.0) for stage in STAGES}
+    idle_ms = sum(idle.values())
+    parts = listing([f"{stage} {part(value)}" for stage, value in idle.items() if value >= NOTHING * step_ms])
+    if idle_ms >= NOTHING * step_ms:
+        during = f"{part(idle_ms)} while the host waits for data" + (f" ({parts})" if parts else "")
+        text = f"The device is idle for {part(totals.device_starved_ms)} of that, {during}."
+    else:
+        text = (
+            f"The host waits {part(fetch_ms)} for data while the device has work: the device is idle for "
+            f"{part(idle_ms)} then, and for {part(totals.device_starved_ms)} in all."
+        )
+    open_ms = totals.device_unknown_ms
+    if open_ms >= NOTHING * step_ms and totals.busy_from == "profiled window" and totals.device_busy_ms is not None:
+        launching_ms = step_ms - totals.device_starved_ms - totals.device_busy_ms
+        waited = f" and waits for launches for {part(launching_ms)}" if launching_ms >= NOTHING * step_ms else ""
+        text += f" It works for {part(totals.device_busy_ms)}{waited}, by the kernels of a profiled window."
+    elif open_ms >= NOTHING * step_ms:
+        text += f" For {part(open_ms)} it worked or waited for launches: CUDA events do not tell which."
+    waits = "" if any(one.place for one in arm.causes) else " and waits of the host for the device"
+    return (
+        f"{text} No saving is predicted: work on other streams, work launched within a fetch{waits} are not recorded."
+    )
+
+
+def _gain(arm: ArmReport) -> str:
+    """What is left without any data work: measured by the control, and by replay; where they disagree, which holds."""
+    found = arm.explained
+    measured, replayed = found.ideal_measured, found.ideal_predicted if found.within_tolerance else None
+    parts = []
+    if measured is not None:
+        parts.append(
+            f" Without data work (ideal-data) it is {_as_fast(arm, measured, found.measured_in_blocks)}, measured."
+        )
+    elif found.no_ideal is not None and found.no_ideal.kind == "ideal-data of another length":
+        parts.append(f" {capitalised(reason(found.no_ideal))}.")
+    if replayed is not None:
+        faster = _as_fast(arm, replayed, found.predicted_in_blocks)
+        hides = measured is None and sum(arm.totals.hidden_ms.values()) >= WORTH * _mean_ms(arm)
+        cores = "; hidden work may also take cores and memory bandwidth" if hides else ""
+        parts.append(f" Without any data work it would be {faster}, by replay{cores}.")
+        if hides and arm.totals.bound == "launch":  # beside workers of an H200, forward took 18 % longer
+            parts.append(" Launches limit its step, and hidden work may slow them: measure with ideal-data.")
+    if measured is not None and replayed is not None and _apart(measured, replayed):
+        parts.append(f" {_disagreement(arm, measured, replayed)}")
+    return "".join([*parts, _restarts(arm), _sampler(arm)])
+
+
+def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
+    """``1.020x as fast (1.010x to 1.030x)``; of blocks of two kinds each has its own, the median may be of neither."""
+    uneven = arm.totals.uneven
+    if kinds is None or uneven is None:
+        return f"{ratio(one.median)} as fast{_range(one)}"
+    these = f"those {len(uneven.blocks)} blocks" if len(uneven.blocks) > 1 else "that block"
+    text = f"{ratio(kinds.more)} as fast in {these} and {ratio(kinds.others)} in the others"
+    if uneven.half:
+        return text  # the median lies between both kinds: it is of no block
+    return f"{text} (median block: {ratio(one.median)}{f', {interval(one)}' if one.ci_low is not None else ''})"
+
+
+def _apart(measured: Estimate, replayed: Estimate) -> bool:
+    """Whether both say otherwise: their intervals do not meet (:data:`AGREE`). Where one of them has none, the medians
+    differ by more than a replay may be off.
+    """
+    ends = [(one.ci_low or one.median, one.ci_high or one.median) for one in (measured, replayed)]
+    known = all(one.ci_low is not None for one in (measured, replayed))
+    (low, high), (other_low, other_high) = ends
+    return max(low, other_low) > min(high, other_high) * (1 + (AGREE if known else TOLERANCE))
+
+
+def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str:
+    """What the record cannot tell is no reason: work that hides can slow the step, a wait can have other causes."""
+    if measured.median < replayed.median:
+        because = "part of the wait may have another cause than data work"
+    elif sum(arm.totals.hidden_ms.values()) > 0:
+        because = (
+            "hidden data work can take cores and memory bandwidth from the step; or the few batches of the control are "
+            "faster to compute than others"
+        )
+    else:
+        because = "the few batches of the control may be faster to compute than others"
+    return f"The two disagree: {because}."
+
+
+def _restarts(arm: ArmReport) -> str:
+    """What replay leaves as it is: the start of a loader's workers, and the batches that they begin with."""
+    if arm.unseen is not None and arm.unseen.never_restarted:
+        return " No epoch ends in these steps, so the cost of restarting the loader is in no figure."
+    if arm.unseen is None or arm.unseen.restarting <= MOST_RESTARTING:
+        return ""
+    part, step_ms = part_of(_mean_ms(arm)), _mean_ms(arm)
+    restarting = part(arm.unseen.restarting * step_ms)
+    waits = f" A step waits {restarting} on average for the loader to restart at the ends of epochs"
+    if arm.unseen.workers:
+        advice = "" if arm.unseen.persistent_workers else ". persistent_workers=True keeps them alive"
+        return f"{waits}, and more workers are not predicted{advice}."
+    return f"{waits}; replay removes only the reading in it."
+
+
+def _sampler(arm: ArmReport) -> str:
+    """Say how long a sampler keeps the main thread, where that is so much that more workers are not advised."""
+    if arm.unseen is None or arm.unseen.sampling <= MOST_RESTARTING:
+        return ""
+    step_ms = _mean_ms(arm)
+    return (
+        f" Its sampler takes {part_of(step_ms)(arm.unseen.sampling * step_ms)} of a step in the main thread, and "
+        "loader workers cannot take it over: draw fewer items, or draw them faster."
+    )
+
+
+def _without_waits(arm: ArmReport) -> Iterator[Headline]:
+    """The parts of a step with the waits for a core taken out, which are known on a machine in use as well."""
+    part = part_of(_mean_ms(arm))
+    shown = [one for one in arm.parts if one.name != WAITING and one.ms.median >= NOTHING * _mean_ms(arm)]
+    if shown:
+        texts = [f"{one.name} {part(one.ms.median)}{_between(one.ms, part)}" for one in shown]
+        waited = next(part(one.ms.median) for one in arm.parts if one.name == WAITING)
+        yield Headline("Without waits for a core", f"{listing(texts)} a step", f"The waits for a core take {waited}.")
+
+
+def _between(ms: Estimate, part: Callable[[float], str]) -> str:
+    return "" if ms.ci_low is None or ms.ci_high is None else f" ({part(ms.ci_low)} to {part(ms.ci_high)})"
+
+
+def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
+    part = part_of(step_ms)
+    if one.tokenizing >= NOTHING:
+        yield Headline(
+            "Tokenizing in the loop",
+            f"{part(one.tokenizing * step_ms)} of a step, after the batch was fetched",
+            "The figures for data above do not include it.",
+        )
+    if one.reason == "no core":
+        yield Headline(
+            "Not to be trusted",
+            f"the main thread waited for a core for {percent_over(one.waiting, MOST_WAITING)} of the time "
+            f"(over {percent(MOST_WAITING)})",
+            "Other processes, more threads than cores, or a CPU quota took it. Repeat on a free machine: until then no "
+            "saving is predicted.",
+        )
+    if one.reason == "blocked":
+        place = f", mostly in {one.place}" if one.place else ""
+        yield Headline(
+            "Not timed",
+            f"the main thread is blocked for {part(one.blocked * step_ms)} of a step outside of all phases{place}",
+            f"That is over {percent(MOST_UNSEEN)} and may be a wait for data, so no saving is predicted.",
+        )

@@ -1,0 +1,149 @@
+"""Shortens the names of arms for tables by leaving out what they share; a legend gives the full names.
+
+``text-padded@batch_size=4,workers=0`` becomes ``text-padded bs4`` where every arm has the same workers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+FITS = 24  # characters: names up to this length stay as they are
+LONGEST = 34  # characters of a shortened name; the middle of a longer one goes
+_PARTS = re.compile(r"[^-._ ]+[-._ ]*|[-._ ]+")
+
+
+class ArmNames:
+    """The arms of one study (no controls)."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(dict.fromkeys(names))
+
+    def short(self, name: str) -> str:
+        """The arm's name in tables: different for every arm."""
+        return self._short.get(name, name)
+
+    def pair(self, candidate: str, baseline: str) -> str:
+        """Return the label of a comparison: ``tokens vs text``, or ``tokens vs text, bs4`` of a matrix."""
+        (first, _, point), (second, _, other) = (self.short(name).partition(" ") for name in (candidate, baseline))
+        if point and point == other:
+            return f"{first} vs {second}, {point}"
+        return f"{self.short(candidate)} vs {self.short(baseline)}"
+
+    def apart(self, one: str, other: str) -> str:
+        """What of the first name the second does not have: ``tokens``."""
+        return self._compared(one, other)[1]
+
+    def _compared(self, one: str, other: str) -> tuple[str, str, str, str]:
+        """What two names begin with, what each of them has alone, and what they end with."""
+        ours, theirs = (_PARTS.findall(self.short(name)) for name in (one, other))
+        before = _shared(ours, theirs)
+        after = _shared(ours[before:][::-1], theirs[before:][::-1])
+        alone = ["".join(parts[before : len(parts) - after]) for parts in (ours, theirs)]
+        (first, gap), (second, other_gap) = (_without_gap(text) for text in alone)
+        if not first or not second or gap != other_gap:
+            return "", self.short(one), self.short(other), ""
+        return "".join(ours[:before]), first, second, gap + "".join(ours[len(ours) - after :])
+
+    def within(self, text: str) -> str:
+        """The text with short names in place of full ones."""
+        return self._full.sub(lambda found: self.short(found[0]), text) if self._full is not None else text
+
+    @cached_property
+    def _full(self) -> re.Pattern[str] | None:
+        shortened = sorted((name for name in self._names if self.short(name) != name), key=len, reverse=True)
+        if not shortened:
+            return None
+        return re.compile(rf"(?<![\w@.-])(?:{'|'.join(map(re.escape, shortened))})(?![\w@-])")
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """(short, full): of a matrix its keys, and what all arms share; else every name that was shortened."""
+        if self._short == self._by_point and self._matrix is not None:
+            shared = [("all arms", pair) for pair in self._matrix.shared]
+            return [*((brief.rstrip("="), key) for key, brief in self._matrix.brief.items()), *shared]
+        return [(short, name) for name, short in self._short.items() if short != name]
+
+    @cached_property
+    def _short(self) -> dict[str, str]:
+        if all(len(name) <= FITS for name in self._names):
+            return {name: name for name in self._names}
+        if all(len(short) <= LONGEST for short in self._by_point.values()):
+            return self._by_point
+        shortened = [middle_out(one) for one in _without_shared(list(self._by_point.values()))]
+        if len(set(shortened)) < len(shortened) or not all(shortened):
+            shortened = [f"arm {place}" for place in range(1, len(self._names) + 1)]
+        return dict(zip(self._names, shortened, strict=True))
+
+    @cached_property
+    def _matrix(self) -> _Matrix | None:
+        return _matrix(self._names)
+
+    @cached_property
+    def _by_point(self) -> dict[str, str]:
+        found = self._matrix
+        return {name: name if found is None else found.short(name) for name in self._names}
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """The keys of a matrix that vary, each with what stands for it, and the ``key=value`` that all arms have."""
+
+    brief: Mapping[str, str]
+    shared: tuple[str, ...]
+
+    def short(self, name: str) -> str:
+        arm, pairs = _split(name)
+        return " ".join([arm, *(f"{self.brief[key]}{value}" for key, value in pairs.items() if key in self.brief)])
+
+
+def _without_gap(text: str) -> tuple[str, str]:
+    """The text without the separators at its end, and those."""
+    word = text.rstrip("-._ ")
+    return word, text[len(word) :]
+
+
+def _shared(ours: Sequence[str], theirs: Sequence[str]) -> int:
+    """How many parts both begin with."""
+    return next(
+        (at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+    )
+
+
+def _split(name: str) -> tuple[str, dict[str, str]]:
+    """``arm@key=value,key=value`` in its parts."""
+    arm, _, rest = name.partition("@")
+    pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
+    return arm, {key: value for key, _, value in pairs}
+
+
+def _matrix(names: Sequence[str]) -> _Matrix | None:
+    """The matrix that the names are points of; None where one of them is none."""
+    points = [_split(name)[1] for name in names]
+    if not points or not all(points):
+        return None
+    values = {key: {one.get(key) for one in points} for one in points for key in one}
+    varied = [key for key, found in values.items() if len(found) > 1]
+    initials = {key: "".join(word[0] for word in re.split(r"[._-]", key) if word) for key in varied}
+    clear = len(set(initials.values())) == len(varied)
+    brief = initials if clear else {key: f"{key}=" for key in varied}
+    return _Matrix(brief, tuple(f"{key}={value}" for key, value in points[0].items() if key not in varied))
+
+
+def _without_shared(names: Sequence[str]) -> list[str]:
+    """Without the parts that all names begin or end with, where they are long."""
+    if len(names) < 2 or all(len(name) <= FITS for name in names):
+        return list(names)
+    parts = [_PARTS.findall(name) for name in names]
+    before = min(_shared(parts[0], one) for one in parts)
+    rest = [one[before:] for one in parts]
+    after = min(_shared(rest[0][::-1], one[::-1]) for one in rest)
+    return ["".join(one[: len(one) - after]).strip("-._ ") for one in rest]
+
+
+def middle_out(name: str) -> str:
+    """Leaves out the middle of a long name: names of arms mostly differ at their ends."""
+    half = (LONGEST - 1) // 2
+    return name if len(name) <= LONGEST else f"{name[:half]}…{name[-half:]}"

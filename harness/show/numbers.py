@@ -1,0 +1,208 @@
+"""Writes the tables of figures of summary.md: comparisons, arms and controls, each narrow enough for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.explain.statistics import Estimate
+from harness.judge.comparisons import SAME, Measured
+from harness.judge.report_types import ArmReport, ArmTotals, Comparison
+from harness.show.absent import mfu_reason, reason
+from harness.show.first_screen import could_gain
+from harness.show.names import ArmNames
+from harness.show.sentences import believed_ratio, left_open
+from harness.show.tables import (
+    NOT_MEASURED,
+    Markdown,
+    estimate_cell,
+    number_cell,
+    ratio_cell,
+    safe,
+    stages_cell,
+    table,
+)
+from harness.show.words import listing, number, percent
+from harness.study.contract import STAGES
+from trainer.devices.flops import CONVENTIONS
+
+STEP_TIMES = "step mean, p50, p95 (ms)"
+PADDED = 0.9  # of the positions are trained on: of fewer it is said, as model FLOPs count all of them
+
+
+def _floor(m: Measured) -> str:
+    return NOT_MEASURED if m.noise_floor is None or m.figure is None else percent(m.noise_floor)
+
+
+def _measured(c: Comparison, *, timed: bool) -> list[Estimate | None]:
+    """What was predicted and measured; None where the runs were too noisy for a figure."""
+    m = c.measured
+    return [believed_ratio(c), m.figure, *([None if m.figure is None else m.step_time] if timed else [])]
+
+
+def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
+    """What could have been gained, and what was; empty where nothing was compared."""
+    if not compared:
+        return ""
+    could = [
+        [
+            names.pair(c.candidate, c.baseline),
+            *map(ratio_cell, (c.measured.isolated, could_gain(c.measured), c.measured.ideal)),
+        ]
+        for c in compared
+    ]
+    # Where steps train as many tokens, their time says the same as the throughput.
+    timed = any(abs((c.measured.trained_per_step or 1) - 1) > SAME for c in compared)
+    was = [
+        [
+            names.pair(c.candidate, c.baseline),
+            *map(ratio_cell, _measured(c, timed=timed)),
+            NOT_MEASURED
+            if None in (c.measured.noise_floor, c.measured.figure)
+            else percent(c.measured.noise_floor or 0.0),
+        ]
+        for c in compared
+    ]
+    apart = [
+        one for c in compared if (one := c.measured.absent.get("ideal")) and one.kind == "ideal-data of another length"
+    ]
+    header = ["candidate / baseline", "predicted", "measured", *(["step time"] if timed else []), "noise floor"]
+    measures = " or ".join(dict.fromkeys(c.measured.measure for c in compared))
+    return "\n\n".join(
+        [
+            "## Comparisons in numbers",
+            table(["candidate / baseline", "isolated", "ceiling", "ideal data"], could),
+            table(header, was),
+            f"How many times as fast, median [95 % interval]. *measured* counts {measures}; "
+            f"{'*step time*, ' if timed else ''}*ceiling* and *ideal data* concern the time of a step; *isolated* is "
+            "the data path alone; *predicted* is what replaying the baseline's steps with the candidate's data path "
+            "gives for *measured*.",
+            *dict.fromkeys(f"Without *ideal data*: {safe(reason(one))}." for one in apart),
+        ]
+    )
+
+
+def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
+    """Speed, data work and model of every arm."""
+    blocks = " or ".join(map(str, sorted({arm.blocks for arm in shown})))
+    reasons = dict.fromkeys(why for arm in shown if (why := mfu_reason(arm.speed.no_mfu)))
+    peaks = dict.fromkeys(arm.speed.mfu_of for arm in shown if arm.speed.mfu is not None)
+    note = (
+        f"Medians over {blocks} blocks [95 % interval]; milliseconds are means per step; the loss is that of the last "
+        f"measured steps; {NOT_MEASURED} is not measured."
+    )
+    if peaks:
+        note += f" MFU is the share of: {safe('; '.join(map(str, peaks)))}."
+    counted = dict.fromkeys(arm.speed.convention for arm in shown if arm.speed.flops_per_s is not None)
+    if counted:
+        note += f" Model FLOPs are counted by: {safe('; '.join(CONVENTIONS.get(one, one) for one in counted))}."
+        note += _padding(shown)
+    if reasons:
+        note += f" MFU is not given: {safe('; '.join(reasons))}."
+    return "\n\n".join(["## Arms", _speed(shown, names), _data_work(shown, names), _model(shown, names), note])
+
+
+def _padding(shown: Sequence[ArmReport]) -> str:
+    """That padding counts as model FLOPs: an arm that pads may have the MFU of one that trains on far more tokens."""
+    shares = sorted(
+        arm.totals.useful_fraction
+        for arm in shown
+        if arm.speed.flops_per_s is not None and arm.totals.useful_fraction is not None
+    )
+    if not shares or shares[0] >= PADDED:
+        return ""
+    ends = list(dict.fromkeys(percent(one) for one in (shares[0], shares[-1])))
+    return f" They are those of all positions, padding included, of which {' to '.join(ends)} are trained on."
+
+
+def _speed(shown: Sequence[ArmReport], names: ArmNames) -> str:
+    rows = [
+        [
+            names.short(arm.name),
+            estimate_cell(arm.totals.tokens_per_s),
+            estimate_cell(arm.totals.trained_tokens_per_s),
+            step_times(arm),
+        ]
+        for arm in shown
+    ]
+    return table(["arm", "tokens/s", "trained tokens/s", STEP_TIMES], rows)
+
+
+def _data_work(shown: Sequence[ArmReport], names: ArmNames) -> str:
+    header = [
+        "arm",
+        f"exposed ms: {' / '.join(STAGES)}",
+        f"hidden ms: {' / '.join(STAGES[:3])}",
+        "waiting for a core ms",
+    ]
+    rows = [
+        [
+            names.short(arm.name),
+            stages_cell(arm.totals.exposed_ms, STAGES),
+            stages_cell(arm.totals.hidden_ms, STAGES[:3]),
+            number_cell(arm.totals.contended_ms),
+        ]
+        for arm in shown
+    ]
+    return "\n\n".join([table(header, rows), *_by_either(shown, names)])
+
+
+def _by_either(shown: Sequence[ArmReport], names: ArmNames) -> list[str]:
+    """Of which arms exposed and hidden are one of two readings, and what a step waits by both."""
+    found = []
+    for arm in shown:
+        open_ms = left_open(arm.totals.waited_range_ms, sum(arm.totals.phase_ms.values()))
+        if open_ms is not None:
+            found.append(f"{names.short(arm.name)} {number(open_ms[0])} to {number(open_ms[1])} ms")
+    if not found:
+        return []
+    return [
+        "Exposed and hidden are by one reading of when the device worked while the host was still launching, which its "
+        f"events leave open. By either, a step waits for data: {listing(found)}."
+    ]
+
+
+def _model(shown: Sequence[ArmReport], names: ArmNames) -> str:
+    rows = [
+        [
+            names.short(arm.name),
+            NOT_MEASURED if arm.speed.flops_per_s is None else number(arm.speed.flops_per_s / 1e9),
+            NOT_MEASURED if arm.speed.mfu is None else percent(arm.speed.mfu),
+            _loss(arm.totals),
+        ]
+        for arm in shown
+    ]
+    return table(["arm", "model GFLOP/s", "MFU", "loss"], rows)
+
+
+def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
+    """The controls, each with its arm; empty where there is none."""
+    if not shown:
+        return ""
+    header = ["of", "control", STEP_TIMES, "tokens/s", "times as fast as its arm", "waiting for a core ms"]
+    rows = [
+        [
+            names.short(arm.of or ""),
+            arm.control or "",
+            step_times(arm),
+            number_cell(None if arm.totals.tokens_per_s is None else arm.totals.tokens_per_s.median),
+            ratio_cell(arm.against_arm),
+            number_cell(arm.totals.contended_ms),
+        ]
+        for arm in shown
+    ]
+    note = (
+        "*a-a*: the arm against itself, so how far its interval reaches from 1 is the noise floor. *ideal-data*: no "
+        "data cost. *data-only*: no compute."
+    )
+    return f"## Controls\n\n{table(header, rows)}\n\n{note}"
+
+
+def step_times(arm: ArmReport) -> str:
+    """The mean, as sentences and pictures give it, and the quantiles of single steps."""
+    return ", ".join(map(number_cell, (arm.totals.mean_step_ms, arm.totals.p50_ms, arm.totals.p95_ms)))
+
+
+def _loss(totals: ArmTotals) -> str:
+    if totals.diverged:
+        return Markdown("**diverged**")
+    return NOT_MEASURED if totals.loss is None else f"{totals.loss:.3f}"

@@ -1,0 +1,155 @@
+"""Says of an arm that trains in several ranks which of them the others wait for, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from harness.explain.stragglers import RanksReport, Unknown
+from harness.judge.report_types import ArmReport, Comparison
+from harness.judge.scaling import Scaling
+from harness.show.lone_arms import Headline
+from harness.show.names import ArmNames
+from harness.show.tables import table
+from harness.show.words import count, interval, listing, ms, number, part_of, percent, ratio
+
+NOTHING = 0.01  # of the step: less is no straggler worth a word
+MOST_KEYS = 4  # named of those in which arms differ
+MUCH = 0.05  # of the step: who waits for so much waits for somebody, named or not
+UNKNOWN: Mapping[Unknown, str] = {
+    "device": "as a device computes by itself",
+    "micro-batches": "as each micro-batch of a step begins with a wait of its own (fsdp)",
+    "not recorded": "as its exchanges were not recorded",
+    "": "as nothing was measured",
+}
+HEADER = ("arm", "rank", "step", "waits for data", "waits for other ranks", "tokens/s")
+NOTE = (
+    "A rank waits for the others from when its own work before the exchange is done (ddp: its last gradients are "
+    "ready; fsdp: its first forward pass begins, which gathers the weights) until the last rank has come so far. "
+    "{clock} tokens/s: those that the rank computed itself."
+)
+ONE_CLOCK = "All ranks are on one machine, whose clock (CLOCK_MONOTONIC) they share."
+CLOCKS = "Ranks of one machine share its clock (CLOCK_MONOTONIC)."
+
+
+def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]:
+    """A line for each arm of several ranks."""
+    for arm in arms:
+        if arm.ranks is not None and arm.control is None:
+            subject = f"{names.short(arm.name)}, {count(len(arm.ranks.ranks), 'rank')} ({arm.ranks.parallel})"
+            yield Headline(subject, _finding(arm.ranks), _support(arm.ranks))
+
+
+def scaling_lines(comparisons: Iterable[Comparison], names: ArmNames) -> Iterator[Headline]:
+    """A line for each comparison of arms with different numbers of ranks."""
+    for one in comparisons:
+        if (found := one.scaling) is None:
+            continue
+        first, second = names.short(found.baseline), names.short(found.candidate)
+        kind = _kind(found)
+        speed = f"{ratio(found.speedup.median)} the tokens/s"
+        if found.speedup.ci_low is not None:
+            speed += f" ({interval(found.speedup)})"
+        text = (
+            f"{speed} with {count(found.ranks[1], 'rank')} for {found.ranks[0]}, efficiency {percent(found.efficiency)}"
+        )
+        if (open_to := found.efficiency_range) is not None:
+            text += f" ({percent(open_to[0])} to {percent(open_to[1])})"
+        support = _scaled_by(found, first)
+        if found.losses is not None:
+            support.append(
+                f"Training loss after the same tokens: {found.losses[1]:.3f}, of {first} {found.losses[0]:.3f}."
+            )
+        if found.seconds is not None and found.target is not None:
+            support.append(
+                f"Loss {found.target:.3f} after {number(found.seconds[1])} s of steps, of {first} after "
+                f"{number(found.seconds[0])} s."
+            )
+        elif found.losses is not None:
+            support.append("How soon is not said: the losses have not fallen by more than they scatter.")
+        yield Headline(f"Scaling of {second} ({kind})", text, " ".join(support))
+
+
+def _kind(found: Scaling) -> str:
+    if found.weak is not None:
+        return "weak: the global batch grows" if found.weak else "strong: the same global batch"
+    if found.per_step is None:
+        return "of what batch is not known"
+    batch = ratio(found.per_step[1] / found.per_step[0])
+    return f"neither weak nor strong: {batch} the global batch with {ratio(found.ranks[1] / found.ranks[0])} the ranks"
+
+
+def _scaled_by(found: Scaling, first: str) -> list[str]:
+    """What takes from the efficiency: it counts ranks, which here share one machine."""
+    lines = []
+    more = (open_to := found.efficiency_range) is not None and open_to[0] > 1
+    if found.differs:
+        keys = listing([*found.differs[:MOST_KEYS], *(["others"] if len(found.differs) > MOST_KEYS else [])])
+        than = ", which is more than the ranks can give" if more else ""
+        lines.append(f"The arms differ in {keys} as well: this is not the efficiency of the ranks alone{than}.")
+    elif more:
+        lines.append("That is more than the ranks can give: the arms differ in something else.")
+    if found.threads is not None:
+        before, now = found.threads
+        if now * found.ranks[0] != before * found.ranks[1]:
+            lines.append(f"The efficiency counts ranks: they compute in {count(now, 'thread')}, {first} in {before}.")
+        elif found.cores and now > found.cores:
+            lines.append(f"The ranks compute in {count(now, 'thread')} on {count(found.cores, 'core')}.")
+    return lines
+
+
+def _finding(found: RanksReport) -> str:
+    if all(one.wait_ms is None for one in found.ranks):
+        return f"who waits for whom is not known, {UNKNOWN[found.unknown]}"
+    late, part = found.straggler, part_of(found.step_ms)
+    if late is None or late.saved_ms < NOTHING * found.step_ms:
+        longest = max(found.ranks, key=lambda one: one.wait_ms or 0.0)
+        waits = f"{part(longest.wait_ms or 0.0)} of {part(found.step_ms)} a step"
+        where = " before their first forward pass" if found.parallel == "fsdp" else ""
+        surely = "surely " if (longest.wait_ms or 0.0) >= MUCH * found.step_ms else ""  # by turns, or by scatter
+        return f"no rank is {surely}the one that the others wait for{where} (rank {longest.number} waits most, {waits})"
+    waits = f"{part(late.saved_ms)} of {part(found.step_ms)} a step"
+    what = "what it does in no phase (other)" if late.part == "other" else late.part
+    return f"rank {late.number} makes the others wait, {waits} for {what}"
+
+
+def _support(found: RanksReport) -> str:
+    late, part = found.straggler, part_of(found.step_ms)
+    parts = []
+    if late is not None and late.saved_ms >= NOTHING * found.step_ms:
+        parts.append(
+            f"It takes {part(late.excess_ms)} longer for it than the next; without that a step would take "
+            f"{part(found.without_straggler_ms)}, {ratio(found.step_ms / found.without_straggler_ms)} as fast, if no "
+            "rank then lacks a core that is free while it waits."
+        )
+    waits = [f"rank {one.number} {part(one.wait_ms)}" for one in found.ranks if one.wait_ms is not None]
+    if waits:
+        exchange = "" if found.exchange_ms is None else f"; the exchange itself takes {part(found.exchange_ms)}"
+        within = ""
+        if found.parallel == "fsdp":
+            within = " before the first forward pass; within the passes waits are not told from computing"
+        parts.append(f"Waits for the others: {listing(waits)} a step{within}{exchange}.")
+    if found.clock_error_ms is not None:
+        parts.append(
+            f"The clocks of {found.nodes} machines were compared: a wait may be wrong by {part(found.clock_error_ms)}."
+        )
+    return " ".join(parts)
+
+
+def section(arms: Sequence[ArmReport], names: ArmNames) -> str:
+    """A row for each rank of each arm that has several."""
+    rows: Sequence[tuple[str, ...]] = [
+        (
+            names.short(arm.name),
+            str(one.number),
+            ms(one.step_ms),
+            ms(one.fetch_ms),
+            "not known" if one.wait_ms is None else ms(one.wait_ms),
+            "not known" if one.tokens_per_s is None else number(one.tokens_per_s),
+        )
+        for arm in arms
+        if arm.ranks is not None
+        for one in arm.ranks.ranks
+    ]
+    several = any(arm.ranks is not None and arm.ranks.nodes > 1 for arm in arms)
+    note = NOTE.format(clock=CLOCKS if several else ONE_CLOCK)
+    return "\n\n".join(("## Ranks", table(HEADER, rows), note)) if rows else ""

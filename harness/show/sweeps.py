@@ -1,0 +1,135 @@
+"""Makes the sentence on where a sweep crosses over, and draws step time against the swept value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from harness.explain.replay.prediction import Prediction
+from harness.explain.replay.sweep import MATTERS, Crossing, Sweep
+from harness.explain.statistics import Estimate
+from harness.show.drawing import drawn, legend_below, title
+from harness.show.names import middle_out
+from harness.show.words import ms, number, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+AXES = {
+    "device": "how many times as fast the device is",
+    "workers": "loader workers",
+    "prefetch": "batches in flight per worker",
+    "ranks": "ranks",
+    "batch_size": "batch size",
+    "cores": "cores",
+}
+RECORDED, FREE, MEASURED = "#D55E00", "#0072B2", "black"
+_LOG_SPAN = 4  # values further apart than this are drawn on a log scale
+
+
+def sweep_sentence(sweep: Sweep) -> str:
+    """Where tokenization starts to matter, or that it does not in this range."""
+    if sweep.crossings:
+        texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
+        return f"crossover at {MATTERS * 100:.0f} % of the step: {texts}"
+    most, least = max(sweep.shares), min(sweep.shares)
+    span = f"{sweep.key} from {sweep.texts[0]} to {sweep.texts[-1]}"
+    if most > MATTERS:
+        return f"no crossover: tokenization costs at least {percent(least)} of the step for {span}"
+    return f"no crossover: tokenization costs at most {percent(max(0.0, most))} of the step for {span}"
+
+
+def crossing_text(sweep: Sweep, crossing: Crossing) -> str:
+    """``tokenization starts to matter between device=2x and 4x (about 2.07x)``."""
+    verb = "stops mattering" if crossing.matters_below else "starts to matter"
+    where = f"about {number(crossing.at)}x" if sweep.key == "device" else f"at {crossing.at:.0f}"
+    return f"tokenization {verb} between {sweep.key}={crossing.between[0]} and {crossing.between[1]} ({where})"
+
+
+def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]] = ()) -> bytes:
+    """The sweep as PNG bytes.
+
+    ``unswept``: the prediction of the other edits alone, which holds what was measured; ``checks``: step times in ms
+    that other arms of the study measured at a swept value.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _line(axes, sweep.values, [p.step_ms for p in sweep.recorded], RECORDED, "o", "tokenization as recorded")
+    _line(axes, sweep.values, [p.step_ms for p in sweep.without], FREE, "s", "tokenize=0")
+    axes.fill_between(
+        sweep.values,
+        [p.step_ms.median for p in sweep.without],
+        [p.step_ms.median for p in sweep.recorded],
+        color=RECORDED,
+        alpha=0.12,
+        linewidth=0,
+        label="what tokenization costs",
+    )
+    log = sweep.values[0] > 0 and sweep.values[-1] / sweep.values[0] > _LOG_SPAN
+    if sweep.was > 0 or not log:
+        note = ", without the other edits" if unswept.edits else ""
+        _point(axes, sweep.was, unswept.measured_ms, "*", f"measured: {ms(unswept.measured_ms.median)}{note}")
+    for number_of, (at, value) in enumerate(checks):
+        _point(axes, at, value, "D", "measured by another arm" if number_of == 0 else None)
+    for crossing in sweep.crossings:
+        at = crossing.at
+        axes.axvline(at, color="#888888", linewidth=1, linestyle="--", zorder=1)
+        text, where = f" tokenization costs\n 1 % of the step:\n {number(at)}", ("data", "axes fraction")
+        axes.annotate(text, (at, 0.97), xycoords=where, va="top", fontsize=8.5, color="#555555")
+    _scale(axes, sweep, log)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("milliseconds per step (95 % intervals)")
+    axes.set_xlabel(AXES[sweep.key] + _other_edits(unswept))
+    axes.grid(color="#EEEEEE", zorder=0)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    title(figure, _headline(sweep))
+    axes.set_title(f"{middle_out(arm)}, replayed from its recorded steps", loc="left", fontsize=9, color="#555555")
+    legend_below(figure, axes, 4)
+    return drawn(figure, unswept.emulated).png
+
+
+def _line(
+    axes: Axes, values: Sequence[float], estimates: Sequence[Estimate], colour: str, marker: str, label: str
+) -> None:
+    medians = [one.median for one in estimates]
+    low = [one.median - (one.ci_low if one.ci_low is not None else one.median) for one in estimates]
+    high = [(one.ci_high if one.ci_high is not None else one.median) - one.median for one in estimates]
+    axes.errorbar(
+        values, medians, yerr=[low, high], color=colour, marker=marker, markersize=6, linewidth=2, elinewidth=1.2,
+        capsize=3, label=label, zorder=3,
+    )  # fmt: skip
+
+
+def _point(axes: Axes, at: float, measured: Estimate, marker: str, label: str | None) -> None:
+    if measured.ci_low is not None and measured.ci_high is not None:
+        axes.plot([at, at], [measured.ci_low, measured.ci_high], color=MEASURED, linewidth=1, zorder=4)
+    axes.plot(
+        [at], [measured.median], linestyle="", marker=marker, markersize=11 if marker == "*" else 6, color=MEASURED,
+        markerfacecolor="white", zorder=5, label=label,
+    )  # fmt: skip
+
+
+def _scale(axes: Axes, sweep: Sweep, log: bool) -> None:
+    from matplotlib.ticker import NullLocator
+
+    if log:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(sweep.values, sweep.texts)
+
+
+def _headline(sweep: Sweep) -> str:
+    if sweep.crossings:
+        return crossing_text(sweep, sweep.crossings[0])
+    least, most = (percent(max(0.0, one(sweep.shares))) for one in (min, max))
+    return f"tokenization costs {least} to {most} of the step"
+
+
+def _other_edits(unswept: Prediction) -> str:
+    return f"  ({' '.join(unswept.edits.texts)})" if unswept.edits.texts else ""

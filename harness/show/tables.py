@@ -1,0 +1,97 @@
+"""Formats cells and tables of markdown, and keeps free text from turning into markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.show.words import number, ratio
+from trainer.errors import one_line, visible
+
+NOT_MEASURED = "–"
+LONGEST_NAME = 70
+_STRUCK = re.compile(r"(?<=\S)~|~(?=~)")  # what may strike text out; not the one of ~60
+_UNDERLINED = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # between letters or figures it is one of them
+_BAR = re.compile(r"(?<!\\)\|")  # one that would end the cell, in code as well
+_LINK = re.compile(r"^!?\[|\][(\[:]")  # a link, a picture, or what a link refers to
+# What begins a heading, a quotation, a list, a rule or a table at the start of a line.
+_BLOCK = re.compile(r"#|>|[-+=:](?![0-9A-Za-z])|[0-9]+(?=[.)](?:\s|$))")
+
+
+class Markdown(str):
+    """Markdown of our own making, such as ``**grew**``: a table shows it, where it escapes every other cell."""
+
+    __slots__ = ()
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose cells are text, but for those that are :class:`Markdown`."""
+    lines = [_row(header), "| --- |" + " ---: |" * (len(header) - 1)]
+    return "\n".join([*lines, *map(_row, rows)])
+
+
+def _row(cells: Sequence[str]) -> str:
+    written = (cell if isinstance(cell, Markdown) else safe(cell) for cell in cells)
+    return f"| {' | '.join(_BAR.sub(chr(92) + '|', cell) for cell in written)} |"
+
+
+def estimate_cell(estimate: Estimate | None) -> str:
+    """``65,300 [64,100–66,200]``."""
+    return _with_interval(estimate, number)
+
+
+def ratio_cell(estimate: Estimate | None) -> str:
+    """``1.136x [1.062–1.170]``."""
+    return _with_interval(estimate, ratio)
+
+
+def _with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> str:
+    if estimate is None:
+        return NOT_MEASURED
+    # Of few blocks, other assumptions that come to the same figure are no interval of it: they say nothing of luck.
+    same = estimate.n < MIN_BLOCKS and estimate.ci_low == estimate.ci_high
+    if same or estimate.ci_low is None or estimate.ci_high is None:
+        return f"{show(estimate.median)} [no interval]"
+    low, high = (show(bound).removesuffix("x") for bound in (estimate.ci_low, estimate.ci_high))
+    return f"{show(estimate.median)} [{low}–{high}]"
+
+
+def stages_cell(values: Mapping[str, float], stages: Sequence[str]) -> str:
+    if not values:
+        return NOT_MEASURED
+    return " / ".join(number_cell(values.get(stage)) for stage in stages)
+
+
+def number_cell(value: float | None) -> str:
+    return NOT_MEASURED if value is None else number(value)
+
+
+def safe(text: str) -> Markdown:
+    """Free text as one line of markdown that cannot turn into markup, nor steer a terminal."""
+    line = visible(one_line(text))
+    special = "\\*<|`&" + "[]" * bool(_LINK.search(line)) + "$" * (line.count("$") > 1)
+    escaped = "".join(f"\\{letter}" if letter in special else letter for letter in line)
+    escaped = _UNDERLINED.sub(r"\\_", _STRUCK.sub(r"\\~", escaped))
+    if (block := _BLOCK.match(line)) is None:
+        return Markdown(escaped)
+    at = block.end() if line[0].isdigit() else 0
+    return Markdown(f"{escaped[:at]}\\{escaped[at:]}")
+
+
+def code(text: str) -> Markdown:
+    """Free text as code on one line; a backtick within it, which would end it, becomes a quotation mark."""
+    return Markdown(f"`{visible(one_line(text)).replace('`', chr(39)) or ' '}`")
+
+
+def fenced(text: str) -> Markdown:
+    """Free text of several lines as a block of code, which nothing within it ends."""
+    lines = [visible(line) for line in text.split("\n")]
+    fence = "`" * max(3, *(1 + len(run) for line in lines for run in re.findall("`+", line)), 3)
+    return Markdown("\n".join([fence, *lines, fence]))
+
+
+def short(name: str) -> str:
+    """A function's name on one line of a table: those of kernels are C++ signatures, Rust's are mangled."""
+    name = visible(one_line(name.replace("`", "'")))
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

@@ -1,0 +1,44 @@
+"""Lays the first screen out as plain lines for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from harness.show.first_screen import HEADER, FirstScreen
+
+WIDTH = 100
+
+
+def lines(screen: FirstScreen) -> list[str]:
+    """What must not be missed, a line for each comparison, the small table, and what to try next."""
+    found = [*_wrapped("Emulated: ", screen.emulated)] if screen.emulated else []
+    for warning in screen.beware:
+        found += _wrapped("! ", warning)
+    for headline in screen.headlines:
+        found += _wrapped("", headline.text)
+    if screen.rows:
+        found += ["", *aligned([HEADER, *screen.rows]), ""]
+    if screen.legend:
+        found += [*_wrapped("", "; ".join(f"{short} = {name}" for short, name in screen.legend)), ""]
+    if screen.next_steps.ranked:
+        found.append("What to try next:")
+        for place, line in enumerate(screen.next_steps.ranked, start=1):
+            found += _wrapped(f"{place}. ", line)
+    if screen.next_steps.note:
+        found += _wrapped("", screen.next_steps.note)
+    return found
+
+
+def _wrapped(mark: str, text: str) -> list[str]:
+    return textwrap.wrap(mark + text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines, the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    first, *others = widths
+    return [
+        "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])
+        for row in rows
+    ]

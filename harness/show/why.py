@@ -1,0 +1,286 @@
+"""Writes the section "Why" of summary.md: the chain of every comparison, the device's ledger, what blocked the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.explain.bounds import AT_WORK
+from harness.explain.overlap import SyncCall
+from harness.explain.spans import UNANNOUNCED
+from harness.judge.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf
+from harness.show.absent import GAPS
+from harness.show.chain import ChainLink, chain
+from harness.show.names import ArmNames
+from harness.show.sentences import either_way
+from harness.show.tables import NOT_MEASURED, code, estimate_cell, ratio_cell, safe, stages_cell, table
+from harness.show.words import count, listing, ms, number, percent, ratio
+from harness.study.contract import CAUSES
+
+OPEN = 0.01  # of a step: time of which less is not known decides nothing
+
+PICTURE = "why.png"
+LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # as the page shows them
+
+
+def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> str:
+    """Everything between a gain in isolation and the gain in training; empty where nothing was compared."""
+    parts = []
+    compared = report.compared
+    if compared:
+        parts.append("## Why")
+        if PICTURE in pictures:
+            parts.append(f"![From the gain in isolation to the gain in training](plots/{PICTURE})")
+        parts += [_chain(c, names) for c in compared]
+    device = [arm for arm in report.arms if arm.totals.starved_ms and not arm.control]
+    if device:
+        parts += [
+            "### The device's ledger",
+            _device_table(device, names),
+            *_listed(launch_bound_lines(device)),
+            _device_note(),
+        ]
+    audited = [arm for arm in report.arms if arm.explained.syncs and not arm.control]
+    if audited:
+        parts += ["### Blocking calls", _sync_table(audited, names), SYNC_NOTE]
+    asked = [c for c in compared if c.explained.whatifs]
+    if asked:
+        parts += ["### What if", _whatif_table(asked, names), _whatif_note(asked)]
+    replayed = [arm for arm in report.arms if arm.explained.replay_error is not None and not arm.control]
+    if replayed:
+        parts += ["### Replay against measurement", _replay_table(replayed, names), REPLAY_NOTE]
+    return "\n\n".join(parts)
+
+
+def _listed(lines: Sequence[str]) -> list[str]:
+    return ["\n".join(f"- {line}" for line in lines)] if lines else []
+
+
+def _whatif_table(comparisons: Sequence[Comparison], names: ArmNames) -> str:
+    header = [
+        "candidate / baseline",
+        "under",
+        "baseline step ms (median of blocks)",
+        "waits for data ms",
+        "candidate step ms (median of blocks)",
+        "times as fast",
+    ]
+    asked = [(c, one) for c in comparisons for one in c.explained.whatifs]
+    checked = any(one.measured_ms is not None for _, one in asked)
+    rows = [
+        [
+            names.pair(c.candidate, c.baseline),
+            one.edits or "as it is",
+            estimate_cell(one.baseline_ms) if one.reason is None else GAPS[one.reason],
+            _ms(one.waits_ms),
+            _whatif_candidate(one),
+            ratio_cell(one.ratio),
+            *([estimate_cell(one.measured_ms)] if checked else []),
+        ]
+        for c, one in asked
+    ]
+    return table([*header, *(["measured ms"] if checked else [])], rows)
+
+
+def _whatif_candidate(one: WhatIf) -> str:
+    if one.candidate_reason is None or one.measured_ms is not None:  # it ran under these edits already
+        return estimate_cell(one.candidate_ms)
+    return GAPS[one.candidate_reason]
+
+
+def _whatif_note(comparisons: Sequence[Comparison]) -> str:
+    checked = any(one.measured_ms is not None for c in comparisons for one in c.explained.whatifs)
+    return WHATIF_NOTE + (WHATIF_MEASURED if checked else "")
+
+
+WHATIF_MEASURED = (
+    " *measured*: the candidate is what the edits make of the baseline; it was run, and this was its step: hold the "
+    "baseline's prediction against it."
+)
+WHATIF_NOTE = (
+    "Both arms replayed under the edits that the scenario asks about (`whatif`), block by block: predictions, not "
+    "measurements. *waits for data* is a rank's own; what it waits for the slowest is in the "
+    "step time. Ranks: every step waits for the slowest rank's data; their communication is left out."
+)
+
+
+def _chain(c: Comparison, names: ArmNames) -> str:
+    lines = [f"**{safe(names.short(c.candidate))} against {safe(names.short(c.baseline))}**", ""]
+    lines += [f"{place}. {_link(link, names)}" for place, link in enumerate(chain(c), start=1)]
+    return "\n".join(lines)
+
+
+def _link(link: ChainLink, names: ArmNames) -> str:
+    figure = "" if link.ratio is None else f" {ratio(link.ratio)}"
+    return f"*{LINK_NAMES.get(link.name, link.name)}*{figure}: {safe(names.within(link.text))}"
+
+
+def _device_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
+    idle = [arm.totals.starved_ms for arm in arms]
+    shown = [cause for cause in CAUSES if any(by_cause.get(cause, 0) >= 0.005 for by_cause in idle)] or ["python"]
+    header = ["arm", "busy ms", "idle ms", f"idle by {' / '.join(shown)}", "slack ms", "bound"]
+    rows = [
+        [
+            names.short(arm.name),
+            _busy(arm.totals),
+            _idle(arm.totals),
+            stages_cell(arm.totals.starved_ms, shown),
+            _ms(arm.totals.slack_ms),
+            _bound(arm.totals),
+        ]
+        for arm in arms
+    ]
+    return table(header, rows)
+
+
+def _bound(totals: ArmTotals) -> str:
+    if totals.bound is not None:
+        return totals.bound
+    return listing([f"{name} in {count(blocks, 'block')}" for name, blocks in totals.bounds.items()]) or NOT_MEASURED
+
+
+def _busy(totals: ArmTotals) -> str:
+    """Busy time; where phases that were still being launched leave it open, its least and most."""
+    if totals.device_busy_ms is not None:
+        source = " (profiled window)" if totals.busy_from == "profiled window" else ""
+        return f"{number(totals.device_busy_ms)}{source}"
+    if totals.step_ms is None or totals.device_starved_ms is None or totals.device_launch_bound_ms is None:
+        return NOT_MEASURED
+    most = max(0.0, sum(totals.phase_ms.values()) - totals.device_starved_ms)
+    if totals.busy_at_least_ms is not None:
+        return f"unknown ({number(totals.busy_at_least_ms)} by SM activity, to {number(most)})"
+    return f"unknown ({number(max(0.0, most - totals.device_unknown_ms))} to {number(most)})"
+
+
+def _idle(totals: ArmTotals) -> str:
+    """Idle time; what lies within phases that were still being launched comes on top."""
+    at_least = "at least " if totals.device_busy_ms is None and totals.device_unknown_ms else ""
+    return f"{at_least}{_ms(totals.device_starved_ms)}"
+
+
+def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
+    """One line for each arm whose device waited for launches."""
+    lines = []
+    for arm in arms:
+        phases = [
+            f"{name} ({percent(share)} of steps)" for name, share in arm.totals.launch_bound.items() if share >= 0.05
+        ]
+        if phases and (arm.totals.device_launch_bound_ms or 0) > 0:
+            lines.append(
+                f"{safe(arm.name)}: launch-bound in {listing(phases)}: the device ends them as the host ends launching "
+                f"them. In {_ms(arm.totals.device_launch_bound_ms)} ms of a step it worked or waited for a launch; "
+                f"{_work_in_launches(arm.totals)}"
+            )
+        open_ms = arm.totals.device_open_ms or 0.0
+        if arm.totals.device_busy_ms is None and open_ms > OPEN * sum(arm.totals.phase_ms.values()):
+            also = " also" if phases else ""
+            blocks = any(one.site.endswith(UNANNOUNCED) for one in arm.explained.syncs)
+            later = "ended them later, or a call that nobody timed blocks within them" if blocks else "ended them later"
+            lines.append(
+                f"{safe(arm.name)}: for {ms(open_ms)} of a step the device{also} was at phases that the host was still "
+                f"launching, and {later}. It worked all that time, or waited for launches for some of it: its "
+                f"events do not tell, the kernels of a profiled window do.{_either_way(arm.totals)}"
+            )
+    return lines
+
+
+def _work_in_launches(totals: ArmTotals) -> str:
+    """Write how much of launch-bound phases was work, if a profiled window shows it."""
+    if totals.busy_from != "profiled window" or totals.device_busy_ms is None:
+        return "how much of each, its events do not tell."
+    return (
+        f"the kernels of a profiled window take {ms(totals.device_busy_ms)} of a step, which is taken to hold for the "
+        "measured steps."
+    )
+
+
+def _either_way(totals: ArmTotals) -> str:
+    """What that means for data work, where it means much."""
+    unknown = either_way(totals.waited_range_ms, sum(totals.phase_ms.values()))
+    return f" Data work is {ms(sum(totals.work_ms.values()))} of the step. {unknown}" if unknown else ""
+
+
+def _device_note() -> str:
+    return (
+        "Means per step. *idle*: the device had nothing to do, by what the host did at that moment. *slack*: "
+        "work still queued when the host began to fetch. Fetching and launching may take up that much once; whether "
+        "every step may take so much longer is what *bound* says: the largest "
+        "of what data work costs the step (data), device idle time while the host did anything else (host), and time "
+        "in phases that the device ends with their launches (launch), where that is more than 5 % of the step; and "
+        "data, whatever is largest, where that costs more than 5 % of the step and loader workers are at work for over "
+        f"{percent(AT_WORK)} of the time. "
+        "Otherwise device or launch, where the device was at other phases for more than 5 % of the step while the host "
+        "was still launching them: it worked, or waited for launches. Otherwise device where "
+        "fetching could last 5 % of the step longer at a cost of no more than a tenth of that, else balanced."
+    )
+
+
+def _sync_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
+    header = ["arm", "blocking call", "per step", "blocked ms", "then hidden ms (behind)", "then idle ms"]
+    rows = [
+        [
+            names.short(arm.name),
+            code(call.site),
+            number(call.calls_per_step),
+            _ms(call.blocked_ms),
+            _hid(call),
+            _ms(call.idle_ms),
+        ]
+        for arm in arms
+        for call in arm.explained.syncs
+    ]
+    return table(header, rows)
+
+
+def _hid(call: SyncCall) -> str:
+    if call.hid_ms < 0.005:
+        return number(call.hid_ms)
+    behind = [name for name, value in call.hid_behind.items() if value >= 0.05 * call.hid_ms]
+    return f"{number(call.hid_ms)} ({', '.join(behind)})" if behind else number(call.hid_ms)
+
+
+SYNC_NOTE = (
+    "Means per measured step. A blocking call lets the device run dry of queued work: what the host does from there to "
+    "the next blocking call is hidden only behind what it queues meanwhile, and leaves the device idle otherwise. "
+    "Launching of launch-bound phases is in neither column: it is not known which of the two it was. An *unannounced* "
+    "call is one that nobody timed: torch told of it in one step, and it is taken to come in each."
+)
+
+
+def _replay_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
+    header = ["arm", "unedited replay is off by", "resampled", "without data work: predicted", "measured (ideal data)"]
+    rows = [
+        [
+            names.short(arm.name),
+            NOT_MEASURED if arm.explained.replay_error is None else f"{arm.explained.replay_error * 100:+.1f} %",
+            NOT_MEASURED if arm.explained.resampled_error is None else f"{arm.explained.resampled_error * 100:+.1f} %",
+            ratio_cell(arm.explained.ideal_predicted),
+            ratio_cell(arm.explained.ideal_measured),
+        ]
+        for arm in arms
+    ]
+    return table(header, rows)
+
+
+REPLAY_NOTE = (
+    "The recorded durations played through a simulation of loop, loader and device. Unedited it must give the measured "
+    "step time, and how far it is off is its validation error: in the order recorded, which checks the simulation, and "
+    "resampled, as predictions are made. With all data work taken out it predicts what the *ideal data* control "
+    "measures (times as fast)."
+)
+
+
+def _ms(value: float | None) -> str:
+    return NOT_MEASURED if value is None else number(value)
+
+
+def emulation(report: StudyReport) -> str:
+    """By which assumptions a device takes its times; empty where everything ran."""
+    notes: dict[str, list[str]] = {}
+    for arm in report.arms:
+        if arm.speed.emulation and not arm.control:
+            notes.setdefault(arm.speed.emulation, []).append(safe(arm.name))
+    if not report.emulated or not notes:
+        return ""
+    return "\n".join(
+        ["## The emulated device", "", *(f"- {', '.join(arms)}: {safe(note)}" for note, arms in notes.items())]
+    )

@@ -1,0 +1,114 @@
+"""Formats numbers for readers: rounded to what the measurement supports, always with their unit; names and lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from harness.explain.statistics import Estimate
+from harness.judge.probes.probe_cost import ProbeCost
+
+MOST_DIGITS = 6  # after the point: of a share that is above a limit by less
+PROBES = {
+    "ledger": "step ledger (always on)",
+    "torch_profiler": "torch_profiler, while it records",
+    "py_spy": "py_spy, while it samples",
+}
+
+
+def ratio(value: float) -> str:
+    """``1.004x``, ``5.90x``, ``23.4x``."""
+    return f"{value:.{3 if value < 2 else 2 if value < 10 else 1}f}x"
+
+
+def percent(fraction: float) -> str:
+    """``0.7 %``, ``12 %`` from a fraction; tiny ones as ``under 0.1 %``."""
+    value = abs(fraction) * 100
+    if 0 < value < 0.05:
+        return "under 0.1 %"
+    return f"{value:.1f} %" if value < 9.95 else f"{value:.0f} %"
+
+
+def percent_over(fraction: float, limit: float) -> str:
+    """Format ``fraction`` with enough digits to read as more than ``limit``: ``10.04 %`` beside ``over 10 %``."""
+    value, most = abs(fraction) * 100, limit * 100
+    if fraction <= limit or round(value, 1 if value < 9.95 else 0) > most:
+        return percent(fraction)
+    longer = (f"{value:.{digits}f} %" for digits in range(1, MOST_DIGITS) if round(value, digits) > most)
+    return next(longer, percent(fraction))
+
+
+def number(value: float) -> str:
+    """Three significant digits without an exponent, thousands separated: ``0.04``, ``3.10``, ``31.0``, ``12,300``."""
+    size = abs(value)
+    if size >= 1000:
+        digits = len(f"{size:.0f}") - 3
+        return f"{round(value, -digits):,.0f}"
+    return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"
+
+
+def ms(value: float) -> str:
+    """``0.04 ms``, ``31.0 ms``; of less than 10 us, which would be 0.00 ms, ``3.10 us``."""
+    return f"{number(value * 1000)} us" if 5e-6 <= abs(value) < 0.01 else f"{number(value)} ms"
+
+
+def part_of(step_ms: float) -> Callable[[float], str]:
+    """What writes milliseconds that are said beside a step of ``step_ms``, itself or a part of it: in one unit.
+
+    ``2.31 us`` beside ``25.0 us``, ``under 0.01 ms`` beside ``25.0 ms``.
+    """
+
+    def text(value: float) -> str:
+        if unit(step_ms) == "ms" and 5e-6 <= abs(value) < 0.005:
+            return "under 0.01 ms"
+        return f"{amount(value, step_ms)} {unit(step_ms)}"
+
+    return text
+
+
+def unit(step_ms: float) -> str:
+    """Microseconds of a step of less than a millisecond, whose parts would all be 0.00 ms."""
+    return "us" if step_ms < 1 else "ms"
+
+
+def amount(value: float, step_ms: float) -> str:
+    """``value`` in the unit of a step of ``step_ms``, without it; both in milliseconds."""
+    return number(value * 1000 if unit(step_ms) == "us" else value)
+
+
+def interval(estimate: Estimate) -> str:
+    """``0.991x to 1.018x`` of a ratio; says so where there are too few blocks."""
+    if estimate.ci_low is None or estimate.ci_high is None:
+        return f"no interval from {count(estimate.n, 'block')}"
+    return f"{ratio(estimate.ci_low)} to {ratio(estimate.ci_high)}"
+
+
+def count(n: int, noun: str) -> str:
+    """``1 block``, ``3 blocks``."""
+    return f"{n} {noun}" + ("" if n == 1 else "s")
+
+
+def blocks_named(blocks: Sequence[int]) -> str:
+    """``block 1``, ``blocks 1, 3``."""
+    return f"block{'s' * (len(blocks) > 1)} {', '.join(map(str, blocks))}"
+
+
+def signed_percent(fraction: float) -> str:
+    """``+1.2 %``, ``-3.0 %``, ``under 0.1 %``."""
+    return f"{'+' if fraction >= 0 else '-'}{percent(fraction)}".replace("+under", "under").replace("-under", "under")
+
+
+def listing(items: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
+
+
+def capitalised(text: str) -> str:
+    """``text`` as a sentence begins; the rest of it, names of arms among it, stays as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def probes_named(cost: ProbeCost) -> tuple[str, str]:
+    """The probes that a cost is of, and what they were added to."""
+    first, *others = cost.probes
+    name = f"{first} and {' and '.join(others)} together: every measured run" if others else PROBES.get(first, first)
+    return name, "no probe at all" if cost.against == "nothing" else "the ledger"

@@ -1,0 +1,42 @@
+"""A training whose own code is slow at one place; it prints what that takes, in milliseconds a step from step 20 on.
+
+``log`` sleeps in every step, ``save`` in every tenth one, ``gc`` collects garbage over a large heap, and ``busy`` runs
+Python in every step. ``none`` does nothing of that.
+"""
+
+import gc
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+KIND, STEPS = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+torch.manual_seed(0)
+heap = [{"number": i, "pair": [i]} for i in range(200_000)] if KIND == "gc" else []
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def slow(step):
+    if KIND == "log":
+        time.sleep(0.02)
+    elif KIND == "save" and step % 10 == 9:
+        time.sleep(0.2)
+    elif KIND == "gc":
+        gc.collect()
+    elif KIND == "busy":
+        sum(i * i for i in range(200_000))
+
+
+spent_s = 0.0
+for step, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(STEPS * 4, 64)), batch_size=4)):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    begun = time.perf_counter()
+    slow(step)
+    spent_s += (time.perf_counter() - begun) * (step >= 20)
+    print(step, repr(float(model[2].bias.detach()[0])))
+print(f"SPENT {spent_s / (STEPS - 20) * 1e3}")

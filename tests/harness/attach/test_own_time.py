@@ -1,0 +1,46 @@
+"""Own code of a program and its garbage collections, found by sampling: the place, and what it takes of a step."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from harness.explain.slow_causes import SlowCause, slow_causes
+from tests.harness.attach.test_exec import alone, attached, losses, program, study_in
+
+pytestmark = pytest.mark.slow
+
+
+def found_in(out: Path, kind: str) -> tuple[tuple[SlowCause, ...], float]:
+    """Causes of the program ``kind`` with a share of at least 5 %, and the milliseconds that it measured itself."""
+    done = attached(out, program("own_time", kind, 200), "--warmup", "20")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert losses(done.stdout) == losses(alone(program("own_time", kind, 200)).stdout)
+    (truth,) = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("SPENT")]
+    causes = slow_causes([run.record.facts for run in study_in(out).runs()])
+    return tuple(one for one in causes if one.least_share >= 0.05 and not one.phase and one.of), truth
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "line"), [("log", "code", "time.sleep(0.02)"), ("save", "code", "time.sleep(0.2)"),
+                                ("gc", "gc", "gc.collect()"), ("busy", "code", "sum(i * i for i in range(200_000))")]
+)  # fmt: skip
+def test_the_slow_place_is_named_with_what_it_takes_of_a_step(kind: str, cause: str, line: str, tmp_path: Path) -> None:
+    found, truth_ms = found_in(tmp_path, kind)
+    first = max(found, key=lambda one: one.spent_ms)
+    assert (first.kind, first.code, first.place.partition(":")[0]) == (cause, line, "own_time.py")
+    share = min(first.spent_share, 1.0)
+    error_ms = 3 * first.wall_ms / first.of * math.sqrt(share * (1 - share) / first.looks) if first.looks else 0.0
+    # Where cores are short, looks at Python code come late and find the line after it.
+    total_ms = sum(one.step_ms for one in found)
+    assert total_ms == pytest.approx(truth_ms, abs=max(0.2 * truth_ms, 1, error_ms))
+    assert len([one for one in found if one.place == first.place]) == 1  # a collection is not own code once more
+
+
+def test_a_program_without_slow_code_has_no_such_place(tmp_path: Path) -> None:
+    found, truth_ms = found_in(tmp_path, "none")
+    assert [one for one in found if one.code and "slow" in one.code] == []
+    assert truth_ms < 1

@@ -1,0 +1,48 @@
+"""Long runs are thinned, and no outlier is lost."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from harness.explain.step_times import MOST_OUTLIERS, step_times
+from harness.study.run_data import RunData
+from tests.harness.synthetic import MS, Arm, build
+
+
+def long_run(steps: int, slow: set[int]) -> RunData:
+    _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=steps)
+    wall = [(500 if at in slow else 30) * MS + 1000 * (at % 7) for at in range(steps + 1)]
+    table = run.steps
+    return RunData(
+        run.record, table.set_column(table.column_names.index("wall_ns"), "wall_ns", pa.array(wall)), None, None
+    )
+
+
+def test_every_outlier_of_a_long_run_is_shown() -> None:
+    slow = {17, 1234, 2000}
+    (found,) = step_times([long_run(3000, slow)], most=100)
+    assert found.steps == 3000
+    assert 90 <= len(found.step) <= 110
+    assert {step for step, outlier in zip(found.step, found.outlier, strict=True) if outlier} == slow
+    assert found.outliers == 3
+    assert list(found.start_s) == sorted(found.start_s)
+    assert found.start_s[0] == 0.0
+
+
+def test_of_too_many_outliers_the_slowest_are_shown_and_all_are_counted() -> None:
+    slow = set(range(10, 10 + 3 * (MOST_OUTLIERS + 50), 3))
+    (found,) = step_times([long_run(3000, slow)], most=100)
+    assert found.outliers == len(slow)
+    assert sum(found.outlier) == MOST_OUTLIERS
+
+
+def test_short_runs_are_shown_whole_and_warmup_and_controls_are_not() -> None:
+    arm = Arm("text")
+    _, runs = build([arm, *arm.controls("a-a")], blocks=2, repetitions=3, steps=4)
+    found = step_times(runs)
+    assert [(one.arm, one.block, one.steps, len(one.step)) for one in found] == [
+        ("text", 0, 12, 12),
+        ("text", 1, 12, 12),
+    ]
+    assert set(found[0].repetition) == {0, 1, 2}
+    assert 0 not in found[0].step  # the first step of a repetition is warm-up

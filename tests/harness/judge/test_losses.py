@@ -1,0 +1,231 @@
+"""Losses that are no losses: a real training that ends in NaN, as the ledger, the table and the verdict see it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from harness.explain.ledger import RunLedger, column, measure
+from harness.explain.statistics import Estimate
+from harness.explain.step_losses import StepLosses
+from harness.judge.comparisons import Controls, Measured, compare
+from harness.judge.confounds import confounds
+from harness.judge.losses import Losses, compare_losses, loss_of
+from harness.judge.verdicts import judge
+from harness.launch.tables import step_columns
+from harness.probes.ledger.steps import StepRecorder
+from harness.show.confounds import confound_lines
+from harness.study.contract import STEP_COLUMNS, arrow_schema
+from harness.study.records import RunRecord
+from harness.study.run_data import RunData
+from tests.ledgers import ledger
+from trainer import telemetry
+from trainer.compute.build import build_compute
+from trainer.compute.torch_compute import TorchCompute
+from trainer.config import TrainerConfig
+from trainer.data.loader import open_batches
+from trainer.data.prepare import prepare
+from trainer.loop import train
+
+STEPS = 16
+
+
+def trained(seed: int, *, explodes: bool = False) -> RunData:
+    """A run of the real trainer, recorded as `harness run` records it; its learning rate may explode half-way."""
+    config = TrainerConfig.model_validate(
+        {
+            "model": {"preset": "llama-tiny", "layers": 1, "width": 32},
+            "data": {
+                "corpus": {"builtin": "python-docs", "documents": 60},
+                "tokenizer": {"train": {"vocab_size": 512}},
+                "path": "tokens-padded",
+                "sequence_length": 16,
+                "batch_size": 2,
+            },
+            "compute": {"check_finite": False, "threads": 1},
+            "seed": seed,
+        }
+    )
+    prepared = prepare(config.data)
+    recorder = StepRecorder()
+    telemetry.attach(recorder)
+    try:
+        with open_batches(config.data, prepared, config.seed) as batches:
+            compute = build_compute(config, prepared.vocab_size)
+            assert isinstance(compute, TorchCompute)
+            loop = train(config, compute, batches)
+            for step in range(STEPS):
+                if explodes and step == STEPS // 2 - 1:
+                    compute._optimizer.param_groups[0]["lr"] = math.inf
+                next(loop)
+            loop.close()
+            recorder.pause()
+    finally:
+        telemetry.attach(None)
+    columns = {
+        **step_columns(recorder.rows()),
+        "warmup": [False] * STEPS,
+        "loss": [recorder.losses.get(step) for step in range(STEPS)],
+    }
+    blank = {name: columns.get(name) or [None] * STEPS for name, _ in STEP_COLUMNS}
+    table = pa.table(blank, schema=arrow_schema(STEP_COLUMNS))
+    return RunData(RunRecord("x", seed, "done"), table, None, None)
+
+
+@pytest.mark.slow
+def test_a_training_that_ends_in_nan_is_no_gain_however_fast() -> None:
+    healthy = {seed: found for seed in range(3) if (found := measure(trained(seed))) is not None}
+    run = trained(0, explodes=True)
+    assert run.steps is not None
+    losses = column(run.steps, "loss")
+    assert np.isfinite(losses[: STEPS // 2]).all()  # it begins as it should
+    assert np.isnan(losses[STEPS // 2 :]).all()
+    broken = measure(run)
+    assert broken is not None
+    assert (broken.diverged, broken.loss) == (True, None)
+    assert not any(one.diverged for one in healthy.values())
+    assert healthy[0].loss == pytest.approx(math.log(512), rel=0.1)
+
+    base, fast = sides(healthy, 1.0), sides(dict.fromkeys(range(3), broken), 0.5)
+    found = compare("healthy", "broken", {"healthy": base, "broken": fast}, Controls({("a-a", "healthy"): base}))
+    assert isinstance(found, Measured)
+    assert found.ratio.median == pytest.approx(2.0)
+    assert (found.verdict, found.undecided) == ("undecided", "diverged")
+    lines = confound_lines(confounds(base, fast, {}, ("healthy", "broken"), 3, found.losses))
+    assert lines[0] == "loss of broken diverged: NaN, infinite or far above its start in measured steps"
+
+
+def sides(runs: dict[int, RunLedger], factor: float) -> dict[int, RunLedger]:
+    """The same runs, whose steps all take ``factor`` seconds: speed is not what is measured here."""
+    return {
+        block: replace(
+            run,
+            repetitions={0: replace(run.repetitions[0], wall_ns=factor * 1e9, trained_tokens=1000.0, tokens=1000.0)},
+        )
+        for block, run in runs.items()
+    }
+
+
+def ledgers(losses: list[float | None], *, diverged: bool = False) -> dict[int, RunLedger]:
+    record = RunRecord("x", 0, "done")
+    return {
+        block: ledger(record, loss=loss, diverged=diverged, losses=at_steps(dict.fromkeys(range(10), loss)))
+        for block, loss in enumerate(losses)
+    }
+
+
+def at_steps(losses: dict[int, float | None]) -> StepLosses:
+    return StepLosses(
+        RunData(RunRecord("x", 0, "done"), pa.table({"step": [*losses], "loss": [*losses.values()]}), None, None)
+    )
+
+
+def learning(workers: int, block: int) -> RunLedger:
+    """A run that learns as every other does, whose repetitions of five steps begin with its workers' warm-up steps."""
+    repetition = workers * 2 + 1 + 5
+    steps = range(4 * repetition)
+    columns = {
+        "step": list(steps),
+        "turn": [step // repetition for step in steps],
+        "warmup": [step % repetition < workers * 2 + 1 for step in steps],
+        "wall_ns": [1_000_000] * len(steps),
+        "loss": [2.0 + block / 100 + 4 * math.exp(-step / 20) for step in steps],
+    }
+    table = pa.table(
+        {name: columns.get(name) or [None] * len(steps) for name, _ in STEP_COLUMNS}, schema=arrow_schema(STEP_COLUMNS)
+    )
+    found = measure(RunData(RunRecord("x", block, "done"), table, None, None))
+    assert found is not None
+    return found
+
+
+def test_losses_are_compared_at_the_same_training_steps_however_many_were_warm_up() -> None:
+    """The same training, bit by bit: the arm with workers has trained more steps when its last ones are measured."""
+    inline, two = ({block: learning(workers, block) for block in range(4)} for workers in (0, 2))
+    last = [run[0].loss for run in (inline, two)]
+    assert last[0] is not None
+    assert last[1] is not None
+    assert last[0] > 1.2 * last[1]  # of other steps: so was "the arms do not train the same" said
+    found = compare_losses(("inline", "two"), inline, two, {})
+    assert (found.differ, found.baseline) == (False, found.candidate)
+    unlike = {block: replace(run, losses=at_steps({0: 6.0, 4: 9.0, 50: 2.0})) for block, run in two.items()}
+    found = compare_losses(("inline", "unlike"), inline, unlike, {})  # step 50 is only in the one
+    assert found.differ
+    assert found.candidate == 7.5
+    apart = {block: replace(run, losses=at_steps({99: 9.0})) for block, run in two.items()}
+    assert not compare_losses(("inline", "apart"), inline, apart, {}).differ  # no step that both trained
+
+
+@pytest.mark.parametrize(
+    ("theirs", "control", "differ"),
+    [
+        ([6.0, 6.1, 5.9], [6.0, 6.1, 5.9], False),
+        ([6.5, 6.6, 6.4], [6.0, 6.1, 5.9], True),
+        ([6.05, 6.15, 5.95], [6.0, 6.1, 5.9], False),  # under 1 %
+        ([6.5, 6.6, 6.4], [6.9, 5.4, 6.8], False),  # the same once more differs as much
+        ([6.5, 5.4, 7.9], [6.0, 6.9, 5.1], False),  # blocks scatter, those of the control too
+        ([6.5, 5.4, 7.9], [6.0, 6.1, 5.9], True),  # ... and those of the control do not
+        ([6.0, 6.1, 9.9], [6.0, 6.1, 5.9], False),  # one block alone may be chance: it is told
+        ([6.5, 8.9, 11.2], [6.0, 6.1, 5.9], True),  # they do, but each of them learned less, and the control nothing
+        ([6.5, 7.9, 7.2], [6.0, 6.9, 5.9], False),
+        ([6.5, 8.9, 11.2], [6.0, 6.9, 5.9], True),  # far beyond what the control does
+        ([6.5, None, 6.4], [6.0, 6.1, 5.9], False),  # two blocks are too few
+        ([8.0, 10.1, 12.0], [6.0, 6.1, 5.9], True),  # what trains badly scatters as well
+        ([6.0, 10.1, 12.0], [6.0, 6.1, 5.9], True),  # ... and may do so in some blocks alone
+    ],
+)
+def test_losses_differ_where_blocks_control_and_rounding_do_not_explain_it(theirs, control, differ) -> None:
+    found = compare_losses(("a", "b"), ledgers([6.0, 6.1, 5.9]), ledgers(theirs), ledgers(control))
+    assert (found.differ, found.unlike, found.diverged) == (differ, differ, ())
+
+
+def test_unmeasured_losses_say_nothing() -> None:
+    assert compare_losses(("a", "b"), ledgers([None] * 3), ledgers([6.0] * 3), {}) == Losses(None, 6.0)
+    assert compare_losses(("a", "b"), ledgers([6.0]), ledgers([None], diverged=True), {}).diverged == ("b",)
+
+
+def test_a_loss_that_is_not_finite_is_not_dropped_for_those_of_other_blocks() -> None:
+    finite, lost = ledgers([6.0, 6.1, 5.9]), ledgers([5.0, None, 5.1])
+    lost[1] = replace(lost[1], diverged=True)
+    assert loss_of(list(finite.values())) == 6.0
+    assert loss_of(list(lost.values())) is None
+    assert loss_of(list(ledgers([5.0, None, 5.2]).values())) == 5.1  # not measured
+    assert compare_losses(("a", "b"), finite, lost, finite) == Losses(6.0, None, ("b",))
+    risen = ledgers([9.0, 9.1, 9.2], diverged=True)
+    assert compare_losses(("a", "b"), finite, risen, finite).candidate == pytest.approx(9.1)
+
+
+def test_other_losses_in_some_blocks_bar_a_gain_and_are_said_of_these() -> None:
+    """The median block learned as much, and two of five next to nothing."""
+    base = ledgers([3.8, 3.7, 3.9, 3.8, 3.8])
+    found = compare_losses(("a", "b"), base, ledgers([3.8, 6.0, 3.9, 6.2, 3.8]), base)
+    assert (found.some_blocks, found.baseline, found.candidate) == ((2, 5), pytest.approx(3.75), pytest.approx(6.1))
+    verdict = judge(Estimate(1.24, 1.22, 1.26, 5), 0.01, found)
+    assert (verdict.verdict, verdict.undecided) == ("undecided", "other loss")
+    assert compare_losses(("a", "b"), base, base, base).some_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "tokens", "verdict"),
+    [
+        (3.5, 2.0, "gain"),
+        (2.9, 2.0, "gain"),
+        (2.6, 2.0, "undecided"),
+        (3.88, 2.0, "gain"),  # of other documents
+        (4.5, 2.0, "undecided"),  # twice the tokens a step lower a loss
+        (4.5, 0.5, "gain"),
+        (3.5, 0.5, "undecided"),
+        (3.5, 1.02, "undecided"),
+        (30.8, 0.5, "undecided"),
+        (1.2, 2.0, "undecided"),
+    ],
+)
+def test_other_tokens_a_step_do_not_explain_any_loss(theirs: float, tokens: float, verdict: str) -> None:
+    alike = [3.8, 3.8, 3.8]
+    found = compare_losses(("a", "b"), ledgers(alike), ledgers([theirs] * 3), ledgers(alike), tokens_ratio=tokens)
+    assert found.differ
+    assert judge(Estimate(1.95, 1.93, 1.97, 5), 0.01, found).verdict == verdict

@@ -1,0 +1,269 @@
+"""Studies of different times: what forbids comparing them, and what is decided where nothing does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from statistics import stdev
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.explain.statistics import student_t, widening
+from harness.regress import report as regression
+from harness.regress.across import common_move, compare_series
+from harness.regress.days import Days, Session, session_of
+from harness.regress.records import Limits
+from harness.regress.series import BlockSeries, series_of
+from harness.study.run_facts import RunFacts
+from tests.harness.regress.tables import HEAD, recorded, study
+from trainer.errors import InputError
+
+LIMITS = Limits(step=0.05)
+SERIES: dict[str, Any] = {
+    "scenario": "tiny",
+    "arm": "x",
+    "blocks": list(range(7)),
+    "config": {"data.sequence_length": 64, "data.batch_size": 2, "log_every": 10},
+    "environment": {"cpu": "X", "cores": 2, "cpu_governor": "performance", "torch": "2.13", "git_commit": "a"},
+    "facts": RunFacts(device="cpu"),
+    "useful_fraction": 0.5,
+    "sm_clock_mhz": 1500.0,
+    "other_cpu_cores": 0.01,
+    "arms": 2,
+    "probes": {"host": True},
+}
+
+
+def series(factor: float = 1.0, spread: float = 0.003, seed: int = 0, **changes: Any) -> BlockSeries:
+    generator = np.random.default_rng(seed)
+    step = list(10 * factor * np.exp(generator.normal(0, spread, 7)))
+    settings: dict[str, Any] = {
+        "created_utc": f"2026-01-0{seed + 1}",
+        "part_ms": {"step": step, "forward": [value * 0.9 for value in step], "tokenize": [1.0] * 7},
+        "twin_logs": list(generator.normal(0, spread, 7)),
+    }
+    return BlockSeries(**{**SERIES, **settings, **changes})
+
+
+def days(*factors: float, level: int = 0, centred: bool = True) -> Days:
+    """Sessions of so many times the usual."""
+    parts = ("step", "forward", "tokenize", "startup")
+    kept = (Session("", level, dict(zip(parts, (10 * one, 9 * one, 1.0, 1000 * one), strict=True))) for one in factors)
+    return Days(tuple(kept), centred)
+
+
+STEADY = days(1.0, 1.01, 0.99, 1.005, 0.995)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "same"), (1.1, "slower"), (0.9, "faster"), (1.05, "undecided")])
+def test_the_decision_within_what_can_be_compared(factor: float, verdict: str) -> None:
+    found = compare_series(series(), series(factor, seed=1), LIMITS, days=STEADY)
+    assert (found.comparison.verdict, found.refused) == (verdict, [])
+
+
+@pytest.mark.parametrize("spread", [0.003, 3.0])
+@pytest.mark.parametrize("kept", [Days(), STEADY, days(1.2, 1.19, 1.21, 1.2)])
+def test_a_study_is_the_same_as_itself(kept: Days, spread: float) -> None:
+    """However its blocks scatter and whatever days do; failed runs and a busy machine are no difference either."""
+    one = series(spread=spread, failed_runs=1, other_cpu_cores=2.0)
+    found = compare_series(one, replace(one, interleave="slices"), LIMITS, days=kept)
+    comparison = found.comparison
+    assert (comparison.verdict, comparison.same_study, comparison.step.outcome) == ("same", True, "same")
+    assert comparison.step.change is not None
+    assert (comparison.step.change.ci_low, comparison.step.change.ci_high) == (0.0, 0.0)
+    assert (found.refused, found.warned) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"created_utc": "2026-02-01"}, {"arm": "y"}, {"part_ms": {"step": [10.0] * 7}}, {"scenario": "other"}]
+)
+def test_another_study_is_not_the_same_study(changes: dict[str, Any]) -> None:
+    assert not compare_series(series(), replace(series(), **changes), LIMITS).comparison.same_study
+
+
+def test_what_days_differ_by_is_assumed_until_enough_sessions_are_kept() -> None:
+    found = [compare_series(series(), series(factor, seed=1), LIMITS).comparison for factor in (1.0, 1.1, 1.2, 1.5)]
+    assert [one.verdict for one in found] == ["undecided", "undecided", "undecided", "slower"]
+    assert found[2].step.why == "day to day"
+    between = found[2].step.between
+    assert between is not None
+    assert (between.sessions, between.known, found[2].cause) == (0, False, "day to day")
+    assert between.allowance == pytest.approx(0.25, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kept", "verdict"),
+    [
+        (days(1.0, 1.08, 0.93, 1.05), "undecided"),  # such days make 1.2 by themselves
+        (days(1.2, 1.19, 1.21, 1.2), "same"),  # the newest of them was a quick one
+        (Days((*days(2.0, 2.02, 1.98).sessions, *days(1.0, level=1).sessions), True), "slower"),  # --anew
+        (days(1.2, 1.19, 1.21, 1.2, centred=False), "slower"),  # one study, not the sessions, is compared with
+    ],
+)
+def test_sessions_kept_say_what_a_day_may_do(kept: Days, verdict: str) -> None:
+    comparison = compare_series(series(), series(1.2, seed=1), LIMITS, days=kept).comparison
+    assert comparison.verdict == verdict
+    assert comparison.step.between is not None
+    assert comparison.step.between.known
+
+
+@pytest.mark.parametrize(("centred", "means_of"), [(True, 5), (False, 1)])
+def test_a_new_day_is_one_more_draw_against_what_it_is_compared_with(centred: bool, means_of: int) -> None:
+    """A prediction interval, not that of a mean; one study that is compared with is itself one day's draw."""
+    factors = (1.0, 1.03, 0.98, 1.01, 0.99)
+    logs = np.log(factors)
+    drawn = stdev(logs) * sqrt(1 + 1 / means_of) * widening(logs)
+    assert days(*factors, centred=centred).between("step", 0.95) == (pytest.approx(drawn * student_t(0.975, 4)), True)
+
+
+def test_slow_blocks_of_the_baseline_leave_open_a_speedup_and_no_slowdown() -> None:
+    """Their scatter reaches below the change, that of the candidate's above it."""
+    even, slow = {"step": [10.0] * 7}, {"step": [10.0] * 4 + [11.0, 11.5, 12.0]}
+
+    def reach(baseline: dict[str, Any], candidate: dict[str, Any]) -> tuple[bool, bool]:
+        sides = series(part_ms=baseline), series(part_ms=candidate)
+        between = compare_series(*sides, LIMITS, days=STEADY).comparison.step.between
+        assert between is not None
+        assert between.blocks_only is not None
+        return between.blocks_only.ci_low < -0.05, between.blocks_only.ci_high > 0.05
+
+    assert (reach(slow, even), reach(even, slow)) == ((True, False), (False, True))
+
+
+def test_a_series_of_blocks_has_no_seed_of_its_own() -> None:
+    """Each block has its own: an arm of another seed did not change."""
+    record, runs = study(blocks=4)
+    runs = [recorded(one, config={"seed": one.record.block, "log_every": 5}) for one in runs]
+    assert series_of(record, runs)[HEAD].config == {"log_every": 5}
+
+
+def test_days_in_a_row_that_are_alike_say_less_than_as_many_others() -> None:
+    drifting, shuffled = days(1, 1.01, 1.02, 1.03, 1.04, 1.05), days(1, 1.04, 1.01, 1.05, 1.02, 1.03)
+    assert drifting.between("step", 0.95)[0] > 1.2 * shuffled.between("step", 0.95)[0]
+
+
+def test_a_session_holds_medians() -> None:
+    one = session_of(series(startup_ms=[1.0, 5.0, 2.0]), 3)
+    assert (one.level, one.git_commit, one.ms["startup"]) == (3, "a", 2.0)
+    assert one.ms["step"] == pytest.approx(10, rel=0.01)
+
+
+def test_a_baseline_from_before_there_was_a_key_means_what_it_meant() -> None:
+    """compute.sync: without it the gradient norm was read in each step; on a CPU that makes no difference."""
+    card = RunFacts(device="NVIDIA H100")
+    for facts, sync, refused in (
+        (card, "late", ["compute.sync"]),
+        (card, "norm", []),
+        (RunFacts(device="cpu"), "late", []),
+    ):
+        newer = series(seed=1, facts=facts, config={**SERIES["config"], "compute.sync": sync})
+        found = compare_series(series(facts=facts), newer, LIMITS, days=STEADY)
+        assert [one.key for one in found.refused] == refused
+        assert not found.warned
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("environment.cpu", {"environment": {**SERIES["environment"], "cpu": "Y"}}),
+        ("environment.cores", {"environment": {**SERIES["environment"], "cores": 4}}),
+        ("environment.cpu_governor", {"environment": {**SERIES["environment"], "cpu_governor": "powersave"}}),
+        ("data.sequence_length", {"config": {"data.sequence_length": 128, "data.batch_size": 2, "log_every": 10}}),
+        ("device", {"facts": RunFacts(device="NVIDIA H100")}),
+        ("useful tokens", {"useful_fraction": 0.6}),
+        ("SM clock", {"sm_clock_mhz": 1300.0}),
+        ("failed runs", {"failed_runs": 2}),
+        ("waiting for a core", {"waiting_share": 0.2}),
+    ],
+)
+def test_what_forbids_a_comparison(key: str, changes: dict[str, Any]) -> None:
+    other = series(1.2, seed=1, **changes)
+    found = compare_series(series(), other, LIMITS, days=STEADY)
+    assert [one.key for one in found.refused] == [key]
+    assert found.comparison.verdict == "undecided"
+    assert [one.key for one in found.comparison.differences if one.forbids] == [key]
+    allowed = compare_series(series(), other, LIMITS, [key], STEADY)
+    assert allowed.comparison.verdict == "slower"
+    assert [one.key for one in allowed.warned] == [key]
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("environment.torch", {"environment": {**SERIES["environment"], "torch": "2.14"}}),
+        ("log_every", {"config": {"data.sequence_length": 64, "data.batch_size": 2, "log_every": 5}}),
+        ("load by other processes", {"other_cpu_cores": 0.9}),
+        ("arms of the study", {"arms": 9}),
+        ("probes.host", {"probes": {"host": False}}),
+    ],
+)
+def test_what_is_said_beside_a_decision(key: str, changes: dict[str, Any]) -> None:
+    found = compare_series(series(), series(1.2, seed=1, **changes), LIMITS, days=STEADY)
+    assert [one.key for one in found.warned] == [key]
+    assert found.comparison.verdict == "slower"
+    (line,) = regression.as_json([found.comparison])["contests"][0]["confounds"]
+    assert line.startswith(f"{key} is ")
+
+
+def test_another_commit_is_what_is_compared() -> None:
+    other = series(seed=1, environment={**SERIES["environment"], "git_commit": "b"})
+    assert compare_series(series(), other, LIMITS).warned == []
+
+
+def test_noise_of_the_baseline_hides_a_change_no_larger() -> None:
+    noisy = replace(series(), twin_logs=[0.2, -0.1, 0.15, -0.2, 0.1, 0.05, -0.15])
+    found = compare_series(noisy, series(1.1, seed=1), LIMITS, days=STEADY).comparison
+    assert (found.verdict, found.step.why) == ("undecided", "within the noise")
+
+
+def test_all_arms_moving_alike_points_at_the_machine() -> None:
+    moved = [compare_series(series(), series(1.08, seed=k), LIMITS).comparison for k in range(3)]
+    move = common_move(moved)
+    assert move is not None
+    assert 0.07 < move.least < 0.08 < move.most < 0.09
+    assert move.arms == 3
+    mixed = [*moved[:2], compare_series(series(), series(1.0, seed=5), LIMITS).comparison]
+    assert common_move(mixed) is None
+    assert common_move(moved[:2]) is None
+
+
+def test_the_series_of_a_study() -> None:
+    record, runs = study(0.05)
+    found = series_of(record, runs)
+    assert list(found) == ["x@base", HEAD]  # the A/A control is noise, no figure of its own
+    base = found["x@base"]
+    assert (base.blocks, len(base.twin_logs), len(base.part_ms["step"])) == (list(range(9)), 9, 9)
+    assert base.peak_memory_bytes == [300 * 2**20] * 9
+    assert base.startup_ms == [2000.0] * 9
+    assert base.useful_fraction == pytest.approx(200 / 256)
+    assert np.median(found[HEAD].part_ms["step"]) > np.median(base.part_ms["step"])
+
+
+def test_startup_alone_is_not_held_against_startup_beside_others() -> None:
+    ours, theirs = series(startup_ms=[1000.0] * 7), series(seed=1, startup_ms=[2000.0] * 7)
+    (gate,) = compare_series(ours, theirs, LIMITS, days=STEADY).comparison.gates
+    assert (gate.name, gate.decision.outcome) == ("startup", "slower")
+    assert compare_series(ours, replace(theirs, started="one by one"), LIMITS).comparison.gates == []
+
+
+def test_a_study_whose_environment_changed_has_no_series() -> None:
+    record, runs = study()
+    others = [recorded(one, environment={"torch": "2.13"}) for one in runs[:-1]]
+    runs = [*others, recorded(runs[-1], environment={"torch": "2.14"})]
+    with pytest.raises(InputError, match=r"block 8 ran in another environment than block 0 \(torch\)"):
+        series_of(record, runs)
+
+
+def test_another_model_of_the_users_own_forbids_the_comparison() -> None:
+    """Its code is kept with the figures: `harness compare` and `baseline check` called the two the same."""
+    found = []
+    for code in ("a", "b"):
+        one, runs = study()
+        runs = [recorded(run, facts=RunFacts(device="cpu", model_fingerprint=code)) for run in runs]
+        found.append(series_of(one, runs)[HEAD])
+    assert found[0].facts.model_fingerprint == "a"
+    refused = compare_series(*found, LIMITS, days=STEADY).refused
+    assert [(one.key, one.baseline, one.candidate) for one in refused] == [("model_fingerprint", "a", "b")]
+    assert compare_series(found[0], found[0], LIMITS, days=STEADY).refused == []

@@ -1,0 +1,232 @@
+"""Comparisons of two states with a known change: the step, its parts, memory and startup."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from harness.judge.confounds import Confound
+from harness.regress.decision import confidence_at
+from harness.regress.gate import comparisons
+from harness.regress.records import Limits, OneSidedProblem, WhyUndecided
+from harness.regress.report import markdown
+from harness.regress.text import default, sentence
+from harness.show.tables import safe
+from harness.study.probes_json import ProbesRecord
+from harness.study.records import OtherDefault, StudyRecord
+from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
+from tests.harness.regress.tables import BASE, HEAD, TWIN, recorded, run, steps_table, study
+
+
+@pytest.mark.parametrize(("change", "outcome"), [(0.0, "same"), (0.05, "slower"), (-0.05, "faster")])
+def test_the_step(change: float, outcome: str) -> None:
+    (found,) = comparisons(*study(change), Limits())
+    assert (found.step.outcome, found.verdict, found.blocks) == (outcome, outcome, 9)
+    assert found.step.change is not None
+    assert found.step.change.median == pytest.approx(change, abs=0.006)
+    assert (found.name, found.baseline, found.candidate) == ("x", "aaa", "bbb")
+
+
+def test_a_hidden_regression_of_a_stage_is_found_although_the_step_is_the_same() -> None:
+    (found,) = comparisons(*study(0.0, tokenize_ms=1.2, hidden=True), Limits())
+    assert found.verdict == "same"
+    parts = {part.name: part for part in found.parts}
+    assert parts["tokenize"].decision.outcome == "slower"
+    assert parts["tokenize"].candidate_ms == pytest.approx(1.2)
+
+
+def test_a_stage_is_compared_although_no_replay_knows_what_it_cost_the_step() -> None:
+    """Its exposed time is null where the replay of a run was too far off, as on a loaded machine; its work is known."""
+    record, runs = study()
+    for place, one in enumerate(runs):
+        steps = one.steps
+        assert steps is not None
+        found = {name: steps.schema.get_field_index(f"{name}_tokenize_ns") for name in ("exposed", "work")}
+        known = steps.column(found["exposed"])
+        steps = steps.set_column(found["exposed"], "exposed_tokenize_ns", pa.nulls(len(known), known.type))
+        runs[place] = replace(one, steps=steps.set_column(found["work"], "work_tokenize_ns", known))
+    (comparison,) = comparisons(record, runs, Limits())
+    assert comparison.verdict == "same"
+    (tokenize,) = [part for part in comparison.parts if part.name == "tokenize"]
+    assert tokenize.exposed_ms is None
+    assert not tokenize.hidden
+
+
+@pytest.mark.parametrize(
+    ("field", "amount", "name"),
+    [("peak_memory_bytes", 330 * 2**20, "peak memory"), ("startup_ns", 3 * 10**9, "startup")],
+)
+def test_memory_and_startup_have_gates_of_their_own(field: str, amount: int, name: str) -> None:
+    record, runs = study(0.0)
+    runs = [recorded(one, **{field: amount}) if one.record.arm == HEAD else one for one in runs]
+    (found,) = comparisons(record, runs, Limits())
+    assert found.step.outcome == "same"
+    assert found.verdict == "slower"
+    assert [gate.name for gate in found.gates if gate.decision.outcome == "slower"] == [name]
+    (off,) = comparisons(record, runs, Limits(memory=None, startup=None))
+    assert (off.verdict, off.gates) == ("same", [])
+
+
+@cache
+def without_long_steps(change: float) -> tuple[StudyRecord, tuple[RunData, ...], str]:
+    """A study and its verdict."""
+    record, runs = study(change)
+    (found,) = comparisons(record, runs, Limits())
+    return record, tuple(runs), found.verdict
+
+
+@pytest.mark.parametrize("side", [BASE, TWIN, HEAD])
+@pytest.mark.parametrize("pause_ms", [200.0, 3000.0])
+@pytest.mark.parametrize("change", [0.0, 0.05])
+def test_one_long_step_never_flips_a_decision(side: str, pause_ms: float, change: float) -> None:
+    record, unchanged, verdict = without_long_steps(change)
+    runs = list(unchanged)
+    for place, one in enumerate(runs):
+        if (one.record.arm, one.record.block) == (side, 2):
+            table = one.steps.to_pylist()
+            table[0]["wall_ns"] += round(pause_ms * 1e6)
+            runs[place] = replace(one, steps=one.steps.from_pylist(table, schema=one.steps.schema))
+    (after,) = comparisons(record, runs, Limits())
+    assert after.verdict == verdict != "undecided"
+
+
+def test_rare_long_steps_in_every_block_are_named() -> None:
+    """The typical round is what it was: nothing but the total shows them."""
+    record, runs = study(0.0)
+    for place, one in enumerate(runs):
+        if one.record.arm == HEAD:
+            table = one.steps.to_pylist()
+            table[5]["wall_ns"] += 40_000_000
+            runs[place] = replace(one, steps=one.steps.from_pylist(table, schema=one.steps.schema))
+    (found,) = comparisons(record, runs, Limits())
+    assert found.step.outcome == "same"
+    assert found.rare
+    assert found.verdict == "slower"
+    assert found.total is not None
+    assert found.total.change is not None
+    assert found.total.change.median > 0.08
+
+
+def test_a_total_that_looks_worse_and_is_not_decided_leaves_all_undecided() -> None:
+    """Long steps in some blocks only: too few to decide, too many to call it the same."""
+    record, runs = study(0.0)
+    for place, one in enumerate(runs):
+        if one.record.arm == HEAD and one.record.block % 2 == 0:
+            table = one.steps.to_pylist()
+            table[5]["wall_ns"] += 40_000_000
+            runs[place] = replace(one, steps=one.steps.from_pylist(table, schema=one.steps.schema))
+    (found,) = comparisons(record, runs, Limits())
+    assert found.step.outcome == "same"
+    assert list(found.open) == ["all time together"]
+    assert found.verdict == "undecided"
+    assert found.cause == "other check open"
+    assert safe(sentence(found)) in markdown([found])
+
+
+def test_steps_of_other_numbers_of_tokens_are_not_compared() -> None:
+    record, runs = study(-0.7)
+    for place, one in enumerate(runs):
+        if one.record.arm == HEAD:
+            tokens = pa.array([64] * len(one.steps), one.steps.schema.field("tokens").type)
+            steps = one.steps.set_column(one.steps.schema.get_field_index("tokens"), "tokens", tokens)
+            runs[place] = replace(one, steps=steps)
+    (found,) = comparisons(record, runs, Limits())
+    assert found.verdict == "undecided"
+    assert found.missing == WhyUndecided("other tokens per step", tokens=(256.0, 64.0))
+
+
+def test_defaults_that_differ_between_states_are_said() -> None:
+    record, runs = study(0.0)
+    other = OtherDefault("data.workers", 0, 2)
+    record.arms[2] = replace(record.arms[2], other_defaults=(other,))
+    (found,) = comparisons(record, runs, Limits())
+    assert (found.defaults, found.confounds) == ([other], [])
+    assert safe(default(other)) in markdown([found])
+
+
+def test_sides_that_do_different_work_are_never_called_the_same() -> None:
+    record, runs = study(0.0)
+    runs = [recorded(one, facts=RunFacts(parameters=2 if one.record.arm == HEAD else 1)) for one in runs]
+    (found,) = comparisons(record, runs, Limits())
+    assert (found.step.outcome, found.verdict) == ("same", "undecided")
+    assert found.other_work == Confound("fact", key="parameters", values=(1, 2))
+    assert found.cause == "other work"
+
+
+def test_sides_that_train_another_model_of_the_users_own_are_never_called_the_same() -> None:
+    one, runs = study(0.0)
+    runs = [recorded(run, facts=RunFacts(model_fingerprint="b" if run.record.arm == HEAD else "a")) for run in runs]
+    (found,) = comparisons(one, runs, Limits())
+    assert (found.step.outcome, found.verdict) == ("same", "undecided")
+    assert found.other_work == Confound("fact", key="model_fingerprint", values=("a", "b"))
+
+
+def test_a_side_that_never_finished_is_said_with_its_reason() -> None:
+    record, runs = study()
+    for place, one in enumerate(runs):
+        if one.record.arm == HEAD:
+            runs[place] = replace(recorded(one, status="failed", error="ValueError: no"), steps=None)
+    (found,) = comparisons(record, runs, Limits())
+    assert (found.verdict, found.missing) == ("undecided", WhyUndecided("failed runs", ("ValueError: no",)))
+
+
+def test_looks_count_blocks_that_one_side_failed_and_parts_share_their_error() -> None:
+    """Such a block was one more at which the check might have ended; and each part is one more chance to err."""
+    record, runs = study(blocks=6)
+    head = [place for place, one in enumerate(runs) if one.record.arm == HEAD]
+    for place in head[-2:]:
+        runs[place] = replace(recorded(runs[place], status="failed", error="no"), steps=None)
+    (found,) = comparisons(record, runs, Limits())
+    assert (found.blocks, found.step.confidence) == (4, confidence_at(6))
+    assert [part.name for part in found.parts] == ["fetch", "forward", "tokenize"]
+    assert [1 - part.decision.confidence for part in found.parts] == [pytest.approx((1 - confidence_at(6)) / 3)] * 3
+
+
+def test_what_else_differs_is_said_and_the_commit_is_not() -> None:
+    record, runs = study()
+    for place, one in enumerate(runs):
+        head = one.record.arm == HEAD
+        runs[place] = recorded(
+            one,
+            declared={"code": "bbb" if head else "aaa"},
+            environment={"git_commit": one.record.arm, "torch": "2" if head else "1"},
+            config={"data": {"new": 1}} if head else {"data": {}},
+        )
+    (found,) = comparisons(record, runs, Limits())
+    assert found.confounds == [Confound("environment", key="torch", values=("1", "2"))]
+
+
+def test_parts_too_small_to_matter_are_left_out() -> None:
+    record, runs = study(0.0, tokenize_ms=0.01, hidden=True)
+    for place, one in enumerate(runs):
+        if one.record.arm != HEAD:
+            runs[place] = run(one.record.arm, one.record.block, steps_table(np.full((8, 4), 10.0), tokenize_ms=0.01))
+    (found,) = comparisons(record, runs, Limits())
+    assert "tokenize" not in {part.name for part in found.parts}
+
+
+def test_a_probe_that_ended_on_one_side_only_is_named() -> None:
+    """What it took (a process, its memory) the other side still has."""
+    record, runs = study(0.0)
+    both, base_only = ("nvml: no driver",), ("nvml: no driver", "sampling: ended with status 1")
+    runs = [replace(one, probes=ProbesRecord(problems=both if one.record.arm == HEAD else base_only)) for one in runs]
+    late = ProbesRecord(problems=(*runs[0].probes.problems, "sampling: 3 readings late"))
+    runs[0] = replace(runs[0], probes=late)
+    (found,) = comparisons(record, runs, Limits())
+    assert found.problems == [OneSidedProblem(BASE, "sampling: ended with status 1")]
+    assert "sampling: ended with status 1" in markdown([found], [])
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.2, "undecided"), (0.05, "slower")])
+def test_times_of_a_program_without_a_core_decide_nothing(share: float, verdict: str) -> None:
+    """The report of such a study is undecided; a gate that called it slower would read the same record otherwise."""
+    record, runs = study(0.05)
+    waited = [recorded(one, facts=RunFacts(attached="backward", waiting_share=share)) for one in runs]
+    (found,) = comparisons(record, waited, Limits())
+    assert (found.step.outcome, found.verdict) == ("slower", verdict)
+    assert [one.kind for one in found.doubts] == (["no core"] * 2 if verdict == "undecided" else [])

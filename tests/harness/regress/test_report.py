@@ -1,0 +1,88 @@
+"""The page, the JSON and the JUnit file of a regression check."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+from harness.regress import report as regression
+from harness.regress.gate import comparisons
+from harness.regress.records import Limits
+from harness.regress.text import sentence
+from harness.show.tables import safe
+from harness.study.records import CodeRecord
+from harness.study.store import StudyFolder
+from tests.harness.regress.tables import HEAD, study
+
+
+def page(change: float, **settings: float | bool) -> str:
+    return regression.markdown(comparisons(*study(change, **settings), Limits()))
+
+
+def test_the_page_says_what_was_decided_with_its_figures() -> None:
+    text = page(0.05)
+    assert text.startswith("### Regression check: slower\n")
+    row = next(line for line in text.splitlines() if line.startswith("| x: step"))
+    assert "**slower**" in row
+    assert "| +" in row
+    assert "noise floor" in text
+    assert len(text) < 3000  # a comment, not a report
+    assert "same within 1.0 %" in page(0.0)
+
+
+def test_a_hidden_regression_is_on_the_page_as_hidden() -> None:
+    text = page(0.0, tokenize_ms=1.2, hidden=True)
+    assert text.startswith("### Regression check: same\n")
+    assert "stage tokenize is slower" in text
+    assert "hidden" in text
+
+
+def test_the_worst_contest_names_the_whole() -> None:
+    slower, same = (comparisons(*study(change), Limits())[0] for change in (0.05, 0.0))
+    assert regression.overall([same, slower]) == "slower"
+    assert regression.overall([same]) == "same"
+    assert regression.overall([]) == "undecided"
+
+
+def test_everything_is_written_and_can_be_read(tmp_path: Path) -> None:
+    found = comparisons(*study(0.05), Limits())
+    regression.write(StudyFolder(tmp_path), found, ["a <note>"])
+    content = json.loads((tmp_path / regression.JSON).read_text())
+    assert content["verdict"] == "slower"
+    assert content["contests"][0]["step"]["outcome"] == "slower"
+    assert content["notes"] == ["a <note>"]
+    suite = ElementTree.parse(tmp_path / regression.JUNIT).getroot().find("testsuite")
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("1", "1", "0")
+    failure = suite.find("testcase/failure")
+    assert failure is not None
+    assert failure.get("message") == sentence(found[0])
+    assert "a \\<note>" in (tmp_path / regression.MARKDOWN).read_text()
+
+
+def test_undecided_is_skipped_in_junit_and_says_how_many_blocks_more() -> None:
+    found = comparisons(*study(0.03, blocks=4, spread=0.02, seed=3), Limits())
+    assert found[0].verdict == "undecided"
+    suite = ElementTree.fromstring(regression.junit(found)).find("testsuite")
+    assert suite is not None
+    assert suite.get("skipped") == "1"
+    assert (found[0].cause, found[0].step.more_blocks) == ("both possible", 44)
+    assert "44 more blocks" in sentence(found[0])
+
+
+def test_a_contest_without_a_finished_block_has_a_line() -> None:
+    record, runs = study()
+    found = comparisons(record, [one for one in runs if one.record.arm != HEAD], Limits())
+    assert (found[0].verdict, found[0].cause) == ("undecided", "no shared block")
+    assert safe(sentence(found[0])) in regression.markdown(found)
+
+
+def test_what_xml_cannot_carry_is_replaced() -> None:
+    record, runs = study()
+    odd = CodeRecord("", "", "odd\x1b[31m")
+    record = replace(record, arms=[replace(arm, code=odd) for arm in record.arms])
+    suite = ElementTree.fromstring(regression.junit(comparisons(record, runs, Limits()))).find("testsuite")
+    assert suite is not None
+    assert "odd?[31m" in (suite.findtext("testcase/system-out") or "")

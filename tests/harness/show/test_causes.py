@@ -1,0 +1,89 @@
+"""What removing a part would save, and what that does not know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from harness.explain.replay.critical_path import PathLink, PathTime
+from harness.explain.replay.predict import Replays
+from harness.explain.replay.removals import Removal
+from harness.explain.statistics import Estimate
+from harness.judge.report_types import ArmExplained, ModelSpeed
+from harness.judge.study import analyse
+from harness.show import causes
+from harness.show.names import ArmNames
+from tests.cuda_stream import LAUNCH_BOUND, record
+from tests.harness.explain.replay import oracle
+from tests.harness.synthetic import Arm, build
+
+
+@pytest.mark.parametrize(
+    ("kind", "emulation", "said"), [("kernel", None, True), ("kernel", "on paper", False), ("phase", None, False)]
+)
+def test_of_a_real_devices_kernels_it_says_that_a_full_queue_hides_savings(
+    kind: str, emulation: str | None, said: bool
+) -> None:
+    (arm,) = analyse(*build([Arm("a")], [])).arms
+    saved = Removal(kind, "forward", Estimate(2.0, 1.9, 2.1, 5), Estimate(1.2, 1.1, 1.3, 5))  # type: ignore[arg-type]
+    explained = ArmExplained(within_tolerance=True, removals=(saved,))
+    arm = replace(arm, explained=explained, speed=ModelSpeed(emulation=emulation))
+    text = causes.section([arm], ArmNames([arm.name]))
+    assert f"forward ({kind})" in text
+    assert ("A real device's queue may be full" in text) == said
+
+
+@pytest.mark.parametrize(
+    ("receiving", "said"),
+    [
+        (None, ""),
+        ("recorded", "What receiving a worker's batch costs is recorded (spans of role `receive`)."),
+        ("not recorded", "What receiving a worker's batch costs was not recorded of a: it is what batches that lay "),
+    ],
+)
+def test_the_savings_name_the_order_of_the_replay_and_where_receiving_a_batch_is_known_from(
+    receiving: Literal["recorded", "not recorded"] | None, said: str
+) -> None:
+    (arm,) = analyse(*build([Arm("a")], [])).arms
+    saved = Removal("phase", "forward", Estimate(2.0, 1.9, 2.1, 5), Estimate(1.2, 1.1, 1.3, 5))
+    explained = ArmExplained(within_tolerance=True, removals=(saved,), receiving=receiving)
+    text = causes.section([replace(arm, explained=explained)], ArmNames([arm.name]))
+    assert "Steps are replayed in the order in which they were recorded" in text
+    assert said in text
+    assert ("receiving" in text) == (receiving is not None)
+
+
+def test_whether_receiving_was_recorded_follows_from_the_runs() -> None:
+    for workers, unpack, found in ((0, None, None), (1, None, "not recorded"), (1, 0.2, "recorded")):
+        run = oracle.run(oracle.Truth(workers=workers, unpack=unpack, steps=10))
+        assert Replays([run]).receiving == found
+
+
+def test_the_critical_path_is_listed_in_shares_without_its_short_links() -> None:
+    (arm,) = analyse(*build([Arm("a")], [])).arms
+
+    def listed(explained: ArmExplained) -> str:
+        return causes.section([replace(arm, explained=explained)], ArmNames([arm.name]))
+
+    path = {
+        PathLink("stage", "tokenize"): PathTime(6.0, 6.0, 6.0),
+        PathLink("kernel", "forward"): PathTime(3.5, 0.5, 3.5),
+        PathLink("launch", "forward"): PathTime(0.4, 0.4, 3.4),
+        PathLink("phase", "log"): PathTime(0.1, 0.1, 0.1),
+    }
+    known = ArmExplained(critical_path_ms=path, within_tolerance=True)
+    text = listed(known)
+    assert "- a: tokenize (stage) 60 %, forward (kernel) 5.0 % to 35 % and launching forward 4.0 % to 34 %\n" in text
+    assert "log" not in text
+    assert "critical path" not in listed(ArmExplained(within_tolerance=True))
+    assert "critical path" not in listed(replace(known, within_tolerance=False))  # of a replay that is off
+
+
+def test_a_path_that_events_leave_open_says_so() -> None:
+    """A long last kernel of each phase: the device may have waited for launches, and then data is on the path."""
+    declared = replace(LAUNCH_BOUND, data_ms=1, last_us={"forward": 3000, "backward": 4000, "optimizer": 1500})
+    found = Replays([record(declared).run]).critical_path_ms()
+    tokenize = found[PathLink("stage", "tokenize")]
+    assert (tokenize.least_ms, tokenize.most_ms) == (pytest.approx(0, abs=0.05), pytest.approx(1, abs=0.05))

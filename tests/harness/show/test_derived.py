@@ -1,0 +1,127 @@
+"""The report rests on the raw record: a changed rule changes the report of a study that was recorded before."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness.explain import derived
+from harness.explain.derived import DEVICE_COLUMNS, STAGE_COLUMNS
+from harness.explain.replay.exposed import Split
+from harness.show.build import build_report
+from harness.study.contract import STEP_COLUMNS
+from harness.study.store import StudyFolder
+from harness.study.tables import read_table
+from tests.harness.synthetic import Arm, build, write
+
+STAGED = Arm("text", workers=1, tokenize=40.0)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> StudyFolder:
+    """A study as runs leave it: nothing of its steps is derived yet."""
+    study, runs = build([STAGED, Arm("tokens", tokenize=0.5)], [("text", "tokens")], blocks=2)
+    folder = StudyFolder(tmp_path)
+    write(folder, study, runs)
+    for run in runs:
+        assert run.steps is not None
+        steps = run.steps
+        for name in (*STAGE_COLUMNS, *DEVICE_COLUMNS):
+            steps = steps.set_column(steps.column_names.index(name), name, pa.nulls(len(steps), pa.int64()))
+        folder.write_steps(run.record, steps)
+    return folder
+
+
+def exposed(folder: StudyFolder) -> dict[str, float]:
+    build_report(folder.path)
+    found: dict[str, float] = json.loads(folder.summary_json.read_text())["arms"]["text"]["exposed_ms"]
+    return found
+
+
+def kept(folder: StudyFolder) -> list[int]:
+    table = read_table(folder.run("text", 0) / "steps.parquet", STEP_COLUMNS)
+    assert table is not None
+    values: list[int] = table.column("exposed_tokenize_ns").to_pylist()
+    return values
+
+
+def test_the_report_of_a_study_that_runs_writes_into_no_runs_folder(recorded: StudyFolder) -> None:
+    """Its launcher is writing there."""
+    recorded.write_study(replace(recorded.read_study(), status="running"))
+    before = {path: path.read_bytes() for path in recorded.path.glob("runs/*/*/*")}
+    assert exposed(recorded)["tokenize"] > 5
+    assert {path: path.read_bytes() for path in recorded.path.glob("runs/*/*/*")} == before
+
+
+def test_what_was_not_derived_when_it_was_recorded_is_in_the_report_and_then_in_the_table(
+    recorded: StudyFolder,
+) -> None:
+    assert kept(recorded)[0] is None
+    assert exposed(recorded)["tokenize"] > 5
+    whole = kept(recorded)
+    assert min(whole) >= 0
+    assert sum(whole) > 0
+    tables = {path: path.stat().st_ino for path in recorded.path.glob("runs/*/*/steps.parquet")}
+    exposed(recorded)
+    assert {path: path.stat().st_ino for path in tables} == tables  # by the same rules nothing is written again
+
+
+def test_a_mended_rule_reaches_a_study_of_before(recorded: StudyFolder) -> None:
+    before, stored = exposed(recorded), kept(recorded)
+    rule = derived.split
+
+    def half_of_it(*arguments):  # type: ignore[no-untyped-def]
+        return Split(rule(*arguments).exposed // 2)
+
+    with mock.patch.object(derived, "split", half_of_it):
+        after = exposed(recorded)
+    assert after["tokenize"] == pytest.approx(before["tokenize"] / 2)
+    assert sum(kept(recorded)) == pytest.approx(sum(stored) / 2)
+    assert (exposed(recorded), kept(recorded)) == (before, stored)
+
+
+def test_what_cannot_be_derived_again_stays_as_it_was_recorded(recorded: StudyFolder) -> None:
+    """A study whose spans are gone keeps the columns that it has."""
+    before, stored = exposed(recorded), kept(recorded)
+    for path in recorded.path.glob("runs/*/*/spans.parquet"):
+        path.unlink()
+    assert exposed(recorded) == before
+    assert kept(recorded) == stored
+
+
+def test_spans_that_are_missing_do_not_make_measured_waits_nothing(recorded: StudyFolder) -> None:
+    """A readable spans table that lacks rows is no ground to replace what was recorded."""
+    exposed(recorded)
+    stored, path = kept(recorded), recorded.run("text", 0) / "spans.parquet"
+    whole = pq.read_table(path)
+    for part in (whole.slice(0, 0), whole.slice(0, len(whole) // 2)):
+        pq.write_table(part, path)
+        exposed(recorded)
+        assert kept(recorded) == stored
+
+
+def test_a_fetch_that_ends_before_it_starts_leaves_what_was_recorded(recorded: StudyFolder) -> None:
+    exposed(recorded)
+    stored, path = kept(recorded), recorded.run("text", 0) / "spans.parquet"
+    spans = pq.read_table(path)
+    rows = spans.to_pylist()
+    fetch = next(row for row in rows if row["name"] == "fetch")
+    fetch["end_ns"] = fetch["start_ns"] - 1
+    pq.write_table(pa.Table.from_pylist(rows, schema=spans.schema), path)
+    exposed(recorded)
+    assert kept(recorded) == stored
+
+
+def test_columns_of_others_stay_in_the_table(recorded: StudyFolder) -> None:
+    path = recorded.run("text", 0) / "steps.parquet"
+    steps = pq.read_table(path)
+    pq.write_table(steps.append_column("of_mine", pa.array(range(len(steps)))), path)
+    assert exposed(recorded)["tokenize"] > 0
+    assert kept(recorded)[0] is not None
+    assert pq.read_table(path)["of_mine"].to_pylist() == list(range(len(steps)))

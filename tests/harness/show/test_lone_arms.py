@@ -1,0 +1,337 @@
+"""An arm that is compared with none: what it waits for, what it would gain, and what could not be seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from harness.explain.bounds import Bound
+from harness.judge.report_types import ArmReport
+from harness.judge.study import analyse
+from harness.judge.unseen import MOST_UNSEEN, MOST_WAITING
+from harness.show.first_screen import FirstScreen, first_screen
+from harness.show.lone_arms import group_lines, lone_lines
+from harness.show.names import ArmNames
+from harness.study.contract import STEP_COLUMNS, arrow_schema
+from harness.study.run_data import RunData
+from tests.harness.synthetic import NOISE, Arm, build
+
+SEEN = {"attached": "fetch: DataLoader without workers; backward", "step_ends": "the update of AdamW"}
+
+
+def screen(**facts: Any) -> FirstScreen:
+    return first_screen(analyse(*build([Arm("script", tokenize=4.0, facts=facts)], [])))
+
+
+def test_it_says_what_is_waited_for_and_what_no_data_work_would_give() -> None:
+    (line,) = screen().headlines
+    assert line.text.startswith("script: ")
+    assert " ms of that for data (" in line.text
+    assert "tokenize " in line.text
+    assert "Without any data work it would be " in line.text
+
+
+def test_of_an_attached_program_it_says_what_was_timed() -> None:
+    _, timed = screen(**SEEN, unseen_share=0.02, waiting_share=0.01).headlines
+    assert timed.text == ("Timed: fetch: DataLoader without workers; backward. A step ends with the update of AdamW.")
+
+
+def test_what_tokenizes_in_the_loop_itself_is_said_to_be_no_part_of_the_rest() -> None:
+    """A loop that tokenizes what its loader gave: without its fetches it still does."""
+    _, _, loose = screen(**SEEN, tokenizing_share=0.25).headlines
+    assert loose.subject == "Tokenizing in the loop"
+    assert "do not include it" in loose.text
+
+
+def test_steps_with_an_evaluation_within_are_said_to_be_left_out() -> None:
+    facts = {**SEEN, "evaluating_steps": 2, "evaluating_share": 0.341}
+    *_, left_out = screen(**facts).headlines
+    assert (
+        left_out.text == "script: evaluations take 34 % of the time, in 10 steps that the other figures leave out."
+    )  # 5 blocks
+    arms = [Arm("a", facts={**facts, "evaluating_steps": 0}), Arm("b", facts=facts)]
+    report = analyse(*build(arms, [("a", "b")]))
+    assert report.compared[0].confounds == ()
+    first, second = first_screen(report).headlines
+    assert "evaluations" not in first.text
+    assert second.text == "b: evaluations take 34 % of the time, in 10 steps that the other figures leave out."
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (
+            {"unseen_share": MOST_UNSEEN + 0.01, "unseen_place": "f.py:38 (get)"},
+            "outside of all phases, mostly in f.py:38 (get)",
+        ),
+        ({"waiting_share": MOST_WAITING + 0.01}, "waited for a core for 11 % of the time"),
+    ],
+)
+def test_where_too_much_was_not_seen_it_promises_nothing(facts: dict[str, Any], words: str) -> None:
+    found = screen(**SEEN, **facts)
+    text = " ".join([*(line.text for line in found.headlines), found.next_steps.note, *found.next_steps.ranked])
+    assert words in text
+    assert "as fast" not in text
+
+
+RANKS = {**SEEN, "ranks": 2}
+COMPUTE = {"forward": 9.0, "backward": 17.0, "optimizer": 3.0}
+EXACT = dict.fromkeys(NOISE, 0.0)
+
+
+def test_of_ranks_that_wait_for_one_another_the_gain_of_all_is_said() -> None:
+    """Rank 0 waits for rank 1 in its backward pass: together they take what rank 1 takes, and lose its data work."""
+    waiting = {**COMPUTE, "backward": 17.0 + 8.8}
+    arms = [
+        Arm("rank-0", tokenize=0.2, compute=waiting, off_core={"backward": 8.8}, facts=RANKS),
+        Arm("rank-1", tokenize=9.0, compute=COMPUTE, facts=RANKS),
+    ]
+    found = analyse(*build(arms, [], noise=EXACT))
+    assert found.group is not None
+    assert found.group.slowest == "rank-1"
+    step = 9.0 + 0.3 + 29.0  # reading and packing take 0.3
+    assert found.group.without_data.median == pytest.approx(step / 29.0, rel=0.002)
+    assert found.group.slowest_alike.median == pytest.approx(step / (step - 8.8), rel=0.002)
+    text = first_screen(found).headlines[0].text
+    assert text.startswith("2 ranks: rank-1 waits 9.30 ms of 38.3 ms a step for data, mostly to tokenize (9.00 ms).")
+    assert (
+        "The others wait 0.50 ms at most and then for rank-1. If rank-1 waited no longer than the next, "
+        "all would be 1.298x as" in text
+    )
+    assert "Without any data work all would be 1.320x as fast" in text
+    assert "or no faster" not in text
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("more", [6.0, 8.0])
+def test_nobody_waits_for_a_rank_that_fetches_while_the_other_computes(where: str, more: float) -> None:
+    """Rank 0 fetches for 6 ms more, rank 1 computes for as long or longer: by then rank 0 has fetched, and waits."""
+    late = {**COMPUTE, "backward": 17.0 + more - 6.0}
+    arms = [
+        Arm("rank-0", tokenize=6.2, compute=late, off_core={"backward": more - 6.0}, facts=RANKS),
+        Arm("rank-1", tokenize=0.2, compute={**COMPUTE, where: COMPUTE[where] + more}, facts=RANKS),
+    ]
+    report = analyse(*build(arms, [], noise=EXACT))
+    assert report.group is not None
+    for one in (report.group.slowest_alike, report.group.without_data):
+        assert one.ci_high is not None
+        assert one.median == pytest.approx(1.0 if one is report.group.slowest_alike else 1.014, abs=0.002)
+        assert one.ci_high < 1.015  # its 0.5 ms of data work are all that rank 1 could do without
+    text = first_screen(report).headlines[0].text
+    assert text.startswith("2 ranks: rank-0 waits 6.50 ms of ")
+    assert "work while rank-0 still waits: none waits for it." in text
+    assert "then for rank-0" not in text
+
+
+def test_a_wait_that_may_be_for_a_core_is_none_that_is_sure() -> None:
+    """Rank 0 had no core for 6 ms of its backward pass, and was ready to run for as long: nobody made it wait."""
+    waiting = {**COMPUTE, "backward": 17.0 + 6.0}
+    ready = {**RANKS, "waiting_share": 6.0 / 35.5}
+    arms = [
+        Arm("rank-0", tokenize=0.2, compute=waiting, off_core={"backward": 6.0}, facts=RANKS),
+        Arm("rank-1", tokenize=6.2, compute=COMPUTE, facts=RANKS),
+    ]
+    sure, unsure = (
+        analyse(*build([replace(arms[0], facts=facts), arms[1]], [], noise=EXACT)).group for facts in (RANKS, ready)
+    )
+    assert sure is not None
+    assert sure.slowest_alike.ci_low == pytest.approx(35.5 / 29.5, rel=0.002)
+    assert unsure is not None
+    assert unsure.slowest_alike.ci_low == pytest.approx(1.0, abs=0.002)
+    report = analyse(*build(arms, [], noise=EXACT))
+    (said,) = group_lines(report.arms, unsure, ArmNames([arm.name for arm in arms]))
+    assert (
+        "and then perhaps for rank-1. If rank-1 waited no longer than the next, "
+        "all would be 1.203x as fast or no faster "
+        "(1.000x to 1.203x)" in said.text
+    )
+
+
+def test_a_wait_that_was_not_seen_is_said_to_be_possible() -> None:
+    """Rank 0 is blocked for 3 ms outside of all phases: in a barrier of its own loop, say."""
+    blocked = {**RANKS, "unseen_share": 3.0 / 35.5}
+    arms = [
+        Arm("rank-0", tokenize=0.2, compute={**COMPUTE, "backward": 23.0}, facts=blocked),
+        Arm("rank-1", tokenize=6.2, compute=COMPUTE, facts=RANKS),
+    ]
+    text = first_screen(analyse(*build(arms, [], noise=EXACT))).headlines[0].text
+    assert "None was seen to wait for rank-1, but not all was seen (at most 1.09" in text
+
+
+def test_of_ranks_it_promises_nothing_where_it_is_not_known_who_waits() -> None:
+    """These do not take as long as one another, so they do not wait in each step, or not for these."""
+    arms = [Arm("rank-0", tokenize=0.2, facts=RANKS), Arm("rank-1", tokenize=9.0, facts=RANKS)]
+    found = first_screen(analyse(*build(arms, [])))
+    text = found.headlines[0].text
+    assert text.startswith("2 ranks: rank-1 waits ")
+    assert "ms at most. The record does not tell whether they then wait for rank-1." in text
+    everything = " ".join([*(line.text for line in found.headlines), found.next_steps.note, *found.next_steps.ranked])
+    assert "as fast" not in everything
+    alike = [Arm(f"rank-{rank}", tokenize=2.0, facts=RANKS) for rank in range(2)]
+    assert (
+        first_screen(analyse(*build(alike, [])))
+        .headlines[0]
+        .text.startswith("2 ranks: all wait about as long for data, ")
+    )
+
+
+def test_beside_a_device_that_nobody_recorded_a_wait_of_the_host_is_no_cost_of_the_step() -> None:
+    found = screen(**SEEN, asynchronous=True, device="cuda")
+    text = " ".join([*(line.text for line in found.headlines), found.next_steps.note, *found.next_steps.ranked])
+    assert "The host waits " in text
+    assert "The device was not recorded" in text
+    assert "as fast" not in text
+    assert "are waited for" not in text
+
+
+def test_beside_a_recorded_device_it_says_how_long_that_was_idle_for_data_and_promises_nothing() -> None:
+    report = analyse(*build([Arm("script", tokenize=4.0, facts={**SEEN, "asynchronous": True, "device": "cuda"})], []))
+    (arm,) = report.arms
+    seen = replace(arm.totals, device_starved_ms=5.0, starved_ms={"tokenize": 3.5, "python": 1.5})
+    line, *_ = lone_lines(replace(arm, totals=seen), ArmNames([arm.name]))
+    assert "idle for 5.00 ms of that, 3.50 ms while the host waits for data (tokenize 3.50 ms)" in line.text
+    assert "No saving is predicted" in line.text
+    assert "as fast" not in line.text
+    hidden = replace(arm.totals, device_starved_ms=0.4, starved_ms={"tokenize": 0.0, "python": 0.4})
+    line, *_ = lone_lines(replace(arm, totals=hidden), ArmNames([arm.name]))
+    assert "while the device has work: the device is idle for 0.00 ms then, and for 0.40 ms in all" in line.text
+    unknown = replace(hidden, device_launch_bound_ms=6.0)
+    line, *_ = lone_lines(replace(arm, totals=unknown), ArmNames([arm.name]))
+    assert "For 6.00 ms it worked or waited for launches" in line.text
+    step_ms = arm.totals.mean_step_ms
+    assert step_ms is not None
+    closed = replace(unknown, device_busy_ms=step_ms - 0.4 - 5.6, busy_from="profiled window")
+    line, *_ = lone_lines(replace(arm, totals=closed), ArmNames([arm.name]))
+    assert f"It works for {step_ms - 6:.1f} ms and waits for launches for 5.60 ms, by the kernels" in line.text
+
+
+SLOWED = {"forward": 12.85, "backward": 24.3, "optimizer": 4.3, "sync": 0.85}  # of COMPUTE and the sync
+
+
+@pytest.mark.parametrize(
+    ("arm", "without", "said"),
+    [
+        # A worker's data work is hidden, and takes cores from a step that lasts 42 ms with it and 30 ms without.
+        (
+            {"workers": 1, "tokenize": 9.0, "compute": SLOWED},
+            30.0 / 42.3,
+            "The two disagree: hidden data work can take cores and memory bandwidth from the step; or the few batches",
+        ),
+        # Nothing is hidden: inline data of next to nothing, in a step that lasts as much longer all the same.
+        (
+            {"tokenize": 0.0, "compute": SLOWED},
+            30.0 / 42.3,
+            "The two disagree: the few batches of the control may be faster to compute than others.",
+        ),
+        # Inline data is 9 ms of the step, which lasts 3 ms less without.
+        (
+            {"tokenize": 9.0, "compute": SLOWED},
+            48.6 / 42.3,
+            "The two disagree: part of the wait may have another cause than data work.",
+        ),
+        ({"tokenize": 9.0, "compute": SLOWED}, 1.0, ""),
+        ({"workers": 1, "tokenize": 9.0, "compute": SLOWED}, 1.0, ""),
+    ],
+)
+@pytest.mark.parametrize("blocks", [5, 2])
+def test_a_control_and_a_replay_that_disagree_are_said_to(
+    arm: dict[str, Any], without: float, said: str, blocks: int
+) -> None:
+    """``without``: what a phase takes without data work, of what it takes with it."""
+    text = Arm("text", **arm)
+    ideal = text.controls("ideal-data")[0]
+    ideal = replace(ideal, compute={phase: ms * without for phase, ms in text.compute.items()})
+    report = analyse(*build([text, ideal], [], blocks=blocks, noise={**EXACT, "block": 0.001}))
+    (line,) = first_screen(report).headlines
+    assert "as fast" in line.text
+    assert "by replay." in line.text
+    assert (said in line.text) if said else ("disagree" not in line.text)
+
+
+def test_where_a_few_steps_are_long_the_parts_are_of_the_mean_and_both_are_said() -> None:
+    """Parts of a step are means: of a typical step of 6 ms, 20 could be waited for."""
+    report = analyse(*build([Arm("script", tokenize=4.0, facts=SEEN)], []))
+    (arm,) = report.arms
+    assert arm.totals.step_ms is not None
+    short = replace(arm.totals, step_ms=replace(arm.totals.step_ms, median=6.0), p50_ms=6.0)
+    line, *_ = lone_lines(replace(arm, totals=short), ArmNames([arm.name]))
+    mean_ms = sum(arm.totals.phase_ms.values())
+    assert line.text.startswith(f"script: {mean_ms:.1f} ms a step on average, typically 6.00 ms.")
+
+
+def slower(run: RunData, slow: Callable[[int, int], float]) -> RunData:
+    """Its backward pass takes ``slow(block, place)`` times 30 ms more."""
+    assert run.steps is not None
+    columns = run.steps.to_pydict()
+    for place in range(len(columns["step"])):
+        for name in ("wall_ns", "backward_ns"):
+            columns[name][place] += round(30_000_000 * slow(run.record.block, place))
+    return RunData(run.record, pa.table(columns, schema=arrow_schema(STEP_COLUMNS)), run.spans, run.samples)
+
+
+@pytest.mark.parametrize(
+    ("slow", "said"),
+    [
+        (
+            lambda _, place: place % 2 == 0,
+            "46.0 ms a step on average, though hardly a step is like that: 50 % take 31.0 ms on average and 50 % "
+            "61.0 ms. ",
+        ),
+        (
+            lambda block, _: block in (1, 3),
+            "43.0 ms a step on average, though hardly a step is like that: 60 % take 31.0 ms on average and 40 % "
+            "61.0 ms (the long ones in 2 of 5 blocks).",
+        ),
+        (
+            # One step in ten is far longer than both kinds: the mean of all but the fast steps is no step's time.
+            lambda _, place: 40 if place % 10 == 0 else 4 * (place % 2),
+            "211 ms a step on average, though hardly a step is like that: 40 % take 31.0 ms on average, 50 % 151 ms "
+            "and 10 % 1,230 ms. ",
+        ),
+        (lambda block, place: (block, place) == (1, 5), "31.3 ms a step."),
+        (lambda *_: False, "31.0 ms a step."),
+    ],
+)
+def test_steps_of_two_kinds_are_told_as_such(slow: Callable[[int, int], float], said: str) -> None:
+    study, runs = build([Arm("text")], [], noise=EXACT, repetitions=1, steps=20)
+    (line,) = first_screen(analyse(study, [slower(run, slow) for run in runs])).headlines
+    assert line.text.startswith(f"text: {said}")
+
+
+def test_an_engine_in_place_of_the_tokenizers_own_is_said() -> None:
+    assert not any("encodes with" in one.text for one in screen(tokenizer_engine="tokenizers 1").headlines)
+    *_, line = screen(tokenizer_engine="gigatoken 2", tokenizer_proof="proved on all of it").headlines
+    assert line.text == "script: encodes with gigatoken 2. Proved on all of it."
+
+
+def test_skipped_optimizer_steps_are_said_of_all_that_there_were() -> None:
+    """12 of 15 steps of each of five runs trained nothing: beside the number alone that could be a million."""
+    *_, skipped = screen(skipped_steps=12).headlines
+    assert skipped.text.startswith("script: 60 of 75 optimizer steps skipped, as gradients overflowed")
+
+
+def test_a_replay_alone_does_not_know_what_hidden_work_takes_from_the_step() -> None:
+    cores = "by replay; hidden work may also take cores and memory bandwidth."
+    hidden, inline = (analyse(*build([Arm("text", tokenize=4.0, workers=workers)], [])) for workers in (1, 0))
+    assert cores in first_screen(hidden).headlines[0].text
+    assert "as fast" in first_screen(inline).headlines[0].text
+    assert cores not in first_screen(inline).headlines[0].text
+
+
+def test_where_launches_limit_a_step_that_hides_data_work_the_control_is_named() -> None:
+    """On an H200 the host launched more slowly beside loader workers, although no step waited for them."""
+    (hidden,), (inline,) = (
+        analyse(*build([Arm("text", tokenize=4.0, workers=workers)], [])).arms for workers in (1, 0)
+    )
+
+    def said(arm: ArmReport, bound: Bound) -> bool:
+        line, *_ = lone_lines(replace(arm, totals=replace(arm.totals, bounds={bound: 5})), ArmNames([arm.name]))
+        return "measure with ideal-data" in line.text
+
+    assert said(hidden, "launch")
+    assert not said(hidden, "device")
+    assert not said(inline, "launch")

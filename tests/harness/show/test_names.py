@@ -1,0 +1,58 @@
+"""Short names of arms: different for every arm, and nothing is lost that tells them apart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.show.names import FITS, LONGEST, ArmNames
+
+MATRIX = [
+    f"{arm}@batch_size={b},workers={w}" for arm in ("text-padded", "tokens-padded") for b in (1, 4) for w in (0, 2)
+]
+
+
+def test_names_that_fit_stay() -> None:
+    names = ArmNames(["text-padded", "8b-b1-tokens-padded"])
+    assert names.short("8b-b1-tokens-padded") == "8b-b1-tokens-padded"
+    assert names.legend == []
+
+
+def test_a_matrix_is_shortened_by_what_varies() -> None:
+    names = ArmNames([f"{name},sequence_length=2048" for name in MATRIX])
+    assert names.short(f"{MATRIX[0]},sequence_length=2048") == "text-padded bs1 w0"
+    assert names.legend == [("bs", "batch_size"), ("w", "workers"), ("all arms", "sequence_length=2048")]
+
+
+def test_keys_with_the_same_initials_are_written_out() -> None:
+    names = ArmNames([f"arm@learning_rate={a},log_rate={b}" for a in (1, 2) for b in (1, 2)])
+    assert names.short("arm@learning_rate=1,log_rate=2") == "arm learning_rate=1 log_rate=2"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "label"),
+    [
+        ("tokens-padded", "text-padded", "tokens-padded vs text-padded"),
+        ("8b-b1-tokens-padded", "8b-b1-text-padded", "8b-b1-tokens-padded vs 8b-b1-text-padded"),
+        ("text-padded@batch_size=4,workers=0", "tokens@batch_size=4,workers=0", "text-padded vs tokens"),
+        ("fast", "slow", "fast vs slow"),
+        ("text-padded-2", "text-padded", "text-padded-2 vs text-padded"),
+    ],
+)
+def test_a_comparison_is_labelled_by_its_arms(candidate: str, baseline: str, label: str) -> None:
+    assert ArmNames([candidate, baseline]).pair(candidate, baseline) == label
+
+
+def test_full_names_in_a_sentence_become_short_ones() -> None:
+    names = ArmNames(MATRIX)
+    text = "tokens-padded@batch_size=4,workers=0 against text-padded@batch_size=4,workers=0: text-padded@batch_size=4,"
+    assert names.within(text) == "tokens-padded bs4 w0 against text-padded bs4 w0: text-padded@batch_size=4,"
+
+
+@given(st.lists(st.text(alphabet="ab-@=,._", min_size=1, max_size=60), min_size=1, max_size=12, unique=True))
+def test_short_names_tell_arms_apart_whatever_they_are(full: list[str]) -> None:
+    names = ArmNames(full)
+    short = [names.short(name) for name in full]
+    assert len(set(short)) == len(full)
+    assert all(len(name) <= max(FITS, LONGEST) for name in short)

@@ -1,0 +1,92 @@
+"""The lines of the first screen that name what slows the steps of an attached program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.judge.study import analyse
+from harness.show.first_screen import first_screen
+from harness.show.lone_arms import lone_lines
+from harness.show.names import ArmNames
+from tests.harness.synthetic import Arm, build
+
+FACTS = {"attached": "fetch: DataLoader without workers; backward", "asynchronous": True}
+PLACE = {"place": "train.py:88", "code": "losses.append(loss.item())", "times": 1.0, "bytes": 0}
+COUNT = {"times": 2, "steps": 1, "of": 10, "ms": 60.0, "rest_ms": 90.0}
+
+
+def lines(*causes: dict[str, Any]) -> dict[str, str]:
+    """Return the first screen's lines about an arm of five blocks by subject."""
+    facts: dict[str, Any] = {**FACTS, "causes": causes}
+    return {one.subject: one.text for one in first_screen(analyse(*build([Arm("script", facts=facts)], []))).headlines}
+
+
+def test_a_wait_has_its_place_its_code_and_its_time_once_for_all_blocks() -> None:
+    text = lines({"kind": "device wait", "ms": 5.2, **PLACE})["Waits for the device"]
+    assert text.count("train.py:88 (`losses.append(loss.item())`), every step: 5.20 ms a step") == 1
+
+
+@pytest.mark.parametrize(("times", "often"), [(0.5, "in 50 % of the steps"), (3.0, "3 times a step")])
+def test_a_wait_of_other_steps_has_its_count(times: float, often: str) -> None:
+    cause = {"kind": "device wait", "ms": None, **PLACE, "times": times}
+    assert f"`), {often}. " in lines(cause)["Waits for the device"]
+
+
+def test_several_waits_in_some_steps_are_not_one_in_every_step() -> None:
+    """Two calls in each of two audited steps out of four are one a step on average."""
+    cause = {"kind": "device wait", "ms": None, **PLACE, "times": 1.0, "share": 0.5}
+    assert "`), in 50 % of the steps. " in lines(cause)["Waits for the device"]
+    assert "`), every step. " in lines({**cause, "share": 1.0})["Waits for the device"]
+
+
+def test_a_wait_of_next_to_nothing_is_left_out() -> None:
+    assert "Waits for the device" not in lines({"kind": "device wait", "ms": 0.01, **PLACE})
+
+
+def test_a_copy_has_its_size() -> None:
+    text = lines({"kind": "copy", "ms": 7.1, **PLACE, "bytes": 64_000_000})["Blocking copy"]
+    assert "64 MB a step from pageable memory at train.py:88" in text
+    assert "pin_memory=True" in text
+    assert "pageable" not in lines({"kind": "copy", "ms": 7.1, **PLACE})["Blocking copy"]
+    assert "64 MB" in lines({"kind": "pageable", "bytes": 64_000_000})["Pageable memory"]
+
+
+@pytest.mark.parametrize(("kind", "subject"), [("retries", "Device memory"), ("compiled", "Compilation")])
+def test_counts_of_all_blocks_are_summed(kind: str, subject: str) -> None:
+    """A step of 60 ms, and nine of 10 ms, in each of five blocks."""
+    text = lines({"kind": kind, **COUNT})[subject]
+    assert "5 of 50 steps: such a step takes 50.0 ms longer" in text
+    assert " 10 " in text  # times
+    assert subject not in lines({"kind": kind, **COUNT, "times": 0, "steps": 0, "ms": 0.0})
+
+
+def test_a_first_compilation_is_not_called_a_recompilation() -> None:
+    """The agent counts graphs, and those of a model that first runs within the measured steps are among them."""
+    text = lines({"kind": "compiled", **COUNT})["Compilation"]
+    assert "graphs compiled in" in text
+    assert "runs for the first time" in text
+
+
+def test_a_cause_of_a_later_version_is_left_out() -> None:
+    assert set(lines({"kind": "moonlight", "phase": "full"})) == set(lines())
+
+
+def test_launch_bound_steps_have_a_remedy() -> None:
+    arm = analyse(*build([Arm("script", facts=FACTS)], [])).arms[0]
+    bound = replace(arm, totals=replace(arm.totals, bounds={"launch": 5}))
+    assert bound.totals.bound == "launch"
+    subjects = {one.subject for one in lone_lines(bound, ArmNames([arm.name]))}
+    assert subjects - {one.subject for one in lone_lines(arm, ArmNames([arm.name]))} == {"Launch-bound"}
+
+
+def test_steps_that_compile_are_not_launch_bound() -> None:
+    """Nothing is launched meanwhile, so events alone would say so."""
+    cause = {"kind": "compiled", **COUNT, "ms": 60_000.0}
+    arm = analyse(*build([Arm("script", facts={**FACTS, "causes": [cause]})], [])).arms[0]
+    bound = replace(arm, totals=replace(arm.totals, bounds={"launch": 5}))
+    subjects = {one.subject for one in lone_lines(bound, ArmNames([arm.name]))}
+    assert "Compilation" in subjects
+    assert "Launch-bound" not in subjects
