@@ -263,7 +263,17 @@ def _themed(svg: str) -> str:
     svg = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", svg)  # hundredths of a point are enough; scales are below 1
     width = re.search(r'viewBox="0 0 (\S+) ', svg)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
+    svg = _shortened(svg)
     return svg.replace("<svg ", f'<svg fill="currentColor" data-width="{width[1] if width else ""}" ', 1).strip()
+
+
+def _shortened(svg: str) -> str:
+    """Leave out what no browser shows: comments, names of groups, white space, and most of a glyph's name."""
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # nothing refers to a group
+    svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")
+    svg = re.sub(r'( id="|href="#)DejaVuSans-', r"\1g", svg)
+    return svg.replace("xlink:href", "href").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
 
 
 def _variable(colour: str) -> str:

@@ -13,8 +13,8 @@ from itertools import accumulate
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import SAME, Absent, Measured, Waits
 from harness.judge.confounds import ConfoundKind
-from harness.judge.doubts import barred
-from harness.judge.report_types import Comparison, NotCompared, StudyReport
+from harness.judge.doubts import DoubtKind, barred
+from harness.judge.report_types import ArmAdvice, Comparison, NotCompared, StudyReport
 from harness.judge.unseen import MOST_WAITING
 from harness.judge.verdicts import Verdict
 from harness.show.absent import missing_text, problem_lines
@@ -50,6 +50,7 @@ from harness.show.sentences import (
 from harness.show.tables import NOT_MEASURED
 from harness.show.words import amount, count, listing, percent, ratio, unit
 
+REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")  # the line of the arm gives these reasons
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
 NEARLY_ALL, MOST_PHASES = 0.75, 2  # of hidden work: it is told to lie behind these phases, else behind the step
 MOST_ALIKE = 3  # comparisons that ask for the same; of more it is said once
@@ -100,9 +101,17 @@ def first_screen(report: StudyReport) -> FirstScreen:
         headlines=tuple(lines),
         rows=tuple(_row(c, names) for c in report.comparisons),
         legend=tuple(names.legend),
-        next_steps=next_steps(report.advice, names, ideal),
+        next_steps=next_steps(_to_advise(report), names, ideal),
         names=names,
     )
+
+
+def _to_advise(report: StudyReport) -> list[ArmAdvice]:
+    """Return the advice, without arms whose own line gives the reason why nothing is predicted."""
+    lone = not report.comparisons
+    return [
+        one for one in report.advice if not (lone and one.refused is not None and one.refused.kind in REFUSED_ABOVE)
+    ]
 
 
 def could_gain(m: Measured) -> Estimate | None:
