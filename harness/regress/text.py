@@ -64,7 +64,7 @@ CAUSES: Mapping[Cause, CauseText] = {
         "the change is no larger than the noise floor of {floor}", "Use a quiet machine, or longer runs"
     ),
     "both possible": CauseText(
-        "the interval {interval} includes changes within {within} and beyond", "Allow more time with --budget"
+        "the interval includes changes within {within} and beyond", "Allow more time with --budget"
     ),
     "at the limit": CauseText(
         "the change is about as large as the limit of {within}", "Choose another --within: blocks hardly decide this"
@@ -100,7 +100,7 @@ def remedy(decision: Decision) -> str:
 def _filled(cause: Cause, decision: Decision, c: StateComparison | None = None) -> CauseText:
     values = _values(decision) | ({} if c is None else _more_values(c))
     text = CAUSES[cause]
-    more = f"Run about {count(decision.more_blocks, 'more block')}" if decision.more_blocks else ""
+    more = f"Run about {count(decision.more_blocks, 'more block')} (a longer --budget)" if decision.more_blocks else ""
     own = more if more and cause == decision.why else text.remedy.format(**values)
     return CauseText(text.cause.format(**values), own)
 
@@ -109,7 +109,6 @@ def _values(decision: Decision) -> dict[str, str]:
     found, between = decision.change, decision.between
     values = {"blocks": str(0 if found is None else found.n), "within": percent(decision.within)}
     values["floor"] = "" if decision.floor is None else percent(decision.floor)
-    values["interval"] = "" if found is None else _interval(found)
     if between is not None:
         known = f"by {count(between.sessions, 'kept session')}" if between.known else "assumed"
         values["days"] = f"{percent(between.allowance)} ({known})"
