@@ -36,7 +36,7 @@ Number = int | float | bool | None
 Figures = dict[str, Number]
 
 
-class Failed(Exception):
+class ReportError(Exception):
     """A commit that cannot report a study."""
 
 
@@ -90,7 +90,8 @@ def compare(base: Mapping[str, Figures], head: Mapping[str, Figures]) -> Differe
 def lines(differences: Differences, studies: int, compared: int) -> Iterator[str]:
     """Yield the lines to print: each figure that moved with both values, then keys that one commit alone has."""
     if differences.code:
-        yield f"{len(differences.moved)} of {compared} figures of {studies} studies moved, {len(differences.gone)} are gone"
+        moved, gone = len(differences.moved), len(differences.gone)
+        yield f"{moved} of {compared} figures of {studies} studies moved, {gone} are gone"
     else:
         yield f"identical: {compared} figures of {studies} studies"
     yield from _at_most([f"moved  {one.key}: {one.base} -> {one.head}" for one in differences.moved])
@@ -151,7 +152,7 @@ def _run(code: Path, calls: list[list[str]]) -> str:
         [sys.executable, "-c", COMMANDS, json.dumps(calls)], cwd=code, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise Failed(f"{code.name}: {' '.join(calls[0])}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+        raise ReportError(f"{code.name}: {' '.join(calls[0])}: exit code {done.returncode}\n{done.stderr[-3000:]}")
     return done.stdout
 
 
@@ -173,7 +174,7 @@ def main(words: Sequence[str]) -> int:
         running = {side: pool.submit(measured, code, studies[side]) for side, code in codes.items()}
         try:
             base, head = (running[side].result() for side in ("base", "head"))
-        except Failed as error:
+        except ReportError as error:
             print(error, file=sys.stderr)
             return 2
     differences = compare(base, head)

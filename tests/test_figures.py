@@ -61,4 +61,5 @@ def test_a_changed_percentile_is_found_in_a_stored_study(tmp_path: Path) -> None
     )
     differences = figures.compare(base, head)
     assert {one.key.rpartition(".")[2] for one in differences.moved} == {"step_p95_ms"}
-    assert not differences.gone and not differences.new
+    assert not differences.gone
+    assert not differences.new
