@@ -14,7 +14,7 @@ from harness.commands.arguments import PATHS_NOTE, add_upload
 from harness.commands.data_needs import add_documents, corpus_setting, validated
 from harness.commands.output import say
 from trainer.errors import InputError
-from trainer.files import write_bytes, write_text
+from trainer.files import write_text
 
 if TYPE_CHECKING:
     from harness.show.dedup import DedupPage
@@ -176,6 +176,7 @@ def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
 def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkOptions | None) -> int:
     from harness.commands.upload import finish_upload, uploader_of
     from harness.show import dedup as report
+    from harness.show.drawing import write_picture
     from trainer.config import CorpusConfig
     from trainer.data.corpus import prepare_corpus
     from trainer.data.corpus.dedup.clusters import cluster_quality
@@ -198,7 +199,7 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
             clusters = cluster_quality(known, outcome.edges, settings.threshold)
         found = report.DedupPage(settings, outcome.result, quality, clusters)
         pages.append(found)
-        write_bytes(folder / report.PICTURE, report.picture(settings).png)
+        write_picture(folder / report.PICTURE, report.picture(settings))
         write_text(folder / "dedup.json", json.dumps(report.as_json(found)) + "\n")
         write_text(folder / "dedup.md", report.page(found, report.PICTURE))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.commands.data_needs import add_inputs, needs_of, only, prepared
 from harness.commands.output import say
 from trainer.errors import InputError
-from trainer.files import write_bytes, write_text
+from trainer.files import write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +32,7 @@ def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.launch.progress import announced
     from harness.show import corpus as report
     from harness.show.as_json import record_json
+    from harness.show.drawing import write_picture
     from trainer.data.corpus.statistics import SEQUENCE_LENGTHS, statistics_of
 
     asked: list[int] | None = arguments.lengths
@@ -56,7 +57,7 @@ def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
             say(("\n" if place else "") + report.page(found))
         if arguments.out is not None:
             folder = Path(arguments.out)
-            write_bytes(folder / report.PICTURE, report.picture(found).png)
+            write_picture(folder / report.PICTURE, report.picture(found))
             write_text(folder / "stats.json", plain + "\n")
             write_text(folder / "stats.md", report.page(found, report.PICTURE))
             if not arguments.json:

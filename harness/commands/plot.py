@@ -52,11 +52,11 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
         raise InputError(f"--tokens-per-step: {per_step:g}; allowed: more than 0")
     from harness.launch.preparation import check_writable
     from harness.show.curve_sources import find_curves
-    from harness.show.drawing import drawn
+    from harness.show.drawing import NARROW, WIDE, drawn, write_picture
     from harness.show.run_curves import MOST_RUNS, loss_figure
     from harness.show.run_table import run_records, run_rows
     from harness.show.terminal import aligned
-    from trainer.files import expanded, write_bytes, write_text
+    from trainer.files import expanded, write_text
 
     out = expanded(arguments.out)
     check_writable(out)
@@ -73,7 +73,8 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
         print(visible(f"not counted: {line}"), file=sys.stderr)
     has_losses = any(run.training.shape[1] or run.validation.shape[1] for run in runs[:MOST_RUNS])
     if has_losses:
-        write_bytes(out / LOSS, drawn(loss_figure(runs, arguments.x)).png)
+        pictures = (loss_figure(runs, arguments.x, sheet) for sheet in (WIDE, NARROW))
+        write_picture(out / LOSS, drawn(next(pictures), narrow=next(pictures)))
         say(f"losses: {out / LOSS}")
     elif arguments.only is not None:
         raise InputError(f"--only {arguments.only}: none of the runs has a {arguments.only} loss")
@@ -87,9 +88,8 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Path, has_losses: bool) -> None:
     """Draw multiple-choice scores, if a run has any."""
-    from harness.show.drawing import drawn
+    from harness.show.drawing import NARROW, WIDE, drawn, write_picture
     from harness.show.run_curves import MEASURES, MOST_RUNS, best_measure, choices_figure
-    from trainer.files import write_bytes
 
     asked = [run for run in runs[:MOST_RUNS] if run.choices]
     if asked:
@@ -103,7 +103,8 @@ def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Pa
         if not known and not has_losses:
             raise InputError(f"--measure {measure}: nothing is drawn, as it is not known of any of the runs")
         if known:
-            write_bytes(out / CHOICES, drawn(choices_figure(known, measure, arguments.x)).png)
+            pictures = (choices_figure(known, measure, arguments.x, sheet) for sheet in (WIDE, NARROW))
+            write_picture(out / CHOICES, drawn(next(pictures), narrow=next(pictures)))
             say(f"multiple choice ({MEASURES[measure]}): {out / CHOICES}")
 
 

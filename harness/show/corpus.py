@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from harness.show.drawing import Picture, drawn, title
+from harness.show.colours import CURVES, GRID
+from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, picture_link, title
 from harness.show.tables import NOT_MEASURED, code, table
 from harness.show.words import count, number, percent, ratio
 from trainer.data.corpus.statistics import AtLength, CorpusStatistics, LengthBin
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE = "corpus-lengths.png"
-_DOCUMENTS, _TOKENS, _PADDING, _CUT = "#0072B2", "#E69F00", "#D55E00", "#666666"  # Okabe and Ito
+_DOCUMENTS, _TOKENS, _PADDING, _CUT = CURVES[0], CURVES[4], CURVES[1], CURVES[7]
 _BAR = 30  # characters of the longest bar
 
 
@@ -45,7 +46,7 @@ def page(found: CorpusStatistics, picture: str | None = None) -> str:
         _advice(found),
     ]
     if picture is not None:
-        parts.insert(4, f"![Lengths of documents, and padding by sequence length]({picture})")
+        parts.insert(4, picture_link("Lengths of documents, and padding by sequence length", picture))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -133,37 +134,39 @@ def _advice(found: CorpusStatistics) -> str:
 
 
 def picture(found: CorpusStatistics) -> Picture:
-    """Lengths on the left, padding by sequence length on the right."""
-    return drawn(_figure(found))
+    """Return lengths of documents beside padding by sequence length; on a phone one below the other."""
+    return drawn(lengths_figure(found), narrow=lengths_figure(found, NARROW))
 
 
-def _figure(found: CorpusStatistics) -> Figure:
+def lengths_figure(found: CorpusStatistics, sheet: Sheet = WIDE) -> Figure:
+    """Return the figure of :func:`picture`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
+    figure = Figure(figsize=(sheet.width, 8.0 if sheet.stacked else 4.6), layout="constrained")
     FigureCanvasAgg(figure)
-    lengths, padding = figure.subplots(1, 2)
+    lengths, padding = figure.subplots(*((2, 1) if sheet.stacked else (1, 2)))
     places = range(len(found.bins))
     documents, tokens = sum(one.documents for one in found.bins), sum(one.tokens for one in found.bins)
     _bars(lengths, places, [one.documents / documents for one in found.bins], -0.2, _DOCUMENTS, "of the documents")
     _bars(lengths, places, [one.tokens / tokens for one in found.bins], 0.2, _TOKENS, "of the tokens")
-    lengths.set_xticks(list(places), [f"{one.low:,}" for one in found.bins], rotation=60, fontsize=8)
+    lengths.set_xticks(list(places), [f"{one.low:,}" for one in found.bins], rotation=60, fontsize=TEXT)
     lengths.set_xlabel("tokens of a document, from")
     places = range(len(found.at))
     _bars(padding, places, [one.padding_share for one in found.at], -0.2, _PADDING, "padding, of all positions")
     _bars(padding, places, [one.cut_off_share for one in found.at], 0.2, _CUT, "cut off, of all tokens")
-    padding.set_xticks(list(places), [f"{one.sequence_length:,}" for one in found.at], fontsize=8)
+    padding.set_xticks(list(places), [f"{one.sequence_length:,}" for one in found.at], rotation=60, fontsize=TEXT)
     padding.set_xlabel("sequence length of padded rows")
     for axes in (lengths, padding):
         axes.set_ylabel("share (%)")
-        axes.grid(axis="y", color="#EEEEEE")
+        axes.grid(axis="y", color=GRID)
         axes.set_axisbelow(True)
-        axes.legend(fontsize=8.5, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+        columns = 1 if sheet.stacked else 2
+        axes.legend(fontsize=TEXT, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     title(figure, f"{found.corpus}: how long its documents are, and what padding them costs")
-    return figure
+    return fitted(figure, sheet)
 
 
 def _bars(axes: Axes, places: Sequence[int], shares: Sequence[float], shift: float, colour: str, label: str) -> None:

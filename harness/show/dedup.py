@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.show.as_json import record_json
-from harness.show.drawing import Picture, drawn, title
+from harness.show.colours import CURVES, GRID, LOSS
+from harness.show.drawing import NARROW, WIDE, Picture, Sheet, drawn, fitted, picture_link, title
 from harness.show.tables import NOT_MEASURED, code, table
 from harness.show.words import count, percent
 from trainer.data.corpus.dedup.clusters import ClusterQuality
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE = "s-curve.png"
-_CURVE, _THRESHOLD = "#0072B2", "#D55E00"  # Okabe and Ito
+_CURVE, _THRESHOLD = CURVES[0], LOSS
 _UNITS = {"word": "word", "char": "character"}
 _POINTS = 200  # of the drawn curve
 
@@ -72,7 +73,7 @@ def page(found: DedupPage, picture: str | None = None) -> str:
         "## What was looked for",
         _criteria(settings),
         table(["similarity", "becomes a candidate"], [_point(settings, one) for one in similarities(settings)]),
-        f"![The S-curve]({picture})" if picture is not None else "",
+        picture_link("The S-curve", picture) if picture is not None else "",
         "## What was found",
         table(["of the corpus", "value"], _facts(result)),
         _rules(found),
@@ -220,15 +221,16 @@ def _kind(one: KindCount) -> tuple[str, str, str, str]:
 
 
 def picture(settings: DedupSettings) -> Picture:
-    """The S-curve and the threshold."""
-    return drawn(_figure(settings))
+    """Return the S-curve and the threshold."""
+    return drawn(s_curve_figure(settings), narrow=s_curve_figure(settings, NARROW))
 
 
-def _figure(settings: DedupSettings) -> Figure:
+def s_curve_figure(settings: DedupSettings, sheet: Sheet = WIDE) -> Figure:
+    """Return the figure of :func:`picture`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(sheet.width, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     banding = settings.banding
@@ -237,19 +239,11 @@ def _figure(settings: DedupSettings) -> Figure:
     axes.axvline(settings.threshold, color=_THRESHOLD, linestyle="--", linewidth=1.2)
     found = banding.probability(settings.threshold)
     axes.plot([settings.threshold], [100 * found], "o", color=_THRESHOLD)
-    axes.annotate(
-        f"threshold {settings.threshold}: {_probability(found)}",
-        (settings.threshold, 100 * found),
-        (-8, -18),
-        textcoords="offset points",
-        ha="right" if settings.threshold > 0.5 else "left",
-        color=_THRESHOLD,
-        fontsize=9,
-    )
     axes.set(xlim=(0, 1), ylim=(0, 104), xlabel="Jaccard similarity", ylabel="becomes a candidate (%)")
-    axes.grid(color="#EEEEEE")
+    axes.grid(color=GRID)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    title(figure, f"S-curve of {count(banding.bands, 'band')} of {count(banding.rows, 'row')}")
-    return figure
+    bands = f"{count(banding.bands, 'band')} of {count(banding.rows, 'row')}"
+    title(figure, f"S-curve of {bands}: {_probability(found)} at the threshold of {settings.threshold}")
+    return fitted(figure, sheet)

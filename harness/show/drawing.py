@@ -8,11 +8,13 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.explain.statistics import Estimate
-from harness.show.colours import GRID, INK, LOSS, RULE, SOFT, THEMED
+from harness.show.colours import GRID, INK, LOSS, RULE, SOFT, THEMED, style
 from trainer.errors import visible_lines
+from trainer.files import write_bytes, write_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -226,6 +228,26 @@ def drawn(figure: Figure, emulated: bool = False, narrow: Figure | None = None) 
 
 
 EMULATED = "EMULATED DEVICE"
+PHONE = 640  # pixels: narrower windows show the narrow picture
+
+
+def write_picture(path: Path, picture: Picture) -> None:
+    """Write the PNG at ``path`` and, beside it, the narrow drawing as an SVG in the colours of the reader's theme."""
+    write_bytes(path, picture.png)
+    if picture.narrow:
+        theme = f"<style>{style()}svg {{ color: var(--ink) }}</style>"
+        write_text(path.with_name(narrow_name(path.name)), picture.narrow.replace("><", f">{theme}<", 1) + "\n")
+
+
+def narrow_name(name: str) -> str:
+    """Return the file name of the narrow drawing of a picture."""
+    return f"{name.removesuffix('.png')}-narrow.svg"
+
+
+def picture_link(alt: str, name: str) -> str:
+    """Return Markdown that shows a written picture: the narrow drawing in a narrow window, else the PNG."""
+    source = f'<source media="(max-width: {PHONE}px)" srcset="{narrow_name(name)}"/>'
+    return f'<picture>{source}<img src="{name}" alt="{alt}"/></picture>'
 
 
 def _laid_out(figure: Figure) -> None:

@@ -92,13 +92,13 @@ def best_measure(runs: Sequence[PlottedRun]) -> Measure:
     return "acc_norm" if known else "acc_tokens"
 
 
-def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
+def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> Figure:
     """Training loss as it is (pale) and as a mean around each step (line), validation loss dashed with points.
 
     A cross marks the first loss of a curve that is NaN or infinite, at the height of the one before it. A star marks
     the lowest loss of each curve, of training that of a single step.
     """
-    figure, axes = _axes(axis)
+    figure, axes = _axes(axis, sheet)
     smoothed = _smoothed_steps(runs)
     for run, colour in zip(runs[:MOST_RUNS], CURVES, strict=False):
         finite, broken = _split(run.training)
@@ -146,7 +146,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis) -> Figure:
         if there
     ]
     _finish(figure, axes, f"{listing(kinds)} loss".capitalize(), len(runs))
-    return figure
+    return fitted(figure, sheet)
 
 
 def minimum(values: Values) -> tuple[float, float] | None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.sweep import MATTERS, Crossing, Sweep
 from harness.explain.statistics import Estimate
-from harness.show.drawing import drawn, legend_below, title
+from harness.show.colours import CURVES, GRID, INK, RULE, SOFT
+from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, legend_below, title, wrapped
 from harness.show.names import middle_out
 from harness.show.words import ms, number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 AXES = {
     "device": "how many times as fast the device is",
@@ -23,7 +26,7 @@ AXES = {
     "batch_size": "batch size",
     "cores": "cores",
 }
-RECORDED, FREE, MEASURED = "#D55E00", "#0072B2", "black"
+RECORDED, FREE, MEASURED = CURVES[1], CURVES[0], INK
 _LOG_SPAN = 4  # values further apart than this are drawn on a log scale
 
 
@@ -46,16 +49,24 @@ def crossing_text(sweep: Sweep, crossing: Crossing) -> str:
     return f"tokenization {verb} between {sweep.key}={crossing.between[0]} and {crossing.between[1]} ({where})"
 
 
-def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]] = ()) -> bytes:
-    """The sweep as PNG bytes.
+def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]] = ()) -> Picture:
+    """Return step times over the swept value, wide and narrow.
 
     ``unswept``: the prediction of the other edits alone, which holds what was measured; ``checks``: step times in ms
     that other arms of the study measured at a swept value.
     """
+    wide, narrow = (sweep_figure(sweep, arm, unswept, checks, sheet) for sheet in (WIDE, NARROW))
+    return drawn(wide, unswept.emulated, narrow)
+
+
+def sweep_figure(
+    sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]], sheet: Sheet = WIDE
+) -> Figure:
+    """Return the figure of :func:`picture`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
+    figure = Figure(figsize=(sheet.width, 5.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     _line(axes, sweep.values, [p.step_ms for p in sweep.recorded], RECORDED, "o", "tokenization as recorded")
@@ -77,21 +88,28 @@ def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[
         _point(axes, at, value, "D", "measured by another arm" if number_of == 0 else None)
     for crossing in sweep.crossings:
         at = crossing.at
-        axes.axvline(at, color="#888888", linewidth=1, linestyle="--", zorder=1)
-        text, where = f" tokenization costs\n 1 % of the step:\n {number(at)}", ("data", "axes fraction")
-        axes.annotate(text, (at, 0.97), xycoords=where, va="top", fontsize=8.5, color="#555555")
+        axes.axvline(at, color=RULE, linewidth=1, linestyle="--", zorder=1)
+        text, where = f"tokenization costs\n1 % of the step:\n{number(at)}", ("data", "axes fraction")
+        ends = (math.log(one) if log else one for one in (sweep.values[0], at, sweep.values[-1]))
+        first, place, last = ends
+        align, shift = ("left", 4) if 2 * place < first + last else ("right", -4)
+        axes.annotate(
+            text, (at, 0.97), (shift, 0), xycoords=where, textcoords="offset points", va="top", ha=align,
+            fontsize=TEXT, color=SOFT,
+        )  # fmt: skip
     _scale(axes, sweep, log)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("milliseconds per step (95 % intervals)")
     axes.set_xlabel(AXES[sweep.key] + _other_edits(unswept))
-    axes.grid(color="#EEEEEE", zorder=0)
+    axes.grid(color=GRID, zorder=0)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     title(figure, _headline(sweep))
-    axes.set_title(f"{middle_out(arm)}, replayed from its recorded steps", loc="left", fontsize=9, color="#555555")
+    replayed = f"{middle_out(arm)}, replayed from its recorded steps"
+    axes.set_title(wrapped(replayed) if sheet.stacked else replayed, loc="left", fontsize=TEXT, color=SOFT)
     legend_below(figure, axes, 4)
-    return drawn(figure, unswept.emulated).png
+    return fitted(figure, sheet)
 
 
 def _line(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.show.colours import CURVES
-from harness.show.drawing import Picture, drawn, title
+from harness.show.colours import CURVES, GRID, INK
+from harness.show.drawing import NARROW, WIDE, Picture, Sheet, drawn, fitted, legend_below, title
 from harness.sweep.findings import RateCurve
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.messages import rate
@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 
 def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
-    """The points of each curve, a line through the mean loss of each rate, and the optimum's interval as a band."""
-    figure, axes = logarithmic_figure()
+    """Draw each curve's points, a line through the mean loss of each rate, and the optimum's interval as a band."""
+    return drawn(loss_figure(curves, name), narrow=loss_figure(curves, name, NARROW))
+
+
+def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> Figure:
+    """Return the figure of :func:`loss_over_rate`."""
+    figure, axes = logarithmic_figure(sheet)
     above = "in no fit: at or above a rate that diverged"
     for curve, colour in zip(curves, CURVES, strict=False):
         label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
@@ -38,14 +43,14 @@ def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
         ([one for curve in curves for one in curve.behind], "v", "ended early as behind"),
     ):
         if rates:
-            axes.plot(rates, [top] * len(rates), marker, color="#333333", markersize=7, label=label, clip_on=False)
+            axes.plot(rates, [top] * len(rates), marker, color=INK, markersize=7, label=label, clip_on=False)
     axes.set_xlabel("learning rate")
     axes.set_ylabel("loss on held-out data (nats per label)")
-    dress(axes, axes.xaxis)
+    dress(axes, sheet, axes.xaxis)
     optimum = curves[0].optimum
     found = f": optimum {rate(optimum.learning_rate)}" if isinstance(optimum, LearningRateOptimum) else ""
     title(figure, f"{name}: loss by learning rate{found}")
-    return drawn(figure)
+    return finished(figure, axes, sheet)
 
 
 def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
@@ -53,12 +58,12 @@ def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
 
     No optimum is fitted, as the loss of a single step depends on its batch.
     """
-    return drawn(training_figure(curves, name))
+    return drawn(training_figure(curves, name), narrow=training_figure(curves, name, NARROW))
 
 
-def training_figure(curves: Sequence[RateCurve], name: str) -> Figure:
+def training_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> Figure:
     """Return the figure of :func:`training_loss_over_rate`."""
-    figure, axes = logarithmic_figure()
+    figure, axes = logarithmic_figure(sheet)
     lowest_of, star = [], "lowest"
     for curve, colour in zip(curves, CURVES, strict=False):
         if not curve.training:
@@ -73,34 +78,44 @@ def training_figure(curves: Sequence[RateCurve], name: str) -> Figure:
         star = ""  # One entry in the legend is enough.
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss of the last step (nats per label)")
-    dress(axes, axes.xaxis)
+    dress(axes, sheet, axes.xaxis)
     found = f": lowest at {rate(lowest_of[0])}" if len(lowest_of) == 1 else ""
     title(figure, f"{name}: training loss by learning rate{found}")
-    return figure
+    return finished(figure, axes, sheet)
 
 
-def logarithmic_figure() -> tuple[Figure, Any]:
+def logarithmic_figure(sheet: Sheet) -> tuple[Figure, Any]:
     """Return a figure, and its axes with a logarithmic x axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.5, 5.2), layout="constrained")
+    figure = Figure(figsize=(sheet.width, 5.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_xscale("log")
     return figure, axes
 
 
-def dress(axes: Any, *logarithmic: Any) -> None:
-    """Grid and legend; the ticks of the logarithmic axes as numbers, as matplotlib's own would be formulas."""
-    axes.grid(color="#EEEEEE")
+def dress(axes: Any, sheet: Sheet, *logarithmic: Any) -> None:
+    """Draw the grid, and the ticks of the logarithmic axes as numbers, as matplotlib's own would be formulas.
+
+    A narrow sheet has numbers between powers of ten only on an axis of at most 1.5 of them.
+    """
+    axes.grid(color=GRID)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for axis in logarithmic:
         axis.set_major_formatter(lambda value, _: f"{value:.0e}")
-        axis.set_minor_formatter(lambda value, _: f"{value:.0e}" if f"{value:.0e}"[0] in "25" else "")
-    axes.legend(frameon=False, fontsize=9)
+        low, high = axis.get_view_interval()
+        numbered = "25" if not sheet.stacked or high / low < 10**1.5 else ""
+        axis.set_minor_formatter(lambda value, _, of=numbered: f"{value:.0e}" if f"{value:.0e}"[0] in of else "")
+
+
+def finished(figure: Figure, axes: Any, sheet: Sheet) -> Figure:
+    """Return the figure with its legend below, fitted to its sheet."""
+    legend_below(figure, axes, 3)
+    return fitted(figure, sheet)
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from harness.show.drawing import Picture, drawn, title
+from harness.show.colours import CURVES, INK
+from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, title
 from harness.sweep.fit import LearningRateOptimum
-from harness.sweep.picture import dress, logarithmic_figure
+from harness.sweep.picture import dress, finished, logarithmic_figure
 from harness.sweep.power_law import Extrapolation, PowerLaw
 from harness.sweep.projected import Projection
 from harness.sweep.projection_sentences import size_of
@@ -32,12 +33,14 @@ def rate_over_size(found: Projection, name: str) -> Picture | None:
     None where fewer than two sizes have an optimum. An optimum that is in no line is hollow, and an arrow marks each
     end that its trials leave open, or nearly so. Where nothing may be extrapolated the line ends at the largest size.
     """
-    return drawn(size_figure(found, name)) if has_picture(found) else None
+    if not has_picture(found):
+        return None
+    return drawn(size_figure(found, name), narrow=size_figure(found, name, NARROW))
 
 
-def size_figure(found: Projection, name: str) -> Figure:
+def size_figure(found: Projection, name: str, sheet: Sheet = WIDE) -> Figure:
     """Return the figure of :func:`rate_over_size`."""
-    figure, axes = logarithmic_figure()
+    figure, axes = logarithmic_figure(sheet)
     axes.set_yscale("log")
     if isinstance(found.law, PowerLaw):
         _draw_line(axes, found.law, found.prediction if isinstance(found.prediction, Extrapolation) else None)
@@ -46,19 +49,19 @@ def size_figure(found: Projection, name: str) -> Figure:
         centre = optimum.learning_rate
         for end, up in ((optimum.ci_low, -OPEN_END), (optimum.ci_high, OPEN_END)):
             if end is None or not 1 / FARTHEST_END <= end / centre <= FARTHEST_END:
-                arrow = {"arrowstyle": "<-", "color": "#333333"}
+                arrow = {"arrowstyle": "<-", "color": INK}
                 axes.annotate("", (size, centre), (0, up), textcoords="offset points", arrowprops=arrow)
             else:
-                axes.plot([size, size], [centre, end], "-", color="#333333", linewidth=1.2)
-                axes.plot([size], [end], "_", color="#333333", markersize=9)
+                axes.plot([size, size], [centre, end], "-", color=INK, linewidth=1.2)
+                axes.plot([size], [end], "_", color=INK, markersize=9)
         fill, label = ("full" if optimum.is_bounded else "none"), labels.pop(optimum.is_bounded, None)  # named once
-        axes.plot([size], [centre], "o", color="#333333", markersize=6, fillstyle=fill, label=label)
-        axes.annotate(group, (size, centre), xytext=(6, 6), textcoords="offset points", fontsize=9)
+        axes.plot([size], [centre], "o", color=INK, markersize=6, fillstyle=fill, label=label)
+        axes.annotate(group, (size, centre), xytext=(6, 6), textcoords="offset points", fontsize=TEXT)
     axes.set_xlabel(size_of(0, found.unit).removeprefix("0 "))
     axes.set_ylabel("best learning rate")
-    dress(axes, axes.xaxis, axes.yaxis)
+    dress(axes, sheet, axes.xaxis, axes.yaxis)
     title(figure, f"{name}: best learning rate by size")
-    return figure
+    return finished(figure, axes, sheet)
 
 
 def _drawn(found: Projection) -> list[tuple[str, float, LearningRateOptimum]]:
@@ -70,10 +73,10 @@ def _draw_line(axes: Any, law: PowerLaw, one: Extrapolation | None) -> None:
     ratio = math.log(ends[-1] / ends[0])
     places = [ends[0] * math.exp(ratio * place / (PLACES - 1)) for place in range(PLACES)]
     line = [law.intercept + law.slope * math.log(size) for size in places]
-    axes.plot(places, [math.exp(log) for log in line], color="#0072B2", linewidth=1.4, label="power law")
+    axes.plot(places, [math.exp(log) for log in line], color=CURVES[0], linewidth=1.4, label="power law")
     if one is not None:
         reaches = [law.reach(size) for size in places]
         lows = [math.exp(log - below) for log, (below, _) in zip(line, reaches, strict=True)]
         highs = [math.exp(log + above) for log, (_, above) in zip(line, reaches, strict=True)]
-        axes.fill_between(places, lows, highs, color="#0072B2", alpha=0.12, linewidth=0, label="95 % prediction band")
-        axes.plot([one.size], [one.learning_rate], "D", color="#D55E00", markersize=8, label="projected")
+        axes.fill_between(places, lows, highs, color=CURVES[0], alpha=0.12, linewidth=0, label="95 % prediction band")
+        axes.plot([one.size], [one.learning_rate], "D", color=CURVES[1], markersize=8, label="projected")

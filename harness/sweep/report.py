@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from harness.judge.cost import usd_of
 from harness.show.cost import duration
+from harness.show.drawing import picture_link, write_picture
 from harness.show.tables import NOT_MEASURED, Markdown, safe, table
 from harness.show.words import count, listing
 from harness.sweep import sentences
@@ -24,7 +25,7 @@ from harness.sweep.projection_picture import has_picture, rate_over_size
 from harness.sweep.store import SweepFolder, SweepRecord
 from harness.sweep.trials import SearchSpace, Trial
 from trainer.config import TrainerConfig
-from trainer.files import write_bytes, write_text
+from trainer.files import write_text
 from trainer.json_types import Json
 
 PICTURE, TRAINING, PROJECTED = "plots/learning-rate.png", "plots/training-loss.png", "plots/projection.png"
@@ -42,13 +43,13 @@ def write_report(folder: SweepFolder) -> list[str]:
     lines = sentences.conclusion(record, settings, found, trials)
     shown = [curve for curve in found.curves if curve.points]
     if shown:
-        write_bytes(folder.path / PICTURE, loss_over_rate(shown, record.name).png)
+        write_picture(folder.path / PICTURE, loss_over_rate(shown, record.name))
     trained = [curve for curve in found.curves if curve.training]
     if trained:
-        write_bytes(folder.path / TRAINING, training_loss_over_rate(trained, record.name).png)
+        write_picture(folder.path / TRAINING, training_loss_over_rate(trained, record.name))
     projected = None if found.projection is None else rate_over_size(found.projection, record.name)
     if projected is not None:
-        write_bytes(folder.path / PROJECTED, projected.png)
+        write_picture(folder.path / PROJECTED, projected)
     full_steps = max(stage.steps for stage in settings.strategy.stages(space))
     page = _page(record, settings, found, trials, spent, lines, bool(shown), full_steps)
     write_text(folder.summary_md, page)
@@ -78,10 +79,10 @@ def _page(
         f"# Sweep: {safe(record.name)}",
         f"*{safe(settings.question)}*" if settings.question else "",
         "\n".join(f"- {line}" for line in lines),
-        f"![Loss by learning rate]({PICTURE})" if pictured else "",
-        f"![Training loss by learning rate]({TRAINING})" if any(one.training for one in found.curves) else "",
+        picture_link("Loss by learning rate", PICTURE) if pictured else "",
+        picture_link("Training loss by learning rate", TRAINING) if any(one.training for one in found.curves) else "",
         _curves(found),
-        f"![Best rate by size]({PROJECTED})" if has_picture(found.projection) else "",
+        picture_link("Best rate by size", PROJECTED) if has_picture(found.projection) else "",
         f"## Transfer\n\n{sentences.transfer(record, settings, found)}",
         _spent(record, settings, spent),
         _trials(record, trials, _best_trial(found, trials, full_steps)),

@@ -43,7 +43,8 @@ def test_the_page_of_a_corpus_and_its_files(corpus: str, tmp_path: Path) -> None
     assert "| 32 | 60 | " in page
     assert f"written to {tmp_path}/out: stats.md, stats.json, corpus-lengths.png" in page
     written = (tmp_path / "out" / "stats.md").read_text()
-    assert "![Lengths of documents, and padding by sequence length](corpus-lengths.png)" in written
+    assert '<img src="corpus-lengths.png"' in written
+    assert (tmp_path / "out" / "corpus-lengths-narrow.svg").is_file()
     assert (tmp_path / "out" / "corpus-lengths.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((tmp_path / "out" / "stats.json").read_text())
     printed = harness(

@@ -123,7 +123,7 @@ def test_one_kind_of_loss_alone_with_its_minima(runs: tuple[Path, Path], tmp_pat
         out = tmp_path / kind
         done = plot(*runs, "--out", out, "--only", kind)
         assert done.returncode == 0, done.stderr
-        assert sorted(one.name for one in out.iterdir()) == ["loss.png", "runs.json"]
+        assert sorted(one.name for one in out.iterdir()) == ["loss-narrow.svg", "loss.png", "runs.json"]
         assert "has no" not in done.stderr
     alone = training(tmp_path / "alone", [3.0])
     done = plot(runs[0], alone, "--out", tmp_path / "two", "--only", "validation")
