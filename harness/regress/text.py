@@ -148,8 +148,11 @@ def sentence(c: StateComparison) -> str:
     verdict = c.verdict if c.cause is None else f"undecided, as {why.cause}"
     if c.verdict == "same":
         verdict = f"same within {percent(c.step.within)}"
-    elif c.step.outcome == "slower" == c.verdict:
-        verdict = f"slower by more than the {percent(c.step.within)} allowed"
+    elif c.verdict == "slower":
+        grew = [one.name for one in c.gates if one.decision.outcome == "slower"]
+        verdict = f"{listing(grew)} grew by more than allowed"
+        if c.step.outcome == "slower" or c.rare:
+            verdict = f"slower by more than the {percent(c.step.within)} allowed"
     figures = (
         f"A step changed by {change(c.step)}: {ms(c.baseline_ms)} at {c.baseline}, {ms(c.candidate_ms)} at "
         f"{c.candidate} ({count(c.blocks, 'block')}, {_floor(c.step)})."
@@ -160,8 +163,13 @@ def sentence(c: StateComparison) -> str:
         if one.decision.outcome == "slower"
     ]
     if c.rare and c.total is not None:
-        grown.append(f" {capitalised(TOTAL)} changed by {change(c.total)}: rare steps got longer.")
+        grown.append(f" {capitalised(TOTAL)} changed by {change(c.total)}: {_rare(c)}.")
     return f"{name}: {verdict}. {figures}{''.join(grown)}{todo}"
+
+
+def _rare(c: StateComparison) -> str:
+    """What it means that all time together is slower and the typical round is not called slower."""
+    return "the typical step alone is undecided" if c.step.outcome == "undecided" else "rare steps got longer"
 
 
 def missing(c: StateComparison) -> str:
@@ -210,7 +218,7 @@ def inside(c: StateComparison) -> list[str]:
     changed = [part for part in c.parts if part.decision.outcome in ("slower", "faster") or not part.decision.change]
     lines = [_part(c, part) for part in changed]
     if c.rare and c.total is not None:
-        lines.append(f"{c.name}: rare steps got longer: {TOTAL} changed by {change(c.total)}")
+        lines.append(f"{c.name}: {TOTAL} changed by {change(c.total)}: {_rare(c)}")
     lines += [f"{c.name}: {name} may have grown: {change(decision)}" for name, decision in c.open.items()]
     for one, barred_outcomes in ((c.other_work, "the same"), (c.used_lead, "the same or faster")):
         if one is not None:
