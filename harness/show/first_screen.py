@@ -82,10 +82,10 @@ def first_screen(report: StudyReport) -> FirstScreen:
     lines = []
     remedies = Counter(ask for c in report.compared if (ask := more_blocks(c.measured)) is not None)
     once = [ask for ask, times in remedies.items() if times > MOST_ALIKE]
-    ordered, told = _ordered(report)
-    if len(told) < len(ordered):
+    ordered, shown_alone = _ordered(report)
+    if len(shown_alone) < len(ordered):
         lines.append(_tally(ordered))
-    for c in told:
+    for c in shown_alone:
         lines.append(_headline(report, c, names, c.baseline not in shown, once))
         if isinstance(c, Comparison):
             shown.add(c.baseline)
