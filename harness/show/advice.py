@@ -159,19 +159,22 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
     explained = {one.arm for one in found if _barred(one, names)}
     if rest := [arm for arm in rest if arm not in explained]:
         lines.append(
-            f"No further change is worth trying for {_named(rest, names)}: no predicted gain is surely above "
+            f"No further change is worth trying for {_named(rest, names)}: no predicted gain is surely larger than "
             f"{_least_gain([one for one in found if one.arm in rest])}."
         )
     return lines
 
 
 def _least_gain(found: Sequence[ArmAdvice]) -> str:
-    """Return the gain that a recommendation must exceed, with its reason: ``8.6 % (the noise floor)``."""
-    floor = max((one.noise_floor or 0.0 for one in found), default=0.0)
-    error = max((one.error for one in found), default=0.0)
-    if floor >= max(error, LEAST_GAIN):
-        return f"{percent(floor)}, the noise floor"
-    return f"{percent(error)}, the error of the replay" if error >= LEAST_GAIN else percent(LEAST_GAIN)
+    """Return the gain that a recommendation must exceed, with its reason: ``the noise floor (8.6 %)``."""
+    bars = [(max(one.noise_floor or 0.0, one.error, LEAST_GAIN), one) for one in found]
+    least, most = min(bar for bar, _ in bars), max(bar for bar, _ in bars)
+    if percent(least) != percent(most):
+        return f"its bar ({percent(least)} to {percent(most)}: noise floor or error of the replay)"
+    _, one = bars[0]
+    if (one.noise_floor or 0.0) >= max(one.error, LEAST_GAIN):
+        return f"the noise floor ({percent(least)})"
+    return f"the error of the replay ({percent(least)})" if one.error >= LEAST_GAIN else percent(least)
 
 
 def cannot_be_replayed(named: str, why: str) -> str:

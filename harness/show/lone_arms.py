@@ -81,9 +81,11 @@ def _with_evaluations(arm: ArmReport, step: str) -> str:
         return step
     steps = arm.totals.steps + hidden.evaluating_steps
     clock_ms = _mean_ms(arm) * arm.totals.steps / (1 - hidden.evaluating) / steps
+    hold = "hold an evaluation and take" if hidden.evaluating_steps > 1 else "holds an evaluation and takes"
     return (
-        f"{part_of(clock_ms)(clock_ms)} a step by the clock. Evaluations run in {hidden.evaluating_steps:,} of "
-        f"{count(steps, 'step')}, which take {percent(hidden.evaluating)} of the time. The others take {step}"
+        f"{part_of(clock_ms)(clock_ms)} a step by the clock. {hidden.evaluating_steps:,} of {count(steps, 'step')} "
+        f"{hold} {percent(hidden.evaluating)} of the time: evaluate less often, or on fewer batches. The others take "
+        f"{step}"
     )
 
 
@@ -111,9 +113,12 @@ def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
     """``(10 of 240 steps take 1,530 ms, mostly in log)``: what sets the mean apart."""
     if found is None:
         return ""
-    take = "takes" if found.steps == 1 else "take"
     where = f", mostly in {found.phase}" if found.phase not in ("", "other") else ""
-    return f" ({found.steps:,} of {count(found.of, 'step')} {take} {part(found.mean_ms)}{where})"
+    steps = f"{found.steps:,} of {count(found.of, 'step')}"
+    low, high = found.range_ms
+    if high > 1.5 * low:
+        return f" ({steps} take {part(low)} to {part(high)}, {part(found.mean_ms)} on average{where})"
+    return f" ({steps} {'takes' if found.steps == 1 else 'take'} {part(found.mean_ms)}{where})"
 
 
 def loader_texts(arm: ArmReport, name: str) -> list[str]:
@@ -418,10 +423,10 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
     if one.reason == "no core":
         yield Headline(
             "Not to be trusted",
-            f"the main thread waited for a core for {percent_over(one.waiting, MOST_WAITING)} of the time "
-            f"(over {percent(MOST_WAITING)})",
-            "Other processes, more threads than cores, or a CPU quota took it. Repeat on a free machine: until then no "
-            "saving is predicted.",
+            f"the main thread waited for a core for {percent_over(one.waiting, MOST_WAITING)} of the time (at most "
+            f"{percent(MOST_WAITING)} is trusted)",
+            "Causes and places above still hold. Other processes, more threads than cores, or a CPU quota took the "
+            "core. Repeat on a free machine: until then no saving is predicted.",
         )
     if one.reason == "blocked":
         place = f", mostly in {one.place}" if one.place else ""

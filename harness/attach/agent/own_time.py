@@ -22,7 +22,7 @@ import os
 import sys
 from random import Random
 from threading import get_ident, get_native_id
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from types import CodeType, FrameType
 from typing import Any
 
@@ -36,6 +36,7 @@ PLACE = "place"  # note: (number, "train.py:31", function, line of code, library
 FIRST = watching.FIRST + watching.STEPS  # sys.setprofile slows the steps before
 INTERVALS = ((250, 0.02), (1000, 0.1), (sys.maxsize, 0.5))  # (looks up to which, mean seconds between two)
 MAX_LOOK_NS = 2_000_000_000  # a longer pause was the machine's
+STOP_S = 1.0  # seconds to wait for the end of the thread
 MAX_FRAMES = 200  # of a stack that are looked at
 MAX_PLACES = 256
 LEAST_PLACED_NS = 1_000_000  # a shorter collection is not worth finding its place
@@ -52,24 +53,46 @@ class _Sampler:
         self.places: dict[tuple[CodeType, int, CodeType | None], int] = {}
         self.ended = _thread.allocate_lock()  # released as the sampling ends
         self.ended.acquire()
+        self.left = _thread.allocate_lock()  # held while the thread is there
+        self.thread = 0  # its number
+        self.counted = 0  # looks
         self.is_library: dict[CodeType, bool] = {}
 
     def run(self) -> None:
         """Look at the recorded thread until :attr:`ended` is released."""
-        run_queue.own.add(get_native_id())
-        looks, last_ns = 0, monotonic_ns()  # looks so far, time of the last one
+        self.thread = get_native_id()
+        run_queue.own.add(self.thread)
+        last_ns = monotonic_ns()  # time of the last look
         uniform = Random(0).random  # not the program's generator
         try:
             for most, seconds in INTERVALS:
-                while looks < most:
+                while self.counted < most:
                     wait_s = seconds * (0.5 + uniform())  # else looks fall into step with the program
                     due_ns = monotonic_ns() + int(wait_s * 1e9)
                     if self.ended.acquire(timeout=wait_s):
                         return
-                    looks += 1
+                    self.counted += 1
                     last_ns = self._look(last_ns, due_ns)
         except Exception:  # the interpreter shuts down, or it is a fault of ours: only this part ends
             return
+        finally:
+            run_queue.own.discard(self.thread)
+            self.left.release()
+
+    def start(self) -> None:
+        """Start the thread. Not a threading.Thread, which the program would see among its own."""
+        if self.left.acquire(blocking=False):
+            _thread.start_new_thread(self.run, ())
+
+    def stop(self) -> None:
+        """End the thread, and wait until it has ended."""
+        if self.ended.locked():
+            self.ended.release()
+        if self.left.acquire(timeout=STOP_S):
+            self.left.release()
+        until_ns = monotonic_ns() + int(STOP_S * 1e9)
+        while os.path.exists(f"/proc/self/task/{self.thread}") and monotonic_ns() < until_ns:
+            sleep(STOP_S / 10_000)  # the kernel's thread ends a little later
 
     def _look(self, last_ns: int, due_ns: int) -> int:
         """Look at the recorded thread; return the time of the look, which was due at ``due_ns``."""
@@ -189,8 +212,21 @@ _collections: _Collections | None = None
 
 
 def patch() -> None:
+    # Python 3.12 warns of a fork with threads, and a program may turn warnings into errors.
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
     boundaries.on_early_step.append(_on_step)
     boundaries.on_step_end.append(_step_ended)
+
+
+def _before_fork() -> None:
+    if _sampler is not None:
+        guard.carefully(_sampler.stop)
+
+
+def _after_fork() -> None:
+    if _sampler is not None:
+        _sampler.ended.acquire(blocking=False)
+        guard.carefully(_sampler.start)
 
 
 def forget() -> None:
@@ -211,8 +247,7 @@ def _on_step(number: int) -> None:
         if number >= FIRST and _sampler is None and not boundaries.state.alternates:
             _sampler, _collections = _Sampler(), _Collections()
             gc.callbacks.append(_collections)
-            # Not threading.Thread: the program would see it among its own threads.
-            _thread.start_new_thread(_sampler.run, ())
+            _sampler.start()
     except Exception as error:
         _give_up(error)
 

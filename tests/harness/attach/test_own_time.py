@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,15 @@ def test_a_program_without_slow_code_has_no_such_place(tmp_path: Path) -> None:
     found, truth_ms = found_in(tmp_path, "none")
     assert [one for one in found if one.code and "slow" in one.code] == []
     assert truth_ms < 1
+
+
+def test_a_fork_finds_no_thread_of_the_agent(tmp_path: Path) -> None:
+    """Python 3.12 warns of a fork with threads, and a child inherits locks that these hold."""
+    command = program("own_time", "fork", 60)
+    done = attached(tmp_path, command, "--warmup", "20")
+    assert done.returncode == 0, done.stderr
+    (with_agent,) = re.findall(r"THREADS (\d+)", done.stdout)
+    (without,) = re.findall(r"THREADS (\d+)", alone(command).stdout)
+    assert with_agent == without
+    causes = slow_causes([run.record.facts for run in study_in(tmp_path).runs()])
+    assert any(one.code == "time.sleep(0.02)  # a look at the stack comes meanwhile"[:60] for one in causes)

@@ -1,15 +1,21 @@
 """A training whose own code is slow at one place; it prints what that takes, in milliseconds a step from step 20 on.
 
+``fork`` forks a child in every step, and prints how many threads the process had then.
 ``log`` sleeps in every step, ``save`` in every tenth one, ``gc`` collects garbage over a large heap, and ``busy`` runs
 Python in every step. ``none`` does nothing of that.
 """
 
 import gc
+import os
 import sys
 import time
 
-import torch
-from torch.utils.data import DataLoader, TensorDataset
+threads = []
+# Registered before torch comes, and so called after what is registered later.
+os.register_at_fork(before=lambda: threads.append(len(os.listdir("/proc/self/task"))))
+
+import torch  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 KIND, STEPS = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(1)
@@ -26,6 +32,12 @@ def slow(step):
         time.sleep(0.2)
     elif KIND == "gc":
         gc.collect()
+    elif KIND == "fork" and step >= 20:
+        time.sleep(0.02)  # a look at the stack comes meanwhile
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
     elif KIND == "busy":
         sum(i * i for i in range(200_000))
 
@@ -40,3 +52,5 @@ for step, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(STEPS * 4, 64))
     spent_s += (time.perf_counter() - begun) * (step >= 20)
     print(step, repr(float(model[2].bias.detach()[0])))
 print(f"SPENT {spent_s / (STEPS - 20) * 1e3}")
+if threads:
+    print(f"THREADS {max(threads)}")
