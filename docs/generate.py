@@ -277,7 +277,25 @@ def _signature(found: Any) -> str:
     return re.sub(r"""(: |-> )(['"])(.*?)\2""", r"\1\3", text).replace("(self, ", "(").replace("(self)", "()")
 
 
+def doubts() -> str:
+    """Return every reason to doubt a figure by precedence, and every cause of an undecided regression check."""
+    from harness.judge.doubts import RULES
+    from harness.regress.text import CAUSES
+
+    rows = [(rule.kind, _text(rule.applies), rule.bars, rule.remedy or "") for rule in RULES]
+    causes = [(kind, _text(one.cause), _text(one.remedy)) for kind, one in CAUSES.items()]
+    return "\n".join(
+        [
+            "## Doubts, by precedence\n",
+            *_table(("doubt", "when", "what it bars", "remedy"), rows),
+            "\n## Why a regression check is undecided\n",
+            *_table(("cause", "what it says", "what would decide it"), causes),
+        ]
+    )
+
+
 GENERATED: dict[str, Callable[[], str]] = {
+    "reference/doubts.md": doubts,
     "reference/command-line.md": command_line,
     "reference/scenario-keys.md": scenario_keys,
     "reference/columns.md": columns,

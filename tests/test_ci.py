@@ -21,7 +21,7 @@ case "$*" in
   *test) echo "tests ran"; exit "$TESTS" ;;
 esac
 """
-# The guard: a study of so many blocks, unclear where the commit before cannot be measured.
+# The guard: a study of so many blocks, or none where the commit before cannot be measured.
 HARNESS = """#!/bin/sh
 if [ -n "$BLOCKS" ]; then
   mkdir -p results/guard/one

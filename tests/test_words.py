@@ -54,7 +54,6 @@ ALLOWED = {
     "twin_logs": "a key of baseline files in git",
     "turn": "a column of the steps table (schema 1), and a key of a message between launcher and run",
     "settle": "a key of a message between launcher and run",
-    "words": AUDIT,
     "tell": "a method of files",
     "break_long_words": "an argument of textwrap.wrap",
     "evidence": AUDIT,
@@ -66,10 +65,7 @@ ALLOWED = {
 ONLY_IN = {
     "turn": {"harness/launch/protocol.py", "harness/show/timeline/windows.py"},
     "settle": {"harness/launch/protocol.py"},
-    "words": {
-        f"harness/audit/{name}.py" for name in ("result", "checkup", "sentences", "reading_text", "scatter_text")
-    },
-    "evidence": {"harness/audit/result.py", "harness/audit/report.py"},
+    "evidence": {"harness/audit/result.py", "harness/audit/report.py", "harness/audit/text.py"},
 }
 
 

@@ -8,15 +8,14 @@ from itertools import combinations
 
 from harness.audit.checks import MFU, STEP, TOKENS, Setting, fits, rates, witnesses
 from harness.audit.figures import Interval, common
-from harness.audit.solve import FittedReading, span
+from harness.audit.solve import Excluded, FittedReading, NamedPeak
 from harness.audit.table import AuditRow, Peak
-from harness.show.words import listing
 
 AVERAGE_WITHIN = 0.05  # tokens/s further from the step time than this is no matter of averaging over other steps
 
 
 def peaks_behind(
-    row: AuditRow, setting: Setting, peaks: Sequence[Peak], excluded: list[str]
+    row: AuditRow, setting: Setting, peaks: Sequence[Peak], excluded: list[Excluded]
 ) -> Iterator[FittedReading]:
     """Another peak behind the MFU: solved, then named where a known device has it."""
     given = witnesses(row, setting)
@@ -24,34 +23,35 @@ def peaks_behind(
     if row.mfu_percent is None or setting.peak_flops_per_s is None or len(given) < 2:
         return
     if work is None:
-        excluded.append("no other peak (the figures without MFU disagree already)")
+        excluded.append(Excluded("peak", "figures disagree"))
         return
     needed = work / (row.mfu_percent.interval * 0.01)
     if needed.holds(setting.peak_flops_per_s):
-        excluded.append("no other peak (MFU agrees with the declared one)")
+        excluded.append(Excluded("peak", "agrees"))
         return
     one = replace(setting, peak_flops_per_s=needed.middle)
     if not fits(row, one):
         return
     names = _devices_with(needed, peaks)
     if needed.holds(2 * setting.peak_flops_per_s):
-        names.append("twice the declared peak, as with 2:4 sparsity")
-    names += [f"{name} with 2:4 sparsity" for name in _devices_with(needed / 2, peaks)]
-    text = f"a peak of {needed.middle / 1e12:,.4g} TFLOP/s instead of {setting.peak_flops_per_s / 1e12:,.4g}"
-    text += f": {listing(names)}" if names else " (no known device has it)"
-    yield FittedReading("peak", text, one, needed.middle, needed.low, needed.high, free=not names)
+        names.append(NamedPeak("", sparse=True))
+    names += _devices_with(needed / 2, peaks, sparse=True)
+    was = setting.peak_flops_per_s
+    yield FittedReading(
+        "peak", one, needed.middle, needed.low, needed.high, free=not names, was=was, peaks=tuple(names)
+    )
 
 
-def _devices_with(needed: Interval, peaks: Sequence[Peak]) -> list[str]:
-    """``gh200 (bf16, fp16)``: known devices with a peak in ``needed``."""
+def _devices_with(needed: Interval, peaks: Sequence[Peak], sparse: bool = False) -> list[NamedPeak]:
+    """Known devices with a peak in ``needed``."""
     dtypes: dict[str, list[str]] = {}
     for peak in peaks:
         if needed.holds(peak.flops_per_s):
             dtypes.setdefault(peak.device, []).append(peak.dtype)
-    return [f"{device} ({', '.join(found)})" for device, found in dtypes.items()]
+    return [NamedPeak(device, tuple(found), sparse) for device, found in dtypes.items()]
 
 
-def paddings(row: AuditRow, setting: Setting, excluded: list[str]) -> Iterator[FittedReading]:
+def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
     """Some figures count real tokens alone, the others all positions: the share of real tokens it would take."""
     given = witnesses(row, setting) or rates(row, setting)
     for size in range(1, len(given)):
@@ -65,14 +65,20 @@ def paddings(row: AuditRow, setting: Setting, excluded: list[str]) -> Iterator[F
             share = first / second
             if share.low >= 1 or share.overlaps(Interval(1, 1)):
                 continue
-            text = (
-                f"{listing(list(real))} counting real tokens alone and {listing(list(every))} all positions, "
-                f"{_percent(share)} of them real"
+            reading = FittedReading(
+                "padding",
+                setting,
+                share.middle,
+                share.low,
+                min(share.high, 1.0),
+                True,
+                figures=(*real,),
+                others=(*every,),
             )
             if row.padded is False:
-                excluded.append(f"no padding ({text}: the row is declared free of padding)")
+                excluded.append(Excluded("padding", "declared", reading=reading))
                 continue
-            yield FittedReading("padding", text, setting, share.middle, share.low, min(share.high, 1.0), free=True)
+            yield reading
 
 
 def averages(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
@@ -82,8 +88,7 @@ def averages(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
         return
     apart = rate[TOKENS].middle / rate[STEP].middle - 1
     if abs(apart) <= AVERAGE_WITHIN and fits(replace(row, tokens_per_s=None), setting):
-        text = f"tokens/s averaged over other steps than this step time ({apart:+.2%})".replace("%", " %")
-        yield FittedReading("average", text, setting, apart, free=True)
+        yield FittedReading("average", setting, apart, free=True)
 
 
 def durations(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
@@ -91,12 +96,4 @@ def durations(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
         return
     if fits(replace(row, duration_s=None), setting):
         needed = row.duration_s.interval / row.steps
-        text = f"a step of {span(needed * 1e3)} ms, or fewer steps (the duration is too short for them)"
-        yield FittedReading(
-            "duration", text, setting, needed.middle * 1e3, needed.low * 1e3, needed.high * 1e3, free=True
-        )
-
-
-def _percent(share: Interval) -> str:
-    low, high = f"{share.low * 100:.2f}", f"{min(share.high, 1) * 100:.2f}"
-    return f"{low} %" if low == high else f"{low} to {high} %"
+        yield FittedReading("duration", setting, needed.middle * 1e3, needed.low * 1e3, needed.high * 1e3, free=True)

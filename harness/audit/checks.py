@@ -12,6 +12,10 @@ from harness.audit.table import AuditRow, Declared
 
 TOKENS, TFLOPS, MFU, STEP = "tokens/s", "TFLOP/s", "MFU", "step time"
 DURATION = "duration against steps x step time"
+CheckReason = Literal[
+    "no rate", "step time alone", "no shape", "no sequence", "no TFLOP/s", "no MFU", "no peak", "no duration",
+    "no steps", "no step time", "rest of the duration",
+]  # fmt: skip
 AuditStatus = Literal["consistent", "apart", "inconsistent", "not checkable"]
 """apart: figures differ beyond rounding, yet not beyond what figures that were each measured apart may differ by."""
 
@@ -42,7 +46,7 @@ class AuditCheck:
     status: AuditStatus
     discrepancy: float | None = None
     allowed: float | None = None
-    reasons: list[str] = field(default_factory=list)
+    reasons: list[CheckReason] = field(default_factory=list)
     """Why it could not be made; or what a difference that contradicts nothing may be."""
 
 
@@ -137,25 +141,23 @@ def _compare(name: str, first: Interval, second: Interval) -> AuditCheck:
     )
 
 
-def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[str]]]:
+def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[CheckReason]]]:
     """(check, reasons why it cannot be made) for the checks that a full row would allow."""
-    no_rate = None
+    no_rate: CheckReason | None = None
     if not rates(row, setting):
-        no_rate = "the row gives no tokens/s"
-        if row.step_ms is not None:
-            no_rate += " (a step time says nothing without the tokens of a step)"
-    no_shape = None
+        no_rate = "no rate" if row.step_ms is None else "step time alone"
+    no_shape: CheckReason | None = None
     if setting.convention is None:
-        no_shape = "no model shape is declared"
+        no_shape = "no shape"
     elif setting.sequence is None:
-        no_shape = "no sequence length is declared"
-    no_tflops = None if row.tflops is not None else "the row gives no TFLOP/s"
-    no_mfu = None
+        no_shape = "no sequence"
+    no_tflops: CheckReason | None = None if row.tflops is not None else "no TFLOP/s"
+    no_mfu: CheckReason | None = None
     if row.mfu_percent is None:
-        no_mfu = "the row gives no MFU"
+        no_mfu = "no MFU"
     elif setting.peak_flops_per_s is None:
-        no_mfu = "no peak is declared"
-    needs = {
+        no_mfu = "no peak"
+    needs: dict[str, tuple[CheckReason | None, ...]] = {
         f"{TOKENS} against {TFLOPS}": (no_rate, no_shape, no_tflops),
         f"{TOKENS} against {MFU}": (no_rate, no_shape, no_mfu),
         f"{TFLOPS} against {MFU}": (no_tflops, no_mfu),
@@ -168,14 +170,13 @@ def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:
     if row.duration_s is None and row.steps is None:
         return None
     one = step_s(row, setting)
-    missing = [
-        word for word, value in (("duration", row.duration_s), ("number of steps", row.steps), ("step time", one))
-        if value is None
-    ]  # fmt: skip
+    missing: list[CheckReason] = ["no duration"] * (row.duration_s is None)
+    missing += ["no steps"] * (row.steps is None)
+    missing += ["no step time"] * (one is None)
     if missing or row.duration_s is None or row.steps is None or one is None:
-        return AuditCheck(DURATION, "not checkable", reasons=[f"the row gives no {' and no '.join(missing)}"])
+        return AuditCheck(DURATION, "not checkable", reasons=missing)
     training = one * row.steps
     check = _compare(DURATION, row.duration_s.interval, training)
     if check.status == "inconsistent" and row.duration_s.interval.low > training.high:
-        return replace(check, status="consistent", reasons=["the rest may be evaluation, checkpoints and pauses"])
+        return replace(check, status="consistent", reasons=["rest of the duration"])
     return check

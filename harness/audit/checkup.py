@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.audit import scatter_text, sentences
 from harness.audit.checks import (
     MFU,
     TFLOPS,
@@ -24,12 +23,12 @@ from harness.audit.checks import (
 from harness.audit.figures import Interval
 from harness.audit.fits import clues, fits_by_kind, traffic
 from harness.audit.flops import Convention, conventions
-from harness.audit.gains import gains, unexplained
+from harness.audit.gains import Incomparable, gains
 from harness.audit.judge import Candidate, JudgedRow, Reported, by_figures, deviation_among, judge, like, widened
 from harness.audit.readings import search
-from harness.audit.result import Audit, Formula, NamedReading, RowAudit
+from harness.audit.result import Audit, Formula, RowAudit
 from harness.audit.scatter import beyond_scatter, relations, worst
-from harness.audit.solve import SAME, FittedReading
+from harness.audit.solve import SAME, Excluded, FittedReading
 from harness.audit.table import AuditRow, Peak, Table
 
 
@@ -39,8 +38,8 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
     formulas = _formulas(table, known)
     palm = known[0] if known else None
     # The table's own way of counting: another than PaLM's only where it explains more rows.
-    usual = max(known, key=lambda one: len(formulas[one.text].rows), default=None)
-    settled = usual if usual is not None and len(formulas[usual.text].rows) > 1 else None
+    usual = max(known, key=lambda one: len(formulas[one].rows), default=None)
+    settled = usual if usual is not None and len(formulas[usual].rows) > 1 else None
     printed = by_figures({row.name: relations(row, setting_of(row, table.declared, palm)) for row in table.rows})
     candidates = []
     for row in table.rows:
@@ -54,37 +53,21 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
         ordered = sorted(unsorted, key=lambda one: (one.free, _lonely(one, formulas)))
         candidates.append(Candidate(read, setting, checks(row, setting), ordered, excluded))
     judged = judge(candidates, known, peaks)
-    audited = [_row(row, one, judged.rows[row.name], formulas) for row, one in zip(table.rows, candidates, strict=True)]
+    audited = [_row(row, one, judged.rows[row.name]) for row, one in zip(table.rows, candidates, strict=True)]
     # Neither firm nor consistent: no evidence for anything, and none against it.
     firm = {row.name: [one for one in judged.rows[row.name].readings if one.firm] for row in table.rows}
     consistent = {row.name for row in audited if row.status == "consistent"}
     doubtful = {row.name: row.status == "inconsistent" for row in audited}
-    compared = [
-        replace(gain, sentence=sentences.gain_sentence(gain, table, reason))
-        for gain, reason in gains(table, {row.name: row.incomparable for row in audited})
-    ]
     fitted = fits_by_kind(table, palm, doubtful)
-    supports = [sentences.clue_support(clue) for clue in clues(table, palm, firm, consistent, fitted)]
-    supported = {one.row: one.reading for one in supports if one.supports}
-    moved = traffic(table) if fitted else None
     return Audit(
-        table.title,
-        table.source,
-        table.declared.notes,
-        [
-            sentences.rows_line(audited, supported, judged.scatters),
-            sentences.gains_line(compared, table.noise is not None),
-        ],
+        table,
         audited,
-        [one for one in formulas.values() if one.rows],
-        sentences.formula_sentence(list(formulas.values())),
-        compared,
-        sentences.unexplained_sentence(unexplained(compared), compared),
+        formulas,
+        gains(table, {row.name: row.incomparable for row in audited}),
         fitted,
-        None if moved is None else replace(moved, assumption=sentences.traffic_assumption(table)),
-        supports,
+        traffic(table) if fitted else None,
+        clues(table, palm, firm, consistent, fitted),
         judged.scatters,
-        [scatter_text.scatter_sentence(one) for one in judged.scatters],
     )
 
 
@@ -100,7 +83,7 @@ def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> Audit
     return widened(row, deviation)
 
 
-def _formulas(table: Table, known: Sequence[Convention]) -> dict[str, Formula]:
+def _formulas(table: Table, known: Sequence[Convention]) -> dict[Convention, Formula]:
     """For every convention, the rows that it makes consistent, of those in which FLOPs per token decide anything."""
     rows = []
     for row in table.rows:
@@ -109,8 +92,8 @@ def _formulas(table: Table, known: Sequence[Convention]) -> dict[str, Formula]:
             rows.append(row)
     length = table.declared.sequence_length or next((row.sequence_length for row in rows if row.sequence_length), 0)
     return {
-        one.text: Formula(
-            one.text,
+        one: Formula(
+            one,
             one.flops_per_token(length) / 1e9,
             [row.name for row in rows if fits(row, setting_of(row, table.declared, one))],
             len(rows),
@@ -119,9 +102,9 @@ def _formulas(table: Table, known: Sequence[Convention]) -> dict[str, Formula]:
     }
 
 
-def _lonely(one: FittedReading, formulas: dict[str, Formula]) -> bool:
+def _lonely(one: FittedReading, formulas: dict[Convention, Formula]) -> bool:
     """A formula that no other row needs comes after readings that concern this row alone."""
-    formula = formulas.get(one.setting.convention.text) if one.setting.convention is not None else None
+    formula = formulas.get(one.setting.convention) if one.setting.convention is not None else None
     return one.kind == "formula" and formula is not None and formula.of > 2 and len(formula.rows) == 1
 
 
@@ -132,7 +115,7 @@ def _readings(
     settled: Convention | None,
     known: Sequence[Convention],
     peaks: Sequence[Peak],
-) -> tuple[list[FittedReading], list[str]]:
+) -> tuple[list[FittedReading], list[Excluded]]:
     """Readings under PaLM's formula; where the table as a whole counts in another way, also changes on top of that."""
     if fits(row, setting):
         return [], []
@@ -140,7 +123,7 @@ def _readings(
     if usual is None or usual == setting.convention or fits(row, replace(setting, convention=usual)):
         return first.fits, first.excluded
     second = [
-        replace(one, text=f"{one.text}, with FLOPs counted as in other rows ({usual.text})", changes=2, base=settled)
+        replace(one, changes=2, base=settled, as_others=True)
         for one in search(row, replace(setting, convention=usual), known, peaks).fits
         if one.kind != "formula" and one.changes == 1
     ]
@@ -148,7 +131,7 @@ def _readings(
     return (single + second if second else first.fits), first.excluded
 
 
-def _row(row: AuditRow, one: Candidate, judged: JudgedRow, formulas: dict[str, Formula]) -> RowAudit:
+def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
     setting = one.setting
     step = step_s(row, setting)
     given = witnesses(row, setting)
@@ -162,21 +145,20 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow, formulas: dict[str, F
         and any(each.kind == "sequence" and each.firm for each in judged.readings)
     ):
         as_declared = work.middle * setting.devices / expected
-    result = RowAudit(
+    return RowAudit(
         row.name,
         judged.status,
         list(one.checks),
-        [_named(each) for each in judged.readings],
+        judged.readings,
         judged.excluded,
         None if step is None else step.middle * 1e3,
-        None if implied is None else implied.middle / 1e9,
-        None if expected is None else expected / 1e9,
+        implied,
+        setting,
         _incomparable(judged.status, judged.readings),
         as_declared,
-        "",
+        _alike(judged.readings),
+        judged.scatter,
     )
-    sentence = sentences.row_sentence(result, setting, implied, formulas, _alike(judged.readings), judged.scatter)
-    return replace(result, sentence=sentence)
 
 
 def _implied(work: Interval | None, given: dict[str, Interval], setting: Setting) -> Interval | None:
@@ -185,23 +167,6 @@ def _implied(work: Interval | None, given: dict[str, Interval], setting: Setting
     if work is None or rate is None or setting.flops_per_token is None:
         return None
     return work * setting.flops_per_token / rate
-
-
-def _named(one: FittedReading) -> NamedReading:
-    flops = one.setting.flops_per_token if one.kind in ("formula", "sequence") else None
-    return NamedReading(
-        one.kind,
-        one.text,
-        one.value,
-        one.low,
-        one.high,
-        None if flops is None else flops / 1e9,
-        one.free,
-        one.changes,
-        one.firm,
-        one.coverage,
-        one.shared,
-    )
 
 
 def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
@@ -215,15 +180,13 @@ def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
     return []
 
 
-def _incomparable(status: AuditStatus, readings: Sequence[FittedReading]) -> str | None:
+def _incomparable(status: AuditStatus, readings: Sequence[FittedReading]) -> Incomparable | None:
     if status != "inconsistent":
         return None
     firm = [one for one in readings if one.firm]
     for one in firm:
-        if one.kind == "sequence":
-            return f"may have run at sequence length {one.value:,.0f}"
-        if one.kind == "devices":
-            return f"may count {one.value:,.0f} device{'' if one.value == 1 else 's'}"
+        if one.kind == "sequence" or one.kind == "devices":
+            return Incomparable(one.kind, one.value)
     if firm:
         return None
-    return f"is inconsistent, and {'no reading explains it' if not readings else 'what explains it is not known'}"
+    return Incomparable("not known" if readings else "nothing fits")

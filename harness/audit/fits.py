@@ -1,6 +1,6 @@
 """Fits step time = fixed + per sample x batch size to rows of several batch sizes: an inference from the table.
 
-Numbers only; harness.audit.sentences makes the sentences.
+Numbers only; harness.audit.text makes the sentences.
 """
 
 from __future__ import annotations
@@ -43,17 +43,9 @@ class Traffic:
     passes: int
     bytes: float
     ms_at_full_bandwidth: float | None
-    assumption: str
-
-
-@dataclass(frozen=True)
-class ReadingSupport:
-    """What else in the table speaks for or against a reading of a row."""
-
-    row: str
-    reading: str
-    supports: bool
-    sentence: str
+    update_passes: int
+    norm_passes: int
+    parameters: int
 
 
 def fits_by_kind(table: Table, convention: Convention | None, doubtful: Mapping[str, bool]) -> list[Fit]:
@@ -99,17 +91,16 @@ def _step_ms(row: AuditRow, setting: Setting) -> float:
 
 
 def traffic(table: Table) -> Traffic | None:
-    """The assumption is still empty. None where optimizer or model shape are not declared."""
+    """None where optimizer or model shape are not declared."""
     optimizer, shape = table.declared.optimizer, table.declared.shape
     if optimizer is None or shape is None:
         return None
-    passes = (FUSED_ADAMW_PASSES if optimizer.fused else FOREACH_ADAMW_PASSES) + GRADIENT_PASSES[
-        optimizer.gradient_norm
-    ]
-    count = parameters(shape)
+    update = FUSED_ADAMW_PASSES if optimizer.fused else FOREACH_ADAMW_PASSES
+    norm = GRADIENT_PASSES[optimizer.gradient_norm]
+    passes, count = update + norm, parameters(shape)
     moved = float(passes) * count * optimizer.bytes_per_value
     bandwidth = optimizer.memory_bandwidth_bytes_per_s
-    return Traffic(passes, moved, None if bandwidth is None else moved / bandwidth * 1e3, "")
+    return Traffic(passes, moved, None if bandwidth is None else moved / bandwidth * 1e3, update, norm, count)
 
 
 @dataclass(frozen=True)
@@ -136,6 +127,11 @@ class Clue:
     tokens: float | None
     fixed: FixedPart | None
     as_large: list[AuditRow]
+
+    @property
+    def supports(self) -> bool:
+        """Whether the fixed part speaks for the reading."""
+        return self.fixed is not None and self.fixed.odd
 
 
 def clues(

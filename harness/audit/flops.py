@@ -8,17 +8,19 @@ from typing import Literal
 from trainer.devices.flops import flops_per_token, lookups, parameters
 from trainer.model import Shape
 
-PALM = "as PaLM does"
 Attention = Literal["full", "half", "none"]
-_ATTENTION_FACTOR = {"full": 12.0, "half": 6.0, "none": 0.0}
-_ATTENTION_TEXTS = {"full": "", "half": "with causal attention (half of it)", "none": "without attention"}
+Weights = Literal[
+    "palm", "all, lookups", "all, positions", "no output projection", "no biases", "positions, no biases", "matrices",
+    "layer matrices",
+]  # fmt: skip
+_ATTENTION_FACTOR: dict[Attention, float] = {"full": 12.0, "half": 6.0, "none": 0.0}
 
 
 @dataclass(frozen=True)
 class Convention:
-    """6 x ``weights`` + attention. ``text`` ends "FLOPs counted …" and says how it differs from PaLM's formula."""
+    """6 x ``weights`` + attention. ``counted``: which weights these are."""
 
-    text: str
+    counted: Weights
     weights: int
     attention: Attention
     attention_per_position: float
@@ -39,18 +41,17 @@ def conventions(shape: Shape) -> list[Convention]:
     """
     found: list[Convention] = []
     per_position = float(shape.layers * shape.heads * (shape.width // shape.heads))
-    for text, weights in _weights(shape).items():
-        for attention, counted in _ATTENTION_TEXTS.items():
-            name = " and ".join(part for part in (text, counted) if part) or PALM
-            one = Convention(name, weights, attention, _ATTENTION_FACTOR[attention] * per_position)  # type: ignore[arg-type]
+    for counted, weights in _weights(shape).items():
+        for attention, factor in _ATTENTION_FACTOR.items():
+            one = Convention(counted, weights, attention, factor * per_position)
             if all((one.weights, one.attention) != (other.weights, other.attention) for other in found):
                 found.append(one)
     assert found[0].flops_per_token(1024) == flops_per_token(shape, 1024)  # one formula, not two that drift apart
-    return sorted(found, key=lambda one: one.text != PALM)
+    return found
 
 
-def _weights(shape: Shape) -> dict[str, int]:
-    """Text -> parameters that are counted. The tied token embedding of GPT-2 is its output projection."""
+def _weights(shape: Shape) -> dict[Weights, int]:
+    """Return the numbers of parameters that are counted. The tied token embedding of GPT-2 is its output projection."""
     everything = parameters(shape)
     embedding = shape.vocab_size * shape.width
     palm = everything - lookups(shape)
@@ -61,16 +62,15 @@ def _weights(shape: Shape) -> dict[str, int]:
     if shape.family == "distilbert":  # its head: a matrix and a norm, and a bias for each token id
         biases += 2 * shape.width + shape.vocab_size
         norm_weights += shape.width
-    lookups_too = "with embedding lookups" if shape.family == "llama" else "with position embeddings"
-    found = {
-        "": palm,
-        f"{lookups_too} (all parameters)": everything,
-        "without the output projection (no embeddings at all)": palm - embedding,
+    found: dict[Weights, int] = {
+        "palm": palm,
+        "all, lookups" if shape.family == "llama" else "all, positions": everything,
+        "no output projection": palm - embedding,
     }
     if biases:
-        found |= {"without biases": palm - biases, "with position embeddings, without biases": everything - biases}
+        found |= {"no biases": palm - biases, "positions, no biases": everything - biases}
     found |= {
-        "with weight matrices alone (no biases, no norms)": palm - biases - norm_weights,
-        "with the layers' weight matrices alone": palm - biases - norm_weights - embedding,
+        "matrices": palm - biases - norm_weights,
+        "layer matrices": palm - biases - norm_weights - embedding,
     }
     return found

@@ -1,6 +1,6 @@
 """Judges published gains: the ceiling that the isolated figures allow, and whether noise could have made the gain.
 
-Numbers and kinds only; harness.audit.sentences makes the sentences.
+Numbers and kinds only; harness.audit.text makes the sentences.
 """
 
 from __future__ import annotations
@@ -50,7 +50,16 @@ class Gain:
     noise: NoiseVerdict | None
     unexplained: float | None
     """By how much the measured ratio lies outside what the data path can do, as a fraction; 0 where inside."""
-    sentence: str
+    reason: NotComparable | None
+    """Why it cannot be judged."""
+
+
+@dataclass(frozen=True)
+class Incomparable:
+    """Why the tokens/s of a row cannot be held against other rows': what a firm reading says, or that none is firm."""
+
+    kind: Literal["sequence", "devices", "nothing fits", "not known"]
+    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,12 +71,12 @@ class NotComparable:
     """
 
     row: str | None = None
-    doubt: str | None = None
+    doubt: Incomparable | None = None
     tokens: tuple[float, float] | None = None
 
 
-def gains(table: Table, trusted: Mapping[str, str | None]) -> list[tuple[Gain, NotComparable | None]]:
-    """One Gain per declared (else derived) pair, its sentence still empty, and why it cannot be judged, if so.
+def gains(table: Table, trusted: Mapping[str, Incomparable | None]) -> list[Gain]:
+    """One Gain per declared (else derived) pair.
 
     ``trusted``: row -> None, or why its tokens/s cannot be compared.
     """
@@ -87,9 +96,7 @@ def _derived(table: Table) -> Iterator[tuple[str, str]]:
         yield from ((baseline.name, row.name) for row in rows if row.data != baseline.data)
 
 
-def _gain(
-    table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mapping[str, str | None]
-) -> tuple[Gain, NotComparable | None]:
+def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mapping[str, Incomparable | None]) -> Gain:
     measured = _measured(baseline, candidate)
     step = step_s(baseline, setting_of(baseline, table.declared, None))
     old, new = (_data_ms(row, table.isolated_ms) for row in (baseline, candidate))
@@ -107,7 +114,7 @@ def _gain(
     else:
         verdict, unexplained = _judge(measured, ceiling)
         noise = _noise(measured.value - 1, table.noise)
-    gain = Gain(
+    return Gain(
         baseline.name,
         candidate.name,
         None if measured is None else measured.value,
@@ -122,9 +129,8 @@ def _gain(
         verdict,
         noise,
         unexplained,
-        "",
+        reason,
     )
-    return gain, reason
 
 
 def _measured(baseline: AuditRow, candidate: AuditRow) -> AuditedFigure | None:
@@ -166,7 +172,7 @@ def _incomparable(
     table: Table,
     baseline: AuditRow,
     candidate: AuditRow,
-    trusted: Mapping[str, str | None],
+    trusted: Mapping[str, Incomparable | None],
     measured: AuditedFigure | None,
 ) -> NotComparable | None:
     for row in (baseline, candidate):

@@ -26,10 +26,9 @@ from harness.audit.scatter import (
     scatters,
     worst,
 )
-from harness.audit.solve import FittedReading
+from harness.audit.solve import Excluded, FittedReading, UnknownKind
 from harness.audit.specificity import WINDOW, Readings
 from harness.audit.table import AuditRow, Peak
-from harness.show.words import percent
 
 # Chance that an honest row gets a firm reading, where its figures scatter apart. One factor common to all rows of a
 # table that prints two decimals can double it (results/reference/audit-rates).
@@ -38,16 +37,6 @@ SPECIFIC = 0.05  # of figures as far off; a reading as simple as others that fit
 OFFERED = 0.5  # of figures as far off; beyond it a reading is not even offered
 EXPLAINS = 0.05  # of a row's discrepancy may remain where the reading of another row explains it too
 WITHIN = 2.6  # standard deviations; 99 % of normal scatter
-
-KINDS = {
-    "formula": "way to count FLOPs per token",
-    "scale": "part of the work",
-    "sequence": "sequence length",
-    "devices": "number of devices",
-    "total": "count of devices in TFLOP/s",
-    "unit": "unit",
-    "peak": "device's peak",
-}
 
 
 @dataclass(frozen=True)
@@ -58,7 +47,7 @@ class Candidate:
     setting: Setting
     checks: Sequence[AuditCheck]
     readings: Sequence[FittedReading]
-    excluded: Sequence[str]
+    excluded: Sequence[Excluded]
 
     @cached_property
     def worst(self) -> Relation | None:
@@ -76,7 +65,7 @@ class JudgedRow:
 
     status: AuditStatus
     readings: list[FittedReading]
-    excluded: list[str]
+    excluded: list[Excluded]
     scatter: Scatter | None
     """Scatter of several rows that this row is part of."""
 
@@ -188,7 +177,7 @@ def _change(reading: FittedReading) -> Change:
     elif reading.kind == "peak":
         what = new.peak_flops_per_s
     elif reading.kind == "unit":
-        what = reading.text
+        what = f"{reading.figures[0]} {reading.value}"
     return reading.kind, new.convention, new.scale, what
 
 
@@ -205,8 +194,7 @@ def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[Audi
     elif reading.kind == "total" and row.tflops is not None:
         row = replace(row, tflops=row.tflops.times(1 / setting.devices))
     elif reading.kind == "unit" and reading.value is not None:
-        name = reading.text.partition(" too ")[0]
-        row = in_unit(row, name, reading.value) or row
+        row = in_unit(row, reading.figures[0], reading.value) or row
     return row, setting
 
 
@@ -268,17 +256,13 @@ def _plain_status(checks: Sequence[AuditCheck]) -> AuditStatus:
     return "consistent" if any(check.status == "consistent" for check in checks) else "not checkable"
 
 
-def _offered(found: Sequence[FittedReading], excluded: list[str]) -> list[FittedReading]:
+def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[FittedReading]:
     """Those that say anything; why the others are not offered goes to ``excluded``."""
-    useless: dict[str, float] = {}
+    useless: dict[UnknownKind, float] = {}
     for one in found:
         if (one.coverage or 0.0) > OFFERED:
             useless[one.kind] = max(useless.get(one.kind, 0.0), one.coverage or 0.0)
-    for kind, coverage in useless.items():
-        excluded.append(
-            f"no other {KINDS.get(kind, kind)} in particular (one would fit, but readings as simple fit "
-            f"{percent(coverage)} of all figures up to twice as far off)"
-        )
+    excluded += [Excluded(kind, "unspecific", coverage=coverage) for kind, coverage in useless.items()]
     return [one for one in found if (one.coverage or 0.0) <= OFFERED]
 
 

@@ -12,31 +12,26 @@ from harness.audit.assume import averages, durations, paddings, peaks_behind
 from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Setting, fits
 from harness.audit.figures import AuditedFigure
 from harness.audit.flops import Convention
-from harness.audit.solve import FittedReading, devices, sequences
+from harness.audit.solve import Excluded, FittedReading, devices, sequences
 from harness.audit.table import AuditRow, Peak
 
-SCALES = {
-    "of the forward pass alone (a third)": 1 / 3,
-    "of the backward pass alone (two thirds)": 2 / 3,
-    "with the forward pass run twice, as with recomputation (four thirds)": 4 / 3,
-    "with a multiplication and its addition as one (half)": 1 / 2,
-    "twice": 2.0,
-}
+# Shares of the work that FLOPs may be counted of.
+SCALES = {"forward": 1 / 3, "backward": 2 / 3, "recomputation": 4 / 3, "fused": 1 / 2, "twice": 2.0}
 FIELDS = {TOKENS: "tokens_per_s", TFLOPS: "tflops", MFU: "mfu_percent", STEP: "step_ms"}
 UNITS = {TOKENS: (1e3, 1e-3), TFLOPS: (1e3, 1e-3), MFU: (1e2, 1e-2), STEP: (1e3, 1e-3)}
 
 
 @dataclass(frozen=True)
 class Search:
-    """Readings that fit, and as text what was tried and does not."""
+    """Readings that fit, and what was tried and does not."""
 
     fits: list[FittedReading]
-    excluded: list[str]
+    excluded: list[Excluded]
 
 
 def search(row: AuditRow, setting: Setting, known: Sequence[Convention], peaks: Sequence[Peak]) -> Search:
     """All single changes of ``setting`` that make ``row`` consistent; pairs too, where all of those are free."""
-    excluded: list[str] = []
+    excluded: list[Excluded] = []
     found = [
         *_formulas(row, setting, known, excluded),
         *_scales(row, setting),
@@ -54,27 +49,25 @@ def search(row: AuditRow, setting: Setting, known: Sequence[Convention], peaks: 
 
 
 def _formulas(
-    row: AuditRow, setting: Setting, known: Sequence[Convention], excluded: list[str]
+    row: AuditRow, setting: Setting, known: Sequence[Convention], excluded: list[Excluded]
 ) -> Iterator[FittedReading]:
     tried = [replace(setting, convention=one) for one in known if one != setting.convention]
     if setting.sequence is None or not tried:
         return
     hits = [one for one in tried if fits(row, one)]
     if not hits:
-        excluded.append("no other way to count FLOPs per token")
-    for one in hits:
-        assert one.convention is not None
-        yield FittedReading("formula", f"FLOPs counted {one.convention.text}", one)
+        excluded.append(Excluded("formula", "none fits"))
+    yield from (FittedReading("formula", one) for one in hits)
 
 
 def _scales(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
     """FLOPs of a part of the work, or of more than the model needs."""
     if setting.flops_per_token is None:
         return
-    for text, scale in SCALES.items():
+    for part, scale in SCALES.items():
         one = replace(setting, scale=scale)
         if fits(row, one):
-            yield FittedReading("scale", f"FLOPs counted {text}", one)
+            yield FittedReading("scale", one, figures=(part,))
 
 
 def _units(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
@@ -82,10 +75,7 @@ def _units(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
     for name, factors in UNITS.items():
         for factor in factors:
             if (other := in_unit(row, name, factor)) is not None and fits(other, setting):
-                text = (
-                    f"{name} {'too small' if factor > 1 else 'too large'} by a factor of {max(factor, 1 / factor):,.0f}"
-                )
-                yield FittedReading("unit", text, setting, factor)
+                yield FittedReading("unit", setting, factor, figures=(name,))
 
 
 def in_unit(row: AuditRow, name: str, factor: float) -> AuditRow | None:
@@ -100,11 +90,10 @@ def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iter
     for one in known:
         if one == setting.convention:
             continue
-        base, ignored = replace(setting, convention=one), list[str]()
+        base, ignored = replace(setting, convention=one), list[Excluded]()
         for second in (
             *sequences(row, base, ignored, powers_only=True),
             *devices(row, base, ignored),
             *averages(row, base),
         ):
-            text = f"{second.text}, and FLOPs counted {one.text}"
-            yield replace(second, text=text, changes=2)
+            yield replace(second, changes=2)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Any
 
-from harness.audit.fits import Fit, Traffic
+from harness.audit import text
+from harness.audit.fits import Fit
 from harness.audit.gains import Gain
-from harness.audit.reading_text import short
 from harness.audit.result import Audit, RowAudit
 from harness.audit.table import AuditRow, Declared, Table
 from harness.show.tables import NOT_MEASURED, Markdown, safe, table
-from harness.show.words import count, listing, percent
+from harness.show.words import count, percent
 from trainer.devices.flops import parameters
 
 SHORT = {
@@ -22,53 +23,85 @@ SHORT = {
 }
 
 
+_READING = ("value", "low", "high", "gflops_per_token", "free", "changes", "firm", "coverage", "shared")
+
+
 def as_json(audit: Audit) -> str:
-    """The dataclasses, field by field."""
-    return json.dumps(asdict(audit), indent=1) + "\n"
+    """The records field by field, and the words for every kind."""
+    content = {
+        "title": audit.table.title,
+        "source": audit.table.source,
+        "notes": audit.table.declared.notes,
+        "conclusion": text.conclusion(audit),
+        "rows": [_row_json(row, audit) for row in audit.rows],
+        "formulas": [
+            {"words": text.convention(key), **_fields(one, "gflops_per_token", "rows", "of")}
+            for key, one in audit.formulas.items()
+            if one.rows
+        ],
+        "formula_sentence": text.formula_sentence(audit),
+        "gains": [{**asdict(one), "sentence": text.gain_sentence(one, audit.table)} for one in audit.gains],
+        "gains_sentence": text.gains_sentence(audit),
+        "fits": [asdict(one) for one in audit.fits],
+        "traffic": audit.traffic
+        and {**asdict(audit.traffic), "assumption": text.traffic_assumption(audit.traffic, audit.table)},
+        "evidence": [
+            {"row": one.row.name, "reading": f"sequence length {one.sequence:,.0f}", "supports": one.supports,
+             "sentence": text.clue_sentence(one)}
+            for one in audit.evidence
+        ],
+        "scatters": [asdict(one) for one in audit.scatters],
+        "scatter_sentences": [text.scatter_sentence(one) for one in audit.scatters],
+    }  # fmt: skip
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _fields(record: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+def _row_json(row: RowAudit, audit: Audit) -> dict[str, Any]:
+    return {
+        **_fields(row, "name", "status"),
+        "checks": [{**asdict(one), "reasons": [text.REASONS[why] for why in one.reasons]} for one in row.checks],
+        "readings": [{"kind": one.kind, "words": text.reading(one), **_fields(one, *_READING)} for one in row.readings],
+        "excluded": [text.excluded(one) for one in row.excluded],
+        "excluded_kinds": [_fields(one, "kind", "why", "coverage") for one in row.excluded],
+        **_fields(row, "step_ms", "gflops_per_token", "expected_gflops_per_token"),
+        "incomparable": None if row.incomparable is None else text.incomparable(row.incomparable),
+        **_fields(row, "tokens_per_s_as_declared"),
+        "sentence": text.row_sentence(row, audit),
+    }
 
 
 def as_text(audit: Audit, published: Table) -> str:
     """The whole page; ``published`` lends the figures as they were printed."""
     parts = [
-        f"# Audit: {safe(audit.title)}",
-        "\n".join(f"- **{safe(line)}**" for line in audit.conclusion),
-        f"Source: {safe(audit.source)}\n\n{_declared(published.declared)}",
-        safe(audit.notes or ""),
+        f"# Audit: {safe(published.title)}",
+        "\n".join(f"- **{safe(line)}**" for line in text.conclusion(audit)),
+        f"Source: {safe(published.source)}\n\n{_declared(published.declared)}",
+        safe(published.declared.notes or ""),
         _rows(audit, published),
         _gains(audit),
         _inferences(audit),
-        HOW_TO_READ,
+        text.HOW_TO_READ,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _declared(declared: Declared) -> str:
     """What the table says of itself, and what it does not."""
-    declared_texts = {
-        "model": declared.shape
-        and f"{parameters(declared.shape) / 1e6:,.1f} million parameters ({declared.shape.family})",
+    shape, peak = declared.shape, declared.peak_flops_per_s
+    stated = {
+        "model": shape and f"{parameters(shape) / 1e6:,.1f} million parameters ({shape.family})",
         "sequence length": declared.sequence_length and f"sequence length {declared.sequence_length:,}",
         "devices": declared.devices and count(declared.devices, "device"),
-        "peak": declared.peak_flops_per_s and f"peak {declared.peak_flops_per_s / 1e12:,.6g} TFLOP/s a device",
+        "peak": peak and f"peak {peak / 1e12:,.6g} TFLOP/s each",
         "dtype": declared.dtype,
     }
-    missing = [name for name, text in declared_texts.items() if not text]
-    text = f"Declared: {', '.join(safe(str(text)) for text in declared_texts.values() if text) or 'nothing'}"
-    return f"{text}; not declared for all rows: {', '.join(missing)}." if missing else f"{text}."
-
-
-HOW_TO_READ = """## How to read this
-
-A printed figure stands for every value that would have been printed the same; a row is consistent where these
-intervals allow one truth for all its figures. FLOPs per token are PaLM's (6 x weights without embedding lookups, plus
-12 x layers x width x sequence) unless a reading says otherwise. tokens/s counts all devices, MFU and TFLOP/s one;
-devices that are not declared count as one. Readings are single changes of what is declared, or two at once where no
-single one fits. What has a free parameter (padding, an unknown peak, an average over other steps) fits any figure: it
-is named as what cannot be known. A reading is *firm* ("fits with") only where honest figures would get it in at most
-1 % of rows: the row is further apart than the rows of the table scatter, and readings as simple fit few of the figures
-that are as far off. Rows *apart beyond rounding* are not called wrong: tokens/s and MFU of different steps, or of
-different runs, differ like that. A table cannot show that its figures are right, only that they contradict each other.
-Ceilings take the isolated data time as fully exposed: the truth can only be less."""
+    missing = [name for name, value in stated.items() if not value]
+    line = f"Declared: {', '.join(safe(str(value)) for value in stated.values() if value) or 'nothing'}"
+    return f"{line}; not declared: {', '.join(missing)}." if missing else f"{line}."
 
 
 def _rows(audit: Audit, published: Table) -> str:
@@ -78,10 +111,10 @@ def _rows(audit: Audit, published: Table) -> str:
     texts = []
     for row in audit.rows:
         about = printed[row.name]
-        aside = "".join(f" *{safe(text.strip())}*" for text in (about.note, about.source) if text)
-        texts.append(f"- **{safe(row.name)}**: {safe(row.sentence)}{aside}")
-    formula = f"\n\n{safe(audit.formula_sentence)}" if audit.formula_sentence else ""
-    formula += "".join(f"\n\n{safe(sentence)}" for sentence in audit.scatter_sentences)
+        aside = "".join(f" *{safe(one.strip())}*" for one in (about.note, about.source) if one)
+        texts.append(f"- **{safe(row.name)}**: {safe(text.row_sentence(row, audit))}{aside}")
+    sentences = [text.formula_sentence(audit), *map(text.scatter_sentence, audit.scatters)]
+    formula = "".join(f"\n\n{safe(one)}" for one in sentences if one)
     return f"## Rows\n\n{table(header, lines)}{formula}\n\n" + "\n".join(texts)
 
 
@@ -89,7 +122,7 @@ def _cells(row: RowAudit, printed: AuditRow) -> list[str]:
     figures = [printed.tokens_per_s, printed.mfu_percent, printed.tflops]
     verdict = SHORT[row.status]
     if row.status == "inconsistent" or (row.status == "apart" and any(not one.free for one in row.readings)):
-        verdict += f", {safe(short(row))}"
+        verdict += f", {safe(text.short(row))}"
     return [
         row.name,
         *(NOT_MEASURED if figure is None else figure.text for figure in figures),
@@ -118,9 +151,10 @@ def _gains(audit: Audit) -> str:
         "verdict",
     ]
     lines = [_gain_cells(gain) for gain in audit.gains]
-    texts = "\n".join(f"- {safe(gain.sentence)}" for gain in audit.gains)
-    scatter = f"\n\n{safe(audit.gains_sentence)}" if audit.gains_sentence else ""
-    return f"## Ceilings and gains\n\n{table(header, lines)}\n\n{texts}{scatter}"
+    texts = "\n".join(f"- {safe(text.gain_sentence(gain, audit.table))}" for gain in audit.gains)
+    sentence = text.gains_sentence(audit)
+    scatter = f"\n\n{safe(sentence)}" if sentence else ""
+    return "\n\n".join(["## Ceilings and gains", table(header, lines), f"{texts}{scatter}"])
 
 
 def _gain_cells(gain: Gain) -> list[str]:
@@ -145,19 +179,18 @@ def _inferences(audit: Audit) -> str:
         return ""
     parts = ["## Inferences"]
     if audit.fits:
-        parts.append(
-            "Assumption: the time of a step is a fixed part (optimizer, gradient norm) plus a part that grows linearly "
-            "with the batch (forward, backward and, where exposed, data). Two batch sizes then give both."
-        )
+        parts.append(text.ASSUMPTION)
         header = ["kind", "batch sizes", "fixed ms", "ms per sample", "forward and backward TFLOP/s", "of peak"]
         parts.append(table(header, map(_fit_cells, audit.fits)))
-        parts += [safe(_traffic(audit.traffic, audit.fits))] if audit.traffic is not None else []
-    parts += [f"- {safe(one.sentence)}" for one in audit.evidence]
+        parts += (
+            [safe(text.traffic_sentence(audit.traffic, audit.fits, audit.table))] if audit.traffic is not None else []
+        )
+    parts += [f"- {safe(text.clue_sentence(one))}" for one in audit.evidence]
     return "\n\n".join(parts)
 
 
 def _fit_cells(fit: Fit) -> list[str]:
-    doubt = f" (takes {listing(fit.doubtful)} at its word)" if fit.doubtful else ""
+    doubt = text.taken_as_declared(fit.doubtful) if fit.doubtful else ""
     return [
         fit.kind + doubt,
         ", ".join(map(str, fit.batch_sizes)),
@@ -166,21 +199,3 @@ def _fit_cells(fit: Fit) -> list[str]:
         _fixed(None if fit.flops_per_s is None else fit.flops_per_s / 1e12, 0),
         NOT_MEASURED if fit.share_of_peak is None else percent(fit.share_of_peak),
     ]
-
-
-def _traffic(traffic: Traffic, fits: list[Fit]) -> str:
-    text = f"The optimizer's memory traffic: {traffic.assumption}: {traffic.bytes / 1e9:,.0f} GB a step"
-    full = traffic.ms_at_full_bandwidth
-    fixed = [fit.fixed_ms for fit in fits if not fit.doubtful]
-    if full is None:
-        return f"{text}; no memory bandwidth is declared, so no time follows."
-    text += f", {full:.1f} ms at the declared bandwidth"
-    if not fixed or min(fixed) <= 0:
-        return f"{text}."
-    shares = sorted(full / one for one in fixed)
-    span = percent(shares[0]) if len(shares) == 1 else f"{percent(shares[0])} to {percent(shares[-1])}"
-    verdict = (
-        "so the optimizer alone can be the fixed part" if shares[-1] <= 1 else
-        "more than the fixed part: the assumption, or the fit, is wrong"
-    )  # fmt: skip
-    return f"{text}: {verdict} (it would run at {span} of that bandwidth)."

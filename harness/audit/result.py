@@ -1,45 +1,29 @@
-"""Defines the findings of an audit: the dataclasses that ``harness audit --json`` prints."""
+"""Defines the findings of an audit: records alone, which harness.audit.text words."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.audit.checks import AuditCheck, AuditStatus
-from harness.audit.fits import Fit, ReadingSupport, Traffic
-from harness.audit.gains import Gain
+from harness.audit.checks import AuditCheck, AuditStatus, Setting
+from harness.audit.figures import Interval
+from harness.audit.fits import Clue, Fit, Traffic
+from harness.audit.flops import Convention
+from harness.audit.gains import Gain, Incomparable
 from harness.audit.scatter import Scatter
+from harness.audit.solve import Excluded, FittedReading
+from harness.audit.table import Table
 
 
 @dataclass(frozen=True)
 class Formula:
     """A way to count FLOPs per token, and which of the rows that depend on it it fits."""
 
-    words: str
+    convention: Convention
     gflops_per_token: float
     """At the table's sequence length."""
     rows: list[str]
     of: int
-
-
-@dataclass(frozen=True)
-class NamedReading:
-    """A reading as it is reported (readings.FittedReading without its setting)."""
-
-    kind: str
-    words: str
-    value: float | None
-    low: float | None
-    high: float | None
-    gflops_per_token: float | None
-    free: bool
-    """It has a parameter that fits any figure, so it cannot be known from the table."""
-    changes: int
-    firm: bool
-    """Neither honest scatter nor the number of readings that were tried explains that it fits."""
-    coverage: float | None
-    """Of figures up to twice as far off, the share that a reading as simple would fit; null where that is any."""
-    shared: int
-    """Rows that the same change makes consistent."""
 
 
 @dataclass(frozen=True)
@@ -49,34 +33,41 @@ class RowAudit:
     name: str
     status: AuditStatus
     checks: list[AuditCheck]
-    readings: list[NamedReading]
-    excluded: list[str]
+    readings: list[FittedReading]
+    excluded: list[Excluded]
     step_ms: float | None
-    gflops_per_token: float | None
-    """From TFLOP/s (else MFU x peak) and tokens/s."""
-    expected_gflops_per_token: float | None
-    incomparable: str | None
-    """Why its tokens/s cannot be held against other rows'."""
+    implied: Interval | None
+    """FLOPs per token, from TFLOP/s (else MFU x peak) and tokens/s."""
+    setting: Setting
+    incomparable: Incomparable | None
     tokens_per_s_as_declared: float | None
     """Inference: at the declared sequence length with the same FLOP/s, where another length is a reading."""
-    sentence: str
+    alike: list[FittedReading]
+    """Readings that count the same FLOPs per token."""
+    scatter: Scatter | None
+    """Scatter of several rows that this row is part of."""
+
+    @property
+    def gflops_per_token(self) -> float | None:
+        return None if self.implied is None else self.implied.middle / 1e9
+
+    @property
+    def expected_gflops_per_token(self) -> float | None:
+        """What the declared shape needs."""
+        flops = self.setting.flops_per_token
+        return None if flops is None else flops / 1e9
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Everything ``harness audit`` says. ``conclusion``: two lines, of the rows and of the gains."""
+    """Everything that ``harness audit`` found in ``table``. ``formulas``: all that were tried."""
 
-    title: str
-    source: str
-    notes: str | None
-    conclusion: list[str]
+    table: Table
     rows: list[RowAudit]
-    formulas: list[Formula]
-    formula_sentence: str | None
+    formulas: Mapping[Convention, Formula]
     gains: list[Gain]
-    gains_sentence: str | None
     fits: list[Fit]
     traffic: Traffic | None
-    evidence: list[ReadingSupport]
+    evidence: list[Clue]
+    """What else in the table speaks for or against a reading of a row."""
     scatters: list[Scatter]
-    scatter_sentences: list[str]

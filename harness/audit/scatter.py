@@ -1,6 +1,6 @@
 """Asks how far two figures of a row are apart, and whether figures that were each measured apart would be as far.
 
-The scale of such scatter comes from the other rows of the table. Numbers only; harness.audit.scatter_text makes the
+The scale of such scatter comes from the other rows of the table. Numbers only; harness.audit.text makes the
 sentences.
 """
 

@@ -25,11 +25,19 @@ SAME = 1e-9  # relative; what binary arithmetic may do to a value that was solve
 
 
 @dataclass(frozen=True)
+class NamedPeak:
+    """A device that has a peak; without one, the declared peak. ``sparse``: twice that, with 2:4 sparsity."""
+
+    device: str
+    dtypes: tuple[str, ...] = ()
+    sparse: bool = False
+
+
+@dataclass(frozen=True)
 class FittedReading:
     """One reading that fits. ``free``: it has a parameter that can fit any figure, so fitting proves nothing."""
 
     kind: UnknownKind
-    text: str
     setting: Setting
     value: float | None = None
     low: float | None = None
@@ -44,32 +52,59 @@ class FittedReading:
     shared: int = 1
     """Rows that the same change makes consistent."""
     base: Convention | None = None
-    """The formula of the other rows, where ``text`` is a change on top of it."""
+    """The formula of the other rows, where this is a change on top of it."""
+    as_others: bool = False
+    """With two changes: the formula is that of the other rows, not one of the row's own."""
+    was: float | None = None
+    """What is declared instead of ``value``."""
+    figures: tuple[str, ...] = ()
+    """"unit": the figure; "padding": those that count real tokens alone; "scale": the part of the work."""
+    others: tuple[str, ...] = ()
+    """"padding": the figures that count all positions."""
+    among: int = 1
+    """Values of its kind that fit as well, this one among them."""
+    most: float | None = None
+    """"devices": the largest of these."""
+    peaks: tuple[NamedPeak, ...] = ()
+    """"peak": what has it."""
+
+    @property
+    def gflops_per_token(self) -> float | None:
+        flops = self.setting.flops_per_token if self.kind in ("formula", "sequence") else None
+        return None if flops is None else flops / 1e9
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A kind of reading that does not explain a row. ``needed``: the value it would take; ``coverage``: as above."""
+
+    kind: UnknownKind
+    why: Literal["none fits", "figures disagree", "needed", "agrees", "declared", "unspecific"]
+    needed: Interval | None = None
+    coverage: float | None = None
+    reading: FittedReading | None = None
+    """The one that would fit, were something else declared."""
 
 
 def sequences(
-    row: AuditRow, setting: Setting, excluded: list[str], powers_only: bool = False
+    row: AuditRow, setting: Setting, excluded: list[Excluded], powers_only: bool = False
 ) -> Iterator[FittedReading]:
     """The most plausible other sequence length, with what else the digits allow."""
     given = list(_sequence_intervals(row, setting))
     allowed = common(given)
     if allowed is None:
         if given:
-            excluded.append("no other sequence length (its figures ask for two different ones)")
+            excluded.append(Excluded("sequence", "figures disagree"))
         return
     lengths = plausible_lengths(allowed, powers_only)
     hits = [length for length in lengths if length != setting.sequence and fits(row, replace(setting, sequence=length))]
     if not hits:
         if not lengths:
-            excluded.append(f"no other sequence length ({span(allowed)} would be needed)")
+            excluded.append(Excluded("sequence", "needed", allowed))
         return
     best = min(hits, key=lambda length: (not log2(length).is_integer(), abs(length - allowed.middle)))
-    text = f"sequence length {best:,}"
-    if setting.sequence is not None:
-        text += f" instead of {setting.sequence:,.0f}"
-    text += f" (its figures allow {allowed.low:,.1f} to {allowed.high:,.1f}"
-    text += f", {len(hits)} multiples of {LENGTH_STEP})" if len(hits) > 1 else ")"
-    yield FittedReading("sequence", text, replace(setting, sequence=best), best, allowed.low, allowed.high)
+    read = replace(setting, sequence=best)
+    yield FittedReading("sequence", read, best, allowed.low, allowed.high, was=setting.sequence, among=len(hits))
 
 
 def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
@@ -117,7 +152,7 @@ def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]
     return sorted(found)
 
 
-def devices(row: AuditRow, setting: Setting, excluded: list[str]) -> Iterator[FittedReading]:
+def devices(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
     """Another number of devices, or TFLOP/s that count all of them."""
     rate, work, flops = rates(row, setting), _work(row, setting), setting.flops_per_token
     allowed = []
@@ -131,20 +166,14 @@ def devices(row: AuditRow, setting: Setting, excluded: list[str]) -> Iterator[Fi
         numbers = range(fewest, min(floor(needed.high * (1 + SAME)), fewest + MOST) + 1)
         hits = [n for n in numbers if n != setting.devices and fits(row, replace(setting, devices=n))]
         for n in hits[:1]:
-            text = f"{n} device{'' if n == 1 else 's'} instead of {setting.devices:.0f}"
-            if n == 1:
-                text += " (tokens/s counts one device, not all)"
-            elif len(hits) > 1:
-                text += f" (its figures allow {hits[0]} to {hits[-1]})"
-            yield FittedReading("devices", text, replace(setting, devices=n), n, needed.low, needed.high)
+            read = replace(setting, devices=n)
+            among = len(hits)
+            yield FittedReading(
+                "devices", read, n, needed.low, needed.high, was=setting.devices, among=among, most=hits[-1]
+            )
         if not hits and not numbers:
-            excluded.append(f"no other number of devices ({span(needed)} would be needed)")
+            excluded.append(Excluded("devices", "needed", needed))
     if setting.devices > 1 and row.tflops is not None:
         total = replace(row, tflops=row.tflops.times(1 / setting.devices))
         if fits(total, setting):
-            yield FittedReading("total", f"TFLOP/s of all {setting.devices:.0f} devices, not of one", setting)
-
-
-def span(interval: Interval) -> str:
-    low, high = f"{interval.low:,.4g}", f"{interval.high:,.4g}"
-    return low if low == high else f"{low} to {high}"
+            yield FittedReading("total", setting, was=setting.devices)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from harness.machine.git import describe_checkout, git
 from harness.regress.plan import BASE, HEAD
+from harness.regress.text import same_code_note
 from trainer.errors import InputError
 from trainer.user_code import files
 
@@ -56,11 +57,7 @@ def note_same_code(states: Sequence[State]) -> None:
     """Print a note where no file that git tracks differs between ``states``."""
     labels = {state.label for state in states}
     if len(labels) == 1:
-        print(
-            f"note: both sides are commit {labels.pop()}, so only noise is measured; to check a change that is "
-            "committed already, give --base an older commit, such as HEAD~1",
-            file=sys.stderr,
-        )
+        print(f"note: {same_code_note(labels.pop())}", file=sys.stderr)
 
 
 def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ CAUSES: Mapping[Cause, CauseText] = {
         "the change is no larger than the noise floor of {floor}", "Use a quiet machine, or longer runs"
     ),
     "both possible": CauseText(
-        "the interval {interval} includes changes within {within} and beyond", "Allow more time with --budget"
+        "the interval includes changes within {within} and beyond", "Allow more time with --budget"
     ),
     "at the limit": CauseText(
         "the change is about as large as the limit of {within}", "Choose another --within: blocks hardly decide this"
@@ -100,7 +100,7 @@ def remedy(decision: Decision) -> str:
 def _filled(cause: Cause, decision: Decision, c: StateComparison | None = None) -> CauseText:
     values = _values(decision) | ({} if c is None else _more_values(c))
     text = CAUSES[cause]
-    more = f"Run about {count(decision.more_blocks, 'more block')}" if decision.more_blocks else ""
+    more = f"Run about {count(decision.more_blocks, 'more block')} (a longer --budget)" if decision.more_blocks else ""
     own = more if more and cause == decision.why else text.remedy.format(**values)
     return CauseText(text.cause.format(**values), own)
 
@@ -109,7 +109,6 @@ def _values(decision: Decision) -> dict[str, str]:
     found, between = decision.change, decision.between
     values = {"blocks": str(0 if found is None else found.n), "within": percent(decision.within)}
     values["floor"] = "" if decision.floor is None else percent(decision.floor)
-    values["interval"] = "" if found is None else _interval(found)
     if between is not None:
         known = f"by {count(between.sessions, 'kept session')}" if between.known else "assumed"
         values["days"] = f"{percent(between.allowance)} ({known})"
@@ -149,8 +148,11 @@ def sentence(c: StateComparison) -> str:
     verdict = c.verdict if c.cause is None else f"undecided, as {why.cause}"
     if c.verdict == "same":
         verdict = f"same within {percent(c.step.within)}"
-    elif c.step.outcome == "slower" == c.verdict:
-        verdict = f"slower by more than the {percent(c.step.within)} allowed"
+    elif c.verdict == "slower":
+        grew = [one.name for one in c.gates if one.decision.outcome == "slower"]
+        verdict = f"{listing(grew)} grew by more than allowed"
+        if c.step.outcome == "slower" or c.rare:
+            verdict = f"slower by more than the {percent(c.step.within)} allowed"
     figures = (
         f"A step changed by {change(c.step)}: {ms(c.baseline_ms)} at {c.baseline}, {ms(c.candidate_ms)} at "
         f"{c.candidate} ({count(c.blocks, 'block')}, {_floor(c.step)})."
@@ -161,8 +163,13 @@ def sentence(c: StateComparison) -> str:
         if one.decision.outcome == "slower"
     ]
     if c.rare and c.total is not None:
-        grown.append(f" {capitalised(TOTAL)} changed by {change(c.total)}: rare steps got longer.")
+        grown.append(f" {capitalised(TOTAL)} changed by {change(c.total)}: {_rare(c)}.")
     return f"{name}: {verdict}. {figures}{''.join(grown)}{todo}"
+
+
+def _rare(c: StateComparison) -> str:
+    """What it means that all time together is slower and the typical round is not called slower."""
+    return "the typical step alone is undecided" if c.step.outcome == "undecided" else "rare steps got longer"
 
 
 def missing(c: StateComparison) -> str:
@@ -211,7 +218,7 @@ def inside(c: StateComparison) -> list[str]:
     changed = [part for part in c.parts if part.decision.outcome in ("slower", "faster") or not part.decision.change]
     lines = [_part(c, part) for part in changed]
     if c.rare and c.total is not None:
-        lines.append(f"{c.name}: rare steps got longer: {TOTAL} changed by {change(c.total)}")
+        lines.append(f"{c.name}: {TOTAL} changed by {change(c.total)}: {_rare(c)}")
     lines += [f"{c.name}: {name} may have grown: {change(decision)}" for name, decision in c.open.items()]
     for one, barred_outcomes in ((c.other_work, "the same"), (c.used_lead, "the same or faster")):
         if one is not None:
@@ -311,3 +318,13 @@ def footnote(comparisons: list[StateComparison]) -> str:
         f"{listing(list(levels))}, so that all looks at one arm together err in at most 5 %. Noise floor: how far the "
         "baseline's A/A control is from 0."
     )
+
+
+def same_code_note(commit: str) -> str:
+    """What to say where both sides are one commit."""
+    return f"both sides are commit {commit}, so this measures noise alone. For an older state, give --base HEAD~1"
+
+
+def left_out_note(comparisons: Sequence[str]) -> str:
+    """Which comparisons do not run."""
+    return f"left out, as no code of your own runs in them: {', '.join(comparisons)}"

@@ -21,6 +21,7 @@ from harness.regress.plan import BASE, HEAD, ComparisonPlan, records_of
 from harness.regress.records import Limits
 from harness.regress.run import RegressionResult, run_comparisons, side_of
 from harness.regress.states import State, check_functions, find_states, note_same_code
+from harness.regress.text import left_out_note
 from harness.study.records import ArmRecord
 from trainer.config import TrainerConfig
 from trainer.devices.profiles import is_file_name
@@ -83,7 +84,7 @@ def _only(asked: ComparisonPlan, names: set[str]) -> ComparisonPlan:
     """``asked`` without arms that run the same code on both sides."""
     plan = asked.plan
     if left_out := sorted({asked.names[arm.name] for arm in plan.arms if arm.name not in names}):
-        print(f"left out, as no code of your own runs in them: {', '.join(left_out)}", file=sys.stderr)
+        print(left_out_note(left_out), file=sys.stderr)
     return replace(
         asked,
         plan=replace(

@@ -52,11 +52,19 @@ def lines(found: PredictedCost) -> list[str]:
     rows = [_row(one, price, has_price) for one, price in zip(found.arms, found.prices, strict=True)]
     if len(rows) > 1:
         rows.append(_sum_row(found, has_price))
-    page = [f"{capitalised(what)} of {found.scenario}, predicted from a few steps of every arm:", ""]
+    page = [f"{capitalised(what)} of {found.scenario}: {_headline(found)}", ""]
     page += [*aligned([header, *rows]), ""]
     page += [arithmetic(one) for one in found.arms]
     page += [f"note: {one}" for one in notes(found)]
     return page
+
+
+def _headline(found: PredictedCost) -> str:
+    """Time and money of the whole, and what they rest on."""
+    total, usd = found.total, found.total_usd
+    cost = "" if usd is None else f" and {money(usd.likely)}"
+    worst = duration(total.worst) + ("" if usd is None else f" and {money(usd.worst)}")
+    return f"about {duration(total.likely)}{cost}, at worst {worst} (predicted from a few steps of every arm)"
 
 
 def _row(arm: ArmCost, price: HourlyPrice | None, has_price: bool) -> list[str]:
@@ -137,7 +145,7 @@ def notes(found: PredictedCost) -> list[str]:
     ]
     noted += [
         f"{one.arm}: for {percent(one.waiting_share)} of the measured steps' time it was ready to run without a core: "
-        "other work slowed them, and less or more of that changes all of this"
+        "other work slowed them. Measure again on a quiet machine"
         for one in found.measured
         if one.waiting_share >= MUCH_WAITING
     ]
@@ -145,8 +153,8 @@ def notes(found: PredictedCost) -> list[str]:
         noted.append("it ends with the last run: preparing the data and writing the report are not in it")
     fewest = min(len(one.plain_s) for one in found.measured)
     noted.append(
-        "the interval holds how steps differed within the few measured ones, not what the machine does later, nor a "
-        f"long step that comes less often than once in {fewest}"
+        "the interval covers the few measured steps. It does not cover later load, or a long step rarer than "
+        f"1 in {fewest}: measure again on a quiet machine if others use this one"
     )
     return noted
 
@@ -157,7 +165,7 @@ def price_line(found: PredictedCost) -> str:
         without = [arm.arm for arm, price in zip(found.measured, found.prices, strict=True) if price is None]
         which = "" if len(without) == len(found.measured) else f" of {listing(without)}"
         return (
-            f"no price is known{which}, so there are hours alone; give --price USD, --device-profile NAME or "
+            f"no price is known{which}, so only hours are predicted; give --price USD, --device-profile NAME or "
             "price_usd_per_hour"
         )
     each = dict.fromkeys(_price_text(price) for price in found.prices if price is not None)

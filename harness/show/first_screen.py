@@ -13,8 +13,8 @@ from itertools import accumulate
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import SAME, Absent, Measured, Waits
 from harness.judge.confounds import ConfoundKind
-from harness.judge.doubts import barred
-from harness.judge.report_types import Comparison, NotCompared, StudyReport
+from harness.judge.doubts import DoubtKind, barred
+from harness.judge.report_types import ArmAdvice, Comparison, NotCompared, StudyReport
 from harness.judge.unseen import MOST_WAITING
 from harness.judge.verdicts import Verdict
 from harness.show.absent import missing_text, problem_lines
@@ -50,8 +50,10 @@ from harness.show.sentences import (
 from harness.show.tables import NOT_MEASURED
 from harness.show.words import amount, count, listing, percent, ratio, unit
 
+REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")  # the line of the arm gives these reasons
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
 NEARLY_ALL, MOST_PHASES = 0.75, 2  # of hidden work: it is told to lie behind these phases, else behind the step
+MANY = 6  # comparisons: of so many, only two have a line of their own
 MOST_ALIKE = 3  # comparisons that ask for the same; of more it is said once
 MOST_DIFFERENCES = 4  # more are counted by kind on the first screen, and listed in full below it
 # An interval that reaches so many times as far below 1 as above it, and so far at all: both ends are said.
@@ -80,7 +82,10 @@ def first_screen(report: StudyReport) -> FirstScreen:
     lines = []
     remedies = Counter(ask for c in report.compared if (ask := more_blocks(c.measured)) is not None)
     once = [ask for ask, times in remedies.items() if times > MOST_ALIKE]
-    for c in report.comparisons:
+    ordered, shown_alone = _ordered(report)
+    if len(shown_alone) < len(ordered):
+        lines.append(_tally(ordered))
+    for c in shown_alone:
         lines.append(_headline(report, c, names, c.baseline not in shown, once))
         if isinstance(c, Comparison):
             shown.add(c.baseline)
@@ -98,11 +103,40 @@ def first_screen(report: StudyReport) -> FirstScreen:
         emulated=_emulated(report),
         beware=(*[f"{line}." for line in problem_lines(report.problems)], *_differences(report.comparisons, names)),
         headlines=tuple(lines),
-        rows=tuple(_row(c, names) for c in report.comparisons),
+        rows=tuple(_row(c, names) for c in ordered),
         legend=tuple(names.legend),
-        next_steps=next_steps(report.advice, names, ideal),
+        next_steps=next_steps(_to_advise(report), names, ideal),
         names=names,
     )
+
+
+def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:
+    """Return all comparisons and those with a line of their own: of :data:`MANY` the best and the worst.
+
+    Many are sorted by their measured ratio, the fastest candidate first.
+    """
+    if len(report.comparisons) < MANY or len(report.compared) < MANY:
+        return [*report.comparisons], [*report.comparisons]
+    by_gain: list[Comparison | NotCompared] = [*sorted(report.compared, key=lambda one: -one.measured.ratio.median)]
+    return [*by_gain, *(one for one in report.comparisons if isinstance(one, NotCompared))], [by_gain[0], by_gain[-1]]
+
+
+def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
+    """Return how many comparisons have which verdict."""
+    verdicts = Counter(VERDICTS[one.measured.verdict] for one in comparisons if isinstance(one, Comparison))
+    absent = sum(isinstance(one, NotCompared) for one in comparisons)
+    parts = [f"{number} {verdict}" for verdict, number in verdicts.most_common()]
+    parts += [f"{absent} not measured"] if absent else []
+    support = "Next are the one with the highest ratio and the one with the lowest. The table has all of them."
+    return Headline(count(len(comparisons), "comparison"), listing(parts), support)
+
+
+def _to_advise(report: StudyReport) -> list[ArmAdvice]:
+    """Return the advice, without arms whose own line gives the reason why nothing is predicted."""
+    lone = not report.comparisons
+    return [
+        one for one in report.advice if not (lone and one.refused is not None and one.refused.kind in REFUSED_ABOVE)
+    ]
 
 
 def could_gain(m: Measured) -> Estimate | None:

@@ -63,14 +63,28 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     data = _data(arm)
     if arm.ranks is not None:
         data = f"Rank 0: {data}"
-    lines = [Headline(name, step, f"{data}{_gain(arm)}{served}")]
+    lines = [Headline(name, _with_evaluations(arm, step), f"{data}{_gain(arm)}{served}")]
     lines += [Headline(*texts) for texts in cause_texts(arm, _mean_ms(arm))]
+    if arm.unseen is not None:
+        lines += [*_unseen(arm.unseen, _mean_ms(arm)), *_without_waits(arm)]
     lines += [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
+    lines += [*skipped_lines([arm], names), *engine_lines([arm], names)]
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
-    if arm.unseen is not None:
-        lines += [*_without_waits(arm), *_unseen(arm.unseen, _mean_ms(arm))]
-    return [*lines, *left_out_lines([arm], names), *skipped_lines([arm], names), *engine_lines([arm], names)]
+    return lines
+
+
+def _with_evaluations(arm: ArmReport, step: str) -> str:
+    """Return the time of a step as a clock shows it, where evaluations run within steps; else ``step``."""
+    hidden = arm.unseen
+    if hidden is None or not hidden.evaluating_steps or hidden.evaluating >= 1:
+        return step
+    steps = arm.totals.steps + hidden.evaluating_steps
+    clock_ms = _mean_ms(arm) * arm.totals.steps / (1 - hidden.evaluating) / steps
+    return (
+        f"{part_of(clock_ms)(clock_ms)} a step by the clock. Evaluations run in {hidden.evaluating_steps:,} of "
+        f"{count(steps, 'step')}, which take {percent(hidden.evaluating)} of the time. The others take {step}"
+    )
 
 
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:

@@ -49,7 +49,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole report: ``opening`` is the first screen, ``sections`` lie one level below it."""
+    """The whole report: ``opening`` is the first screen, ``sections`` are the details."""
 
     title: str
     opening: Sequence[Section]

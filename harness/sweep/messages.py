@@ -14,9 +14,8 @@ from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
 SHOWN = 5  # sizes in one line
 
 INTERVAL = (
-    "The interval holds every rate whose loss is above the lowest by no more than chance explains (one-sided, 95 %), "
-    "and reaches to the next tried rate on either side of these, whatever shape the curve has between them. It is "
-    "wider where chance may have moved the fit further."
+    "These trials cannot distinguish the rates inside the interval (one-sided, 95 %). For a narrower one, add seeds or "
+    "rates."
 )
 
 

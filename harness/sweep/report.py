@@ -100,7 +100,7 @@ def _curves(found: SweepFindings) -> str:
         optimum = curve.optimum
         cells = [curve.group or "trials", f"{curve.steps:,}", str(len(curve.points))]
         if isinstance(optimum, LearningRateOptimum):
-            cells += [rate(optimum.learning_rate), sentences.interval(optimum.ci_low, optimum.ci_high)]
+            cells += [rate(optimum.learning_rate), sentences.interval(optimum.ci_low, optimum.ci_high, curve)]
         else:
             cells += [NOT_MEASURED, sentences.why_no_optimum(optimum, curve)]
         rows.append(cells)

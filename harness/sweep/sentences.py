@@ -14,9 +14,16 @@ from harness.sweep.model import SweepConfig
 from harness.sweep.store import SweepRecord
 from harness.sweep.trials import Trial
 
+FAR = 100.0  # times beyond the tried rates, where an end of an interval says no more than that it is open
 
-def interval(low: float | None, high: float | None) -> str:
-    """``1.1e-03 to 2.3e-03``; says which end is open."""
+
+def interval(low: float | None, high: float | None, curve: RateCurve | None = None) -> str:
+    """``1.1e-03 to 2.3e-03``; names an end that is open, or lies far beyond the rates of ``curve``."""
+    tried = [one for one, _ in curve.points] if curve is not None else []
+    if tried and low is not None and low < min(tried) / FAR:
+        low = None
+    if tried and high is not None and high > max(tried) * FAR:
+        high = None
     if low is None and high is None:
         return "no interval"
     if low is None:
@@ -103,7 +110,7 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
     optimum = curve.optimum
     if chosen.by == "fit" and isinstance(optimum, LearningRateOptimum):
         ends = [end for end in (chosen.ci_low, chosen.ci_high) if end is not None]
-        within = f"95 % interval {interval(chosen.ci_low, chosen.ci_high)}" if ends else "no 95 % interval"
+        within = f"95 % interval {interval(chosen.ci_low, chosen.ci_high, curve)}" if ends else "no 95 % interval"
         how = f" {INTERVAL}" if len(ends) == 2 else ""
         fit = f"a quadratic in the logarithm of the rate through {count(optimum.points, 'trial')}"
         highest = max(one for one, _ in curve.points)
@@ -115,7 +122,7 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
         return f"{value}, {minimum} ({within}; R2 {optimum.r2:.3f}).{how}"
     if chosen.by == "bound":
         known = "" if chosen.ci_low is None and chosen.ci_high is None else " (95 % interval "
-        known += f"{interval(chosen.ci_low, chosen.ci_high)})" if known else ""
+        known += f"{interval(chosen.ci_low, chosen.ci_high, curve)})" if known else ""
         return f"{value}, the best within the rates of the trials of {count(curve.steps, 'step')}{known}."
     seeded = len({one for one, _ in curve.points}) < len(curve.points)
     which = "with the lowest mean loss" if seeded else "of the trial with the lowest loss"

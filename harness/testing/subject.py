@@ -172,7 +172,7 @@ class Subject:
         if found.status == "interrupted":
             raise KeyboardInterrupt
         if found.status == "failed":
-            pytest.fail(f"{sentence(found.comparisons[0])}; some runs failed, see {folder.path}", pytrace=False)
+            pytest.fail(f"{sentence(found.comparisons[0])} Some runs failed: see {folder.path}", pytrace=False)
         sides = folder.read_study().comparisons[0]
         baseline = _Row(sides.baseline, _step_ms(_rounds_of(folder, sides.baseline)))
         return self._end(found.comparisons[0], folder, sides.candidate, baseline)
@@ -255,7 +255,7 @@ class Subject:
         """Report the rounds to pytest-benchmark, then pass or fail."""
         from harness.regress.text import sentence
 
-        message = f"{sentence(comparison)}; evidence: {folder.path}"
+        message = f"{sentence(comparison)} Evidence: {folder.path}"
         self._note(message)
         self._report_to_benchmark(comparison, folder, arm, baseline)
         if comparison.verdict == "slower":

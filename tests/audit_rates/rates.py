@@ -9,6 +9,7 @@ from random import Random
 
 from harness.audit.checkup import audit
 from harness.audit.table import Table
+from harness.audit.text import reading
 from tests.audit_rates.tables import (
     KNOWN,
     PEAKS,
@@ -101,7 +102,7 @@ def slip_rates(random: Random, slip: Slip, printing: Printing, every: bool, tabl
                     right = [
                         one
                         for one in row.readings
-                        if not one.free and one.kind == slip.kind and names[row.name] in one.words
+                        if not one.free and one.kind == slip.kind and names[row.name] in reading(one)
                     ]
                     rows += 1
                     inconsistent += row.status == "inconsistent"

@@ -9,6 +9,7 @@ from random import Random
 from harness.audit.figures import AuditedFigure, read_figure
 from harness.audit.flops import conventions
 from harness.audit.table import AuditRow, Declared, Peak, Table
+from harness.audit.text import convention
 from trainer.model import Shape
 
 MODELS = (
@@ -170,7 +171,7 @@ def _length(random: Random, made: Made, shape: Shape, _: float) -> tuple[Made, d
 
 def _formula(words: str) -> Callable[[Random, Made, Shape, float], tuple[Made, dict[str, float]] | None]:
     def make(_: Random, made: Made, shape: Shape, _peak: float) -> tuple[Made, dict[str, float]] | None:
-        one = next((each for each in conventions(shape) if each.text == words), None)
+        one = next((each for each in conventions(shape) if convention(each) == words), None)
         if one is None:
             return None
         return replace(made, flops_per_s=made.tokens_per_s * one.flops_per_token(made.sequence) / made.devices), {}

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.audit import text
 from harness.audit.checkup import audit
+from harness.audit.gains import Incomparable, NotComparable, unexplained
 from harness.audit.load import load_published
 from harness.audit.result import Audit
 from tests.harness.audit.test_audit import LLAMA_8B, PEAKS
@@ -34,34 +36,28 @@ def test_founding_rows() -> None:
     length, formula = wrong.readings
     assert length.low == pytest.approx(4095.9, abs=0.1)
     assert length.high == pytest.approx(4096.9, abs=0.1)
-    assert formula.words == "FLOPs counted with embedding lookups (all parameters)"
+    assert formula.setting.convention is not None
+    assert (formula.setting.convention.counted, formula.setting.convention.attention) == ("all, lookups", "full")
     # 6 x vocabulary x width = 12 x layers x width x 2,048: a coincidence of this shape, to the last FLOP.
     assert length.gflops_per_token == formula.gflops_per_token
-    for said in (
-        "+6.67 %",
-        "TFLOP/s against MFU agree",
-        "(1) sequence length 4,096 instead of 2,048",
-        "which fits 1 of 8 rows",
-        "(1) and (2) count the same 51.54 GFLOP per token, so this row alone cannot distinguish them",
-        "not comparable with its neighbours'",
-        "it would have read 7,363 tokens/s",
-        "no other number of devices",
-        "no padding",
-    ):
-        assert said in wrong.sentence
+    discrepancies = {check.name: check.discrepancy for check in wrong.checks}
+    assert discrepancies["tokens/s against TFLOP/s"] == pytest.approx(-0.0625, abs=1e-4)
+    assert [check.name for check in wrong.checks if check.status == "consistent"] == ["TFLOP/s against MFU"]
+    assert (wrong.alike, wrong.incomparable) == ([length, formula], Incomparable("sequence", 4096))
+    assert wrong.tokens_per_s_as_declared == pytest.approx(7363, abs=1)
+    assert [(one.kind, one.why) for one in wrong.excluded] == [
+        ("devices", "needed"), ("peak", "figures disagree"), ("padding", "declared"),
+    ]  # fmt: skip
 
 
 def test_founding_conclusion_and_formula() -> None:
     found = founding()
-    assert found.conclusion[0].startswith(
-        "7 of 8 rows consistent, 1 inconsistent: padding-free b1 (fits with sequence length 4,096 instead of 2,048, or "
-        "with FLOPs counted with embedding lookups (all parameters); the other rows speak for sequence length 4,096)"
-    )
-    assert "2 a loss although the data path is faster" in found.conclusion[1]
-    assert "no noise floor is published" in found.conclusion[1]
-    assert found.formula_sentence is not None
-    assert "fit 7 of 8 rows" in found.formula_sentence
-    assert "with embedding lookups (all parameters) and without attention" in found.formula_sentence
+    rows, gains = text.conclusion(found)
+    assert rows.startswith("1 of 8 rows is inconsistent: padding-free b1 (fits with sequence length 4,096")
+    assert "2 slower although the data path is faster" in gains
+    assert found.table.noise is None
+    fitting = {(key.counted, key.attention) for key, one in found.formulas.items() if len(one.rows) == 7}
+    assert fitting == {("palm", "full"), ("all, lookups", "none")}
 
 
 def test_founding_gains() -> None:
@@ -74,15 +70,15 @@ def test_founding_gains() -> None:
     assert padded1.ceiling_all == pytest.approx(312.94 / (312.94 - 2.70), rel=1e-6)
     assert padded2.unexplained == pytest.approx(1 - 7605.06 / 7873.05, rel=1e-3)
     assert free1.verdict == "not comparable"
-    assert "padding-free b1 may have run at sequence length 4,096" in free1.sentence
+    assert free1.reason == NotComparable("padding-free b1", Incomparable("sequence", 4096))
     assert free2.verdict == "above the ceiling"
     assert free2.measured == pytest.approx(1.00868, abs=1e-5)
     assert free2.ceiling == pytest.approx(1.00817, abs=2e-5)
     assert all(gain.noise == "undecidable" for gain in (padded1, padded2, free2))
-    scatter = founding().gains_sentence
-    assert scatter is not None
-    assert "3.4 %" in scatter
-    assert "token-list b2 against padding-free b2 (+0.87 %) cannot be distinguished from them" in scatter
+    worst = unexplained(founding().gains)
+    assert worst is not None
+    assert (worst.candidate, worst.unexplained) == (padded2.candidate, padded2.unexplained)
+    assert text.gains_sentence(founding()) is not None
 
 
 def test_founding_inferences() -> None:
@@ -97,22 +93,24 @@ def test_founding_inferences() -> None:
     assert (found.traffic.passes, found.traffic.bytes) == (21, 21 * 2 * parameters(LLAMA_8B))
     assert found.traffic.ms_at_full_bandwidth == pytest.approx(84.56, abs=0.01)
     (clue,) = found.evidence
-    assert (clue.row, clue.reading, clue.supports) == ("padding-free b1", "sequence length 4,096", True)
-    assert "355.77 TFLOP/s against 358.10 (-0.7 %)" in clue.sentence
+    assert (clue.row.name, clue.sequence, clue.supports) == ("padding-free b1", 4096, True)
+    assert "355.77 TFLOP/s against 358.10 (-0.7 %)" in text.clue_sentence(clue)
 
 
 def test_gpt2_tables_name_the_formula_behind_each_row() -> None:
     nanogpt = {one.name: one for one in audit(load_published(PUBLISHED / "nanogpt-gpt2-124m.yaml"), PEAKS).rows}
     (first, *rest) = nanogpt["RTX 4090, iter 10"].readings
-    assert first.words == "FLOPs counted without biases"
+    assert text.reading(first) == "FLOPs counted without biases"
     assert all(one.free for one in rest)
     assert nanogpt["torch.compile"].status == "not checkable"
     assert nanogpt["8x A100 40GB, ~4 days"].status == nanogpt["8x A100 40GB, ~5 days"].status == "consistent"
-    assert "+28.073 %" in nanogpt["8x A100 40GB, ~5 days"].sentence
+    slow = [one.discrepancy for one in nanogpt["8x A100 40GB, ~5 days"].checks]
+    assert pytest.approx(0.28073, abs=1e-5) in slow
     llmc = {one.name: one for one in audit(load_published(PUBLISHED / "llmc-gpt2-124m.yaml"), PEAKS).rows}
     half = "FLOPs counted with position embeddings (all parameters) and with causal attention (half of it)"
     assert llmc["8x A100 80GB SXM"].status == llmc["1x A100 40GB PCIe"].status == "consistent"
-    assert half in [one.words for one in llmc["1x A100, a user's step 1"].readings]
+    assert half in [text.reading(one) for one in llmc["1x A100, a user's step 1"].readings]
     averaged = llmc["1x A100, a user's step 80"].readings[0]
-    assert averaged.words.startswith("tokens/s averaged over other steps than this step time (+0.12 %)")
-    assert averaged.words.endswith(half)
+    assert (averaged.kind, averaged.changes, averaged.as_others) == ("average", 2, False)
+    assert averaged.value == pytest.approx(0.0012, abs=1e-4)
+    assert text.reading(averaged).endswith(half)

@@ -34,8 +34,8 @@ def test_the_conclusion_comes_first_in_two_lines(capsys: pytest.CaptureFixture[s
     _, text, _ = run(capsys, str(PUBLISHED / "founding-gh200.yaml"))
     lines = [line for line in text.splitlines() if line]
     assert lines[0].startswith("# Audit: Founding study")
-    assert lines[1].startswith("- **7 of 8 rows consistent, 1 inconsistent: padding-free b1 (fits with sequence length")
-    assert lines[2].startswith("- **4 comparisons: 1 not comparable, 2 a loss although the data path is faster")
+    assert lines[1].startswith("- **1 of 8 rows is inconsistent: padding-free b1 (fits with sequence length 4,096")
+    assert lines[2].startswith("- **4 gains: 1 not comparable, 2 slower although the data path is faster")
     assert [line for line in lines if line.startswith("## ")] == [
         "## Rows", "## Ceilings and gains", "## Inferences", "## How to read this",
     ]  # fmt: skip

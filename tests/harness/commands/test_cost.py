@@ -215,7 +215,7 @@ def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path:
     write_json(folder / COST, cost_json(replace(found, spent_s=40_000.0, standing="unfinished")))
     assert "spent + " in refused(harness("run", "--resume", str(folder)))
     unpriced = refused(harness("run", "--resume", str(folder), "--budget", "20usd"))
-    assert "--budget: an amount, and no price was known when it began; allowed: a time (6h), unclear" in unpriced
+    assert "--budget: an amount, and no price was known when it began; allowed: a time (6h), or none" in unpriced
     resumed = harness("run", "--resume", str(folder), "--budget", "20h")
     assert resumed.returncode == 0, resumed.stderr
     after = read_cost(folder)
@@ -241,7 +241,7 @@ def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path:
         (["cost", "--set", "budget={}"], "limits nothing; give usd, hours or both"),
         (["cost", "--set", "budget={hours: 0}"], "budget.hours"),
         (["cost", "--set", "price_usd_per_hour=-2"], "price_usd_per_hour"),
-        (["run", "--budget", "soon"], "--budget 'soon': allowed: a time (6h, 90m, 30s), an amount (20usd), unclear"),
+        (["run", "--budget", "soon"], "--budget 'soon': allowed: a time (6h, 90m, 30s), an amount (20usd), or none"),
         (["run", "--budget", "0usd"], "--budget '0usd': allowed"),
         (
             ["train", "--arm", "plain", "--epochs", "1", "--set", "budget={hours: 1}"],

@@ -132,7 +132,7 @@ def test_a_head_that_hangs_ends_with_the_budget(
         f"note: the budget of {budget_s} s was spent before one block had ended, in the middle of the next: run "
     )
     assert "clock_nanosleep" in note
-    assert note.endswith("; allow more time, or end what hangs")
+    assert "--budget" in note
     assert "Traceback" not in done.stderr
     (path,) = (out / "tiny").iterdir()
     assert (StudyFolder(path).read_study().status, StudyFolder(path).read_study().blocks) == ("done", 0)

@@ -178,7 +178,7 @@ def test_code_that_fails_at_its_revision_is_named_with_it(repository: Path) -> N
 
 
 def test_every_study_of_the_users_own_code_says_its_commit(repository: Path) -> None:
-    """It said the harness's own, unclear where that is installed."""
+    """It said the harness's own, or none where that is installed."""
     scenario = repository / "code" / "own.yaml"
     scenario.write_text(SCENARIO.replace("  plain: {}\n", "").replace("  model: {model.factory", "  # {model.factory"))
     git(repository, "commit", "-qam", "one arm")

@@ -45,7 +45,7 @@ def test_long_steps_are_in_the_sum_and_both_worst_cases_are_named() -> None:
     assert "1,000,001 steps are taken to last the mean each" in note
     assert "in the worst case 1,500 ms, the slowest of all after the start, each" in note
     assert "expected to take 29.8 h" in said.refusal(found)
-    assert any("less often than once in 19" in line for line in said.notes(found))
+    assert any("rarer than 1 in 19" in line for line in said.notes(found))
 
 
 def test_sums_of_money_are_of_each_arm_at_its_own_price() -> None:
@@ -78,7 +78,7 @@ def test_the_table_has_hours_and_money_by_arm_and_in_all() -> None:
 def test_without_a_price_there_are_hours_alone_and_that_is_said() -> None:
     found = replace(TWO, prices=(None, None), limit=None)
     text = "\n".join(said.lines(found))
-    assert "no price is known, so there are hours alone" in text
+    assert "no price is known, so only hours are predicted" in text
     assert "USD  " not in text
     assert said.cost_json(found)["usd"] is None
 

@@ -15,6 +15,7 @@ from harness.show import markdown, terminal
 from harness.show.chain import chain
 from harness.show.first_screen import HEADER, MOST_ALIKE, MOST_DIFFERENCES, FirstScreen, finding, first_screen
 from harness.show.tables import NOT_MEASURED
+from harness.show.words import percent, ratio
 from harness.study.run_data import RunData
 from tests.harness.synthetic import Arm, build, judged, page_of
 
@@ -152,8 +153,14 @@ def test_sixteen_arms_fit_a_pull_request_and_a_terminal() -> None:
         if row.startswith("| ") and not row.startswith("| ---") and "exposed ms" not in row:
             assert len(row.strip("| ").replace(" | ", "  ")) <= PAGE, row
     found = first_screen(report)
-    assert len(found.headlines) == len(found.rows) == 8
-    assert "tokens-padded vs text-padded, bs1 w0 sl512" in found.rows[0][0]
+    assert len(found.rows) == 8
+    assert "tokens-padded vs text-padded, bs1 w0 sl512" in {row[0] for row in found.rows}
+    ratios = [c.measured.ratio.median for c in report.compared]
+    assert [row[-1] for row in found.rows] == [ratio(one) for one in sorted(ratios, reverse=True)]
+    tally, best, worst = found.headlines
+    assert tally.finding == "8 gain"
+    assert best.finding.startswith(percent(max(ratios) - 1))
+    assert worst.finding.startswith(percent(min(ratios) - 1))
     assert max(map(len, terminal.lines(found))) <= PAGE
 
 

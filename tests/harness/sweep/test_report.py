@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from harness.sweep import report
-from harness.sweep.findings import findings
+from harness.sweep import report, sentences
+from harness.sweep.findings import RateCurve, findings
+from harness.sweep.fit import NoOptimum
 from harness.sweep.grid import grid
 from harness.sweep.journal import TrialJournal
 from harness.sweep.load import load_sweep
@@ -410,3 +411,11 @@ def test_the_training_loss_has_a_curve_of_its_own(tmp_path: Path) -> None:
     assert star.get_xdata()[0] == pytest.approx(2.15e-2, rel=0.01)
     assert '"plots/training-loss.png"' in page
     assert (tmp_path / "plots/training-loss.png").exists()
+
+
+def test_an_end_far_beyond_the_tried_rates_is_open() -> None:
+    """A flat fit gave 1.46e+18, which no reader can use."""
+    curve = RateCurve("", 24, ((1e-4, 6.2), (1e-1, 5.6)), (), (), NoOptimum("flat", 2, None, None))
+    assert sentences.interval(1e-3, 1.46e18, curve) == "from 1.00e-03, no upper end"
+    assert sentences.interval(1e-3, 2e-1, curve) == "1.00e-03 to 2.00e-01"
+    assert sentences.interval(1e-12, 1.46e18, curve) == "no interval"

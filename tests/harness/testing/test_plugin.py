@@ -193,7 +193,7 @@ def test_a_state_that_fails_fails_the_test(suite: Suite, tmp_path_factory: pytes
     (suite / "test_speed.py").write_text(KEPT.format(arm="plain", within="100%"))
     done = suite.run("--harness-base", str(broken))
     assert done.returncode == 1
-    assert "some runs failed" in done.stdout
+    assert "Some runs failed" in done.stdout
 
 
 @pytest.mark.parametrize(("repeats", "words", "blocks"), [(2, [], 2), (4, ["--harness-budget", "1s"], 1)])

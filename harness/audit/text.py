@@ -1,0 +1,499 @@
+"""Makes every sentence of an audit: a few for each row, gain and inference, and two lines for the whole table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import floor, log10
+
+from harness.audit.checks import DURATION, AuditCheck, CheckReason
+from harness.audit.figures import Interval
+from harness.audit.fits import Clue, Fit, Traffic
+from harness.audit.flops import Attention, Convention, Weights
+from harness.audit.gains import Gain, GainVerdict, Incomparable, NotComparable, unexplained
+from harness.audit.result import Audit, RowAudit
+from harness.audit.scatter import Scatter
+from harness.audit.solve import LENGTH_STEP, SAME, Excluded, FittedReading, NamedPeak, UnknownKind
+from harness.audit.table import Table
+from harness.show.words import capitalised, count, listing, percent, ratio
+
+NAMED_ROWS = 3  # in the first line
+NAMED_READINGS = 2  # in the first line
+COARSE = 0.01  # a ratio that its digits leave open by more is shown as a range
+PALM = "as PaLM does"
+WEIGHTS: Mapping[Weights, str] = {
+    "palm": "",
+    "all, lookups": "with embedding lookups (all parameters)",
+    "all, positions": "with position embeddings (all parameters)",
+    "no output projection": "without the output projection (no embeddings at all)",
+    "no biases": "without biases",
+    "positions, no biases": "with position embeddings, without biases",
+    "matrices": "with weight matrices alone (no biases, no norms)",
+    "layer matrices": "with the layers' weight matrices alone",
+}
+ATTENTION: Mapping[Attention, str] = {
+    "full": "", "half": "with causal attention (half of it)", "none": "without attention",
+}  # fmt: skip
+SCALES = {
+    "forward": "of the forward pass alone (a third)",
+    "backward": "of the backward pass alone (two thirds)",
+    "recomputation": "with the forward pass run twice, as with recomputation (four thirds)",
+    "fused": "with a multiplication and its addition as one (half)",
+    "twice": "twice",
+}
+KINDS: Mapping[UnknownKind, str] = {
+    "formula": "way to count FLOPs per token",
+    "scale": "part of the work",
+    "sequence": "sequence length",
+    "devices": "number of devices",
+    "total": "count of devices in TFLOP/s",
+    "unit": "unit",
+    "peak": "device's peak",
+    "padding": "share of padding",
+    "average": "choice of steps",
+    "duration": "duration",
+}
+REASONS: Mapping[CheckReason, str] = {
+    "no rate": "the row gives no tokens/s",
+    "step time alone": "the row gives no tokens/s (a step time needs the tokens of a step)",
+    "no shape": "no model shape is declared",
+    "no sequence": "no sequence length is declared",
+    "no TFLOP/s": "the row gives no TFLOP/s",
+    "no MFU": "the row gives no MFU",
+    "no peak": "no peak is declared",
+    "no duration": "the row gives no duration",
+    "no steps": "the row gives no number of steps",
+    "no step time": "the row gives no step time",
+    "rest of the duration": "the rest may be evaluation, checkpoints and pauses",
+}
+STATUS = {"consistent": "Consistent", "inconsistent": "Inconsistent", "apart": "Apart beyond rounding"}
+GAINS: Mapping[GainVerdict, tuple[str, str]] = {  # how many are; what one is
+    "not comparable": ("not comparable", "not comparable"),
+    "no ceiling": ("without a ceiling", "without a ceiling"),
+    "loss with a faster data path": (
+        "slower although the data path is faster", "a loss although the data path is faster: another cause made it",
+    ),
+    "gain with a slower data path": (
+        "faster although the data path is slower", "a gain although the data path is slower: another cause made it",
+    ),
+    "above the ceiling": ("above the ceiling", "above the ceiling: something else changed, or noise"),
+    "below the floor": (
+        "slower than the data path can cause", "a larger loss than the data path can cause: something else, or noise",
+    ),
+    "possible": ("within what the data path can do", "within what the data path can do"),
+}  # fmt: skip
+NO_COMPARISON = "No comparison is declared, and none can be derived."
+BEYOND = "Honest scatter does not reach that far: a setting differs, or its figures are of two measurements."
+ASSUMPTION = (
+    "Assumption: a step takes a fixed time (optimizer, gradient norm) plus a time per sample (forward, backward and "
+    "exposed data). Two batch sizes then give both."
+)
+HOW_TO_READ = """## How to read this
+
+A printed figure stands for every value that would be printed the same. A row is consistent if these intervals allow one
+truth for all its figures. FLOPs per token are PaLM's (6 x weights without embedding lookups, plus 12 x layers x width x
+sequence) unless a reading says otherwise. tokens/s counts all devices, MFU and TFLOP/s one; devices that are not
+declared count as one. A reading is one change of what is declared, or two where no single one fits. A reading with a
+free parameter (padding, an unknown peak, an average over other steps) fits any figure, so it proves nothing. A reading
+is *firm* ("fits with") where honest figures would get it in at most 1 % of rows. Rows *apart beyond rounding* are not
+called wrong: figures of different steps or runs differ like that. A table cannot show that its figures are right, only
+that they contradict each other. Ceilings take the isolated data time as fully exposed: the truth can only be less."""
+
+
+def conclusion(audit: Audit) -> list[str]:
+    """Two lines: of the rows, and of the gains."""
+    return [_rows_line(audit), _gains_line(audit)]
+
+
+def _rows_line(audit: Audit) -> str:
+    states = Counter[str](row.status for row in audit.rows)
+    wrong = [row for row in audit.rows if row.status == "inconsistent"]
+    text = f"{len(wrong) or 'None'} of {count(len(audit.rows), 'row')} {'is' if len(wrong) < 2 else 'are'} inconsistent"
+    if wrong:
+        supported = {one.row.name for one in audit.evidence if one.supports}
+        more = {row.name: "; other rows support the sequence length" for row in wrong if row.name in supported}
+        text += ": " + "; ".join(f"{row.name} ({short(row)}{more.get(row.name, '')})" for row in wrong[:NAMED_ROWS])
+        text += f"; and {len(wrong) - NAMED_ROWS} more" if len(wrong) > NAMED_ROWS else ""
+    text += f". {states['consistent']} consistent"
+    if states["apart"]:
+        text += f", {states['apart']} apart beyond rounding {_of_table(audit.scatters)}"
+    return text + (f", {states['not checkable']} not checkable." if states["not checkable"] else ".")
+
+
+def _gains_line(audit: Audit) -> str:
+    found = audit.gains
+    if not found:
+        return NO_COMPARISON
+    states = Counter[str](gain.verdict for gain in found)
+    texts = [f"{states[verdict]} {texts[0]}" for verdict, texts in GAINS.items() if states[verdict]]
+    text = f"{count(len(found), 'gain')}: {', '.join(texts)}."
+    if audit.table.noise is None:
+        return f"{text} No noise floor is published, so single runs decide no difference."
+    return f"{text} {sum(gain.noise == 'inside the noise' for gain in found)} inside the noise."
+
+
+def convention(one: Convention) -> str:
+    """What follows "FLOPs counted"."""
+    return " and ".join(part for part in (WEIGHTS[one.counted], ATTENTION[one.attention]) if part) or PALM
+
+
+def reading(one: FittedReading, full: bool = True) -> str:
+    """What a reading changes; ``full``: with what else the digits allow."""
+    text = _reading(one, full)
+    if one.changes == 1 or one.setting.convention is None:
+        return text
+    counted = convention(one.setting.convention)
+    return f"{text}, with FLOPs counted as in other rows ({counted})" if one.as_others else (
+        f"{text}, and FLOPs counted {counted}"
+    )  # fmt: skip
+
+
+def _reading(one: FittedReading, full: bool) -> str:
+    value, was = one.value or 0.0, one.was or 0.0
+    match one.kind:
+        case "formula":
+            return f"FLOPs counted {'' if one.setting.convention is None else convention(one.setting.convention)}"
+        case "scale":
+            return f"FLOPs counted {SCALES[one.figures[0]]}"
+        case "sequence":
+            allowed = f" (its figures allow {one.low or 0:,.1f} to {one.high or 0:,.1f}"
+            allowed += f", {one.among} multiples of {LENGTH_STEP})" if one.among > 1 else ")"
+            declared = "" if one.was is None else f" instead of {was:,.0f}"
+            return f"sequence length {value:,.0f}{declared}{allowed if full else ''}"
+        case "devices":
+            text = f"{count(int(value), 'device')} instead of {was:.0f}"
+            if value == 1:
+                return f"{text} (tokens/s counts one device, not all)"
+            return f"{text} (its figures allow {value:.0f} to {one.most:.0f})" if one.among > 1 and full else text
+        case "total":
+            return f"TFLOP/s of all {was:.0f} devices, not of one"
+        case "unit":
+            size = "small" if value > 1 else "large"
+            return f"{one.figures[0]} too {size} by a factor of {max(value, 1 / value):,.0f}"
+        case "peak":
+            text = f"a peak of {value / 1e12:,.4g} TFLOP/s instead of {was / 1e12:,.4g}"
+            return f"{text}: {listing([*map(_peak, one.peaks)])}" if one.peaks else f"{text} (no known device has it)"
+        case "padding":
+            low, high = f"{(one.low or 0) * 100:.2f}", f"{(one.high or 0) * 100:.2f}"
+            share = f"{low} %" if low == high else f"{low} to {high} %"
+            return f"{listing([*one.figures])} of real tokens, {listing([*one.others])} of all positions ({share} real)"
+        case "average":
+            return f"tokens/s averaged over other steps than this step time ({value * 100:+.2f} %)"
+        case "duration":
+            return f"a step of {_span(one.low or 0, one.high or 0)} ms, or fewer steps (the duration is too short)"
+
+
+def _peak(one: NamedPeak) -> str:
+    if not one.device:
+        return "twice the declared peak, as with 2:4 sparsity"
+    return f"{one.device} ({', '.join(one.dtypes)}){' with 2:4 sparsity' if one.sparse else ''}"
+
+
+def _span(first: float, last: float) -> str:
+    low, high = f"{first:,.4g}", f"{last:,.4g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def excluded(one: Excluded) -> str:
+    """What does not explain a row, and why."""
+    name = f"no other {KINDS[one.kind]}"
+    match one.why:
+        case "none fits":
+            return name
+        case "figures disagree":
+            return f"{name} (the other figures already disagree)"
+        case "needed":
+            return f"{name} ({'' if one.needed is None else _span(one.needed.low, one.needed.high)} would be needed)"
+        case "agrees":
+            return f"{name} (MFU agrees with the declared one)"
+        case "declared":
+            return f"no padding ({'' if one.reading is None else reading(one.reading)}: the row declares none)"
+        case "unspecific":
+            return f"{name} in particular (readings as simple fit {percent(one.coverage or 0)} of such figures)"
+
+
+def row_sentence(row: RowAudit, audit: Audit) -> str:
+    """What the row's figures say of one another, in plain sentences."""
+    missing = [REASONS[part] for check in row.checks if check.status == "not checkable" for part in check.reasons]
+    lacks = "; ".join(dict.fromkeys(missing))
+    if row.status == "not checkable":
+        return f"Not checkable: {lacks or 'it gives no two figures'}."
+    parts = [f"{STATUS[row.status]}: {_flops(row)}{_checks(row.checks)}."]
+    if row.status == "apart":
+        parts.append(_apart(row.scatter))
+    if row.status in ("apart", "inconsistent"):
+        parts += _explained(row, audit)
+    return " ".join(parts) + (f" Not all could be checked: {lacks}." if lacks else "")
+
+
+def _flops(row: RowAudit) -> str:
+    implied, expected = row.implied, row.expected_gflops_per_token
+    if implied is None or expected is None:
+        return ""
+    low, high = implied.low / 1e9, implied.high / 1e9
+    places = min(max(1 - floor(log10(high - low)), 0), 4) if high > low else 4  # as many as the printed digits carry
+    text = (
+        f"its figures amount to {low:.{places}f} to {high:.{places}f} GFLOP per token, the declared shape at sequence "
+        f"{row.setting.sequence:,.0f} needs {expected:.{places}f}"
+    )
+    off = "" if implied.holds(expected * 1e9) else f" ({(implied.middle / 1e9 / expected - 1) * 100:+.2f} %)"
+    return f"{text}{off}; "
+
+
+def _checks(found: Sequence[AuditCheck]) -> str:
+    """All of an inconsistent row's checks; of a consistent row's the one nearest to its limit."""
+    made = [check for check in found if check.discrepancy is not None and check.allowed is not None]
+    if all(check.status == "consistent" for check in made):
+        figures = [check for check in made if not check.reasons]
+        tightest = max(figures, key=lambda check: abs(check.discrepancy or 0) / (check.allowed or 1), default=None)
+        made = ([tightest] if tightest else []) + [check for check in made if check.reasons]
+    return ", ".join(map(_check, made))
+
+
+def _check(check: AuditCheck) -> str:
+    agrees = "agree" if check.status == "consistent" else "disagree"
+    allowed = f"rounding allows {(check.allowed or 0) * 100:.3f} %"
+    rest = "".join(f"; {REASONS[one]}" for one in check.reasons)
+    return f"{check.name} {agrees} ({(check.discrepancy or 0) * 100:+.3f} %, {allowed}{rest})"
+
+
+def _explained(row: RowAudit, audit: Audit) -> Iterator[str]:
+    """What would explain a row that is off, how sure that is, and what cannot be known."""
+    named = [one for one in row.readings if not one.free]
+    free = "; ".join(reading(one) for one in row.readings if one.free)
+    unknown = [f"Cannot be known from this table (each fits any figure): {free}."] if free else []
+    not_it = "; ".join(map(excluded, row.excluded))
+    contradicted = any(one.status == "inconsistent" and one.name != DURATION for one in row.checks)
+    beyond = [BEYOND] if row.status == "inconsistent" and contradicted else []
+    if not named:
+        if row.status == "apart":
+            scattered = row.scatter is not None and not row.scatter.common  # once for all rows
+            yield from [] if scattered else [*unknown, *([f"Excluded: {not_it}."] if not_it else [])]
+            return
+        nothing = "No single change, and no pair," if not row.readings else "Nothing specific"
+        yield from [f"{nothing} makes it consistent.{f' Tried: {not_it}.' if not_it else ''}", *beyond, *unknown]
+        return
+    firm = any(one.firm for one in named)
+    listed = [f"({number}) {reading(one)}{_worth(one, audit)}" for number, one in enumerate(named, 1)]
+    opening = "What would make it consistent" if firm else "Possible, but chance explains it as well"
+    yield from [f"{opening}: {'; '.join(listed)}.", *([] if firm else beyond), *unknown]
+    numbers = [f"({n})" for n, one in enumerate(named, 1) if one in row.alike]
+    if len(numbers) > 1:
+        same = row.alike[0].gflops_per_token or 0.0
+        yield f"{listing(numbers)} count the same {same:.2f} GFLOP per token, so this row cannot distinguish them."
+    if row.incomparable is not None:
+        slip = any(one.kind == "sequence" and one.firm and one.shared == 1 for one in row.readings)
+        yield f"Do not compare its tokens/s with other rows': it {incomparable(row.incomparable)}" + (
+            " (one row with another length is a usual slip of launch scripts)." if slip else "."
+        )
+    if row.tokens_per_s_as_declared is not None:
+        yield f"At the declared length and the same FLOP/s it would reach {row.tokens_per_s_as_declared:,.0f} tokens/s."
+    yield from [f"Excluded: {not_it}."] if not_it else []
+
+
+def _worth(one: FittedReading, audit: Audit) -> str:
+    formula = None if one.setting.convention is None else audit.formulas.get(one.setting.convention)
+    text = ""
+    if one.kind == "formula" and formula is not None and formula.of > 1:
+        text = f", which fits {len(formula.rows)} of {formula.of} rows"
+    if one.firm or one.coverage is None:
+        return text
+    return f"{text} [readings as simple fit {percent(one.coverage)} of figures up to twice as far off]"
+
+
+def short(row: RowAudit) -> str:
+    """What explains a row, briefly: ``fits with sequence length 4,096 instead of 2,048, or …``."""
+    named = [one for one in row.readings if not one.free]
+    firm = [one for one in named if one.firm]
+    texts = [reading(one, full=False) for one in firm or named]
+    if not texts:
+        return "nothing fits" if not row.readings else "cause not known"
+    rest = len(texts) - NAMED_READINGS
+    more = f", or {count(rest, 'more reading')}" if rest > 0 else ""
+    return f"{'fits with' if firm else 'may be'} {', or '.join(texts[:NAMED_READINGS])}{more}"
+
+
+def incomparable(one: Incomparable) -> str:
+    """Why the tokens/s of a row cannot be compared; its name stands before it."""
+    return {
+        "sequence": f"may have run at sequence length {one.value or 0:,.0f}",
+        "devices": f"may count {count(int(one.value or 0), 'device')}",
+        "nothing fits": "is inconsistent, and no reading explains it",
+        "not known": "is inconsistent, and the cause is not known",
+    }[one.kind]
+
+
+def formula_sentence(audit: Audit) -> str | None:
+    """Which way of counting FLOPs per token the table uses, and which others count the same."""
+    formulas = [*audit.formulas.values()]
+    best = max(formulas, key=lambda one: len(one.rows), default=None)
+    if best is None or not best.rows:
+        return None
+    if 2 * len(best.rows) < best.of:
+        return f"No known way of counting FLOPs per token fits more than {len(best.rows)} of {count(best.of, 'row')}."
+    fits = f"fit {len(best.rows)} of {count(best.of, 'row')}"
+    text = f"FLOPs per token counted {convention(best.convention)} {fits}"
+    equals = [one for one in formulas if one is not best and one.rows == best.rows]
+    if not equals:
+        return f"{text}; no other known way fits as many."
+    text += f". So do FLOPs counted {', or '.join(convention(one.convention) for one in equals)}"
+    if all(abs(one.gflops_per_token / best.gflops_per_token - 1) <= SAME for one in equals):
+        text += f" (for this shape and length the same {best.gflops_per_token:.2f} GFLOP per token)"
+    return f"{text}."
+
+
+def scatter_sentence(one: Scatter) -> str:
+    """What several rows print apart, and what that leaves unknown."""
+    text = (
+        f"{one.first} and {one.second} differ beyond rounding in {len(one.rows)} of {one.of} rows "
+        f"({one.low * 100:+.2g} to {one.high * 100:+.2g} %)"
+    )
+    if one.common:
+        return f"{text}, by about the same in each: one shared cause. This table does not show which."
+    return (
+        f"{text}: about {percent(one.typical)} (one standard deviation), with the first larger in {one.above}. They "
+        "look measured separately: no single setting explains these rows. Smaller effects of a setting stay unknown."
+    )
+
+
+def _of_table(scatters: Sequence[Scatter]) -> str:
+    if not scatters:
+        return "(measured separately, or another setting: too few rows to know)"
+    widest = max(scatters, key=lambda one: (len(one.rows), one.typical))
+    text = f"{widest.first} and {widest.second} differ by about"
+    if widest.common:
+        return f"({text} {percent((widest.low + widest.high) / 2)} in each: one shared cause, not known)"
+    return f"({text} {percent(widest.typical)}: they look measured separately)"
+
+
+def _apart(scatter: Scatter | None) -> str:
+    """Why a row that is off is not called inconsistent."""
+    if scatter is None:
+        return "Figures of different steps or runs may differ that much; the other rows do not show which it is."
+    if scatter.common:
+        return f"That is about the same in {len(scatter.rows)} rows: one shared cause."
+    return f"The rows of this table differ that much among themselves (about {percent(scatter.typical)})."
+
+
+def gains_sentence(audit: Audit) -> str | None:
+    """How far the table's own figures scatter for reasons that are not its data paths."""
+    worst = unexplained(audit.gains)
+    if worst is None or not worst.unexplained:
+        return None
+    small = [
+        f"{gain.candidate} against {gain.baseline} ({change(gain)})"
+        for gain in audit.gains
+        if gain.measured is not None
+        and gain.verdict in ("possible", "above the ceiling")
+        and abs(gain.measured - 1) < worst.unexplained
+    ]
+    text = (
+        f"{worst.candidate} against {worst.baseline} lies {percent(worst.unexplained)} outside what its data path can "
+        "do. Noise or other changes in this table are at least that large"
+    )
+    return f"{text}, so {listing(small)} cannot be distinguished from them." if small else f"{text}."
+
+
+def gain_sentence(gain: Gain, table: Table) -> str:
+    """What the gain is, what the data path can do, and what noise could have done."""
+    pair = f"{gain.candidate} against {gain.baseline}"
+    if gain.measured is None or gain.reason is not None:
+        measured = "" if gain.measured is None else f" (as printed {change(gain)})"
+        return f"{pair}: not comparable{measured}: {_not_comparable(gain.reason)}."
+    text = f"{pair}: {change(gain)}"
+    if gain.step_ms is None or gain.data_ms is None or gain.isolated is None:
+        return f"{text}; no ceiling, as isolated figures, batch size or step time are not given."
+    data = f"data takes {gain.data_ms:.2f} ms of a {gain.step_ms:.1f} ms step ({percent(gain.data_ms / gain.step_ms)})"
+    if gain.ceiling is None:
+        return f"{text}; no ceiling, as by itself {data}: most of it must run beside the step."
+    bound = f"In isolation its data path is {ratio(gain.isolated)} as fast, but {data}: at most {_change(gain.ceiling)}"
+    if gain.ceiling_all is not None:
+        bound += f", and without any data time {_change(gain.ceiling_all)}"
+    return f"{text}, {GAINS[gain.verdict][1]}. {bound}. {_noise(gain, table)}"
+
+
+def _not_comparable(why: NotComparable | None) -> str:
+    if why is not None and why.row is not None and why.doubt is not None:
+        return f"{why.row} {incomparable(why.doubt)}"
+    if why is not None and why.tokens is not None:
+        return f"their steps hold {why.tokens[0]:,.0f} and {why.tokens[1]:,.0f} tokens"
+    return "the rows do not give the same figure"
+
+
+def _noise(gain: Gain, table: Table) -> str:
+    if table.noise is not None:
+        return f"{capitalised(gain.noise or '')} ({percent(table.noise.high)}, {table.noise.source})."
+    text = "Undecidable: single runs, and no noise floor is published"
+    if (typical := table.typical_noise) is not None:
+        low, high = percent(typical.low), percent(typical.high)
+        text += f"; elsewhere identical runs differ by {high if low == high else f'{low} to {high}'} ({typical.source})"
+    return f"{text}."
+
+
+def change(gain: Gain) -> str:
+    """``+0.87 %`` in tokens/s, or ``+81 to +90 %`` where the digits carry no more."""
+    if gain.measured is None or gain.measured_low is None or gain.measured_high is None:
+        return "not given"
+    if gain.measured_high - gain.measured_low < COARSE:
+        return _change(gain.measured)
+    return f"{(gain.measured_low - 1) * 100:+.0f} to {(gain.measured_high - 1) * 100:+.0f} %"
+
+
+def _change(value: float) -> str:
+    """Two decimals, because ceilings of this size are the point."""
+    return f"{(value - 1) * 100:+.2f} %"
+
+
+def clue_sentence(clue: Clue) -> str:
+    """What the fixed part of its kind and steps as large say about a row's reading."""
+    parts = []
+    if fixed := clue.fixed:
+        others = Interval(fixed.low_ms, fixed.high_ms)
+        span = f"{others.low:.1f} to {others.high:.1f}" if fixed.kinds > 1 else f"{others.low:.1f}"
+        parts.append(
+            f"As declared, {clue.row.name} gives its kind a fixed {fixed.fixed_ms:.1f} ms a step; the other kinds have "
+            f"{span} ms."
+        )
+        if fixed.odd:
+            parts.append("One optimizer cannot do both: its step is probably not what is declared.")
+    for other in clue.as_large:
+        assert clue.row.tflops is not None
+        assert other.tflops is not None
+        parts.append(
+            f"At {clue.sequence:,.0f} its step holds {clue.tokens:,.0f} tokens, as does {other.name}'s, and reaches "
+            f"{clue.row.tflops.text} TFLOP/s against {other.tflops.text} "
+            f"({(clue.row.tflops.value / other.tflops.value - 1) * 100:+.1f} %)."
+        )
+    return " ".join(parts)
+
+
+def traffic_assumption(traffic: Traffic, table: Table) -> str:
+    """What the memory traffic of the table's optimizer rests on."""
+    optimizer = table.declared.optimizer
+    assert optimizer is not None
+    name = f"{optimizer.name or 'the optimizer'} {'' if optimizer.fused else 'not '}fused"
+    text = f"{name}: {traffic.update_passes} reads or writes of a tensor as large as the parameters"
+    if traffic.norm_passes:
+        what = "norm" if optimizer.gradient_norm == "norm" else "norm and clipping"
+        text += f", {traffic.norm_passes} more for the gradient {what}"
+    return f"{text}; {traffic.parameters / 1e9:.2f} billion parameters of {optimizer.bytes_per_value} bytes"
+
+
+def traffic_sentence(traffic: Traffic, fits: Sequence[Fit], table: Table) -> str:
+    """How long the optimizer's memory traffic takes, beside the fixed part of a step."""
+    text = f"Optimizer memory traffic ({traffic_assumption(traffic, table)}): {traffic.bytes / 1e9:,.0f} GB a step"
+    full, fixed = traffic.ms_at_full_bandwidth, [fit.fixed_ms for fit in fits if not fit.doubtful]
+    if full is None:
+        return f"{text}; no memory bandwidth is declared, so no time follows."
+    text += f", {full:.1f} ms at the declared bandwidth"
+    if not fixed or min(fixed) <= 0:
+        return f"{text}."
+    shares = sorted(full / one for one in fixed)
+    span = percent(shares[0]) if len(shares) == 1 else f"{percent(shares[0])} to {percent(shares[-1])}"
+    so = "so the optimizer alone can be the fixed part" if shares[-1] <= 1 else "more than the fixed part: check both"
+    return f"{text}: {so} (it would use {span} of that bandwidth)."
+
+
+def taken_as_declared(rows: Sequence[str]) -> str:
+    """What follows the name of a fit that rests on inconsistent rows."""
+    return f" (takes {listing([*rows])} as declared)"
