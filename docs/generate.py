@@ -5,7 +5,8 @@ The staged folder holds three kinds of pages:
 - the reference pages, each a short page of docs/reference/ with its generated part appended;
 - pages of other folders that the site shows (folder READMEs, results/reference), under the paths of ELSEWHERE.
 
-Links follow the pages. A link to a file that is no page of the site becomes the file's path in code type.
+Links follow the pages. A link to a file that is no page of the site becomes the file's path in code type. A picture
+of a study gets the narrow drawing of the study's summary.html beside it, for phones.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ ELSEWHERE = {
     "examples": "guides/examples",
 }
 PICTURES = (".png", ".svg")
+STYLE = "site.css"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1`*\s*$", re.DOTALL | re.MULTILINE)
+NARROW = re.compile(r'<svg class="on-narrow".*?</svg>', re.DOTALL)
 HELP_COLUMNS = "88"  # width of usage lines
 
 
@@ -324,7 +327,8 @@ def site_links(text: str, source: Path, place: str, sites: dict[Path, str]) -> t
         file = next((inner for inner in (file / "README.md",) if inner in sites), file)
         if file.suffix in PICTURES and file.is_file():
             pictures[file] = os.path.normpath(Path(place).parent / path)
-            return match[0] if ROOT / "docs" in file.parents else f"{mark}[{label}]({_relative(_of(file), place)})"
+            target = path if DOCS in file.parents else _relative(_of(file), place)
+            return _picture(label, target) if mark and narrow_drawing(file) else f"{mark}[{label}]({target})"
         if file not in sites:
             return f"{label} (`{file.relative_to(ROOT)}`)"
         return f"{mark}[{label}]({_relative(sites[file], place)}{hash_mark}{anchor})"
@@ -344,8 +348,24 @@ def site_links(text: str, source: Path, place: str, sites: dict[Path, str]) -> t
     return "".join(parts), pictures
 
 
+def narrow_drawing(picture: Path) -> str:
+    """Return the narrow drawing (SVG) of a study's picture, as its summary.html has it; "" if there is none."""
+    page = picture.parents[1] / "summary.html"
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    own = f'id="{picture.stem}-narrow-'
+    return next((found[0] for found in NARROW.finditer(text) if own in found[0]), "")
+
+
+def _picture(label: str, target: str) -> str:
+    from harness.show.drawing import picture_link
+
+    return picture_link(label, target)
+
+
 def stage(out: Path) -> None:
     """Write the whole site's Markdown below ``out``, which is emptied first."""
+    from harness.show.drawing import narrow_name, themed_file
+
     shutil.rmtree(out, ignore_errors=True)
     sites = pages()
     for source, place in sites.items():
@@ -359,6 +379,10 @@ def stage(out: Path) -> None:
         for picture, inner in pictures.items():
             (out / inner).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(picture, out / inner)
+            if drawing := narrow_drawing(picture):
+                file = out / inner
+                file.with_name(narrow_name(file.name)).write_text(themed_file(drawing), encoding="utf-8")
+    shutil.copyfile(DOCS / STYLE, out / STYLE)
 
 
 def _relative(target: str, place: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -112,6 +113,18 @@ def test_every_link_of_the_site_leads_to_a_page_or_picture(staged: Path) -> None
         if "://" not in target and not (path.parent / target).exists()
     }
     assert gone == set()
+
+
+@pytest.mark.slow
+def test_pictures_of_a_study_have_a_narrow_drawing(staged: Path) -> None:
+    """Text of a wide picture is 5 pixels high on a phone."""
+    for place in ("index.md", "evidence/quickstart/summary.md"):
+        page = staged / place
+        found = re.findall(r'srcset="([^"]+)"/><img src="([^"]+)"', page.read_text())
+        assert found, place
+        for narrow, wide in found:
+            assert (page.parent / wide).read_bytes().startswith(b"\x89PNG")
+            assert ElementTree.parse(page.parent / narrow).getroot().tag.endswith("svg")
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ class RowAxes:
         """Leave as much room above the first row as ``lines`` of text take."""
         bottom, top = self.axes.get_ylim()
         inches = self.figure.get_figheight() / (bottom - top)
-        least = -0.5 - (lines + 0.5) * TEXT * SPACING / 72 / inches
+        least = -0.5 - (lines + 1) * TEXT * SPACING / 72 / inches
         self.figure.set_figheight(self.figure.get_figheight() - (least - top) * inches)
         self.axes.set_ylim(bottom, least)
 
@@ -235,8 +235,13 @@ def write_picture(path: Path, picture: Picture) -> None:
     """Write the PNG at ``path`` and, beside it, the narrow drawing as an SVG in the colours of the reader's theme."""
     write_bytes(path, picture.png)
     if picture.narrow:
-        theme = f"<style>{style()}svg {{ color: var(--ink) }}</style>"
-        write_text(path.with_name(narrow_name(path.name)), picture.narrow.replace("><", f">{theme}<", 1) + "\n")
+        write_text(path.with_name(narrow_name(path.name)), themed_file(picture.narrow))
+
+
+def themed_file(svg: str) -> str:
+    """Return a drawing of a page as a file of its own, with the colours of both themes."""
+    theme = f"<style>{style()}svg {{ color: var(--ink) }}</style>"
+    return svg.replace("><", f">{theme}<", 1) + "\n"
 
 
 def narrow_name(name: str) -> str:
