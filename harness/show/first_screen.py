@@ -69,7 +69,8 @@ class FirstScreen:
     question: str
     emulated: str
     beware: tuple[str, ...]
-    headlines: tuple[Headline, ...]
+    headlines: tuple[Headline, ...]  # of many comparisons, the best and the worst
+    each: tuple[Headline, ...]  # one for each comparison, in the order of the scenario
     rows: tuple[tuple[str, ...], ...]
     legend: tuple[tuple[str, str], ...]
     next_steps: NextSteps
@@ -79,16 +80,19 @@ class FirstScreen:
 def first_screen(report: StudyReport) -> FirstScreen:
     names = ArmNames([arm.name for arm in report.arms if not arm.control])
     shown: set[str] = set()  # baselines whose cost of data was said already
-    lines = []
+    lines: list[Headline] = []
+    each: dict[int, Headline] = {}  # by the identity of the comparison
     remedies = Counter(ask for c in report.compared if (ask := more_blocks(c.measured)) is not None)
     once = [ask for ask, times in remedies.items() if times > MOST_ALIKE]
     ordered, shown_alone = _ordered(report)
     if len(shown_alone) < len(ordered):
         lines.append(_tally(ordered))
-    for c in shown_alone:
-        lines.append(_headline(report, c, names, c.baseline not in shown, once))
+    alone_ids = {id(c) for c in shown_alone}
+    for c in (*shown_alone, *(one for one in report.comparisons if id(one) not in alone_ids)):
+        each[id(c)] = _headline(report, c, names, c.baseline not in shown, once)
         if isinstance(c, Comparison):
             shown.add(c.baseline)
+    lines += [each[id(c)] for c in shown_alone]
     lines += [Headline(f"To decide the {remedies[ask]} undecided comparisons", ask, "") for ask in once]
     compared = {name for c in report.comparisons for name in (c.baseline, c.candidate)}
     involved = [arm for arm in report.arms if arm.name in compared]
@@ -103,6 +107,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
         emulated=_emulated(report),
         beware=(*[f"{line}." for line in problem_lines(report.problems)], *_differences(report.comparisons, names)),
         headlines=tuple(lines),
+        each=tuple(each[id(c)] for c in report.comparisons),
         rows=tuple(_row(c, names) for c in ordered),
         legend=tuple(names.legend),
         next_steps=next_steps(_to_advise(report), names, ideal),

@@ -62,7 +62,7 @@ def summary(
         "arms": {arm.name: _arm(arm) for arm in report.arms},
         "comparisons": [
             {**_comparison(one), "headline": headline.text}
-            for one, headline in zip(report.comparisons, screen.headlines, strict=False)  # of lone arms there are more
+            for one, headline in zip(report.comparisons, screen.each, strict=True)
         ],
         "lone_arms": [] if report.comparisons else [headline.text for headline in screen.headlines],
         "advice": [_advice(one) for one in report.advice],

@@ -14,6 +14,7 @@ from harness.judge.study import analyse
 from harness.show import markdown, terminal
 from harness.show.chain import chain
 from harness.show.first_screen import HEADER, MOST_ALIKE, MOST_DIFFERENCES, FirstScreen, finding, first_screen
+from harness.show.summary import summary
 from harness.show.tables import NOT_MEASURED
 from harness.show.words import percent, ratio
 from harness.study.run_data import RunData
@@ -335,3 +336,20 @@ def test_savings_of_a_replay_outside_tolerance_are_not_said(gain: StudyReport) -
     page = page_of(replace(gain, arms=tuple(arms)))
     assert "| text-padded | tokenize (stage) |" not in page
     assert "Not said of text-padded: the unedited replay is off by more than 5.0 %." in page
+
+
+def test_the_json_of_many_comparisons_has_each_of_them_with_its_own_headline() -> None:
+    base = Arm("a", tokenize=9.0)
+    arms = [
+        base,
+        *base.controls("a-a"),
+        *(Arm(f"b{cost:g}", tokenize=cost) for cost in (7.0, 1.0, 5.0, 3.0, 13.0, 0.0)),
+    ]
+    pairs = [("a", arm.name) for arm in arms if arm.control is None and arm.name != "a"]
+    report = analyse(*build(arms, pairs, blocks=7))
+    found = first_screen(report)
+    assert len(found.headlines) < len(pairs)
+    written = summary(report, found)["comparisons"]
+    assert [one["candidate"] for one in written] == [candidate for _, candidate in pairs]
+    for one in written:
+        assert one["headline"].startswith(f"{one['candidate']} against a: ")
