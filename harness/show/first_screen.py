@@ -116,14 +116,27 @@ def first_screen(report: StudyReport) -> FirstScreen:
 
 
 def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:
-    """Return all comparisons and those with a line of their own: of :data:`MANY` the best and the worst.
+    """Return all comparisons and those with a line of their own.
 
-    Many are sorted by their measured ratio, the fastest candidate first.
+    Of :data:`MANY` these are the best and the worst, by what was decided, and those with a warning of their own. All
+    are sorted by their measured ratio, the fastest candidate first.
     """
     if len(report.comparisons) < MANY or len(report.compared) < MANY:
         return [*report.comparisons], [*report.comparisons]
-    by_gain: list[Comparison | NotCompared] = [*sorted(report.compared, key=lambda one: -one.measured.ratio.median)]
-    return [*by_gain, *(one for one in report.comparisons if isinstance(one, NotCompared))], [by_gain[0], by_gain[-1]]
+    by_gain = sorted(report.compared, key=lambda one: -one.measured.ratio.median)
+    decided = [one for one in by_gain if one.measured.verdict != "undecided"]
+    ends = decided if len(decided) > 1 else by_gain
+    alone = [
+        one for one in by_gain if one in (ends[0], ends[-1]) or one.drift is not None or _loader_fails(report, one)
+    ]
+    absent = [one for one in report.comparisons if isinstance(one, NotCompared)]
+    return [*by_gain, *absent], [*alone]
+
+
+def _loader_fails(report: StudyReport, c: Comparison) -> bool:
+    """Return True if loader workers of an arm repeat each other's batches, or make none."""
+    arms = [report.arm(name) for name in (c.candidate, c.baseline)]
+    return any(arm is not None and loader_texts(arm, arm.name) for arm in arms)
 
 
 def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
@@ -132,7 +145,7 @@ def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
     absent = sum(isinstance(one, NotCompared) for one in comparisons)
     parts = [f"{number} {verdict}" for verdict, number in verdicts.most_common()]
     parts += [f"{absent} not measured"] if absent else []
-    support = "Next are the one with the highest ratio and the one with the lowest. The table has all of them."
+    support = "Next are the fastest and the slowest that are decided, and those with a warning. The table has all."
     return Headline(count(len(comparisons), "comparison"), listing(parts), support)
 
 
