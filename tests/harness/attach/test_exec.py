@@ -273,7 +273,7 @@ def test_a_device_that_works_while_the_host_fetches_is_recorded_and_a_longer_fet
         spans = [row for run in runs if run.spans is not None for row in run.spans.to_pylist()]
         lasts = [row["end_ns"] - row["start_ns"] for row in spans if (row["role"], row["name"]) == ("device", "norm")]
         assert median(lasts) / 1e6 == pytest.approx(3, abs=0.3)
-        assert "nothing is promised of a change" in " ".join(done.stdout.split())
+        assert "No saving is predicted" in " ".join(done.stdout.split())
         assert "as fast" not in done.stdout
         measured = [row for row in rows(study) if not row["warmup"]]
         idle_ms, late_ms, fetch_ms, slack_ms, wall_ms = (
@@ -308,7 +308,7 @@ def test_the_end_of_an_epoch_is_waited_for_like_a_batch_and_what_follows_the_las
     ends = [row for row in found if row["step"] in (10, 20, 30, 40)]
     assert all(row["during_wait_read_ns"] >= 30e6 for row in ends)
     assert all(row["samples"] == 1 for row in found)
-    assert "of a step is waits in which an epoch ends and the loader begins anew" in " ".join(done.stdout.split())
+    assert "on average for the loader to restart at the ends of epochs" in " ".join(done.stdout.split())
     for run in study_in(tmp_path).runs():
         assert run.steps is not None
         measured = [row for row in run.steps.to_pylist() if not row["warmup"]]
@@ -349,7 +349,7 @@ def test_of_a_slow_worker_only_the_fact_is_printed(way: str, tmp_path: Path) -> 
     assert {run.record.facts.empty_workers for run in study_in(tmp_path).runs()} == {None}
     said = " ".join(done.stdout.split())
     assert "1 of the 2 loader workers of script delivered no batch in these steps." in said
-    for wrong in ("no items", "too few", "shards", "share its items out"):
+    for wrong in ("no items", "too few", "shards", "split its items"):
         assert wrong not in said
 
 
@@ -369,7 +369,7 @@ def test_a_loader_that_is_left_early_begins_anew_as_at_the_end_of_an_epoch(way: 
         assert run.record.facts.restarting_share == pytest.approx(share, abs=0.001)
         assert run.record.facts.persistent_workers is (way == "left-persistent")
     text = " ".join(done.stdout.split())
-    assert "of a step is waits in which an epoch ends and the loader begins anew" in text
+    assert "on average for the loader to restart at the ends of epochs" in text
     assert "No epoch ends in these steps" not in text
     assert ("persistent_workers=True" in text) is (way in ("left", "one-batch"))
 

@@ -367,7 +367,7 @@ def test_the_parts_of_a_training_are_one_training(
     assert f"validation loss {arm.final_loss:.4f}" in text.out
     assert main(["report", out]) == 0
     text = capsys.readouterr()
-    assert "One training, not repeated" in text.out
+    assert "One training has no interval" in text.out
     assert "--repeats" not in text.out + folder.summary_md.read_text()
     assert main(["run", "--resume", out]) == 2
     (line,) = capsys.readouterr().err.splitlines()
