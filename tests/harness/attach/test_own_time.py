@@ -56,4 +56,4 @@ def test_a_fork_finds_no_thread_of_the_agent(tmp_path: Path) -> None:
     (without,) = re.findall(r"THREADS (\d+)", alone(command).stdout)
     assert with_agent == without
     causes = slow_causes([run.record.facts for run in study_in(tmp_path).runs()])
-    assert any(one.code == "time.sleep(0.02)  # a look at the stack comes meanwhile"[:60] for one in causes)
+    assert any(one.code.startswith("time.sleep(0.02)") for one in causes)  # it goes on after a fork
