@@ -73,8 +73,8 @@ class _Sampler:
                         return
                     self.counted += 1
                     last_ns = self._look(last_ns, due_ns)
-        except Exception:  # the interpreter shuts down, or it is a fault of ours: only this part ends
-            return
+        except Exception as error:  # the interpreter shuts down, or it is a fault of ours: only this part ends
+            guard.let_through(error)
         finally:
             run_queue.own.discard(self.thread)
             self.left.release()
@@ -249,6 +249,7 @@ def _on_step(number: int) -> None:
             gc.callbacks.append(_collections)
             _sampler.start()
     except Exception as error:
+        guard.let_through(error)
         _give_up(error)
 
 
@@ -261,13 +262,13 @@ def _step_ended() -> list[tuple[Any, ...]]:
         if collections.times:
             found.append(collections.event(sampler))
     except Exception as error:
+        guard.let_through(error)
         _give_up(error)
         return []
     return found
 
 
 def _give_up(error: Exception) -> None:
-    guard.let_through(error)
     record.note("own_time_fault", f"{type(error).__name__}: {error}"[:500])
     forget()
     boundaries.on_step_end.remove(_step_ended)
