@@ -124,16 +124,22 @@ class StateComparison:
     )
     doubts: tuple[Doubt, ...] = ()  # of a record that bars verdicts whatever the figures are
     emulated: bool = False
+    took_turns: bool = False  # both sides alternated, and were not measured on other days
     same_study: bool = False  # both sides are one study: there is nothing to compare
 
     @property
     def verdict(self) -> Outcome:
-        """Of everything that must not grow: the typical round, all time together, and the gates."""
-        if barred(self.doubts, "loss") is not None:
-            return "undecided"
+        """Of everything that must not grow: the typical round, all time together, and the gates.
+
+        Sides that take turns within seconds are slowed alike by processes that take cores, so a slowdown stands. Such
+        times call nothing the same, or faster.
+        """
         every = [self.step, *([self.total] if self.total is not None else []), *(gate.decision for gate in self.gates)]
-        if any(decision.outcome == "slower" for decision in every):
+        is_barred = barred(self.doubts, "loss") is not None
+        if any(decision.outcome == "slower" for decision in every) and (self.took_turns or not is_barred):
             return "slower"
+        if is_barred:
+            return "undecided"
         unlike = self.other_work is not None or self.used_lead is not None
         return "undecided" if unlike or self.open else self.step.outcome
 
