@@ -60,12 +60,12 @@ class StepTotals:
     marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
     last_unmeasured: bool = False
     counted: dict[str, StepCount] = field(default_factory=dict)  # by name, see agent/causes.py
-    collections: int = 0  # garbage collections in the recorded thread
-    collecting_ns: int = 0
-    collecting_at: Counter[int] = field(default_factory=Counter)  # nanoseconds by number of the place
-    # By phase, number of the place, and 1 where the place is the end of the code that took the time.
+    # Garbage collections in the recorded thread and their nanoseconds, by the place of the longest one of a step.
+    collections: Counter[int] = field(default_factory=Counter)
+    collecting_ns: Counter[int] = field(default_factory=Counter)
+    # Nanoseconds by phase, number of the place, and 1 where the place is the end of the code that took the time.
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    looks: int = 0
+    looks: int = 0  # that these nanoseconds stand for
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
 
     @property
@@ -293,12 +293,13 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
         totals.counted[name] = StepCount(before.times + times, before.steps + 1, before.wall_ns + wall_ns)
     for event in body:
         if event[0] == SAMPLED:
-            totals.sampled_ns[event[1], event[2], event[3]] += event[4]
-            totals.looks += event[5]
+            _, phase, place, late, ns, looks = event
+            totals.sampled_ns[phase, place, late] += ns
+            totals.looks += looks
         elif event[0] == COLLECTED:
-            totals.collections += event[1]
-            totals.collecting_ns += event[2]
-            totals.collecting_at[event[3]] += event[2]
+            _, times, ns, place = event
+            totals.collections[place] += times
+            totals.collecting_ns[place] += ns
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
     totals.restarting_ns += _restarting(body)
     totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)

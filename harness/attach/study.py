@@ -12,7 +12,7 @@ from typing import Any
 from harness.attach.frames import AttachedProcess, read, was_attached
 from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
 from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
-from harness.explain.slow_causes import SAMPLED
+from harness.explain.slow_causes import CODE, GC, SAMPLED
 from harness.launch.study import now
 from harness.machine.checks.check import count
 from harness.machine.environment import record_user_environment
@@ -238,13 +238,24 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
         for number, ns in spent_ns.items():
             if number in places and ns >= LEAST_SHARE * totals.wall_ns:
                 place, _function, code, called = places[number]
-                row = {"kind": "code", "phase": phase, "place": place, "code": code, "called": called, "late": late}
-                yield {**row, "spent_ms": ns / 1e6}
-    if totals.collections:
-        number, _ = max(totals.collecting_at.items(), key=lambda item: item[1])
+                yield {
+                    "kind": CODE,
+                    "phase": phase,
+                    "place": place,
+                    "code": code,
+                    "called": called,
+                    "late": late,
+                    "spent_ms": ns / 1e6,
+                }
+    for number, times in totals.collections.items():
         place, _function, code, _called = places.get(number, ("", "", "", ""))
-        row = {"kind": "gc", "place": place, "code": code, "times": totals.collections}
-        yield {**row, "spent_ms": totals.collecting_ns / 1e6}
+        yield {
+            "kind": GC,
+            "place": place,
+            "code": code,
+            "times": times,
+            "spent_ms": totals.collecting_ns[number] / 1e6,
+        }
 
 
 def _spent_at(totals: StepTotals, phase: str) -> tuple[dict[int, float], bool]:
@@ -252,17 +263,16 @@ def _spent_at(totals: StepTotals, phase: str) -> tuple[dict[int, float], bool]:
 
     All time sampled in the phase is spread over the places that were seen exactly, unless these are few.
     """
-    seen = {key: ns for key, ns in totals.sampled_ns.items() if key[0] == phase}
-    whole_ns = sum(seen.values())
-    exact: Counter[int] = Counter()
-    for (_, number, late), ns in seen.items():
-        exact[number] += 0 if late or not number else ns
-    late_only = exact.total() < LEAST_EXACT * whole_ns
-    if late_only:
-        for (_, number, late), ns in seen.items():
-            exact[number] += ns if late and number else 0
-    scale = whole_ns / max(exact.total(), 1) * totals.wall_ns / sum(totals.sampled_ns.values())
-    return {number: ns * scale for number, ns in exact.items() if ns}, late_only
+    seen = [(number, late, ns) for (of, number, late), ns in totals.sampled_ns.items() if of == phase]
+    whole_ns = sum(ns for _, _, ns in seen)
+    exact_ns = sum(ns for number, late, ns in seen if number and not late)
+    late_only = exact_ns < LEAST_EXACT * whole_ns
+    known: Counter[int] = Counter()
+    for number, late, ns in seen:
+        if number and (late_only or not late):
+            known[number] += ns
+    scale = whole_ns / max(known.total(), 1) * totals.wall_ns / totals.sampled_ns.total()
+    return {number: ns * scale for number, ns in known.items()}, late_only
 
 
 def _too_short(totals: StepTotals) -> str:

@@ -1,4 +1,4 @@
-"""Reads what slowed the steps of an attached program, as its agent noted it (harness/attach/agent/causes.py)."""
+"""Reads what slowed the steps of an attached program, as its agent noted it (causes.py and own_time.py there)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from harness.study.run_facts import RunFacts
 from harness.study.validation import made_of
 
-MOST = 0.5
+EXPLAINED = 0.5  # of the time at a place: garbage collections that take more are its cause
 Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
+CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured
 SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
 
 
@@ -69,10 +70,10 @@ class SlowCause:
 
 def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
     """Return the causes of an arm's runs: places once, as they are notes of the whole program, counts summed."""
-    found: dict[tuple[str, ...], SlowCause] = {}
+    found: dict[tuple[str, str, str, str], SlowCause] = {}
     for row in (row for one in facts for row in one.causes or ()):
         cause = made_of(SlowCause, row)
-        key = (cause.kind,) if cause.kind == "gc" else (cause.kind, cause.place, cause.phase, cause.called)
+        key = cause.kind, cause.place, cause.phase, cause.called
         before = found.get(key)
         if before is None:
             found[key] = cause
@@ -87,21 +88,17 @@ def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
                 spent_ms=before.spent_ms + cause.spent_ms,
                 wall_ms=before.wall_ms + cause.wall_ms,
                 looks=before.looks + cause.looks,
+                late=before.late and cause.late,
             )
     sampled = found.pop((SAMPLED, "", "", ""), SlowCause(SAMPLED))
-    collecting = found.get(("gc",))
+    collecting_ms = {one.place: one.spent_ms for one in found.values() if one.kind == GC}
     return tuple(
         _of_sampled(one, sampled) if one.spent_ms else one
         for one in found.values()
-        if one.kind != "code" or collecting is None or not _is_explained(one, collecting)
+        if one.kind != CODE or collecting_ms.get(one.place, 0.0) < EXPLAINED * one.spent_ms
     )
 
 
 def _of_sampled(one: SlowCause, sampled: SlowCause) -> SlowCause:
-    looks = sampled.looks if one.kind == "code" else 0
+    looks = sampled.looks if one.kind == CODE else 0
     return replace(one, of=sampled.of, wall_ms=sampled.wall_ms, looks=looks)
-
-
-def _is_explained(code: SlowCause, collecting: SlowCause) -> bool:
-    """Return True if most of the time at the place ``code`` is that of the garbage collections there."""
-    return code.place == collecting.place and collecting.spent_ms >= MOST * code.spent_ms

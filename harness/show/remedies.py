@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from harness.explain.slow_causes import SlowCause
+from harness.explain.slow_causes import CODE, GC, SlowCause
 from harness.judge.report_types import ArmReport
 from harness.show.words import count, part_of, percent
 
@@ -20,16 +21,11 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
     """Yield the lines about ``arm``, whose steps take ``step_ms``."""
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
-        found = [one for one in arm.causes if one.kind == kind and (one.spent_ms or not one.of or one.steps)]
-        if kind == "code":
-            found = [one for one in found if not one.phase]
-        if kind in ("code", "gc"):
-            found = [one for one in found if one.least_share >= LEAST_SPENT]
-            found.sort(key=lambda one: -one.spent_ms)
-        if kind in AT_PLACES:
-            found = [one for one in found if one.ms is None or one.ms >= NOTHING * step_ms]
+        found = [one for one in arm.causes if one.kind == kind and _is_worth_a_line(one, step_ms)]
+        if kind == GC and sum(one.spent_share for one in found) < LEAST_SPENT:
+            continue
         if found:
-            yield texts(found, part)
+            yield texts(sorted(found, key=lambda one: -one.spent_ms), part)
     # Steps that compile launch nothing for seconds: no larger kernel helps there.
     longer_ms = sum((one.longer_ms or 0.0) * one.steps / one.of for one in arm.causes if one.of)
     if arm.unseen is not None and arm.unseen.device and arm.totals.bound == "launch" and longer_ms < step_ms / 2:
@@ -39,6 +35,18 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
             "Launch fewer and larger ones: larger micro-batches, torch.compile, or CUDA graphs "
             '(torch.compile(mode="reduce-overhead")).',
         )
+
+
+def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
+    match one.kind:
+        case "code":
+            return not one.phase and one.least_share >= LEAST_SPENT
+        case "device wait" | "copy":
+            return one.ms is None or one.ms >= NOTHING * step_ms
+        case "retries" | "compiled":
+            return one.steps > 0
+        case _:
+            return True
 
 
 Part = Callable[[float], str]
@@ -95,11 +103,12 @@ def _compiled(found: Sequence[SlowCause], part: Part) -> Texts:
 
 
 def _collected(found: Sequence[SlowCause], part: Part) -> Texts:
-    (one,) = found
-    where = f", most of it at {one.place}{_code(one)}" if one.place else ""
+    most, *_ = found
+    whole = replace(most, spent_ms=sum(one.spent_ms for one in found))
+    where = f", most of it at {most.place}{_code(most)}" if most.place and most.spent_ms > whole.spent_ms / 2 else ""
     return (
         "Garbage collection",
-        f"{_spent(one, part)} in {count(round(one.times), 'collection')}{where}",
+        f"{_spent(whole, part)} in {count(round(sum(one.times for one in found)), 'collection')}{where}",
         "Call gc.freeze() once the data is loaded, and collect every few hundred steps at most.",
     )
 
@@ -120,10 +129,9 @@ def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
     )
 
 
-AT_PLACES = ("device wait", "copy")
 TEXTS: dict[str, Callable[[Sequence[SlowCause], Part], Texts]] = {
-    "gc": _collected,
-    "code": _own_code,
+    GC: _collected,
+    CODE: _own_code,
     "device wait": _wait,
     "copy": _copy,
     "pageable": _pageable,

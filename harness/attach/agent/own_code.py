@@ -11,11 +11,10 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 
-from _harness_agent import boundaries, record
+from _harness_agent import boundaries, record, watching
 
 _ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), *[os.pardir] * 3))
 _OURS = tuple(os.path.join(_ROOT, one) + os.sep for one in ("harness", "trainer"))
-_PACKAGES = ("site-packages", "dist-packages")
 _MOST_FILES = 2000  # a repository that loads more is fingerprinted by the first, in the order of their names
 
 
@@ -49,6 +48,6 @@ def _own_files() -> Iterator[tuple[str, str]]:
         if not isinstance(path, str) or not path.endswith(".py"):
             continue
         real = os.path.realpath(path)
-        if real.startswith((library, *_OURS)) or any(f"{os.sep}{one}{os.sep}" in real for one in _PACKAGES):
+        if real.startswith((library, *_OURS)) or watching.is_installed(real):
             continue
         yield name, real

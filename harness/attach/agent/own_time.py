@@ -56,7 +56,6 @@ class _Sampler:
         self.left = _thread.allocate_lock()  # held while the thread is there
         self.thread = 0  # its number
         self.counted = 0  # looks
-        self.is_library: dict[CodeType, bool] = {}
 
     def run(self) -> None:
         """Look at the recorded thread until :attr:`ended` is released."""
@@ -108,22 +107,20 @@ class _Sampler:
             self.looks.append((open_[0] if open_ else "", where, LATE if late else EXACT, since_ns))
         return now
 
-    def _where(self, frame: FrameType | None) -> Where | None:
-        """Return the innermost place in the program, and what it called; a place of a library if there is no other."""
+    @staticmethod
+    def _where(frame: FrameType | None) -> Where | None:
+        """Return the innermost place in the program, and what it called. Without one, the innermost of a library."""
         innermost, inner = frame, None
         for _ in range(MAX_FRAMES):
             if frame is None:
                 break
-            code = frame.f_code
-            library = self.is_library.get(code)
-            if library is None:
-                file = code.co_filename
-                library = self.is_library[code] = watching.is_library(file) or file.startswith(watching.OURS)
-            if not library:
-                called = None if inner is None else inner.f_code
-                return code, frame.f_lineno, called, "" if inner is None else str(inner.f_globals.get("__name__", ""))
-            # What the program calls, below our own wrappers around it.
-            if not code.co_filename.startswith(watching.OURS):
+            file = frame.f_code.co_filename
+            if not file.startswith(watching.OURS):  # else it is a wrapper of the agent around what the program calls
+                if not watching.is_library(file):
+                    called, module = (
+                        (None, "") if inner is None else (inner.f_code, inner.f_globals.get("__name__", ""))
+                    )
+                    return frame.f_code, frame.f_lineno, called, str(module)
                 inner = frame
             frame = frame.f_back
         return None if innermost is None else (innermost.f_code, innermost.f_lineno, None, "")

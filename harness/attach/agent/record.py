@@ -119,6 +119,9 @@ def _open() -> MappedFile | None:
 def begin_anew() -> None:
     """Close the file. What comes next goes into a new one, with who this is."""
     global _file
+    from _harness_agent import guard, own_time
+
+    guard.carefully(own_time.forget)  # The places that it knows are noted in this file.
     if _file is not None and _owner == os.getpid():
         _file.close()
     _file = None

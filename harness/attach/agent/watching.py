@@ -162,10 +162,16 @@ def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
     seen.blocked.append((place, blocked_ns, running))
 
 
+def is_installed(path: str) -> bool:
+    """Return True if the file is of an installed package."""
+    return any(f"{os.sep}{one}{os.sep}" in path for one in _PACKAGES)
+
+
+@functools.cache
 def is_library(file: str) -> bool:
     """Return True if the file is of Python or of an installed package."""
     path = os.path.realpath(file)
-    return path.startswith(_LIBRARIES) or any(f"{os.sep}{one}{os.sep}" in path for one in _PACKAGES)
+    return path.startswith(_LIBRARIES) or is_installed(path)
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:

@@ -57,3 +57,12 @@ def test_a_fork_finds_no_thread_of_the_agent(tmp_path: Path) -> None:
     assert with_agent == without
     causes = slow_causes([run.record.facts for run in study_in(tmp_path).runs()])
     assert any(one.code.startswith("time.sleep(0.02)") for one in causes)  # it goes on after a fork
+
+
+def test_a_second_thread_that_is_recorded_has_its_places_noted_anew(tmp_path: Path) -> None:
+    """Its record is another file, in which no place is noted yet."""
+    done = attached(tmp_path, program("own_time", "again", 60), "--warmup", "20")
+    assert done.returncode == 0, done.stderr
+    for arm in ("script", "script-2"):
+        facts = [run.record.facts for run in study_in(tmp_path).runs() if run.record.arm == arm]
+        assert any(one.code == "time.sleep(0.02)" for one in slow_causes(facts)), arm

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from harness.explain.slow_causes import slow_causes
 from harness.judge.study import analyse
 from harness.show.first_screen import first_screen
 from harness.show.lone_arms import lone_lines
 from harness.show.names import ArmNames
+from harness.study.run_facts import RunFacts
 from tests.harness.synthetic import Arm, build
 
 FACTS = {"attached": "fetch: DataLoader without workers; backward", "asynchronous": True}
@@ -90,3 +92,38 @@ def test_steps_that_compile_are_not_launch_bound() -> None:
     subjects = {one.subject for one in lone_lines(bound, ArmNames([arm.name]))}
     assert "Compilation" in subjects
     assert "Launch-bound" not in subjects
+
+
+SAMPLED = {"kind": "sampled", "of": 10, "wall_ms": 1000.0, "looks": 100}
+
+
+def spent(kind: str, place: str, ms: float, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "place": place, "code": f"work_at({place!r})", "spent_ms": ms, **more}
+
+
+def test_collections_of_all_places_are_summed_and_only_a_place_with_most_of_them_is_named() -> None:
+    near, far = (spent("gc", place, ms, times=2) for place, ms in (("a.py:1", 120.0), ("b.py:2", 80.0)))
+    text = lines(SAMPLED, near, far)["Garbage collection"]
+    assert "20.0 ms a step (20 %) in 20 collections, most of it at a.py:1 (`work_at('a.py:1')`)." in text
+    assert "most of it" not in lines(SAMPLED, near, {**far, "spent_ms": 120.0})["Garbage collection"]
+    assert "Garbage collection" not in lines(SAMPLED, spent("gc", "a.py:1", 20.0, times=2))
+
+
+def test_collections_take_the_place_of_own_code_only_where_they_are_most_of_it() -> None:
+    """Collections elsewhere do not explain what takes time here."""
+    code = spent("code", "a.py:1", 300.0)
+    assert "Own code" not in lines(SAMPLED, code, spent("gc", "a.py:1", 200.0, times=1))
+    kept = lines(SAMPLED, code, spent("gc", "a.py:1", 100.0, times=1), spent("gc", "b.py:2", 300.0, times=1))
+    assert "30.0 ms a step (30 %) at a.py:1" in kept["Own code"]
+
+
+def test_a_place_that_some_block_saw_exactly_is_exact() -> None:
+    facts = [{**FACTS, "causes": (SAMPLED, spent("code", "a.py:1", 300.0, late=late))} for late in (True, False)]
+    (cause,) = slow_causes([RunFacts(**one) for one in facts])
+    assert (cause.late, cause.step_ms, cause.looks) == (False, 30.0, 200)
+
+
+def test_what_is_within_a_phase_or_may_be_chance_is_no_own_code() -> None:
+    assert "Own code" not in lines(SAMPLED, spent("code", "a.py:1", 300.0, phase="forward"))
+    assert "Own code" not in lines({**SAMPLED, "looks": 2}, spent("code", "a.py:1", 80.0))
+    assert "Own code" in lines(SAMPLED, spent("code", "a.py:1", 80.0))

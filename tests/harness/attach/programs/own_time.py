@@ -1,13 +1,19 @@
 """A training whose own code is slow at one place; it prints what that takes, in milliseconds a step from step 20 on.
 
-``fork`` forks a child in every step, and prints how many threads the process had then.
-``log`` sleeps in every step, ``save`` in every tenth one, ``gc`` collects garbage over a large heap, and ``busy`` runs
-Python in every step. ``none`` does nothing of that.
+What it does, by its first argument:
+
+- ``log``: sleeps in every step; ``again``: the same, first in a thread and then in the main thread
+- ``save``: sleeps in every tenth step
+- ``gc``: collects garbage over a large heap in every step
+- ``busy``: runs Python in every step
+- ``fork``: forks a child in every step, and prints how many threads the process had then
+- ``none``: none of that
 """
 
 import gc
 import os
 import sys
+import threading
 import time
 
 threads = []
@@ -26,7 +32,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 def slow(step):
-    if KIND == "log":
+    if KIND in ("log", "again"):
         time.sleep(0.02)
     elif KIND == "save" and step % 10 == 9:
         time.sleep(0.2)
@@ -42,15 +48,23 @@ def slow(step):
         sum(i * i for i in range(200_000))
 
 
-spent_s = 0.0
-for step, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(STEPS * 4, 64)), batch_size=4)):
-    model(x).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    begun = time.perf_counter()
-    slow(step)
-    spent_s += (time.perf_counter() - begun) * (step >= 20)
-    print(step, repr(float(model[2].bias.detach()[0])))
-print(f"SPENT {spent_s / (STEPS - 20) * 1e3}")
+def train():
+    spent_s = 0.0
+    for step, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(STEPS * 4, 64)), batch_size=4)):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        begun = time.perf_counter()
+        slow(step)
+        spent_s += (time.perf_counter() - begun) * (step >= 20)
+        print(step, repr(float(model[2].bias.detach()[0])))
+    print(f"SPENT {spent_s / (STEPS - 20) * 1e3}")
+
+
+if KIND == "again":
+    first = threading.Thread(target=train)
+    first.start()
+    first.join()
+train()
 if threads:
     print(f"THREADS {max(threads)}")
