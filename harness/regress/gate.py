@@ -131,7 +131,7 @@ def _comparison(
         other_work=next(filter(_is_other_work, differing), None),
         used_lead=next(iter(lead), None),
         doubts=tuple(without_core(names, ledgers[:2])),
-        took_turns=True,
+        alternated=True,
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
     )
 

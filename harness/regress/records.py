@@ -119,24 +119,22 @@ class StateComparison:
     differences: list[Difference] = field(default_factory=list)  # between studies of different times
     missing: WhyUndecided | None = None
     other_work: Confound | None = None  # a difference that makes the two sides do different work
-    used_lead: Confound | None = (
-        None  # batches that lay ready, by which a side was as much faster as is allowed, or changed
-    )
-    doubts: tuple[Doubt, ...] = ()  # of a record that bars verdicts whatever the figures are
+    used_lead: Confound | None = None  # prefetched batches explain as much as is allowed, or as the step changed
+    doubts: tuple[Doubt, ...] = ()  # that bar verdicts whatever the figures are
     emulated: bool = False
-    took_turns: bool = False  # both sides alternated, and were not measured on other days
+    alternated: bool = False  # within seconds; else both sides were measured on different days
     same_study: bool = False  # both sides are one study: there is nothing to compare
 
     @property
     def verdict(self) -> Outcome:
-        """Of everything that must not grow: the typical round, all time together, and the gates.
+        """Worst outcome of everything that must not grow: the typical round, all time together, and the gates.
 
-        Sides that take turns within seconds are slowed alike by processes that take cores, so a slowdown stands. Such
-        times call nothing the same, or faster.
+        Processes that take cores slow both of two alternating sides, so a slowdown stands. Such times call nothing the
+        same, or faster.
         """
         every = [self.step, *([self.total] if self.total is not None else []), *(gate.decision for gate in self.gates)]
         is_barred = barred(self.doubts, "loss") is not None
-        if any(decision.outcome == "slower" for decision in every) and (self.took_turns or not is_barred):
+        if any(decision.outcome == "slower" for decision in every) and (self.alternated or not is_barred):
             return "slower"
         if is_barred:
             return "undecided"
