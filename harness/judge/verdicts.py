@@ -97,25 +97,27 @@ def judge(
     other processes, and how many there are. ``no_floor``: what to ask for where there is no noise floor.
     """
     if ratio.distance is None:
-        found = in_order([*doubts, doubt("too few blocks", blocks=ENOUGH_BLOCKS)])
+        found = in_order([*doubts, doubt("too few blocks", blocks=ENOUGH_BLOCKS), *_of_losses(losses)])
         return Judged("undecided", None, barred(found, "gain"), doubts=found)
-    if noise_floor is None:
-        found = in_order([*doubts, doubt("no noise floor", remedy=no_floor, blocks=ENOUGH_BLOCKS)])
-        return Judged("undecided", None, barred(found, "gain"), doubts=found)
-    direction, resolution = _direction(ratio, noise_floor), max(ratio.distance, noise_floor)
+    missing = [doubt("no noise floor", remedy=no_floor, blocks=ENOUGH_BLOCKS)] if noise_floor is None else []
+    floor = noise_floor or 0.0
+    direction, resolution = _direction(ratio, floor), max(ratio.distance, floor)
     unnoticed = resolution + max(used_lead) if direction == "none" else resolution
     found = in_order(
         [
             *doubts,
-            *_of_size(direction, ratio, noise_floor, step_time),
-            *_of_noise(direction, shown or ratio, noise_floor, step_time, cores),
+            *missing,
+            *_of_size(direction, ratio, floor, step_time),
+            *_of_noise(direction, shown or ratio, floor, step_time, cores),
             *_of_lead(direction, ratio, resolution, used_lead),
             *_of_losses(losses),
             *_of_control(direction, ratio, same_again),
-            *_of_total(direction, unnoticed, noise_floor, in_total),
+            *_of_total(direction, unnoticed, floor, in_total),
         ]
     )
     cause = barred(found, direction)
+    if missing:
+        return Judged("undecided", None, cause, doubts=found)
     if cause is None:
         return Judged(direction, unnoticed, doubts=found)
     return Judged("undecided", unnoticed if cause.kind == "long steps" else resolution, cause, doubts=found)
