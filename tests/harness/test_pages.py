@@ -55,10 +55,10 @@ def test_help(words: list[str], snapshot: SnapshotAssertion) -> None:
 
 
 @pytest.mark.parametrize("name", ["quickstart", "pretokenization", "guard"])
-def test_a_plan(name: str, snapshot: SnapshotAssertion) -> None:
-    done = harness("run", f"scenarios/{name}.yaml", "--plan", "--repeats", "2")
+def test_a_plan(name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    done = harness("run", f"scenarios/{name}.yaml", "--plan", "--repeats", "2", "--out", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == snapshot
+    assert page(done.stdout, tmp_path) == snapshot
 
 
 def test_the_report_of_a_study(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
