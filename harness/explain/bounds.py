@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.explain.policy import LIMIT_SHARE_MIN, LOADERS_BUSY_SHARE
+
 Bound = Literal["data", "host", "launch", "device or launch", "device", "balanced"]
-AT_WORK = 0.9  # share of their time: loader workers that work for longer are what limits a step that waits for them
-NOTICEABLE = 0.05  # share of a step: less idle time, or less room before it, decides nothing
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class BoundShares:
     @property
     def bound(self) -> Bound:
         """The name of the largest known share, where it is noticeable; see the head of this file."""
-        if self.loader > AT_WORK and self.data > NOTICEABLE:
+        if self.loader > LOADERS_BUSY_SHARE and self.data > LIMIT_SHARE_MIN:
             return "data"
         shares: dict[Bound, float] = {"data": self.data, "host": self.host, "launch": self.launch}
         largest = max(shares, key=lambda name: shares[name])
-        if shares[largest] > NOTICEABLE:
+        if shares[largest] > LIMIT_SHARE_MIN:
             return largest
-        if self.open > NOTICEABLE:
+        if self.open > LIMIT_SHARE_MIN:
             return "device or launch"
-        return "device" if math.isnan(self.room) or self.room > NOTICEABLE else "balanced"
+        return "device" if math.isnan(self.room) or self.room > LIMIT_SHARE_MIN else "balanced"
 
 
 def agreed(blocks: Mapping[Bound, int]) -> Bound | None:

@@ -37,7 +37,8 @@ from harness.explain.exposure import (
     without_overlaps,
 )
 from harness.explain.intervals import Int, Stretches, difference, union
-from harness.explain.launches import NEGLIGIBLE, DeviceWork, per_step
+from harness.explain.launches import DeviceWork, per_step
+from harness.explain.policy import EXPOSED_ABOVE_WORK_MAX, OPEN_DEVICE_SHARE
 from harness.explain.replay.exposed import Split, Unsplit, split
 from harness.explain.replay.recording import Recording
 from harness.explain.spans import FETCH, RunSpans
@@ -58,8 +59,6 @@ DEVICE_COLUMNS = (
 )
 
 
-# Share of the measured time. Batches made before the first measured step are not in the work of the steps.
-ABOVE_WORK = 0.01
 _LONG_AGO_NS = 2**60  # before a run: sums of times stay within 64 bits
 
 
@@ -252,7 +251,7 @@ def _device_columns(
     idle_ns = idle.sum(axis=1)
     wall = step_bounds.ends - step_bounds.starts
     may_wait, launch_bound = per_step(step_bounds, work.open), per_step(step_bounds, work.launch_bound_open)
-    yield "device_busy_ns", pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall)
+    yield "device_busy_ns", pa.array(wall - idle_ns, mask=may_wait > OPEN_DEVICE_SHARE * wall)
     yield "device_launch_bound_ns", pa.array(launch_bound)
     yield "device_open_ns", pa.array(may_wait - launch_bound)
     yield "device_starved_ns", pa.array(idle_ns)
@@ -288,4 +287,4 @@ def _above_work(exposed: Int, times: StageTimes, recording: Recording) -> bool:
     most = times.work[:steps][counted].sum(axis=0).astype(np.float64)
     most[TRANSFER] += float(recording.batches.handover[recording.batches.usable].sum())
     above = exposed[counted].sum(axis=0) - most
-    return bool((above > ABOVE_WORK * recording.wall_ns[:steps][counted].sum()).any())
+    return bool((above > EXPOSED_ABOVE_WORK_MAX * recording.wall_ns[:steps][counted].sum()).any())

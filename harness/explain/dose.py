@@ -25,13 +25,16 @@ import numpy as np
 
 from harness.explain.dose_curves import Curve, Unfitted, What, curves_of, segment
 from harness.explain.ledger import Blocks
+from harness.explain.policy import (
+    DOSE_BLOCKS_MAX,
+    EXPOSED_SLOPE_MIN,
+    HIDDEN_SLOPE_MAX,
+    KINK_BEND_MIN,
+    PARTIAL_SLOPE_MARGIN,
+)
 from harness.explain.statistics import Estimate, from_block_values, student_t
 
 DoseKind = Literal["hidden", "exposed", "partial", "contended", "kink", "undecided"]
-HIDDEN, EXPOSED = 0.2, 0.8  # a slope is hidden below the one and exposed above the other, with all of its interval
-AWAY = 0.1  # so far must the interval of a slope between keep from 0 and from 1
-BEND = 0.2  # the last slope exceeds the first by more than this, with all of its interval: the curve bends up
-MOST_BLOCKS = 1000  # no study is repeated more often than this
 _CONTROL = re.compile(r"dose-(tokenize|read|device|data)-([1-9][0-9]*)")
 
 
@@ -113,15 +116,15 @@ def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate
         return "undecided"
     if _bends(what, curves):
         return "kink"
-    if high < HIDDEN:
+    if high < HIDDEN_SLOPE_MAX:
         return "hidden"
     # Whatever the loader causes, the step waits for; a step that gets longer without waiting lost its cores.
     unwaited = waited is not None and waited.median < slope.median / 2
-    if low > EXPOSED and unwaited:
+    if low > EXPOSED_SLOPE_MIN and unwaited:
         return "contended"
-    if low > EXPOSED:
+    if low > EXPOSED_SLOPE_MIN:
         return "kink" if what != "device" and _fits_today(curves) else "exposed"
-    if low >= AWAY and high <= 1 - AWAY:
+    if low >= PARTIAL_SLOPE_MARGIN and high <= 1 - PARTIAL_SLOPE_MARGIN:
         return "contended" if unwaited else "partial"
     return "undecided"
 
@@ -133,7 +136,7 @@ def _bends(what: What, curves: Sequence[Curve]) -> bool:
     if last < 1 or first_slope is None or last_slope is None:
         return False
     bend = from_block_values([c.slope(c.step, last) - c.slope(c.step, 0, 2) for c in curves])
-    if bend is None or bend.ci_low is None or bend.ci_low <= BEND:
+    if bend is None or bend.ci_low is None or bend.ci_low <= KINK_BEND_MIN:
         return False
     waits = float(np.median([curve.slope(curve.waited, last) for curve in curves]))
     return what == "device" or waits >= last_slope.median / 2
@@ -145,7 +148,7 @@ def _fits_today(curves: Sequence[Curve]) -> bool:
     A hand-over from a worker (transfer) is no part of its work, and may be waited for all the same.
     """
     waited = [curve.waited[0] - curve.runs[0].exposed_ms.get("transfer", 0.0) for curve in curves]
-    return float(np.mean(waited)) < HIDDEN * float(np.mean([curve.work[0] for curve in curves]))
+    return float(np.mean(waited)) < HIDDEN_SLOPE_MAX * float(np.mean([curve.work[0] for curve in curves]))
 
 
 def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
@@ -166,13 +169,15 @@ def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
 
 
 def _blocks_needed(slope: Estimate) -> int | None:
-    """Blocks that would probably decide, if they scatter as these do; None beyond MOST_BLOCKS, or without interval."""
+    """Return the blocks that would probably decide; None beyond DOSE_BLOCKS_MAX, or without an interval."""
     if slope.ci_low is None or slope.ci_high is None:
         return None
     # The half-width that meets some kind's conditions, if the median stays about where it is.
     at = min(1.0, max(0.0, slope.median))
-    wanted = max(HIDDEN - at, min(at - AWAY, 1 - AWAY - at), at - EXPOSED)
+    wanted = max(
+        HIDDEN_SLOPE_MAX - at, min(at - PARTIAL_SLOPE_MARGIN, 1 - PARTIAL_SLOPE_MARGIN - at), at - EXPOSED_SLOPE_MIN
+    )
     scatter = (slope.ci_high - slope.ci_low) / 2 * math.sqrt(slope.n) / student_t(0.975, slope.n - 1)
-    candidates = range(slope.n + 1, MOST_BLOCKS + 1)
+    candidates = range(slope.n + 1, DOSE_BLOCKS_MAX + 1)
     place = bisect_left(candidates, True, key=lambda n: student_t(0.975, n - 1) * scatter / math.sqrt(n) < wanted)
     return candidates[place] if place < len(candidates) else None

@@ -14,12 +14,12 @@ from typing import Literal
 import numpy as np
 
 from harness.explain.ledger import Blocks, RunLedger
+from harness.explain.policy import DOSE_ADDED_MIN
 from harness.explain.statistics import Estimate, from_block_values
 
 What = Literal["tokenize", "read", "device", "data"]
 UnfittedKind = Literal["no run of the arm", "no dosed run", "no shared block", "work not measured", "no work added"]
 MADE = ("read", "tokenize", "pack")  # what making a batch consists of; handing it over is none of it
-ADDED = 0.05  # the largest dose must add this share of the work at least, else nothing was dosed
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curv
         costs = tuple(work(run) / workers for run in runs)
         curves.append(Curve(tuple(by_k), runs, costs, tuple(run.mean_step_ms for run in runs)))
     own, most = (float(np.mean([curve.work[i] for curve in curves])) for i in (0, -1))
-    if most - own <= ADDED * own or any(curve.work[-1] <= curve.work[0] for curve in curves):
+    if most - own <= DOSE_ADDED_MIN * own or any(curve.work[-1] <= curve.work[0] for curve in curves):
         return Unfitted("no work added", least_ms=own, most_ms=most)
     return curves
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Int = NDArray[np.int64]
 SPANS_AT_ONCE = 500_000  # bounds the memory of one sweep
-NOTHING: Int = np.zeros(0, dtype=np.int64)
+NO_TIMES: Int = np.zeros(0, dtype=np.int64)
 
 
 class Stretches(NamedTuple):
@@ -36,7 +36,7 @@ def union(starts: Int, ends: Int) -> Stretches:
     if not kept.all():
         starts, ends = starts[kept], ends[kept]
     if not starts.size:
-        return Stretches(NOTHING, NOTHING)
+        return Stretches(NO_TIMES, NO_TIMES)
     if (starts[1:] < starts[:-1]).any():
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
@@ -119,7 +119,7 @@ def innermost(starts: Int, ends: Int) -> Pieces:
     order = kept[np.argsort(starts[kept], kind="stable")]
     edges = in_order(np.concatenate([starts[order], ends[order]]))
     if not edges.size:
-        return Pieces(NOTHING, NOTHING, NOTHING)
+        return Pieces(NO_TIMES, NO_TIMES, NO_TIMES)
     owner = np.full(len(edges) - 1, -1, dtype=np.int64)
     spans, place = _expanded(np.searchsorted(edges, starts[order]), np.searchsorted(edges, ends[order]))
     owner[place] = order[spans]  # of an index that is assigned several times the last one stays
@@ -131,5 +131,5 @@ def _expanded(low: Int, high: Int) -> tuple[Int, Int]:
     """Every index from low[i] to before high[i], row after row: (i of each, the index itself)."""
     counts = high - low
     rows = np.repeat(np.arange(len(counts)), counts)
-    skipped = np.repeat(low - np.append(0, np.cumsum(counts)[:-1]) if len(counts) else NOTHING, counts)
+    skipped = np.repeat(low - np.append(0, np.cumsum(counts)[:-1]) if len(counts) else NO_TIMES, counts)
     return rows, np.arange(len(rows)) + skipped

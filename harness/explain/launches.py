@@ -42,25 +42,21 @@ from numpy.typing import NDArray
 
 from harness.explain.intervals import Int, Stretches, clip, touches, union
 from harness.explain.kernel_times import KernelTime, kernel_times_of
+from harness.explain.policy import (
+    FILLED_PIECE_SHARE,
+    FULL_QUEUE_NS,
+    LAUNCH_TAIL_NS,
+    LAUNCH_TAIL_SHARE,
+    SHORT_LAUNCHES_SHARE,
+)
 from harness.explain.spans import RunSpans, spans_of
 from harness.study.run_data import RunData
 
-# A device that waits for launches is done one kernel after the last of them. Such a kernel is shorter than its launch
-# (5 to 50 us), and device times are mapped to the host's clock within tens of microseconds.
-TAIL_NS = 100_000
-TAIL_SHARE = 0.02  # of the bracket, where that is more: the last of at least fifty kernels
-LEAST_QUEUED_NS = 1_000_000  # that a full queue lasts: CUDA's holds 1,024 launches, and a kernel takes a microsecond
-MOST_MOMENTS = 0.05  # of the device's time: launching beside pieces that is too short to matter for one of them
-# Of a step. What brackets leave open is no more than this: then they are taken as busy, and off by no more.
-NEGLIGIBLE = 0.01
 # What the device did in a bracket before its last launch. likely: it waited where the bracket is launch-bound, else it
 # worked. waiting: nothing at all. working: all the time. blocking: the same, and where the host blocks untimed while it
 # launches, it did nothing else; so it is by the likely one where the bracket ends with the launches.
 Reading = Literal["likely", "waiting", "working", "blocking"]
 DEVICE_WORK = "device work"  # of a run, worked out once
-# Share of a piece: profiled kernels that take so much of it fill it. Its measured ones may be slower by the rest, as
-# clocks differ (H200: 0.976 of a forward pass behind a full queue).
-FILLED = 0.95
 # Place in KernelTime that a reading takes.
 KERNEL_TIME: Mapping[Reading, int] = {"waiting": 0, "likely": 1, "working": 2, "blocking": 2}
 
@@ -113,7 +109,7 @@ class DeviceWork:
         """Kernel time of each piece by this reading, at least the time after its last launch."""
         lasted = self.ends - self.starts
         found = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
-        return np.where(found >= FILLED * lasted, lasted, found)
+        return np.where(found >= FILLED_PIECE_SHARE * lasted, lasted, found)
 
     def _waited_by_events(self, reading: Reading) -> NDArray[np.bool_]:
         if reading == "likely":
@@ -130,7 +126,7 @@ class DeviceWork:
     def behind_full_queue(self) -> NDArray[np.bool_]:
         """Whether the queue may have been full while the piece was launched: then launching it was waiting in part."""
         lasting = self.launch_ends > self.launch_starts
-        found: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= LEAST_QUEUED_NS)
+        found: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= FULL_QUEUE_NS)
         return found
 
     def differs_ns(self, reading: Reading) -> int:
@@ -200,11 +196,11 @@ def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
 def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
     """How long launching must go on beside a piece to matter: a moment, or any time where moments add up to much."""
     if not len(starts):
-        return TAIL_NS
+        return LAUNCH_TAIL_NS
     meanwhile = np.minimum(launch_ends, ends) - starts
-    moments_ns = int(meanwhile[(meanwhile > 0) & (meanwhile <= TAIL_NS)].sum())
+    moments_ns = int(meanwhile[(meanwhile > 0) & (meanwhile <= LAUNCH_TAIL_NS)].sum())
     # Not of the time from the first to the last piece: between turns of its arm the device works for others.
-    return 0 if moments_ns > MOST_MOMENTS * int((ends - starts).sum()) else TAIL_NS
+    return 0 if moments_ns > SHORT_LAUNCHES_SHARE * int((ends - starts).sum()) else LAUNCH_TAIL_NS
 
 
 def device_work_of(run: RunData) -> DeviceWork:
@@ -213,7 +209,7 @@ def device_work_of(run: RunData) -> DeviceWork:
     return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached, kernel_times_of(run)))
 
 
-def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = TAIL_NS) -> NDArray[np.bool_]:
+def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
     """Whether the host was still launching work that was on the device from ``starts`` to ``ends``, for more than
     ``least_ns``; all (pieces,).
     """
@@ -221,9 +217,9 @@ def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int =
     return found
 
 
-def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = TAIL_NS) -> NDArray[np.bool_]:
+def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
     """Whether it was, and the device ended that work with its last launch; all (pieces,)."""
-    ended = ends - launch_ends <= np.maximum(TAIL_NS, TAIL_SHARE * (ends - starts))
+    ended = ends - launch_ends <= np.maximum(LAUNCH_TAIL_NS, LAUNCH_TAIL_SHARE * (ends - starts))
     found: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
     return found
 

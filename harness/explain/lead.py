@@ -24,12 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.makers import Makers, round_robin
+from harness.explain.policy import LEAD_BATCHES_MIN, WORKER_HELD_SHARE
 
 Array = NDArray[np.float64]
-# Of the time of making a batch: a worker that had been asked for its next batch and began it so much later was held up
-# (an epoch ended). Less is what a worker does between two batches.
-HELD_UP = 0.1
-LEAST_SEEN = 6  # batches, each compared with its worker's one before
 
 
 class MadeBatches(NamedTuple):
@@ -67,7 +64,7 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
     known = busy & np.isfinite(gap)
     making = made.ready - made.began
     between = float(np.median(gap[known])) if known.any() else 0.0
-    most = HELD_UP * float(np.nanmedian(making)) if np.isfinite(making).any() else 0.0
+    most = WORKER_HELD_SHARE * float(np.nanmedian(making)) if np.isfinite(making).any() else 0.0
     idle = np.maximum(0.0, gap - between)
     idle[busy & (idle <= most)] = 0.0
     return Leads(np.where(np.isnan(made.ready), np.nan, lead), idle)
@@ -91,14 +88,14 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
 def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
     """By which share of its time the last cycle of these batches was shorter than it could go on being.
 
-    Of few workers, over the last :data:`LEAST_SEEN` batches: one or two say little, as batches differ.
+    Of few workers, over the last :data:`LEAD_BATCHES_MIN` batches: one or two say little, as batches differ.
     ``stood``: batches that were being made while the run stood still; how much of one was made meanwhile is not known,
     nor then what its worker gained. Infinite where that is so of the whole cycle; 0 where the batches are fewer than
     two cycles, or too little is known of them.
     """
     if workers < 1 or len(leads.lead) < 2 * workers:
         return 0.0
-    seen = min(max(workers, LEAST_SEEN), len(leads.lead) - workers)
+    seen = min(max(workers, LEAD_BATCHES_MIN), len(leads.lead) - workers)
     lead, idle = leads.lead[-seen - workers :], leads.idle[-seen:]
     length = float((taken[-seen:] - taken[-seen - workers : -workers]).mean())
     if not np.isfinite(lead).all() or length <= 0:

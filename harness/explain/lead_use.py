@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 from harness.explain.exposure import BatchWaits
 from harness.explain.lead import Leads, MadeBatches, leads_of, used_up_ns
 from harness.explain.makers import makers_of
+from harness.explain.policy import LEAD_SHARE_MIN, MIN_BLOCKS
 from harness.explain.replay.batches import BUILT
 from harness.explain.spans import RunSpans
-from harness.explain.statistics import MIN_BLOCKS, reach_of_mean
+from harness.explain.statistics import reach_of_mean
 from harness.explain.step_columns import bounds, integers
 from harness.study.contract import AWAITED
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-WORTH = 0.01  # of a step: what is used up faster is said, and may explain what a comparison measured
 
 
 class UsedLead(NamedTuple):
@@ -57,7 +56,7 @@ class LeadUse:
     @property
     def is_worth_saying(self) -> bool:
         """Whether the steps surely lived off lead, and by more than next to nothing."""
-        return self.share > WORTH and self.ci_low > 0
+        return self.share > LEAD_SHARE_MIN and self.ci_low > 0
 
 
 def used_leads(

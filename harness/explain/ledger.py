@@ -22,11 +22,12 @@ from harness.explain.launches import device_work_of, launch_bound_shares
 from harness.explain.lead_use import LeadUse, UsedLead, lead_use, used_leads
 from harness.explain.long_steps import LeftOut, Places, longest_phases, without_long
 from harness.explain.makers import makers_of
+from harness.explain.policy import DIVERGED_BY, DIVERGED_TIMES, LOSS_STEPS
 from harness.explain.replay.recording import record
 from harness.explain.room import room_ns
 from harness.explain.spans import spans_of
 from harness.explain.step_columns import bounds
-from harness.explain.step_losses import LAST_STEPS, StepLosses
+from harness.explain.step_losses import StepLosses
 from harness.scenario.overrides import lookup_number
 from harness.study.contract import CAUSES, PHASES, STAGES
 from harness.study.records import RunRecord
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 DERIVED = "derived steps"
-# A run has diverged where the mean of its last losses is above so many times that of its first, and above it by so much
-# (nats): batches of one document differ by less, and a small loss may double by chance.
-DIVERGED_TIMES, DIVERGED_BY = 2.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)  # a long run has a hundred thousand
@@ -244,7 +242,7 @@ def _measure(run: RunData) -> RunLedger | None:
         starved_ms=_means(values, CAUSES, "starved_{}_ns"),
         tokens=_sum(tokens),
         trained_tokens=_sum(trained),
-        loss=float(losses[-LAST_STEPS:].mean()) if losses.size and np.isfinite(losses).all() else None,
+        loss=float(losses[-LOSS_STEPS:].mean()) if losses.size and np.isfinite(losses).all() else None,
         other_cpu_cores=_other_load(run.samples),
         loader_share=_loader_share(run, steps, measured),
         diverged=diverged,
@@ -388,7 +386,7 @@ def _diverged(losses: Array) -> bool:
     """Whether ``losses``, of the measured steps in order, are not finite or end far above where they began."""
     if not np.isfinite(losses).all():
         return True
-    some = min(LAST_STEPS, len(losses) // 2)
+    some = min(LOSS_STEPS, len(losses) // 2)
     if not some:
         return False
     first, last = float(losses[:some].mean()), float(losses[-some:].mean())

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain.policy import LONG_STEP_FACTOR, LONG_STEPS_SHARE_MAX
+
 Array = NDArray[np.float64]
 Places = NDArray[np.int8]
-LONG = 3.0  # A step is long if it lasts more than this many times a typical step.
-FEW = 0.25  # of the steps: more are no exception
 NO_PHASE = -1
 
 
@@ -68,14 +68,14 @@ def _above_typical(phase_ns: Array, counted: NDArray[np.bool_] | None) -> Array:
 
 
 def without_long(wall_ns: Array) -> Array:
-    """Replace the time of each long step of a run by the median, unless more than :data:`FEW` of the steps are long."""
-    long = wall_ns > LONG * np.median(wall_ns)
-    return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= FEW else wall_ns
+    """Replace the time of each long step by the median, unless more than LONG_STEPS_SHARE_MAX are long."""
+    long = wall_ns > LONG_STEP_FACTOR * np.median(wall_ns)
+    return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= LONG_STEPS_SHARE_MAX else wall_ns
 
 
 def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_ms: float) -> LongSteps | None:
     """Return the long steps of ``step_ms``; None if there are none. ``longest``: see :func:`longest_phases`."""
-    long = step_ms > LONG * typical_ms
+    long = step_ms > LONG_STEP_FACTOR * typical_ms
     if not long.any() or long.all():
         return None
     excess = step_ms[long] - typical_ms

@@ -12,12 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.intervals import Int
+from harness.explain.policy import UNEQUAL_WORKER_FACTOR, WORKER_ROUNDS_MIN
 from harness.explain.spans import NO_WORKER
-
-# Requests that every worker must have. A worker that makes batches has then answered at least one.
-SEEN_ROUNDS = 2
-# Multiple of an equal share of the batches. A worker that made more of them made batches in place of others.
-UNEQUAL = 1.5
 
 
 class Makers(NamedTuple):
@@ -36,7 +32,7 @@ class Makers(NamedTuple):
     @property
     def idle(self) -> int:
         """Number of workers that made no batch; 0 where too few batches were seen, and without workers."""
-        if not self.workers or len(self.worker) < SEEN_ROUNDS * self.workers:
+        if not self.workers or len(self.worker) < WORKER_ROUNDS_MIN * self.workers:
             return 0
         return self.workers - len(np.unique(self.worker))
 
@@ -48,9 +44,9 @@ class Makers(NamedTuple):
     @property
     def unequal(self) -> bool:
         """True if one worker made so many batches that others made too few."""
-        if not self.workers or len(self.worker) < SEEN_ROUNDS * self.workers:
+        if not self.workers or len(self.worker) < WORKER_ROUNDS_MIN * self.workers:
             return False
-        return bool(np.bincount(self.worker).max() * self.workers > UNEQUAL * len(self.worker))
+        return bool(np.bincount(self.worker).max() * self.workers > UNEQUAL_WORKER_FACTOR * len(self.worker))
 
     def in_flight(self, prefetch: int) -> int:
         """Return the number of batches in flight at once.

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.ledger import column
+from harness.explain.policy import RANK_STEPS_UNLIKE
 from harness.explain.spans import FETCH, NOT_MEASURED, spans_of
 from harness.explain.statistics import Estimate, from_blocks, holding
 from harness.study.run_data import RunData
@@ -31,7 +32,6 @@ from harness.study.run_data import RunData
 Float = NDArray[np.float64]
 BACKWARD = "backward"
 _Edit = Callable[[Float], Float]  # of the ranks' fetches, (rank, step)
-UNLIKE = 0.03  # of the step: ranks whose steps differ by more do not wait for one another in each
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None
     if not aligned:
         return None
     walls = np.array([block.wall.mean(axis=1) for block in aligned]).mean(axis=0)
-    if walls.max() / walls.min() - 1 > UNLIKE:
+    if walls.max() / walls.min() - 1 > RANK_STEPS_UNLIKE:
         return None
     fetches = np.array([block.fetch.mean(axis=1) for block in aligned]).mean(axis=0)
     last = int(fetches.argmax())

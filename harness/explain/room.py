@@ -20,38 +20,41 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.bounds import NOTICEABLE
 from harness.explain.device import behind
 from harness.explain.exposure import BatchWaits
 from harness.explain.intervals import Stretches, clip, union
-from harness.explain.launches import LEAST_QUEUED_NS, per_step
+from harness.explain.launches import per_step
+from harness.explain.policy import (
+    FULL_QUEUE_NS,
+    HELD_BLOCKED_SHARE,
+    HELD_IDLE_NS_MAX,
+    HELD_STEPS_MIN,
+    LIMIT_SHARE_MIN,
+    ROOM_FELT_SHARE,
+    ROOM_QUEUED_MAX,
+    ROOM_STEPS_MAX,
+    ROOM_TRIES,
+)
 from harness.explain.spans import RunSpans
 
-FELT = 0.1  # share of what is added to the fetches: a step that feels no more of it has room for it
-MOST_STEPS = 1_000  # of the measured ones at each end of a run: what is gone through, many times
-MOST_QUEUED = 5_000  # pieces that a device may still have to do when the first step begins
-LEAST_STEPS = 10  # fewer do not tell a queue that is full from one that fills
-MOST_IDLE_NS = 100_000  # of a step: a device with a full queue before it has no more between two pieces
-TRIES = 12  # lengths that are tried: the room is known to the 4,096th part of a step
-LITTLE = 0.005  # of a step: a host that is blocked for no more is not held by what was recorded
 FETCH, BLOCKED, LAUNCH = range(3)
 Event = tuple[int, float, float]  # what; how long it blocked, or when all of it was launched; when the device was free
 
 
 def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool = False) -> float | None:
-    """The most, up to a whole step, by which fetching could last longer per step without lengthening the run by more
-    than :data:`FELT` of that; None where no step fetched, or nothing is known of the device. NaN where a full queue of
-    launches may have held the host, which CUDA does within a launch and tells nobody (see :func:`_held`), and where
-    calls block of which nobody knows for how long.
+    """Return how much longer fetching could last, up to a step, if the run felt at most ROOM_FELT_SHARE of it.
+
+    None if no step fetched, or the device was not recorded. NaN if a full queue may have held the host unseen (see
+    :func:`_held`), or if a call blocks for an unknown time.
 
     It is spread evenly over the fetches. ``steps``: the measured ones, in order; of many the first and the last, and
     the room is that of the part that has less. ``known_queue``: where its queue held the host, the device said so.
     """
     if spans.blocks_untimed:
         return math.nan if len(steps.starts) and len(spans.kernels) else None
-    parts = [Stretches(steps.starts[:MOST_STEPS], steps.ends[:MOST_STEPS])]
-    if len(steps.starts) > MOST_STEPS:
-        parts.append(Stretches(steps.starts[-MOST_STEPS:], steps.ends[-MOST_STEPS:]))
+    parts = [Stretches(steps.starts[:ROOM_STEPS_MAX], steps.ends[:ROOM_STEPS_MAX])]
+    if len(steps.starts) > ROOM_STEPS_MAX:
+        parts.append(Stretches(steps.starts[-ROOM_STEPS_MAX:], steps.ends[-ROOM_STEPS_MAX:]))
     found = [room for part in parts if (room := _room_ns(part, spans, waits, known_queue)) is not None]
     return float(np.min(found)) if found else None  # NaN where one of them is
 
@@ -68,9 +71,9 @@ def _room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: 
     if not known_queue and _held(steps, spans, step_ns):
         return math.nan
     low, high = 0.0, step_ns * len(steps.starts) / fetches
-    for _ in range(TRIES):
+    for _ in range(ROOM_TRIES):
         longer_ns = (low + high) / 2
-        if later_ns(found, longer_ns) <= FELT * longer_ns * fetches:
+        if later_ns(found, longer_ns) <= ROOM_FELT_SHARE * longer_ns * fetches:
             low = longer_ns
         else:
             high = longer_ns
@@ -83,7 +86,7 @@ def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
     since_ns, until_ns = int(steps.starts[0]), int(steps.ends[-1])
     inside = np.flatnonzero((spans.launches.starts[:pieces] >= since_ns) & (spans.launches.starts[:pieces] <= until_ns))
     low, high = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
-    chosen = slice(max(0, low - MOST_QUEUED), high)
+    chosen = slice(max(0, low - ROOM_QUEUED_MAX), high)
     blocking = spans.blocking
     return replace(
         spans,
@@ -101,17 +104,17 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
     that it came to while the host still launched it (a copy from pageable memory), where no event shows it. Around
     repetitions the queue is empty, so not of all steps.
     """
-    if len(steps.starts) < LEAST_STEPS:
+    if len(steps.starts) < HELD_STEPS_MIN:
         return False
     pieces = min(len(spans.kernels), len(spans.launches))
     lags_ns = behind(steps.starts, spans.kernels.ends[:pieces], spans.launches.starts[:pieces])
     usual_ns, far_ns = np.quantile(lags_ns, [0.5, 0.9])
     blocked_ns = per_step(steps, union(spans.blocking.starts, spans.blocking.ends))
-    held = usual_ns > NOTICEABLE * step_ns and far_ns - usual_ns < NOTICEABLE * step_ns
+    held = usual_ns > LIMIT_SHARE_MIN * step_ns and far_ns - usual_ns < LIMIT_SHARE_MIN * step_ns
     idle_ns = steps.ends - steps.starts - per_step(steps, union(spans.kernels.starts, spans.kernels.ends))
-    never_dry = np.median(idle_ns) < min(LITTLE * step_ns, MOST_IDLE_NS)
-    filled = np.median(_least_queued_ns(steps, spans, pieces)) >= LEAST_QUEUED_NS
-    return bool(held and never_dry and filled and np.median(blocked_ns) < LITTLE * step_ns)
+    never_dry = np.median(idle_ns) < min(HELD_BLOCKED_SHARE * step_ns, HELD_IDLE_NS_MAX)
+    filled = np.median(_least_queued_ns(steps, spans, pieces)) >= FULL_QUEUE_NS
+    return bool(held and never_dry and filled and np.median(blocked_ns) < HELD_BLOCKED_SHARE * step_ns)
 
 
 def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from harness.explain.policy import GC_CAUSE_SHARE
 from harness.study.run_facts import RunFacts
 from harness.study.validation import made_of
 
-EXPLAINED = 0.5  # of the time at a place: garbage collections that take more are its cause
 Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
 CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured
 SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
@@ -95,7 +95,7 @@ def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
     return tuple(
         _of_sampled(one, sampled) if one.spent_ms else one
         for one in found.values()
-        if one.kind != CODE or collecting_ms.get(one.place, 0.0) < EXPLAINED * one.spent_ms
+        if one.kind != CODE or collecting_ms.get(one.place, 0.0) < GC_CAUSE_SHARE * one.spent_ms
     )
 
 

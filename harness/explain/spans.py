@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.intervals import Int
+from harness.explain.policy import KEPT_MAKERS_MAX, WORKER_NUMBER_MAX
 from harness.study.contract import RECEIVE, SAMPLER, STAGES
 
 if TYPE_CHECKING:
@@ -26,12 +27,9 @@ KIND_OF_ROLE = {
     SAMPLER: "draws",
 }  # fmt: skip
 OTHER = len(KINDS)  # of a span that analysis does not read
-KEPT_SPANS = 1_000_000  # of one run: about 30 MB
 NOT_MEASURED = -1  # of CPU times
 NO_WORKER = -1  # maker of a batch that the main thread made, or whose maker was not recorded
 LOADER = "loader-"  # prefix of a loader worker's role, before its number
-MOST_WORKERS = 10_000  # A larger number in a role means a damaged record.
-MOST_BATCHES = 2**20  # batches of one run whose makers are kept; a replay needs far fewer
 UNANNOUNCED = "unannounced"  # how the site of a blocking call ends that nobody timed: torch told of it in one step
 # What analysis reads of the spans table.
 COLUMNS = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
@@ -156,7 +154,7 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
                 numbers["batch"][chosen],
                 numbers["cpu_ns"][chosen],
             )
-        kept = (numbers["batch"] >= 0) & (numbers["batch"] < MOST_BATCHES)
+        kept = (numbers["batch"] >= 0) & (numbers["batch"] < KEPT_MAKERS_MAX)
         own = np.flatnonzero((workers != NO_WORKER) & (kind == KINDS.index("stages")) & kept)
         makers = _with_makers(makers, numbers["batch"][own], workers[own])
     return RunSpans(tuple(names), **{kind: growing.spans for kind, growing in kinds.items()}, makers=makers)
@@ -164,7 +162,7 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
 
 def _worker(role: str) -> int:
     number = role.removeprefix(LOADER)
-    known = number != role and number.isdecimal() and len(number) < len(str(MOST_WORKERS))
+    known = number != role and number.isdecimal() and len(number) < len(str(WORKER_NUMBER_MAX))
     return int(number) if known else NO_WORKER
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from harness.explain.ledger import Blocks, RepetitionTotals, RunLedger
-from harness.explain.statistics import CONFIDENCE, Estimate, Likeness, from_blocks, paired_logs
+from harness.explain.policy import CONFIDENCE
+from harness.explain.statistics import Estimate, Likeness, from_blocks, paired_logs
 
 Counted = Literal["tokens", "trained_tokens"]
 COUNTED: tuple[Counted, ...] = ("tokens", "trained_tokens")

@@ -34,16 +34,13 @@ from statistics import NormalDist, stdev
 import numpy as np
 from numpy.typing import NDArray
 
-CONFIDENCE = 0.95
-MIN_BLOCKS = 3  # below this there is no interval: two values say nothing about their own spread
+from harness.explain.policy import CONFIDENCE, INDEPENDENT_BLOCKS, MIN_BLOCKS
+
 RESAMPLES = 2000  # pairs: each draw and its mirror image, so that swapped arms get exactly inverse intervals
-SEED = 20150401
-INDEPENDENT = 0.7  # probability, before any block is seen, that blocks do not depend on one another
+RESAMPLING_SEED = 20150401
 # Lag-1 correlations of blocks that depend on one another, equally likely. Above them a study of 20 blocks holds fewer
 # than three independent values: no interval would help.
 CORRELATIONS = tuple(round(0.05 * k, 2) for k in range(1, 17))
-# The same of verdicts without an A/A control: its blocks would be alike as well, and show what that makes of no change.
-INDEPENDENT_ALONE = 0.4
 _ROUNDING = 1e-12  # relative: values that differ by less are one value
 
 # Values of one arm: {block: {repetition: (amount, per)}}, such as tokens and seconds. A block's value is sum / sum.
@@ -188,14 +185,14 @@ def likeness(series: Sequence[Sequence[float]], independent: float | None = None
 
     By the likelihood of a first-order autoregression, its mean and scale integrated out: that has the small-sample bias
     of the lag-1 correlation (-(1 + 4 rho) / n; Kendall 1954) built in. The prior shrinks: as few as 5 blocks hardly
-    tell correlation from chance, so blocks are independent unless their order says otherwise (:data:`INDEPENDENT`).
+    tell correlation from chance, so blocks are independent unless their order says otherwise.
     """
     known = [found for one in series if (found := _log_likelihood(np.asarray(one, dtype=np.float64))) is not None]
     return _posterior(np.sum(known, axis=0) if known else np.zeros(len(_RHO)), independent)
 
 
 def _posterior(log_likelihood: NDArray[np.float64], independent: float | None = None) -> Likeness:
-    independent = INDEPENDENT if independent is None else independent
+    independent = INDEPENDENT_BLOCKS if independent is None else independent
     prior = np.array([independent, *[(1 - independent) / len(CORRELATIONS)] * len(CORRELATIONS)])
     posterior = prior * np.exp(log_likelihood - log_likelihood.max())
     return Likeness(tuple((posterior / posterior.sum()).tolist()))
@@ -294,5 +291,5 @@ def _block_log(repetitions: Mapping[int, tuple[float, float]]) -> float | None:
 @lru_cache(maxsize=64)
 def _draws(n: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Resampled indices and standard normal noise, both (RESAMPLES, n): the same for every estimate of n blocks."""
-    generator = np.random.default_rng([SEED, n])
+    generator = np.random.default_rng([RESAMPLING_SEED, n])
     return generator.integers(0, n, (RESAMPLES, n)), generator.standard_normal((RESAMPLES, n))

@@ -17,24 +17,26 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.long_steps import LONG
+from harness.explain.policy import (
+    KIND_RUNS_MIN,
+    KIND_RUNS_SPREAD,
+    KIND_SHARE_MIN,
+    KINDS_BETWEEN_MAX,
+    KINDS_RATIO_MIN,
+    KINDS_STEPS_DRAWN,
+    KINDS_STEPS_MIN,
+    LONG_STEP_FACTOR,
+    NEAR_MEAN_SHARE,
+)
 
 Float = NDArray[np.float64]
-LEAST_STEPS = 80  # of fewer steps of one kind, too many times none is in the middle by chance
-MOST_STEPS = 100_000  # of more steps so many are drawn: their shares are then off by a third of a percent
-LEAST_SHARE = 0.15  # of the steps: a rarer kind is an exception, see ``long_steps``
-APART = 1.25  # times as long, at least
-BETWEEN = 0.05  # of the steps: no more may lie in the middle half between both kinds
-ALIKE_RUNS = 0.07  # of the way between both kinds: the runs of one kind are no further apart
-LEAST_RUNS = 2  # of each kind, where each run has one
-NEAR = 0.1  # of the mean: a step that is no further off is like it
 
 
 @dataclass(frozen=True)
 class StepKinds:
     """Fast and slow steps among ``of`` measured steps. The weighted mean of all means is the mean of all steps.
 
-    Steps that last more than ``LONG`` times as long as a typical slow step are a part of their own (``longest``).
+    Steps longer than ``LONG_STEP_FACTOR`` times a typical slow step are a part of their own (``longest``).
     ``slow_runs``: number of runs with mostly slow steps, if most runs have a single kind; else None.
     """
 
@@ -57,7 +59,7 @@ class StepKinds:
 def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
     """``runs``: the measured steps of each, in milliseconds. None where they are of one kind, or it is not clear."""
     of = sum(map(len, runs))
-    if of < LEAST_STEPS:
+    if of < KINDS_STEPS_MIN:
         return None
     steps = np.concatenate(runs)
     if steps.min() <= 0:
@@ -69,19 +71,19 @@ def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
     middle = (fast + slow) / 2
     share = float((logs > middle).mean())
     between = (logs > fast + (slow - fast) / 4) & (logs < slow - (slow - fast) / 4)
-    rare = not LEAST_SHARE <= share <= 1 - LEAST_SHARE
-    if rare or slow - fast < np.log(APART) or between.mean() > BETWEEN:
+    rare = not KIND_SHARE_MIN <= share <= 1 - KIND_SHARE_MIN
+    if rare or slow - fast < np.log(KINDS_RATIO_MIN) or between.mean() > KINDS_BETWEEN_MAX:
         return None
     shares = np.array([(np.log(one) > middle).mean() for one in runs if len(one)])
-    both = (shares >= LEAST_SHARE) & (shares <= 1 - LEAST_SHARE)
+    both = (shares >= KIND_SHARE_MIN) & (shares <= 1 - KIND_SHARE_MIN)
     slow_runs = None
     if both.mean() < 0.5:
         if not _alike([np.median(np.log(one)) for one in runs if len(one)], middle, slow - fast):
             return None
         slow_runs = int((shares > 0.5).sum())
-    like_mean = float((np.abs(steps / steps.mean() - 1) <= NEAR).mean())
+    like_mean = float((np.abs(steps / steps.mean() - 1) <= NEAR_MEAN_SHARE).mean())
     above = np.log(steps) > middle
-    longest = steps > LONG * np.median(steps[above])
+    longest = steps > LONG_STEP_FACTOR * np.median(steps[above])
     is_slow = above & ~longest
     means = float(steps[~above].mean()), float(steps[is_slow].mean())
     longest_ms = float(steps[longest].mean()) if longest.any() else 0.0
@@ -91,11 +93,11 @@ def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
 
 
 def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:
-    """At most :data:`MOST_STEPS` of them, by chance: every so many might be of one kind alone."""
-    if of <= MOST_STEPS:
+    """At most :data:`KINDS_STEPS_DRAWN` of them, by chance: every so many might be of one kind alone."""
+    if of <= KINDS_STEPS_DRAWN:
         return runs
     generator = np.random.default_rng(0)
-    return [one[generator.integers(0, len(one), len(one) * MOST_STEPS // of)] for one in runs if len(one)]
+    return [one[generator.integers(0, len(one), len(one) * KINDS_STEPS_DRAWN // of)] for one in runs if len(one)]
 
 
 def _split(ordered: Float) -> tuple[float, float]:
@@ -103,7 +105,7 @@ def _split(ordered: Float) -> tuple[float, float]:
     n = len(ordered)
     sums = np.cumsum(ordered)
     below = np.arange(1, n)
-    below = below[(below >= LEAST_SHARE * n) & (n - below >= LEAST_SHARE * n)]
+    below = below[(below >= KIND_SHARE_MIN * n) & (n - below >= KIND_SHARE_MIN * n)]
     apart = (sums[-1] - sums[below - 1]) / (n - below) - sums[below - 1] / below
     place = int(below[np.argmax(below * (n - below) * apart**2)])
     return float(np.median(ordered[:place])), float(np.median(ordered[place:]))
@@ -118,4 +120,4 @@ def _centres(logs: Float, middle: float) -> tuple[float, float] | None:
 def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
     """Whether runs of one kind are next to the same, with enough of each."""
     kinds = [[one for one in typical if (one > middle) == above] for above in (False, True)]
-    return all(len(kind) >= LEAST_RUNS and max(kind) - min(kind) <= ALIKE_RUNS * way for kind in kinds)
+    return all(len(kind) >= KIND_RUNS_MIN and max(kind) - min(kind) <= KIND_RUNS_SPREAD * way for kind in kinds)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain.policy import LOSS_STEPS
 from harness.study.run_data import RunData
-
-LAST_STEPS = 10  # losses are compared by their mean over so many steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,7 @@ class StepLosses:
 
 
 def at_common_steps(ours: StepLosses, theirs: StepLosses) -> tuple[float, float] | None:
-    """The mean losses of two runs over the last :data:`LAST_STEPS` steps that both trained; None without such a step.
+    """The mean losses of two runs over the last :data:`LOSS_STEPS` steps that both trained; None without such a step.
 
     A run may be further in its training than the other: its later steps say nothing of the difference.
     """
@@ -47,4 +46,4 @@ def at_common_steps(ours: StepLosses, theirs: StepLosses) -> tuple[float, float]
     _, here, there = np.intersect1d(our_steps, their_steps, assume_unique=True, return_indices=True)
     if not len(here):
         return None
-    return float(our_losses[here[-LAST_STEPS:]].mean()), float(their_losses[there[-LAST_STEPS:]].mean())
+    return float(our_losses[here[-LOSS_STEPS:]].mean()), float(their_losses[there[-LOSS_STEPS:]].mean())

@@ -9,11 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.ledger import column
+from harness.explain.policy import OUTLIER_QUARTILES, STEP_OUTLIERS_MAX, STEP_POINTS_MAX
 from harness.study.run_data import RunData
-
-MOST_POINTS = 6000  # of the study: a page with more is slow to open
-MOST_OUTLIERS = 200  # of one run, the slowest
-FAR_OUT = 3.0  # quartile ranges beyond the upper quartile (Tukey's far-out values)
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class StepTimes:
     outlier: tuple[bool, ...]
 
 
-def step_times(runs: Sequence[RunData], most: int = MOST_POINTS) -> tuple[StepTimes, ...]:
+def step_times(runs: Sequence[RunData], most: int = STEP_POINTS_MAX) -> tuple[StepTimes, ...]:
     """The finished runs of arms (controls left out), by arm and block, thinned to about ``most`` points in all."""
     plain = [run for run in runs if run.record.control is None and run.record.status == "done"]
     share = max(20, most // max(1, len(plain)))
@@ -51,7 +48,7 @@ def _of(run: RunData, most: int) -> StepTimes | None:
         return None
     milliseconds = wall[measured] / 1e6
     low, high = np.quantile(milliseconds, [0.25, 0.75])
-    far: NDArray[np.bool_] = milliseconds > high + FAR_OUT * (high - low)
+    far: NDArray[np.bool_] = milliseconds > high + OUTLIER_QUARTILES * (high - low)
     outlier = _slowest(far, milliseconds)
     kept = _kept(outlier, most)
     shown = measured[kept]
@@ -71,11 +68,11 @@ def _of(run: RunData, most: int) -> StepTimes | None:
 
 
 def _slowest(far: NDArray[np.bool_], milliseconds: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Of the outliers no more than the slowest :data:`MOST_OUTLIERS`."""
-    if far.sum() <= MOST_OUTLIERS:
+    """Of the outliers no more than the slowest :data:`STEP_OUTLIERS_MAX`."""
+    if far.sum() <= STEP_OUTLIERS_MAX:
         return far
     chosen = np.zeros_like(far)
-    chosen[np.argsort(milliseconds)[-MOST_OUTLIERS:]] = True
+    chosen[np.argsort(milliseconds)[-STEP_OUTLIERS_MAX:]] = True
     return chosen
 
 

@@ -13,7 +13,7 @@ under fsdp when its first forward pass begins, which gathers the weights. Nobody
 
 So what a step would be shorter by keeps the scatter of all ranks' arrivals, and counts a rank only where it is last. A
 rank that is slow in few steps, and much, is last in those alone: to take its mean excess from every step would say that
-nothing is to be had. An excess that is no more than scatter makes of two ranks alike is nobody's (:data:`SURE`).
+nothing is to be had. An excess within scatter is not counted.
 
 Under fsdp ranks wait for one another within their passes too, layer by layer, which nothing tells from computing; and
 with several micro-batches each of them begins with a wait of its own: there it is not known who waits.
@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.ledger import column, derived_steps
+from harness.explain.policy import STRAGGLER_BLOCKS_SHARE, STRAGGLER_ERRORS_MIN
 from harness.explain.spans import FETCH
 from harness.explain.statistics import widening
 from harness.scenario.overrides import lookup_number
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Float = NDArray[np.float64]
-AGREEING = 0.8  # of the blocks must name the same rank and part
-SURE = 3.0  # standard errors of a mean over steps: by so much an excess must differ from none
 Unknown = Literal["", "device", "micro-batches", "not recorded"]
 AFTER = ("optimizer", "sync", "log", "checkpoint", "other")  # phases between an exchange and the next step
 
@@ -318,10 +317,10 @@ def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
     worst = max(places, key=places.count, default=None)
     same = [one for one in named if (one.number, one.part) == worst]
     straggler = None
-    if worst is not None and len(same) >= AGREEING * len(reports):
+    if worst is not None and len(same) >= STRAGGLER_BLOCKS_SHARE * len(reports):
         error_ms = math.sqrt(sum(one.error_ms**2 for one in same)) / len(same)
         excess_ms = _average([one.excess_ms for one in same])
-        if excess_ms > SURE * error_ms:
+        if excess_ms > STRAGGLER_ERRORS_MIN * error_ms:
             straggler = Straggler(*worst, excess_ms, _average([one.saved_ms for one in same]), error_ms)
     exchanges = [one.exchange_ms for one in reports if one.exchange_ms is not None]
     costs = [one.data_costs_ms for one in reports]

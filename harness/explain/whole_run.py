@@ -7,8 +7,9 @@ from contextlib import suppress
 from harness.explain.launches import DEVICE_WORK
 from harness.explain.ledger import DERIVED, measure
 from harness.explain.overlap import hidden_behind, sync_audit
+from harness.explain.policy import KEPT_SPANS_MAX
 from harness.explain.replay.recording import record
-from harness.explain.spans import KEPT_SPANS, spans_of
+from harness.explain.spans import spans_of
 from harness.study.run_data import RunData
 from trainer.errors import InputError
 
@@ -29,7 +30,7 @@ def work_out(run: RunData) -> None:
 
 def release(run: RunData) -> None:
     """Free the large intermediate results of a long run. They are computed again when they are needed again."""
-    if run.knows("spans") and spans_of(run).rows > KEPT_SPANS:
+    if run.knows("spans") and spans_of(run).rows > KEPT_SPANS_MAX:
         run.forget("spans")
         run.forget(DERIVED)
         run.forget(DEVICE_WORK)

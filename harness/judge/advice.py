@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from harness.explain.ledger import Blocks
-from harness.explain.replay.handover import MOST_HANDOVER
+from harness.explain.policy import HANDOVER_TIMES_MAX, REPLAY_ERROR_MAX
 from harness.explain.replay.predict import Replays
-from harness.explain.replay.prediction import TOLERANCE, Prediction
+from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.refusals import ReplayError
 from harness.explain.replay.removals import without_stages
 from harness.explain.replay.validation_arms import validation_arms
@@ -155,7 +155,7 @@ def _with_any_handover(replays: Replays, change: str, found: Prediction) -> Esti
     """The speed-up by more workers, its interval widened where the recording shows no hand-over to a main thread."""
     if replays.workers:
         return found.speedup
-    costs_ms = (0.0, MOST_HANDOVER * replays.usual_handover_ms)
+    costs_ms = (0.0, HANDOVER_TIMES_MAX * replays.usual_handover_ms)
     others = [replays.predict(parse_edits([change, f"transfer={cost_ms:.6f}ms"])).speedup for cost_ms in costs_ms]
     every = [found.speedup, *others]
     lows, highs = [one.ci_low for one in every], [one.ci_high for one in every]
@@ -237,7 +237,7 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
     """
     if one.cost in NUMBERS and (bar := bar_of(parse_edits([one.change]), own, replays)) is not None:
         return bar
-    return "serial" if one.serial is not None and one.serial - 1 <= max(least, TOLERANCE) else None
+    return "serial" if one.serial is not None and one.serial - 1 <= max(least, REPLAY_ERROR_MAX) else None
 
 
 def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar | None:

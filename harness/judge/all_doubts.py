@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from harness.explain.ledger import Blocks, arm_lead
-from harness.explain.statistics import MIN_BLOCKS
+from harness.explain.policy import MIN_BLOCKS
 from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, doubt, in_order
 from harness.judge.report_types import ArmExplained, ArmTotals, Comparison, StudyReport
 from harness.judge.unseen import Unseen

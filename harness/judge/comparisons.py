@@ -12,18 +12,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
-from harness.explain.bounds import AT_WORK, Bound, agreed
+from harness.explain.bounds import Bound, agreed
 from harness.explain.ledger import Blocks, RunLedger, arm_lead, mean_over, part_over
+from harness.explain.policy import INDEPENDENT_BLOCKS, INDEPENDENT_BLOCKS_ALONE, LOADERS_BUSY_SHARE
 from harness.explain.speeds import MEASURES, Rate, per_step_of, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
-from harness.explain.statistics import (
-    INDEPENDENT,
-    INDEPENDENT_ALONE,
-    Estimate,
-    Likeness,
-    from_blocks,
-    holding,
-    likeness,
-)
+from harness.explain.statistics import Estimate, Likeness, from_blocks, holding, likeness
 from harness.judge.doubts import Doubt, RemedyKind, barred, doubt
 from harness.judge.in_total import InTotal, in_total
 from harness.judge.losses import Losses, compare_losses
@@ -395,7 +388,7 @@ def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) 
     pairs = [(arms[baseline], one) for one in plain if one is not arms[baseline]]
     own = [(arms.get(arm, {}), one) for (kind, arm), one in controls.by.items() if kind == "a-a" and one]
     found = [speed_logs(base, other, steps_per_s) or [] for base, other in (*pairs, *own)]
-    return likeness(found, INDEPENDENT if own else INDEPENDENT_ALONE)
+    return likeness(found, INDEPENDENT_BLOCKS if own else INDEPENDENT_BLOCKS_ALONE)
 
 
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | None) -> Estimate | Absent:
@@ -561,7 +554,7 @@ def _waits(blocks: Blocks) -> Waits:
         open_ms=part_over(runs, lambda run: run.device_open_ms),
         bounds=bounds_of(runs),
         uneven=uneven_waits(split_runs(runs)),
-        busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > AT_WORK for run in runs),
+        busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > LOADERS_BUSY_SHARE for run in runs),
         room_unknown=any(math.isnan(run.device_room_ms or 0.0) for run in runs),
         waited_range_ms=waited_range(runs),
         ranks=max((run.ranks for run in runs), default=1),

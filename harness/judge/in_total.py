@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.long_steps import FEW, LONG, LongSteps, long_steps
+from harness.explain.long_steps import LongSteps, long_steps
+from harness.explain.policy import LONG_STEP_FACTOR, LONG_STEPS_SHARE_MAX
 from harness.study.contract import PHASES
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
     shared = sorted(set(baseline) & set(candidate))
     base, other = ([blocks[block] for block in shared] for blocks in (baseline, candidate))
     # One bound for both: else the same step would be long in the one arm and typical in the other.
-    long_ms = LONG * max(float(np.median(run.step_ms)) for run in (*base, *other))
+    long_ms = LONG_STEP_FACTOR * max(float(np.median(run.step_ms)) for run in (*base, *other))
     ours, theirs = (_Times.of(runs, long_ms) for runs in (base, other))
     found = ours.mean_ms() / theirs.mean_ms()
     usual = ours.usual_ms.sum() / ours.steps.sum() / (theirs.usual_ms.sum() / theirs.steps.sum())
@@ -77,11 +78,11 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
 
 
 def _long(runs: Sequence[RunLedger], long_ms: float) -> LongSteps | None:
-    """Return the steps above ``long_ms``, including the first of a repetition; None if more than :data:`FEW` are."""
+    """Return the steps above ``long_ms``, with the first of a repetition; None if they are too many to be rare."""
     step_ms = np.concatenate([times for run in runs for times in (run.step_ms, run.left_out.step_ms)])
     longest = np.concatenate([places for run in runs for places in (run.longest, run.left_out.longest)])
-    found = long_steps(step_ms, longest, PHASES, long_ms / LONG)
-    return found if found is not None and found.steps <= FEW * found.of else None
+    found = long_steps(step_ms, longest, PHASES, long_ms / LONG_STEP_FACTOR)
+    return found if found is not None and found.steps <= LONG_STEPS_SHARE_MAX * found.of else None
 
 
 def _with_long(runs: Sequence[RunLedger], long_ms: float) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from harness.explain.lead_use import LeadUse
 from harness.explain.ledger import RunLedger, arm_lead
-from harness.explain.statistics import MIN_BLOCKS
+from harness.explain.policy import MIN_BLOCKS
 from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from harness.explain.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, student_t
+from harness.explain.policy import CONFIDENCE, MIN_BLOCKS
+from harness.explain.statistics import Estimate, student_t
 from harness.judge.doubts import Doubt, RemedyKind, barred, doubt, in_order
 from harness.judge.losses import Losses
 

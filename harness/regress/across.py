@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from harness.explain.statistics import CONFIDENCE, Estimate, from_block_values
+from harness.explain.policy import CONFIDENCE
+from harness.explain.statistics import Estimate, from_block_values
 from harness.judge.confounds import LOAD, USEFUL, alike_environment
 from harness.judge.unseen import MOST_WAITING
 from harness.regress.days import STARTUP, BetweenDays, Days

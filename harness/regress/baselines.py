@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from harness.explain.statistics import CONFIDENCE
+from harness.explain.policy import CONFIDENCE
 from harness.machine.environment import OWN_PACKAGE, PACKAGES
 from harness.regress.days import Days, Session, apart, session_of
 from harness.regress.rounds import STEP

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from harness.explain.statistics import CONFIDENCE, Estimate, from_block_values, student_t
+from harness.explain.policy import CONFIDENCE
+from harness.explain.statistics import Estimate, from_block_values, student_t
 from harness.regress.thresholds import FIRST_LOOK, GROWTH, MOST_BLOCKS_WORTH
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from harness.explain.statistics import MIN_BLOCKS
+from harness.explain.policy import MIN_BLOCKS
 from harness.judge.comparisons import Absent, Figure, Measured, Missing
 from harness.judge.doubts import Doubt
 from harness.judge.problems import ProbeProblem, RunFailure, StudyProblem

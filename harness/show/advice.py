@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.explain.replay.handover import MOST_HANDOVER
-from harness.explain.replay.prediction import TOLERANCE
-from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.explain.policy import HANDOVER_TIMES_MAX, MIN_BLOCKS, REPLAY_ERROR_MAX
+from harness.explain.statistics import Estimate
 from harness.judge.advice import ALIKE, LEAST_GAIN
 from harness.judge.judgement import Bar
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
@@ -54,7 +53,7 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
         if handed:
             notes.append(
                 "No worker was recorded, so the time to receive a batch from one is unknown: the interval covers none "
-                f"to {MOST_HANDOVER} times the usual. Each worker is assumed to be as fast as the main thread."
+                f"to {HANDOVER_TIMES_MAX} times the usual. Each worker is assumed to be as fast as the main thread."
             )
         notes += _iterable([advice for one, advice in options[:MOST] if one.cost == "processes"], names)
         if any(advice.noise_floor is None for _, advice in options[:MOST]):
@@ -150,7 +149,7 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
         worst = max(one.error for one in off)
         lines.append(
             f"No recommendation for {_named([one.arm for one in off], names)}: the replay reproduces its step time "
-            f"with an error of {percent_over(worst, TOLERANCE)}, above {percent(TOLERANCE)}."
+            f"with an error of {percent_over(worst, REPLAY_ERROR_MAX)}, above {percent(REPLAY_ERROR_MAX)}."
         )
     if few:
         lines.append(f"No recommendation for {_named(few, names)}: an interval needs {MIN_BLOCKS} blocks.")
@@ -245,8 +244,8 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
     parts.append(
         "Each arm replayed under one change at a time, times as fast [95 % interval], for the time of a step. *worth "
         "it*: the interval lies above 1, the median clears the noise floor, the error of the unedited replay and "
-        f"{percent(LEAST_GAIN)}, and that error is within {percent(TOLERANCE)}; of several numbers of workers the "
-        "smallest that is as good as the best. "
+        f"{percent(LEAST_GAIN)}, and that error is within {percent(REPLAY_ERROR_MAX)}; of several numbers of workers "
+        "the smallest that is as good as the best. "
         + (_OR if any(one.serial is not None for advice in found for one in advice.options) else "")
         + f"{NOT_MEASURED}: no arm of this study is so. Costs: "
         + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in _KINDS.items())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from harness.explain.policy import HANDOVER_TIMES_MAX
 from harness.explain.replay.assumptions import Assumption
-from harness.explain.replay.handover import MOST_HANDOVER
 from harness.show.words import listing, ms
 
 
@@ -30,8 +30,8 @@ def _text(one: Assumption) -> str:
         case "hand-over not observed":
             return (
                 f"no batch was waited for: its hand-over is taken to last {_cost(one.cost_ms)}, and intervals hold "
-                f"that it lasts no longer than receiving the batch does, or {MOST_HANDOVER} times as long, as far as "
-                "the recorded order allows that"
+                f"that it lasts no longer than receiving the batch does, or {HANDOVER_TIMES_MAX} times as long, as far "
+                "as the recorded order allows that"
             )
         case "device not recorded":
             return (

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.explain.replay.critical_path import MOST_STEPS, PathLink, PathTime
-from harness.explain.replay.pipeline import MOST_STEPS as MOST_REPLAYED
-from harness.explain.replay.prediction import TOLERANCE
-from harness.explain.replay.removals import REPLICATES, Removal
+from harness.explain.policy import PREDICTED_STEPS_MAX, REMOVAL_REPLICATES, REPLAY_ERROR_MAX
+from harness.explain.replay.critical_path import PathLink, PathTime
+from harness.explain.replay.removals import Removal
 from harness.judge.report_types import ArmReport
 from harness.show.names import ArmNames
 from harness.show.tables import estimate_cell, number_cell, ratio_cell, safe, stages_cell, table
@@ -55,7 +54,7 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
         if abs(one.speedup.median - 1) >= WORTH
     ]
     left_out = (
-        f"Not said of {safe(listing(off))}: the unedited replay is off by more than {percent(TOLERANCE)}."
+        f"Not said of {safe(listing(off))}: the unedited replay is off by more than {percent(REPLAY_ERROR_MAX)}."
         if off
         else ""
     )
@@ -65,8 +64,8 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
         "By replay of each run without that part, beside its unedited replay; medians over blocks. Savings overlap: "
         "they need not add up. A kernel is device time, a phase the host's. Where stages of several workers wait (a "
         "disk, a lock), the interval holds that one worker at a time is served. "
-        f"Steps are replayed in the order in which they were recorded; a run of more than {MOST_REPLAYED:,} measured "
-        f"steps is replayed in {REPLICATES} stretches of its order, each that long."
+        f"Steps are replayed in the order in which they were recorded; a run of more than {PREDICTED_STEPS_MAX:,} "
+        f"measured steps is replayed in {REMOVAL_REPLICATES} stretches of its order, each that long."
         + _receiving([arm for arm in arms if arm.explained.removals and arm.explained.within_tolerance], names)
         + (
             " A real device's queue may be full (CUDA's takes about 1,000 launches), and the host's wait for it counts "
@@ -112,10 +111,10 @@ def _critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
         return ""
     note = (
         "The one chain of work without slack that the time of the steps consists of, in shares of it, by replay of the "
-        f"first {MOST_STEPS} measured steps in their recorded order; links under {percent(OF_PATH)} are left out. "
-        "Where events do not tell when the device worked: from least to most. A share is no saving (see above): that "
-        "may be less, as another chain may be hardly shorter, or more, as a phase that blocks leaves its wait to what "
-        "it waits for, and work that takes cores slows what runs beside it."
+        f"first {PREDICTED_STEPS_MAX} measured steps in their recorded order; links under {percent(OF_PATH)} are left "
+        "out. Where events do not tell when the device worked: from least to most. A share is no saving (see above): "
+        "that may be less, as another chain may be hardly shorter, or more, as a phase that blocks leaves its wait to "
+        "what it waits for, and work that takes cores slows what runs beside it."
     )
     return "\n\n".join(("## The critical path", "\n".join(lines), note))
 

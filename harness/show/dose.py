@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from harness.explain.dose import BEND, EXPOSED, MOST_BLOCKS, Dose
+from harness.explain.dose import Dose
 from harness.explain.dose_curves import Unfitted
-from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.explain.policy import DOSE_BLOCKS_MAX, EXPOSED_SLOPE_MIN, KINK_BEND_MIN, MIN_BLOCKS
+from harness.explain.statistics import Estimate
 from harness.show.words import count, listing, ms, number
 
 
@@ -27,7 +28,7 @@ def dose_reason(found: Dose) -> str | None:
     if found.slope.ci_low is None:
         return f"fewer than {MIN_BLOCKS} blocks give no interval"
     if found.blocks_needed is None:
-        return f"even {MOST_BLOCKS} blocks would not decide: the work is too little for a step that varies so much"
+        return f"even {DOSE_BLOCKS_MAX} blocks would not decide: the work is too little for a step that varies so much"
     return f"about {count(found.blocks_needed - found.slope.n, 'more block')} would decide"
 
 
@@ -63,7 +64,7 @@ def _fitted(found: Dose) -> str:
     waits = (
         "" if own.waited_ms is None else f"it takes {ms(own.work_ms)} and the step waits {ms(own.waited_ms)} for data"
     )
-    if found.kind == "kink" and found.slack_ms and first and last and last.median - first.median > BEND:
+    if found.kind == "kink" and found.slack_ms and first and last and last.median - first.median > KINK_BEND_MIN:
         slack = f"{ms(max(0.0, found.slack_ms.median))} of added work per step ({_interval(found.slack_ms, ' ms')})"
         return (
             f"{subject} has slack that is used up at about {slack}: 1 ms more of it costs {_two(first.median)} ms of "
@@ -72,7 +73,9 @@ def _fitted(found: Dose) -> str:
     if found.kind == "kink":
         return f"{subject} just fits into the slack ({waits}), and {cost}"
     if found.kind == "exposed":
-        partly = found.what != "device" and own.waited_ms is not None and own.waited_ms < EXPOSED * own.work_ms
+        partly = (
+            found.what != "device" and own.waited_ms is not None and own.waited_ms < EXPOSED_SLOPE_MIN * own.work_ms
+        )
         return f"{subject} is exposed: {cost}" + (f", though today {waits}" if partly else "")
     if found.kind == "partial":
         return f"{subject} is partly exposed: {cost}" + (f", {_two(waited.median)} ms by waiting" if waited else "")

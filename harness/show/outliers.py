@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.explain.step_times import FAR_OUT, StepTimes
+from harness.explain.policy import OUTLIER_QUARTILES
+from harness.explain.step_times import StepTimes
 from harness.show.names import ArmNames
 from harness.show.tables import table
 from harness.show.words import number, ratio
@@ -38,8 +39,8 @@ def section(found: Sequence[StepTimes], names: ArmNames) -> str:
     steps = sum(one.steps for one in found)
     outliers = sum(one.outliers for one in found)
     note = (
-        f"{outliers:,} of {steps:,} measured steps are outliers: more than {FAR_OUT:g} quartile ranges above the upper "
-        "quartile of their run. `summary.html` draws every step over the time of the study."
+        f"{outliers:,} of {steps:,} measured steps are outliers: more than {OUTLIER_QUARTILES:g} quartile ranges above "
+        "the upper quartile of their run. `summary.html` draws every step over the time of the study."
     )
     header = ["arm", "block", "repetition", "step", "ms", "times its run's median"]
     return "\n\n".join([f"## {TITLE}", *([table(header, rows)] if rows else []), note])

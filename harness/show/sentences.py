@@ -5,8 +5,8 @@ The reader bets a week of device time on these lines: never a bare ratio, and ev
 
 from __future__ import annotations
 
-from harness.explain.replay.prediction import TOLERANCE
-from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.explain.policy import MIN_BLOCKS, REPLAY_ERROR_MAX
+from harness.explain.statistics import Estimate
 from harness.judge.comparisons import AGREE, SAME, Measured, Waits
 from harness.judge.confounds import LOAD
 from harness.judge.doubts import Doubt, barred
@@ -417,7 +417,7 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
         f"replay predicts {ratio(predicted.median)} ({interval(predicted)}) and {ratio(measured.median)} "
         f"({interval(measured)}) was measured, so more than the data path changed"
     )
-    if isinstance(replayed, PredictedRatio) and replayed.error > TOLERANCE:
+    if isinstance(replayed, PredictedRatio) and replayed.error > REPLAY_ERROR_MAX:
         found += f", or the replay is wrong (unedited it is {percent(replayed.error)} off)"
     return [found]
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from harness.explain.policy import CROSSING_SHARE
 from harness.explain.replay.prediction import Prediction
-from harness.explain.replay.sweep import MATTERS, Crossing, Sweep
+from harness.explain.replay.sweep import Crossing, Sweep
 from harness.explain.statistics import Estimate
 from harness.show.colours import CURVES, GRID, INK, RULE, SOFT
 from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, legend_below, title, wrapped
@@ -34,10 +35,10 @@ def sweep_sentence(sweep: Sweep) -> str:
     """Where tokenization starts to matter, or that it does not in this range."""
     if sweep.crossings:
         texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
-        return f"crossover at {MATTERS * 100:.0f} % of the step: {texts}"
+        return f"crossover at {CROSSING_SHARE * 100:.0f} % of the step: {texts}"
     most, least = max(sweep.shares), min(sweep.shares)
     span = f"{sweep.key} from {sweep.texts[0]} to {sweep.texts[-1]}"
-    if most > MATTERS:
+    if most > CROSSING_SHARE:
         return f"no crossover: tokenization costs at least {percent(least)} of the step for {span}"
     return f"no crossover: tokenization costs at most {percent(max(0.0, most))} of the step for {span}"
 

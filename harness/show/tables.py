@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.explain.policy import MIN_BLOCKS
+from harness.explain.statistics import Estimate
 from harness.show.words import number, ratio
 from trainer.errors import one_line, visible
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.explain.replay.prediction import TOLERANCE, Prediction
+from harness.explain.policy import REPLAY_ERROR_MAX
+from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.sweep import Sweep
 from harness.explain.statistics import Estimate
 from harness.judge.doubts import Doubt
@@ -61,7 +62,7 @@ def validation_text(prediction: Prediction) -> str:
     )
     if errors.within_tolerance:
         return text
-    return f"{text}: more than {percent(TOLERANCE)}, so do not rely on this prediction"
+    return f"{text}: more than {percent(REPLAY_ERROR_MAX)}, so do not rely on this prediction"
 
 
 def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:

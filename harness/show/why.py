@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.explain.bounds import AT_WORK
 from harness.explain.overlap import SyncCall
+from harness.explain.policy import LOADERS_BUSY_SHARE
 from harness.explain.spans import UNANNOUNCED
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf
 from harness.show.absent import GAPS
@@ -207,7 +207,7 @@ def _device_note() -> str:
         "of what data work costs the step (data), device idle time while the host did anything else (host), and time "
         "in phases that the device ends with their launches (launch), where that is more than 5 % of the step; and "
         "data, whatever is largest, where that costs more than 5 % of the step and loader workers are at work for over "
-        f"{percent(AT_WORK)} of the time. "
+        f"{percent(LOADERS_BUSY_SHARE)} of the time. "
         "Otherwise device or launch, where the device was at other phases for more than 5 % of the step while the host "
         "was still launching them: it worked, or waited for launches. Otherwise device where "
         "fetching could last 5 % of the step longer at a cost of no more than a tenth of that, else balanced."

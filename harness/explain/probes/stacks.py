@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.statistics import CONFIDENCE
+from harness.explain.policy import CONFIDENCE, KEPT_STACKS, ROUGH_PLACE_SHARE
 from harness.study.contract import STAGES
 from harness.study.probes_json import PySpyRecord
 from harness.study.traces.clock_marks import FittedClock
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 MAIN, WORKERS = "main thread", "loader workers"
 OUTSIDE = "none"  # neither phase nor stage: between steps; a worker that waits until it is asked for more
-TOP = 5  # functions and stacks kept of each place
-ROUGH = 1 / 3  # of a place's samples within the clock's doubt of a boundary: with more, it may show its neighbours
 # Files of the ledger's recorder. Its system calls are met by py-spy out of proportion to what they cost.
 RECORDER = ("harness/probes/", "harness/attach/agent/", "trainer/telemetry.py")
 _LINE = re.compile(r":\d+\)$")
@@ -82,7 +80,7 @@ class Place:
     @property
     def rough(self) -> bool:
         """Whether its shares are rough: many of its samples may belong elsewhere."""
-        return self.near > ROUGH * self.whole.samples
+        return self.near > ROUGH_PLACE_SHARE * self.whole.samples
 
 
 @dataclass(frozen=True)
@@ -278,7 +276,7 @@ def _file(frame: str) -> str:
 
 def _top(counts: Counter[str], total: int) -> tuple[Share, ...]:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(_share(name, count, total) for name, count in ordered[:TOP])
+    return tuple(_share(name, count, total) for name, count in ordered[:KEPT_STACKS])
 
 
 def _share(name: str, count: int, total: int) -> Share:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.makers import Makers, round_robin
+from harness.explain.policy import MOSTLY_CPU_SHARE
 from harness.explain.replay.handover import (
     DATALOADER,
     AssumedCost,
@@ -38,7 +39,6 @@ from harness.explain.replay.handover import (
 
 Array = NDArray[np.float64]
 BUILT = ("read", "tokenize", "pack")  # stages that leave spans, in the order they run
-_MOSTLY_CPU = 0.5  # the CPU time of a stage with at least this share of it says how long the stage took
 
 
 class StageRow(NamedTuple):
@@ -178,7 +178,7 @@ def _mended(
     batch before it that was not suspended.
     """
     share = cpu[clean].sum() / wall[clean].sum() if wall[clean].sum() else 0.0
-    if share < _MOSTLY_CPU:
+    if share < MOSTLY_CPU_SHARE:
         return wall[source]
     return np.where(clean, wall, np.where(has_cpu, cpu / share, wall[source]))
 

@@ -13,14 +13,14 @@ from harness.explain.replay.simulate import Simulated, simulate
 
 Array = NDArray[np.float64]
 Make = Callable[[Stretch], Pipeline]
-SEED = 20240229
-_ROUNDS = 12  # of step time against contention
-_CLOSE = 0.005
+OFFSETS_SEED = 20240229
+CONTENTION_REPLAYS = 12  # of step time against contention
+CONTENTION_CLOSE = 0.005
 
 
 def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
     """Where each rank of each replicate starts, (replicates, ranks) in [0, 1): spread evenly, then shuffled."""
-    generator = np.random.default_rng([SEED, block])
+    generator = np.random.default_rng([OFFSETS_SEED, block])
     cells = (np.arange(replicates) + generator.random((ranks, replicates))) / replicates
     return generator.permuted(cells, axis=1).T
 
@@ -30,7 +30,7 @@ def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account:
     nows = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)
     pending = list(range(len(makes)))
-    for _ in range(_ROUNDS):
+    for _ in range(CONTENTION_REPLAYS):
         pipelines = [makes[number](nows[number]) for number in pending]
         unsettled = []
         for number, pipeline, result in zip(
@@ -38,7 +38,7 @@ def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account:
         ):
             results[number], now = result, nows[number]
             following = stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
-            if max(abs(following.main / now.main - 1), abs(following.worker / now.worker - 1)) >= _CLOSE:
+            if max(abs(following.main / now.main - 1), abs(following.worker / now.worker - 1)) >= CONTENTION_CLOSE:
                 nows[number] = Stretch((now.main + following.main) / 2, (now.worker + following.worker) / 2)
                 unsettled.append(number)
         pending = unsettled

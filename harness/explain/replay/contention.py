@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_ROUNDS = 100
-_CLOSE = 1e-6
+STRETCH_ROUNDS = 100
+STRETCH_CLOSE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def stretch(demand: Demand, step_ns: float) -> Stretch:
     if not demand.scarce or step_ns <= 0:
         return found
     most = max(1, demand.workers)
-    for _ in range(_ROUNDS):
+    for _ in range(STRETCH_ROUNDS):
         main_share = min(1.0, demand.main_ns * found.main / step_ns)
         worker_share = min(1.0, demand.workers_ns * found.worker / step_ns / most)
         following = Stretch(
@@ -72,7 +72,7 @@ def stretch(demand: Demand, step_ns: float) -> Stretch:
             if demand.workers
             else 1.0,
         )
-        close = abs(following.main - found.main) + abs(following.worker - found.worker) < _CLOSE
+        close = abs(following.main - found.main) + abs(following.worker - found.worker) < STRETCH_CLOSE
         found = following
         if close:
             break

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.intervals import Int
+from harness.explain.policy import RECEIVED_SHARE
 from harness.explain.replay.batches import BUILT
 from harness.explain.replay.contention import stretched
-from harness.explain.replay.handover import RECEIVED_SHARE
 from harness.explain.replay.recording import Recording
 from harness.scenario.edits import UNCHANGED, Edits, StageEdit
 

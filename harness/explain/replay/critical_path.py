@@ -20,13 +20,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain.policy import PREDICTED_STEPS_MAX
 from harness.explain.replay.costs import Costs
 from harness.explain.replay.pipeline import Pipeline, Program, build
 from harness.explain.replay.recording import Recording, Resume
 from harness.scenario.edits import Edits
 
 Array = NDArray[np.float64]
-MOST_STEPS = 500  # measured ones that are walked; more change little
 LinkKind = Literal["stage", "phase", "kernel", "launch", "return"]
 
 
@@ -63,7 +63,7 @@ RETURN = PathLink("return", "blocking call")
 
 def critical_path_ms(recording: Recording) -> dict[PathLink, float]:
     """Milliseconds per measured step by link."""
-    pipeline = build(recording, Edits(), exact=True, most_steps=MOST_STEPS, merged=False)
+    pipeline = build(recording, Edits(), exact=True, most_steps=PREDICTED_STEPS_MAX, merged=False)
     total: dict[PathLink, float] = {}
     for began, end in _Walk(pipeline).windows():
         moment: _Reached | None = end

@@ -25,16 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.intervals import Int
+from harness.explain.policy import REPLAY_ERROR_MAX, REPLAYED_STEPS_MAX
 from harness.explain.replay.pipeline import build, together
-from harness.explain.replay.prediction import TOLERANCE
-from harness.explain.replay.recording import MOST_RECORDED, Recording
+from harness.explain.replay.recording import Recording
 from harness.explain.replay.removals import present_stages, without_stages
 from harness.explain.replay.simulate import simulate
 from harness.study.contract import STAGES
 
 Array = NDArray[np.float64]
 Unsplit = Literal["not replayable", "replay is off", "above its work", "device not recorded"]
-_ROUNDS = 50  # of fitting the shares of steps to their waits
+FITTING_ROUNDS = 50  # of fitting the shares of steps to their waits
 _SEED_SHARE = 1e-3  # of a step's wait that follows the shares of the whole repetition: a step without any has these
 
 
@@ -59,7 +59,7 @@ def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
     replayed = _replayed(recording, [[present[place] for place in chosen] for chosen in sets])
     steps = replayed.shape[1]
     counted, wall_ns = recording.measured[:steps], recording.wall_ns[:steps]
-    if abs(replayed[0, counted].sum() / wall_ns[counted].sum() - 1) > TOLERANCE:
+    if abs(replayed[0, counted].sum() / wall_ns[counted].sum() - 1) > REPLAY_ERROR_MAX:
         return "replay is off"
     saved = {chosen: replayed[0] - walls for chosen, walls in zip(sets, replayed, strict=True)}
     shares = np.zeros((steps, len(STAGES)))
@@ -75,7 +75,9 @@ def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
 
 def _replayed(recording: Recording, removed: list[list[str]]) -> Array:
     """Step times in the order recorded without each of these sets of stages, (sets, steps)."""
-    pipelines = [build(recording, without_stages(stages), exact=True, most_steps=MOST_RECORDED) for stages in removed]
+    pipelines = [
+        build(recording, without_stages(stages), exact=True, most_steps=REPLAYED_STEPS_MAX) for stages in removed
+    ]
     count = len(pipelines)
     return simulate(together(pipelines), np.zeros((count, 1)), np.arange(count), account=False).step_ns
 
@@ -122,7 +124,7 @@ def _summing_to(waits_ns: Int, shares: Array, group: Int) -> Int:
             continue
         wanted *= waits.sum() / wanted.sum()
         fitted = shares[own] + _SEED_SHARE * np.outer(waits, wanted / wanted.sum())
-        for _ in range(_ROUNDS):
+        for _ in range(FITTING_ROUNDS):
             fitted = fitted * _ratio(wanted, fitted.sum(axis=0))
             fitted = fitted * _ratio(waits, fitted.sum(axis=1))[:, None]
         found[own] = fitted

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from harness.explain.intervals import Int
 from harness.explain.makers import Makers
+from harness.explain.policy import HANDOVERS_SEEN_MIN, READY_HANDOVERS, RECEIVED_SHARE
 
 Array = NDArray[np.float64]
-RECEIVED_SHARE = 0.75  # of a hand-over, where a recording does not show it: a batch that lies ready costs that part
 
 
 class Transport(NamedTuple):
@@ -41,11 +41,6 @@ DATALOADER = Transport(tensor_ms=0.9, after_ms=0.2, own_connections=False)
 # asked of the ring. Measured is that a batch that lies ready takes less than a tenth of what it takes from
 # a DataLoader (0.285 and 3.08 ms in a slow hour; python -m tests.benchmarks.batches --hand-over).
 RING = Transport(tensor_ms=0.04, after_ms=0.05, own_connections=True)
-# Times a hand-over that was not recorded, up to which intervals allow for it; downwards to none at all.
-MOST_HANDOVER = 3
-# A batch whose last stage ended at least so many typical hand-overs before it was asked for lay ready.
-_READY_HANDOVERS = 2.0
-_FEW = 3  # fewer observations than this say nothing about what is typical
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,7 @@ def handed_over(
 
 def arrivals_recorded(seen: Seen) -> bool:
     """Whether the recording shows when batches of measured steps had arrived in the main process."""
-    return bool(np.count_nonzero(seen.measured & ~np.isnan(seen.arrived)) >= _FEW)
+    return bool(np.count_nonzero(seen.measured & ~np.isnan(seen.arrived)) >= HANDOVERS_SEEN_MIN)
 
 
 def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
@@ -163,7 +158,7 @@ def _estimated(
     # Of the first ones the workers had only just started.
     asked_early = seen.known & (seen.wait_start <= seen.last) & (np.arange(len(waited)) >= ahead)
     handing_ns = _typical(latency, asked_early & seen.measured)
-    ready = seen.known & (seen.last + _READY_HANDOVERS * (handing_ns or default + declared_ns) <= seen.wait_start)
+    ready = seen.known & (seen.last + READY_HANDOVERS * (handing_ns or default + declared_ns) <= seen.wait_start)
     receiving_ns = _typical(waited, ready & seen.measured)
     # Where only one of the two was observed, the other is estimated from it.
     default_receive = RECEIVED_SHARE * (default if handing_ns is None else max(0.0, handing_ns - declared_ns))
@@ -236,7 +231,7 @@ def _around(seen: Seen, before: Int, ahead: int) -> tuple[Array, Array, Array, A
 
 
 def _typical(values: Array, chosen: NDArray[np.bool_]) -> float | None:
-    return float(np.median(values[chosen])) if np.count_nonzero(chosen) >= _FEW else None
+    return float(np.median(values[chosen])) if np.count_nonzero(chosen) >= HANDOVERS_SEEN_MIN else None
 
 
 def _unlike(values: Array, typical: float) -> Array:
@@ -247,7 +242,7 @@ def _unlike(values: Array, typical: float) -> Array:
 
 def _unknown(values: Array, measured: NDArray[np.bool_]) -> bool:
     """Whether :func:`_filled` takes the default: too few are known of measured steps, whatever warmup showed."""
-    return bool(np.count_nonzero(~np.isnan(values) & measured) < _FEW)
+    return bool(np.count_nonzero(~np.isnan(values) & measured) < HANDOVERS_SEEN_MIN)
 
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:
@@ -257,5 +252,7 @@ def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Ar
     """
     known = ~np.isnan(values)
     lenders = known & measured
-    lent = values[nearest(lenders)] if np.count_nonzero(lenders) >= _FEW else np.full_like(values, default)
+    lent = (
+        values[nearest(lenders)] if np.count_nonzero(lenders) >= HANDOVERS_SEEN_MIN else np.full_like(values, default)
+    )
     return np.where(known, values, np.minimum(lent, most))

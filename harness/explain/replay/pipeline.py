@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.makers import round_robin
+from harness.explain.policy import PREDICTED_STEPS_MAX
 from harness.explain.replay.contention import ALONE, Demand, Stretch, stretched
 from harness.explain.replay.costs import batch_costs
 from harness.explain.replay.programs import Event
@@ -21,7 +22,6 @@ from harness.explain.replay.tape import Tape, tape_of
 from harness.scenario.edits import Edits
 
 Array = NDArray[np.float64]
-MOST_STEPS = 500  # measured ones in a prediction; with all its replicates they are many times as many
 PER_SAMPLE = frozenset({"h2d", "forward", "backward"})  # grow with the batch; gradient norm and optimizer do not
 COMPUTED = frozenset({"forward", "backward", "optimizer"})  # host phases that are device time on a synchronous device
 WHOLE_PHASES = frozenset({"log", "checkpoint"})  # without such a phase, its blocking calls go as well
@@ -85,7 +85,7 @@ def build(
     *,
     exact: bool = False,
     grown: float = 1.0,
-    most_steps: int = MOST_STEPS,
+    most_steps: int = PREDICTED_STEPS_MAX,
     merged: bool = True,
 ) -> Pipeline:
     """``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then`` (see ``contention``).

@@ -20,26 +20,25 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain.policy import BATCHES_AHEAD_MAX, CONFIDENCE, MIN_BLOCKS, PREDICTED_STEPS_MAX, PREDICTION_REPLICATES
 from harness.explain.replay.assumptions import Assumption, assumptions
 from harness.explain.replay.batches import RecordedBatches
 from harness.explain.replay.consistent import Make, consistent, spread_offsets
 from harness.explain.replay.contention import Stretch, stretch
 from harness.explain.replay.critical_path import PathLink, PathTime, critical_path_ms
-from harness.explain.replay.pipeline import MOST_STEPS, build, in_order, tokens_per_step
+from harness.explain.replay.pipeline import build, in_order, tokens_per_step
 from harness.explain.replay.prediction import Prediction, ReplayValidation, widened
 from harness.explain.replay.recording import READINGS, Recording, record
 from harness.explain.replay.refusals import ReplayError
 from harness.explain.replay.removals import Removal, removals, widened_removals
 from harness.explain.replay.simulate import Simulated, simulate
-from harness.explain.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks, holding, inverse
+from harness.explain.statistics import Estimate, from_blocks, holding, inverse
 from harness.scenario.edits import Edits
 from harness.study.contract import STAGES
 from harness.study.run_data import RunData
 
 __all__ = ["Prediction", "ReplayValidation", "Replays", "predict", "replace_data", "unedited_error"]
 Array = NDArray[np.float64]
-REPLICATES = 16  # per run: their mean moves by a fraction of a percent from seed to seed
-MOST_AHEAD = 4096  # batches in flight; more take minutes to replay and change nothing
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class _Edited:
 class Replays:
     """The runs of one arm (one per block), replayed as they were, and ready to be asked what would have been."""
 
-    def __init__(self, runs: Sequence[RunData], replicates: int = REPLICATES) -> None:
+    def __init__(self, runs: Sequence[RunData], replicates: int = PREDICTION_REPLICATES) -> None:
         """ReplayError where none of ``runs`` can be replayed."""
         self._replicates = replicates
         by_run = [_replayed(run, recording, replicates) for run, recording in _recordings(runs)]
@@ -159,8 +158,10 @@ class Replays:
         found = []
         for run in runs:
             ahead = _either(edits.workers, run.recording.workers) * _either(edits.prefetch, run.recording.prefetch)
-            if ahead > MOST_AHEAD:
-                raise ReplayError("too far ahead", f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
+            if ahead > BATCHES_AHEAD_MAX:
+                raise ReplayError(
+                    "too far ahead", f"replay: workers x prefetch is {ahead}; at most {BATCHES_AHEAD_MAX}"
+                )
             offsets = spread_offsets(run.recording.block, self._replicates, edits.ranks or 1)
             makes = (partial(build, run.recording, edits, run.then), partial(in_order, run.recording, edits, run.then))
             kept = _keeps_order(run.recording, edits)
@@ -261,7 +262,7 @@ def _keeps_order(recording: Recording, edits: Edits) -> bool:
 
 def _in_order(recording: Recording) -> Simulated | None:
     """See ``_Run.in_order``; of a long run steps are drawn, as its beginning is not all of it."""
-    if not recording.fills_its_queue or np.count_nonzero(recording.measured) > MOST_STEPS:
+    if not recording.fills_its_queue or np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX:
         return None
     return simulate(in_order(recording, Edits()), np.zeros((1, 1)))
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.explain.policy import REPLAY_ERROR_MAX
 from harness.explain.replay.assumptions import Assumption
 from harness.explain.statistics import Estimate, holding
 from harness.scenario.edits import Edits
-
-TOLERANCE = 0.05  # a prediction is not to be relied on where the unedited replay is further off than this
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class ReplayValidation:
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether that is small enough (:data:`TOLERANCE`) to believe a prediction."""
-        return self.typical <= TOLERANCE
+        """Whether that is small enough (:data:`REPLAY_ERROR_MAX`) to believe a prediction."""
+        return self.typical <= REPLAY_ERROR_MAX
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain.policy import CLOCK_TOLERANCE_NS
+
 Array = NDArray[np.float64]
 EventKind = Literal["host", "fetch", "launch", "sync"]
 COPY = "read"  # the work of copying a step's values to the host
 OTHER = "other"  # host time outside of every phase
-# Device timestamps are mapped to the host's clock with an error; work that ended so little after a wait was waited for.
-_CLOCK_TOLERANCE_NS = 200_000
 
 
 class Phase(NamedTuple):
@@ -217,7 +217,7 @@ def _sync(row: Sync, phase: str, launches: Sequence[Launch]) -> _Moment:
     """Which work this call waited for, and how long it took to return after that was done."""
     queued = bisect_left(launches, row.end_ns, key=lambda launch: launch.start_ns)
     waited_for = queued
-    while waited_for and launches[waited_for - 1].done_ns > row.end_ns + _CLOCK_TOLERANCE_NS:
+    while waited_for and launches[waited_for - 1].done_ns > row.end_ns + CLOCK_TOLERANCE_NS:
         waited_for -= 1
     late = launches[waited_for - 1].done_ns - row.end_ns if waited_for else 0
     if late > 0 and waited_for > 1 and row.end_ns - launches[waited_for - 2].done_ns < late:

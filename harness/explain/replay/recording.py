@@ -14,10 +14,19 @@ from numpy.typing import NDArray
 
 from harness.explain.intervals import Stretches
 from harness.explain.kernel_times import KernelTime, kernel_times_of
-from harness.explain.launches import NEGLIGIBLE, DeviceWork, Reading, device_work
+from harness.explain.launches import DeviceWork, Reading, device_work
 from harness.explain.makers import makers_of
+from harness.explain.policy import (
+    HANDOVER_TIMES_MAX,
+    HELD_WORK_SHARE,
+    OPEN_DEVICE_SHARE,
+    RECEIVED_SHARE,
+    REPLAYED_STEPS_MAX,
+    SELDOM_WORK_SHARE,
+    SUSPENDED_NS_MIN,
+)
 from harness.explain.replay.batches import FetchWait, RecordedBatches, StageRow, Unpacking, batches
-from harness.explain.replay.handover import DATALOADER, MOST_HANDOVER, RECEIVED_SHARE, RING, Transport
+from harness.explain.replay.handover import DATALOADER, RING, Transport
 from harness.explain.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
 from harness.explain.replay.refusals import ReplayError
 from harness.explain.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
@@ -31,20 +40,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Array = NDArray[np.float64]
-# Between two steps that are further apart the run was suspended (SIGSTOP), if the second one does not count, as none
-# does before the loader has settled again. Shorter gaps, and those before a step that counts (an evaluation), are real
-# time in which workers run on.
-RAN_ON_NS = 20_000_000
-# Measured steps of a run that are replayed, at most: more say little more, and a million take hours.
-MOST_RECORDED = 5_000
 # Readings besides those of the device's work, where a recording does not show what handing a batch over takes: the
 # least and the most. A batch that lies ready costs the main thread nothing, or all that a hand-over takes; replay takes
 # most of it to be the main thread's (``handover``) where none ever lay ready to show it. A hand-over that nobody waited
 # for takes nothing beyond receiving, or up to so many times what is assumed as the recorded order allows.
 AT_ONCE, LONGEST = "handed over at once", "handed over slowly"
 READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE, LONGEST)
-LEAST_HELD = 0.5  # share of the host's work in a step: what takes it less is scatter, not something else than training
-SELDOM = 0.05  # share of the pieces of work of one name: fewer that are launch-bound decide nothing
 STEP_BEFORE = "values of the step before"  # call site of the trainer that reads them with compute.sync: late
 FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
 
@@ -141,7 +142,7 @@ class Recording:
             least_receive = most_receive = made.receive
             least = most = made.handover
             if "hand-over" in unseen:
-                most = np.maximum(made.handover, np.minimum(made.handover * MOST_HANDOVER, made.most_handover))
+                most = np.maximum(made.handover, np.minimum(made.handover * HANDOVER_TIMES_MAX, made.most_handover))
             if "receive" in unseen:
                 least_receive = np.zeros(len(made))
                 most_receive = np.maximum(made.receive, np.minimum(made.receive / RECEIVED_SHARE, most))
@@ -157,7 +158,7 @@ class Recording:
     def fills_its_queue(self) -> bool:
         """Whether workers go on while the loop does something else than training, as beside an evaluation."""
         paused_ns = (resume.worked_ns for step, resume in self.resumes.items() if step and not resume.repetition)
-        return self.workers > 0 and (self.held_up or any(paused > RAN_ON_NS for paused in paused_ns))
+        return self.workers > 0 and (self.held_up or any(paused > SUSPENDED_NS_MIN for paused in paused_ns))
 
     @property
     def usual_handover_ms(self) -> float:
@@ -189,7 +190,7 @@ class Recording:
 def record(run: RunData) -> Recording:
     """The recording of a finished run; ReplayError (one line) where its tables do not hold enough to replay it.
 
-    A long run is cut after :data:`MOST_RECORDED` measured steps.
+    A long run is cut after :data:`REPLAYED_STEPS_MAX` measured steps.
     """
     found = run.once("recording", lambda: _record(run))
     if isinstance(found, ReplayError):
@@ -218,8 +219,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     if not measured.any():
         raise ReplayError("no measured step", f"{name}: no measured step to replay")
     until_ns = int(np.iinfo(np.int64).max)
-    if np.count_nonzero(measured) > MOST_RECORDED:
-        shown = slice(int(np.flatnonzero(measured)[MOST_RECORDED - 1]) + 1)
+    if np.count_nonzero(measured) > REPLAYED_STEPS_MAX:
+        shown = slice(int(np.flatnonzero(measured)[REPLAYED_STEPS_MAX - 1]) + 1)
         starts, ends, measured = starts[shown], ends[shown], measured[shown]
         until_ns = int(ends[-1])
     phases, work, syncs, stages = _rows(spans_of(run), until_ns, kernel_times_of(run))
@@ -234,7 +235,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     workers = int(lookup_number(config, "data.workers", facts.workers or 0))
     prefetch = int(lookup_number(config, "data.prefetch", 2))
     paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after a pause of the loop
-    suspended = ~measured & (starts - np.append(starts[:1], ends[:-1]) > RAN_ON_NS)
+    suspended = ~measured & (starts - np.append(starts[:1], ends[:-1]) > SUSPENDED_NS_MIN)
     step_of = np.searchsorted(starts, [fetch.start_ns for fetch in fetches], side="right") - 1
     inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
     packed = str(lookup(config, "data.path", "")).endswith(("-stream", "-mmap"))
@@ -374,7 +375,7 @@ def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Readi
 
     Their fetches do not count: what is left of a step without a slow loader may be little, and its device most of that.
     """
-    least_ns = NEGLIGIBLE * max(0, wall_ns - fetch_ns)
+    least_ns = OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
     others: tuple[Reading, ...] = ("waiting", "working", "blocking")
     if not work.may_block.any():
         others = others[:2]  # the third is the second
@@ -388,13 +389,15 @@ def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
     """
     pieces = np.bincount(work.names)
     still = np.bincount(work.names, weights=work.still_launching & ~work.profiled)
-    return tuple(names[code] for code in dict.fromkeys(work.names.tolist()) if still[code] > SELDOM * pieces[code])
+    return tuple(
+        names[code] for code in dict.fromkeys(work.names.tolist()) if still[code] > SELDOM_WORK_SHARE * pieces[code]
+    )
 
 
 def _behind_full_queue(names: Sequence[str], work: DeviceWork) -> frozenset[str]:
     """Names of work that was launched onto a queue that may have been full, more often than once in a while."""
     pieces, behind = np.bincount(work.names), np.bincount(work.names, weights=work.behind_full_queue)
-    return frozenset(names[code] for code in np.flatnonzero(behind > SELDOM * pieces).tolist())
+    return frozenset(names[code] for code in np.flatnonzero(behind > SELDOM_WORK_SHARE * pieces).tolist())
 
 
 def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int, int, int | None]]:
@@ -442,7 +445,7 @@ def _resumes(
 
 
 def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held: NDArray[np.bool_]) -> dict[int, float]:
-    """See ``Recording.held_up_ns``; of less than :data:`LEAST_HELD` of such steps nothing is said."""
+    """See ``Recording.held_up_ns``; of less than :data:`HELD_WORK_SHARE` of such steps nothing is said."""
     found: dict[int, float] = {}
     for one in classes:
         counted, late = measured[one.steps], held[one.steps]
@@ -451,7 +454,7 @@ def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held:
         host_ns = sum((event.duration for event in one.events if event.kind == "host"), np.zeros(len(one.steps)))
         usual_ns = float(host_ns[counted].mean())
         for step, longer_ns in zip(one.steps[late].tolist(), (host_ns[late] - usual_ns).tolist(), strict=True):
-            if longer_ns > LEAST_HELD * usual_ns:
+            if longer_ns > HELD_WORK_SHARE * usual_ns:
                 found[step + 1] = longer_ns
     return found
 

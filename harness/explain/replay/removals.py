@@ -19,10 +19,17 @@ from typing import Literal
 
 import numpy as np
 
+from harness.explain.policy import (
+    PREDICTED_STEPS_MAX,
+    REMOVAL_ERROR_MAX,
+    REMOVAL_REPLICATES,
+    REMOVED_SHARE_MIN,
+    STEP_LEFT_MIN,
+)
 from harness.explain.replay.batches import BUILT
 from harness.explain.replay.consistent import consistent, spread_offsets
 from harness.explain.replay.contention import Stretch
-from harness.explain.replay.pipeline import LAUNCHING, MOST_STEPS, QUEUE_LIMIT, Pipeline, build, in_order
+from harness.explain.replay.pipeline import LAUNCHING, QUEUE_LIMIT, Pipeline, build, in_order
 from harness.explain.replay.recording import Recording
 from harness.explain.statistics import Estimate, from_block_values, from_blocks, holding
 from harness.scenario.edits import Edits, StageEdit
@@ -32,10 +39,6 @@ PartKind = Literal["stage", "phase", "kernel", "cause"]
 # Causes: data (all stages), launching (host time but for logging and checkpoints, beside an asynchronous device), sync
 # (blocking on the gradient norm), queue limit (waiting for a place in the device's queue).
 DATA, SYNC = "data", "sync"
-REPLICATES = 4  # of a run too long to be replayed whole: both sides of a saving begin at the same places of it
-WORTH = 1e-3  # share of a step: a phase that lasts less is not looked at
-OFF = 0.01  # share of a step: replays are not held to be exact, and a pause of the loop may set one off by much
-LEAST_LEFT = 1e-3  # of a step is left, whatever is removed: a ratio needs something
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,14 @@ class Removal:
     speedup: Estimate
 
 
-def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REPLICATES) -> tuple[Removal, ...]:
+def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REMOVAL_REPLICATES) -> tuple[Removal, ...]:
     """What each part of ``runs`` (of one arm, with the contention there was) costs, the largest saving first.
 
-    A run of more measured steps than :data:`MOST_STEPS` is drawn from in ``replicates``, of which each is that long.
+    Of a run with more than :data:`PREDICTED_STEPS_MAX` measured steps, ``replicates`` of that length are drawn.
 
     Where stages of several workers wait for something, the interval holds that it serves one of them at a time; where
     the queue of a real device may have been full, that launching was waiting for a place in it; where the unedited
-    replay is off by more than :data:`OFF`, the saving against the step that was measured.
+    replay is off by more than :data:`REMOVAL_ERROR_MAX`, the saving against the step that was measured.
     """
     saved_ms: dict[tuple[PartKind, str], list[float]] = {}
     logs: dict[tuple[PartKind, str], list[float]] = {}
@@ -65,13 +68,13 @@ def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REPLIC
     measured_logs: dict[tuple[PartKind, str], list[float]] = {}
     for recording, then in runs:
         edits = dict(_parts(recording))
-        long = np.count_nonzero(recording.measured) > MOST_STEPS
+        long = np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX
         make: Callable[..., Pipeline] = build if long else in_order
         makes = [partial(make, recording, one, then) for one in (Edits(), *edits.values())]
         offsets = spread_offsets(recording.block, replicates, 1) if long else np.zeros((1, 1))
         unedited, *without = consistent(makes, offsets, then, account=False)
         was = float(unedited.step_ms.mean())
-        measured = recording.measured_ms if abs(was / recording.measured_ms - 1) > OFF else was
+        measured = recording.measured_ms if abs(was / recording.measured_ms - 1) > REMOVAL_ERROR_MAX else was
         for part, result in zip(edits, without, strict=True):
             now = float(result.step_ms.mean())
             if now > 0:
@@ -113,7 +116,7 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
         if waited_ms > now_ms:
             return max(now_ms, min(waited_ms, was_ms))
     if kind == "kernel" and recording.behind_full_queue:
-        return min(now_ms, max(was_ms - _lasting(recording, "launch")[name], LEAST_LEFT * was_ms))
+        return min(now_ms, max(was_ms - _lasting(recording, "launch")[name], STEP_LEFT_MIN * was_ms))
     if kind == "phase" and recording.behind_full_queue & _launched_in(recording, name):
         return max(now_ms, was_ms)
     return now_ms
@@ -154,7 +157,7 @@ def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]
         yield ("stage", stage), without_stages([stage])
     if stages:
         yield ("cause", DATA), without_stages(stages)
-    worth_ms = WORTH * recording.measured_ms
+    worth_ms = REMOVED_SHARE_MIN * recording.measured_ms
     for phase in (name for name, spent in _lasting(recording, "host").items() if spent >= worth_ms):
         if phase != "sync" or not recording.asynchronous:
             yield ("phase", phase), Edits(without=frozenset({("phase", phase)}))

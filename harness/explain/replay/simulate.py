@@ -30,7 +30,7 @@ from harness.study.contract import STAGES
 Array = NDArray[np.float64]
 # An operation of numpy on the few replicates of a step costs more than its arithmetic: what does not depend on what
 # came before is done for so many steps at once.
-AT_ONCE = 256
+STEPS_PER_SWEEP = 256
 READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK, DRAW = range(len(Costs._fields))
 
 
@@ -147,9 +147,9 @@ class _Loop:
         p = self.p
         steps_of = zip(p.step_program, p.measured, p.resumes, p.drained, strict=True)
         for place, (number, measured, resume, drained) in enumerate(steps_of):
-            if place % AT_ONCE == 0:
+            if place % STEPS_PER_SWEEP == 0:
                 self._add_up()
-                durations = self._durations(slice(place, place + AT_ONCE))
+                durations = self._durations(slice(place, place + STEPS_PER_SWEEP))
             if resume is not None:
                 self._resume(resume, first=not walls)
             self.counts = bool(measured) and self.account
@@ -306,7 +306,7 @@ class _Loop:
         place = self.requested - self.coming_from
         if place >= len(self.coming):
             self.coming_from, place = self.requested, 0
-            batches = self.requested + np.arange(AT_ONCE)[:, None, None]
+            batches = self.requested + np.arange(STEPS_PER_SWEEP)[:, None, None]
             wanted = (self.first_batch + batches) % self.p.costs.shape[2]
             self.coming = self.p.costs[:, self.variant, wanted].swapaxes(0, 1)
         self.requested += 1

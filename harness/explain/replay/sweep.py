@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from harness.explain.policy import CROSSING_SHARE
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.prediction import Prediction
 from harness.scenario.edits import COUNTS, Edits, parse_edits
 from trainer.errors import InputError
 
 SWEPT = ("device", *COUNTS)
-MATTERS = 0.01  # a difference of step time by this share is called one
 _HALVINGS = 6  # of the stretch in which the crossover lies
 
 
@@ -71,7 +71,7 @@ def sweep(replays: Replays, edits: Edits, key: str, values: Sequence[tuple[float
         return replays.predict(full), replays.predict(full.with_text("tokenize=0"))
 
     points = [at(text) for _, text in values]
-    matters = [_share(*point) > MATTERS for point in points]
+    matters = [_share(*point) > CROSSING_SHARE for point in points]
     return Sweep(
         key,
         replays.recorded(key),
@@ -80,7 +80,7 @@ def sweep(replays: Replays, edits: Edits, key: str, values: Sequence[tuple[float
         tuple(full for full, _ in points),
         tuple(free for _, free in points),
         tuple(
-            _crossing(key, values[i], values[i + 1], matters[i], lambda text: _share(*at(text)) > MATTERS)
+            _crossing(key, values[i], values[i + 1], matters[i], lambda text: _share(*at(text)) > CROSSING_SHARE)
             for i in range(len(values) - 1)
             if matters[i] != matters[i + 1]
         ),

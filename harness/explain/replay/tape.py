@@ -16,12 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.explain.intervals import Int
+from harness.explain.policy import TAPE_KEPT_MIN, TAPE_ROUNDS_MIN
 from harness.explain.replay.recording import Recording
 
 # Multiples of how often batches are usually alike: every second, third, fourth or sixth. The longest one is the best.
 USUAL_PERIODS = (12, 6, 4, 3, 2)
-LEAST_ROUNDS = 4  # fewer say too little of each worker
-LEAST_KEPT = 0.9  # share of the steps: a period whose whole rounds leave out more of them is too long
 
 
 class Tape(NamedTuple):
@@ -66,8 +65,8 @@ def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, f
         period_steps = period // math.gcd(period, fetches)
         by_place = [steps[(ordinals - ordinals[0]) % period_steps == place] for place in range(period_steps)]
         fewest = min(len(one) for one in by_place)
-        least_steps = LEAST_KEPT * len(steps) if period > both else 0
-        if fewest >= LEAST_ROUNDS and fewest * period_steps >= least_steps:
+        least_steps = TAPE_KEPT_MIN * len(steps) if period > both else 0
+        if fewest >= TAPE_ROUNDS_MIN and fewest * period_steps >= least_steps:
             return np.stack(
                 [_spread(one, fewest, (place + 0.5) / period_steps) for place, one in enumerate(by_place)], axis=1
             ).ravel()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from harness.explain.step_times import MOST_OUTLIERS, step_times
+from harness.explain.policy import STEP_OUTLIERS_MAX
+from harness.explain.step_times import step_times
 from harness.study.run_data import RunData
 from tests.harness.synthetic import MS, Arm, build
 
@@ -30,10 +31,10 @@ def test_every_outlier_of_a_long_run_is_shown() -> None:
 
 
 def test_of_too_many_outliers_the_slowest_are_shown_and_all_are_counted() -> None:
-    slow = set(range(10, 10 + 3 * (MOST_OUTLIERS + 50), 3))
+    slow = set(range(10, 10 + 3 * (STEP_OUTLIERS_MAX + 50), 3))
     (found,) = step_times([long_run(3000, slow)], most=100)
     assert found.outliers == len(slow)
-    assert sum(found.outlier) == MOST_OUTLIERS
+    assert sum(found.outlier) == STEP_OUTLIERS_MAX
 
 
 def test_short_runs_are_shown_whole_and_warmup_and_controls_are_not() -> None:

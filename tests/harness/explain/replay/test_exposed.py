@@ -140,7 +140,7 @@ def test_a_replay_that_is_off_or_impossible_gives_a_reason_and_no_figure() -> No
 
 
 def test_steps_beyond_what_is_replayed_are_not_derived_and_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MOST_RECORDED", 20)
+    monkeypatch.setattr(recording, "REPLAYED_STEPS_MAX", 20)
     run = oracle.run(Truth(asynchronous=False, workers=1, tokenize=60.0, steps=30, **QUIET))
     replayed, table = len(record(run).wall_ns), derived_steps(run).table
     assert table is not None
