@@ -26,23 +26,24 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain import device
-from harness.explain.exposure import (
+from harness.explain.intervals import Int, Stretches, difference, union
+from harness.explain.launches import DeviceWork, per_step
+from harness.explain.policy import EXPOSED_ABOVE_WORK_MAX, OPEN_DEVICE_SHARE
+from harness.explain.replay.recording import Recording
+from harness.explain.replay.removals import Split, Unsplit, split
+from harness.explain.spans import FETCH, RunSpans, bounds, held_up, integers
+from harness.explain.waits import (
     TRANSFER,
     BatchWaits,
     StageSpans,
     StageTimes,
+    busy,
+    idle_per_step,
     per_row,
+    slack_at_fetches,
     stage_times,
     without_overlaps,
 )
-from harness.explain.intervals import Int, Stretches, difference, union
-from harness.explain.launches import DeviceWork, per_step
-from harness.explain.policy import EXPOSED_ABOVE_WORK_MAX, OPEN_DEVICE_SHARE
-from harness.explain.replay.exposed import Split, Unsplit, split
-from harness.explain.replay.recording import Recording
-from harness.explain.spans import FETCH, RunSpans
-from harness.explain.step_columns import bounds, held_up, integers
 from harness.study.contract import CAUSES, PLACES, STAGES
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _stages(
     """Where the stages of each step lie, and what each cost it. ``training``: steps in which nothing else lay."""
     waited = union(waits.starts, waits.ends)
     if asynchronous:
-        waited = difference(waited, device.busy(spans))  # while the device works, a wait of the host costs nothing
+        waited = difference(waited, busy(spans))  # while the device works, a wait of the host costs nothing
     rows = len(step_bounds.starts)
     starts, ends = (moments[training] for moments in step_bounds)
     # What ran before the first step, perhaps in another block of the program, is taken to be like what ran in steps.
@@ -243,9 +244,9 @@ def _device_columns(
 ) -> Iterator[tuple[str, pa.Array]]:
     import pyarrow as pa
 
-    idle = device.idle_per_step(step_bounds, spans, waits, stages)
+    idle = idle_per_step(step_bounds, spans, waits, stages)
     pieces = min(len(spans.kernels), len(spans.launches))
-    slack, fetched = device.slack(
+    slack, fetched = slack_at_fetches(
         waits, spans.kernels.ends[:pieces], spans.launches.starts[:pieces], len(step_bounds.starts)
     )
     idle_ns = idle.sum(axis=1)

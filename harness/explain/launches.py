@@ -1,8 +1,7 @@
-"""Finds the work of a device that waited for its launches: phases that the device ends as the host ends launching them.
+"""Finds the device work that waited for its launches: phases that the device ends as the host ends launching them.
 
-CUDA events (and the emulated device) tell when a phase began and ended on the device, as one bracket around all of its
-kernels. A device that is behind its host works through the bracket, and ends it when it is done. A device whose kernels
-are shorter than their launches is idle within it, which the bracket does not show:
+CUDA events give one bracket around all kernels of a phase. A device that is behind its host works through the bracket.
+A device whose kernels are shorter than their launches is idle within it, which the bracket does not show:
 
     host         |launch|launch|launch|launch|               |launch|launch|launch|launch|
     device              |k|    |k|    |k|    |k|                    |==== k ====|==== k ====|==== k ====|==== k ====|
@@ -10,38 +9,28 @@ are shorter than their launches is idle within it, which the bracket does not sh
                  |<----- not known ---->|<tail>|             it works to the end: known
                       launch-bound
 
-A bracket that ends with its launches is taken to be *launch-bound*. But no bracket tells what the device did before its
-last launch: one with a long last kernel ends late although the device waited before, and one of many kernels may end
-with its last launch although the device hardly did. From when the device came to a bracket until its last launch it may
-have worked or waited (``open``). After that, everything was queued, and the device worked (``tail``).
+A bracket that ends with its launches counts as *launch-bound*. Until its last launch the device worked or waited
+(``open``). After that, everything was queued, and the device worked (``tail``).
 
-A host that blocks within a phase, where nobody times it (``.item()`` in a model), ends it with its device as well, but
-because it waited for the device, and not the other way round:
+A host that blocks within a phase (``.item()`` in a model) waits for its device, and so ends it with the device as well.
+torch reports such calls in one audited step, without their time. A phase with such a call is never launch-bound.
 
-    host         |launch|launch|launch|== .item() ==|launch|
-    device              |==== k ====|==== k ====|==== k ====|k|
-
-torch tells of such calls in one audited step, without how long they blocked. So a phase that has one there is not
-called launch-bound in any step.
-
-A profiled window of the arm closes that. It holds how long kernels ran in each phase (``kernel_times``), so the share
-of work in an open phase is known. The readings then take the least, mean and most of the profiled steps.
-
-What depends on all that is worked out under several readings (:data:`Reading`). The likely one gives the figure, and
-the interval holds the others.
+A profiled window of the arm shows how long kernels ran in each phase. A kernel belongs to the phase in which the host
+launched it (same correlation id). The measured steps are taken to have the same kernels, for as long: the profiler only
+widens the gaps. Where the device's work stays open, figures are computed for each :data:`Reading`. The likely reading
+gives the figure, and the interval includes the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int, Stretches, clip, touches, union
-from harness.explain.kernel_times import KernelTime, kernel_times_of
+from harness.explain.intervals import Int, Stretches, clip, total, touches, union
 from harness.explain.policy import (
     FILLED_PIECE_SHARE,
     FULL_QUEUE_NS,
@@ -49,8 +38,62 @@ from harness.explain.policy import (
     LAUNCH_TAIL_SHARE,
     SHORT_LAUNCHES_SHARE,
 )
+from harness.explain.probes.operators import LaunchedWork, launched_work, read_events
+from harness.explain.probes.torch_profile import Window, whole_profiles
 from harness.explain.spans import RunSpans, spans_of
 from harness.study.run_data import RunData
+
+
+class KernelTime(NamedTuple):
+    """Nanoseconds that the device was at kernels and copies of one piece of work, over the profiled pieces."""
+
+    least_ns: int
+    usual_ns: int
+    most_ns: int
+
+
+def kernel_times_of(run: RunData) -> Mapping[str, KernelTime]:
+    """Return the kernel time of the work of ``run`` by its name; nothing without a whole profiled window of its arm."""
+    window = run.window
+    if window is None:
+        return {}
+    return window.once("kernel times", lambda: _kernel_times(window))
+
+
+def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
+    facts = run.probes.torch_profiler
+    if facts is None or not facts.windows or not run.has_spans:
+        return {}
+    profiles, windows, gaps = whole_profiles(run.profiles()[0], facts.windows)
+    if gaps or not windows:
+        return {}
+    return _by_name(spans_of(run), windows, launched_work(read_events(profiles)))
+
+
+def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
+    """Sum up ``work`` by the launches of the windows' steps.
+
+    A name that has a piece without any kernel is left out: its kernels may be lost.
+    """
+    inside = np.zeros(len(spans.launches), dtype=np.bool_)
+    for since, until, _, _ in windows:
+        inside |= (spans.launches.starts >= since) & (spans.launches.ends <= until)
+    pieces = spans.launches.where(inside)
+    pieces = pieces.where(np.argsort(pieces.starts, kind="stable"))
+    owner = np.searchsorted(pieces.starts, work.launched, side="right") - 1
+    owner[(owner >= 0) & (work.launched >= pieces.ends[np.maximum(owner, 0)])] = -1
+    order = np.argsort(owner, kind="stable")
+    edges = np.searchsorted(owner[order], np.arange(len(pieces) + 1))
+    found: dict[str, list[int]] = {}
+    for piece, code in enumerate(pieces.names.tolist()):
+        own = order[edges[piece] : edges[piece + 1]]
+        found.setdefault(spans.names[code], []).append(total(union(work.starts[own], work.ends[own])))
+    return {
+        name: KernelTime(min(worked), round(sum(worked) / len(worked)), max(worked))
+        for name, worked in found.items()
+        if min(worked) > 0
+    }
+
 
 # What the device did in a bracket before its last launch. likely: it waited where the bracket is launch-bound, else it
 # worked. waiting: nothing at all. working: all the time. blocking: the same, and where the host blocks untimed while it

@@ -1,12 +1,23 @@
-"""Finds steps that lived off what was done ahead of them, in the tables of a study: by repetition, and by arm.
+"""Determines which worker made each batch, how long batches lay ready, and how much of that steps used up.
 
-That is batches which lay ready, or a host that got further ahead of its device: it takes no longer than launching does,
-which it cannot go on doing. An asynchronous device takes a batch when it begins to work on it: its host runs ahead of
-it at other moments.
+A DataLoader sends requests to its workers in turn. A worker without items left gets no more requests, so that the
+others make its batches. Each epoch starts a new round.
+
+A batch's lead is how long it had lain ready when its fetch began; 0 where the loop waited for it. A worker makes a
+batch in P, the loop takes one from each worker in C (a cycle: as many batches as workers). While C < P and there is
+lead, no step waits, and the lead of each worker's next batch is P - C smaller than that of its last one:
+
+    worker:  |--- batch b ---|--- batch b + W ---|            ready(b + W) = ready(b) + P + idle
+    loop:                     |..lead..|b ...... |lead|b + W  taken(b + W) = taken(b) + C
+                                                              lead(b + W)  = lead(b) + C - P - idle
+
+Steps that use up lead are faster than they could go on being, by exactly what they use up. Time that workers idled at a
+full queue is taken off. A host that gets further ahead of its asynchronous device uses up lead in the same way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,18 +25,169 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.exposure import BatchWaits
-from harness.explain.lead import Leads, MadeBatches, leads_of, used_up_ns
-from harness.explain.makers import makers_of
-from harness.explain.policy import LEAD_SHARE_MIN, MIN_BLOCKS
-from harness.explain.replay.batches import BUILT
-from harness.explain.spans import RunSpans
+from harness.explain.intervals import Int
+from harness.explain.policy import (
+    LEAD_BATCHES_MIN,
+    LEAD_SHARE_MIN,
+    MIN_BLOCKS,
+    UNEQUAL_WORKER_FACTOR,
+    WORKER_HELD_SHARE,
+    WORKER_ROUNDS_MIN,
+)
+from harness.explain.spans import BUILT, NO_WORKER, RunSpans, bounds, integers
 from harness.explain.statistics import reach_of_mean
-from harness.explain.step_columns import bounds, integers
+from harness.explain.waits import BatchWaits
 from harness.study.contract import AWAITED
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class Makers(NamedTuple):
+    """``worker``: maker of each batch in order of receipt, (batches,). ``workers``: number of the loader's workers."""
+
+    worker: Int
+    workers: int
+
+    @property
+    def is_round_robin(self) -> bool:
+        """True if all workers made batches, one after the other."""
+        if not self.workers or not len(self.worker):
+            return True
+        return np.array_equal(self.worker, (self.worker[0] + np.arange(len(self.worker))) % self.workers)
+
+    @property
+    def idle(self) -> int:
+        """Number of workers that made no batch; 0 where too few batches were seen, and without workers."""
+        if not self.workers or len(self.worker) < WORKER_ROUNDS_MIN * self.workers:
+            return 0
+        return self.workers - len(np.unique(self.worker))
+
+    @property
+    def busy(self) -> int:
+        """Number of workers that made batches."""
+        return self.workers - self.idle
+
+    @property
+    def unequal(self) -> bool:
+        """True if one worker made so many batches that others made too few."""
+        if not self.workers or len(self.worker) < WORKER_ROUNDS_MIN * self.workers:
+            return False
+        return bool(np.bincount(self.worker).max() * self.workers > UNEQUAL_WORKER_FACTOR * len(self.worker))
+
+    def in_flight(self, prefetch: int) -> int:
+        """Return the number of batches in flight at once.
+
+        A loader first sends each worker ``prefetch`` requests. A worker without items answers the first one, which the
+        loader sends to another worker instead. The other requests to it are lost.
+        """
+        return self.workers * prefetch - self.idle * (prefetch - 1)
+
+    def before(self) -> Int:
+        """Return the index of the same worker's previous batch for each batch; -1 for the first batch of a worker."""
+        order = np.argsort(self.worker, kind="stable")
+        found = np.full(len(order), -1)
+        same = self.worker[order[1:]] == self.worker[order[:-1]]
+        found[order[1:][same]] = order[:-1][same]
+        return found
+
+
+def round_robin(count: int, workers: int) -> Makers:
+    """Return the makers of ``count`` batches that workers make in turn, starting with the first worker."""
+    return Makers(np.arange(count) % max(1, workers), workers)
+
+
+def makers_of(recorded: NDArray[np.int16], count: int, workers: int) -> Makers:
+    """Return the makers of ``count`` batches of a loader with ``workers``; in turn where they were not recorded."""
+    worker = np.full(count, NO_WORKER, dtype=np.int64)
+    worker[: len(recorded)] = recorded[:count]
+    worker[worker >= workers] = NO_WORKER
+    known = np.flatnonzero(worker != NO_WORKER)
+    places = np.arange(count)
+    if not len(known):
+        return round_robin(count, workers)
+    nearest = known[np.maximum(0, np.searchsorted(known, places, side="right") - 1)]
+    return Makers((worker[nearest] + places - nearest) % workers, workers)
+
+
+Array = NDArray[np.float64]
+
+
+class MadeBatches(NamedTuple):
+    """When batches that follow one another were begun, ready and received; ns, all (batches,), NaN where not known.
+
+    ``taken``: when the loop, or its device, turned to the batch. ``awaited``: it was not ready before its fetch began.
+    """
+
+    began: Array
+    ready: Array
+    received: Array
+    taken: Array
+    awaited: NDArray[np.bool_]
+
+
+class Leads(NamedTuple):
+    """Of batches that follow one another, ns, both (batches,): the lead, and how long its worker idled before it."""
+
+    lead: Array
+    idle: Array
+
+
+def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | None = None) -> Leads:
+    """Return the lead of each batch for workers with ``prefetch`` batches in flight. ``makers`` None: in turn."""
+    lead = np.where(made.awaited, 0.0, np.maximum(0.0, made.taken - made.ready))
+    count = len(lead)
+    makers = makers or round_robin(count, workers)
+    before, ahead = makers.before(), makers.in_flight(prefetch)
+    later = np.flatnonzero(before >= 0)
+    gap, asked = np.zeros(count), np.full(count, -np.inf)
+    gap[later] = made.began[later] - made.ready[before[later]]
+    asked[ahead:] = made.received[: max(0, count - ahead)]
+    busy = np.zeros(count, dtype=np.bool_)
+    busy[later] = asked[later] < made.ready[before[later]]
+    known = busy & np.isfinite(gap)
+    making = made.ready - made.began
+    between = float(np.median(gap[known])) if known.any() else 0.0
+    most = WORKER_HELD_SHARE * float(np.nanmedian(making)) if np.isfinite(making).any() else 0.0
+    idle = np.maximum(0.0, gap - between)
+    idle[busy & (idle <= most)] = 0.0
+    return Leads(np.where(np.isnan(made.ready), np.nan, lead), idle)
+
+
+def used_up_ns(leads: Leads, workers: int) -> float | None:
+    """The time that steps over these batches were shorter by than making the batches took; negative: lead was gained.
+
+    None of batches of which too little is known. The last cycle's own use is not seen: it is taken as that of the
+    others, but for no more than is left.
+    """
+    lead, idle = leads
+    if not 0 < workers < len(lead) or not np.isfinite(lead).all():
+        return None
+    fell = float((lead[:-workers] - lead[workers:]).mean())
+    used = min(fell, max(0.0, fell - float(idle[workers:].mean())))
+    seen = used * (len(lead) - workers) / workers
+    return seen + min(used, float(lead[-workers:].mean()))
+
+
+def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
+    """By which share of its time the last cycle of these batches was shorter than it could go on being.
+
+    Of few workers, over the last :data:`LEAD_BATCHES_MIN` batches: one or two say little, as batches differ.
+    ``stood``: batches that were being made while the run stood still; how much of one was made meanwhile is not known,
+    nor then what its worker gained. Infinite where that is so of the whole cycle; 0 where the batches are fewer than
+    two cycles, or too little is known of them.
+    """
+    if workers < 1 or len(leads.lead) < 2 * workers:
+        return 0.0
+    seen = min(max(workers, LEAD_BATCHES_MIN), len(leads.lead) - workers)
+    lead, idle = leads.lead[-seen - workers :], leads.idle[-seen:]
+    length = float((taken[-seen:] - taken[-seen - workers : -workers]).mean())
+    if not np.isfinite(lead).all() or length <= 0:
+        return 0.0
+    known = np.ones(seen, dtype=np.bool_) if stood is None else ~stood[-seen:]
+    if not known.any():
+        return math.inf
+    return max(0.0, float((lead[:-workers] - lead[workers:] - idle)[known].mean())) / length
 
 
 class UsedLead(NamedTuple):

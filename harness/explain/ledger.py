@@ -14,20 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.bounds import Bound, BoundShares
+from harness.explain.bounds import Bound, BoundShares, room_ns
 from harness.explain.derived import stage_spans, waits_of, with_derived
-from harness.explain.exposure import TRANSFER
 from harness.explain.intervals import Stretches, clip
 from harness.explain.launches import device_work_of, launch_bound_shares
-from harness.explain.lead_use import LeadUse, UsedLead, lead_use, used_leads
-from harness.explain.long_steps import LeftOut, Places, longest_phases, without_long
-from harness.explain.makers import makers_of
+from harness.explain.lead_use import LeadUse, UsedLead, lead_use, makers_of, used_leads
 from harness.explain.policy import DIVERGED_BY, DIVERGED_TIMES, LOSS_STEPS
 from harness.explain.replay.recording import record
-from harness.explain.room import room_ns
-from harness.explain.spans import spans_of
-from harness.explain.step_columns import bounds
-from harness.explain.step_losses import StepLosses
+from harness.explain.spans import bounds, column, spans_of
+from harness.explain.unusual_steps import LeftOut, Places, longest_phases, without_long
+from harness.explain.waits import TRANSFER
 from harness.scenario.overrides import lookup_number
 from harness.study.contract import CAUSES, PHASES, STAGES
 from harness.study.records import RunRecord
@@ -36,6 +32,42 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+@dataclass(frozen=True, eq=False)
+class StepLosses:
+    """The losses of ``run``, of warm-up steps too; read when they are asked for, as a long run has a million."""
+
+    run: RunData | None = None
+
+    def by_step(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Steps with a finite loss, each once and ascending, and these losses."""
+        steps, losses = self.recorded()
+        finite = np.isfinite(losses)
+        return steps[finite], losses[finite]
+
+    def recorded(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The same with losses that are NaN or infinite: a run that diverged has not stopped training there."""
+        table = None if self.run is None else self.run.step_columns(["step", "loss"])
+        if table is None:
+            return np.empty(0, np.int64), np.empty(0)
+        known = table.drop_null()
+        steps, losses = (known.column(name).to_numpy() for name in ("step", "loss"))
+        steps, first = np.unique(steps, return_index=True)
+        return steps, losses[first]
+
+
+def at_common_steps(ours: StepLosses, theirs: StepLosses) -> tuple[float, float] | None:
+    """The mean losses of two runs over the last :data:`LOSS_STEPS` steps that both trained; None without such a step.
+
+    A run may be further in its training than the other: its later steps say nothing of the difference.
+    """
+    (our_steps, our_losses), (their_steps, their_losses) = ours.by_step(), theirs.by_step()
+    _, here, there = np.intersect1d(our_steps, their_steps, assume_unique=True, return_indices=True)
+    if not len(here):
+        return None
+    return float(our_losses[here[-LOSS_STEPS:]].mean()), float(their_losses[there[-LOSS_STEPS:]].mean())
+
 
 Array = NDArray[np.float64]
 DERIVED = "derived steps"
@@ -362,18 +394,6 @@ def _repetitions(
 
 def _or_none(sum_of_tokens: float) -> float | None:
     return None if math.isnan(sum_of_tokens) else sum_of_tokens
-
-
-def column(table: pa.Table, name: str) -> Array:
-    """A column of numbers or booleans as float64, (rows,), NaN where null."""
-    recorded = table.column(name)
-    if recorded.null_count == len(recorded):  # a third of the columns, of a run without a device
-        return np.full(len(recorded), math.nan)
-    numbers = recorded.cast("float64", safe=False)  # a clock after a hundred days is off by a nanosecond
-    if numbers.null_count:
-        numbers = numbers.fill_null(math.nan)
-    values: Array = numbers.to_numpy()
-    return values
 
 
 def _known(table: pa.Table, name: str) -> NDArray[np.bool_]:

@@ -1,25 +1,24 @@
-"""Finds in a run's spans what hid the data work, and how long each blocking call took.
-
-Only time within measured steps counts. All results are mean milliseconds per measured step.
-"""
+"""Finds what hid the data work of a run and how long each blocking call took, in mean ms per measured step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.derived import stage_spans
-from harness.explain.exposure import per_row
-from harness.explain.in_parts import in_parts
-from harness.explain.intervals import Int, Stretches, clip, covered, difference, intersection, union
-from harness.explain.launches import DeviceWork, device_work_of
-from harness.explain.ledger import derived_steps, measure
-from harness.explain.spans import FETCH, UNANNOUNCED, RunSpans, Spans, spans_of
-from harness.explain.step_columns import bounds
+from harness.explain.intervals import Int, Stretches, clip, covered, difference, in_parts, intersection, union
+from harness.explain.launches import DEVICE_WORK, DeviceWork, device_work_of
+from harness.explain.ledger import DERIVED, derived_steps, measure
+from harness.explain.policy import KEPT_SPANS_MAX
+from harness.explain.replay.recording import record
+from harness.explain.spans import FETCH, UNANNOUNCED, RunSpans, Spans, bounds, spans_of
+from harness.explain.waits import per_row
 from harness.study.run_data import RunData
+from trainer.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -215,3 +214,25 @@ def mean_hidden_behind(runs: Sequence[RunData]) -> dict[str, float]:
     names = dict.fromkeys(name for one in found for name in one)
     means = {name: sum(one.get(name, 0.0) for one in found) / len(found) for name in names}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def work_out(run: RunData) -> None:
+    """Compute the ledger, what hid data work, the blocking calls and the recording of ``run``; they are kept with it.
+
+    Call :func:`release` after that: the spans and derived columns of a long run are large.
+    """
+    measure(run)
+    if run.record.status != "done":
+        return
+    hidden_behind(run)
+    sync_audit(run)
+    with suppress(InputError):
+        record(run)
+
+
+def release(run: RunData) -> None:
+    """Free the large intermediate results of a long run. They are computed again when they are needed again."""
+    if run.knows("spans") and spans_of(run).rows > KEPT_SPANS_MAX:
+        run.forget("spans")
+        run.forget(DERIVED)
+        run.forget(DEVICE_WORK)

@@ -23,9 +23,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.ledger import column
 from harness.explain.policy import RANK_STEPS_UNLIKE
-from harness.explain.spans import FETCH, NOT_MEASURED, spans_of
+from harness.explain.spans import FETCH, NOT_MEASURED, column, spans_of
 from harness.explain.statistics import Estimate, from_blocks, holding
 from harness.study.run_data import RunData
 

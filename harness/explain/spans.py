@@ -1,7 +1,8 @@
-"""The spans of one run as columns, by what they are: read once, in pieces, and kept small."""
+"""Reads the tables of a run as columns: its spans by what they are, and its steps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int
+from harness.explain.intervals import Int, Stretches
 from harness.explain.policy import KEPT_MAKERS_MAX, WORKER_NUMBER_MAX
 from harness.study.contract import RECEIVE, SAMPLER, STAGES
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from harness.study.run_data import RunData
 
 FETCH = "fetch"
+BUILT = ("read", "tokenize", "pack")  # stages that make a batch and leave spans, in their order
 BLOCK_ROWS = 4096  # of spans whose times together are known
 KINDS = ("phases", "stages", "kernels", "launches", "blocking", "unpackings", "draws")
 KIND_OF_ROLE = {
@@ -237,4 +239,44 @@ def _integers(column: pa.Array, null: int = NOT_MEASURED) -> Int:
     if column.null_count:
         column = column.fill_null(null)
     values: Int = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return values
+
+
+def column(table: pa.Table, name: str) -> NDArray[np.float64]:
+    """A column of numbers or booleans as float64, (rows,), NaN where null."""
+    recorded = table.column(name)
+    if recorded.null_count == len(recorded):  # a third of the columns, of a run without a device
+        return np.full(len(recorded), math.nan)
+    numbers = recorded.cast("float64", safe=False)  # a clock after a hundred days is off by a nanosecond
+    if numbers.null_count:
+        numbers = numbers.fill_null(math.nan)
+    values: NDArray[np.float64] = numbers.to_numpy()
+    return values
+
+
+def bounds(steps: pa.Table) -> Stretches:
+    """When each step began and ended."""
+    starts = integers(steps, "start_ns")
+    return Stretches(starts, starts + integers(steps, "wall_ns"))
+
+
+def held_up(steps: Stretches, measured: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Steps that do not count although one before them did and the loop has not paused since, (steps,).
+
+    Something else than training lay within them: an evaluation, a profiler, a stop of the program. Warm-up steps come
+    first, or after a pause.
+    """
+    begins = np.append(True, steps.starts[1:] > steps.ends[:-1])[: len(measured)] & ~measured
+    counted = np.cumsum(measured)
+    before = np.maximum.accumulate(np.where(begins, counted, 0))  # how many counted when these steps began
+    found: NDArray[np.bool_] = ~measured & (counted > before)
+    return found
+
+
+def integers(table: pa.Table, name: str, null: int = 0) -> Int:
+    """A column as int64, (rows,); ``null`` for what was not measured."""
+    column = table.column(name)
+    if column.null_count:
+        column = column.fill_null(null)
+    values: Int = column.to_numpy().astype(np.int64, copy=False)
     return values

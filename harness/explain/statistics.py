@@ -293,3 +293,12 @@ def _draws(n: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Resampled indices and standard normal noise, both (RESAMPLES, n): the same for every estimate of n blocks."""
     generator = np.random.default_rng([RESAMPLING_SEED, n])
     return generator.integers(0, n, (RESAMPLES, n)), generator.standard_normal((RESAMPLES, n))
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """The 95 % interval of a share, ``count`` of ``total`` > 0 (Wilson 1927: also right for shares near 0 and 1)."""
+    z = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2)
+    share = count / total
+    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.ledger import column, derived_steps
+from harness.explain.ledger import derived_steps
 from harness.explain.policy import STRAGGLER_BLOCKS_SHARE, STRAGGLER_ERRORS_MIN
-from harness.explain.spans import FETCH
+from harness.explain.spans import FETCH, column
 from harness.explain.statistics import widening
 from harness.scenario.overrides import lookup_number
 from harness.study.contract import EXCHANGE, PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, rank_file

@@ -17,9 +17,9 @@ from harness.explain.ledger import Blocks
 from harness.explain.policy import HANDOVER_TIMES_MAX, REPLAY_ERROR_MAX
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.prediction import Prediction
-from harness.explain.replay.refusals import ReplayError
+from harness.explain.replay.recording import ReplayError
 from harness.explain.replay.removals import without_stages
-from harness.explain.replay.validation_arms import validation_arms
+from harness.explain.replay.whatif import validation_arms
 from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness
 from harness.judge.doubts import Doubt, barred, doubt, in_order

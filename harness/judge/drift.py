@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 from harness.explain.ledger import Blocks, RunLedger
-from harness.explain.long_steps import without_long
 from harness.explain.statistics import Estimate, from_blocks
+from harness.explain.unusual_steps import without_long
 from harness.judge.verdicts import confidence_of_each
 
 LEAST_STEPS = 16  # of a run with one repetition

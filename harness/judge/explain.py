@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from harness.explain.dose import Dose, dose, parse_control
-from harness.explain.dose_curves import What
+from harness.explain.dose import Dose, What, dose, parse_control
 from harness.explain.ledger import Blocks
 from harness.explain.overlap import SyncCall, mean_hidden_behind, sync_audit
 from harness.explain.replay.predict import Replays, replace_data
 from harness.explain.replay.prediction import Prediction
-from harness.explain.replay.refusals import ReplayError
+from harness.explain.replay.recording import ReplayError
 from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness, from_blocks
 from harness.judge.comparisons import SAME, Absent, Controls, Measured, ideal_speed

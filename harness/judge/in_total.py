@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.long_steps import LongSteps, long_steps
 from harness.explain.policy import LONG_STEP_FACTOR, LONG_STEPS_SHARE_MAX
+from harness.explain.unusual_steps import LongSteps, long_steps
 from harness.study.contract import PHASES
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from harness.explain.ledger import Blocks, RunLedger
+from harness.explain.ledger import Blocks, RunLedger, at_common_steps
 from harness.explain.statistics import Estimate, from_block_values
-from harness.explain.step_losses import at_common_steps
 
 EXPONENT = 0.5  # of a power law of losses in tokens: published ones are 0.095 (Kaplan) and 0.28 (Hoffmann)
 SOME = 2  # blocks that are clearly apart bar a gain: a loss may rise in one by chance

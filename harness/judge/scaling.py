@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.ledger import column
+from harness.explain.spans import column
 from harness.explain.statistics import Estimate, inverse
 from harness.scenario.overrides import differing
 from harness.study.run_data import RunData

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from harness.explain.ledger import measure
 from harness.explain.replay.predict import Prediction, predict
-from harness.explain.replay.refusals import ReplayError
-from harness.explain.replay.validation_arms import validation_arms
+from harness.explain.replay.recording import ReplayError
+from harness.explain.replay.whatif import validation_arms
 from harness.explain.statistics import Estimate, estimate, from_blocks
 from harness.judge.report_types import WhatIf
 from harness.scenario.edits import Edits, parse_edits

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.ledger import column, derived_steps
+from harness.explain.ledger import derived_steps
+from harness.explain.spans import column
 from harness.regress.thresholds import CHUNKS
 from harness.study.contract import PHASES, STAGES
 from harness.study.run_data import RunData

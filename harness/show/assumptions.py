@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.explain.policy import HANDOVER_TIMES_MAX
-from harness.explain.replay.assumptions import Assumption
+from harness.explain.replay.prediction import Assumption
 from harness.show.words import listing, ms
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.explain.choices import RightShare, right_share
+from harness.explain.speeds import RightShare, right_share
 from harness.judge.learning import ArmCurves, Learning
 from harness.show.as_json import record_json
 from harness.show.names import ArmNames

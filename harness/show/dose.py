@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from harness.explain.dose import Dose
-from harness.explain.dose_curves import Unfitted
+from harness.explain.dose import Dose, Unfitted
 from harness.explain.policy import DOSE_BLOCKS_MAX, EXPOSED_SLOPE_MIN, KINK_BEND_MIN, MIN_BLOCKS
 from harness.explain.statistics import Estimate
 from harness.show.words import count, listing, ms, number

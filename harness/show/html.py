@@ -21,7 +21,7 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from harness.explain.step_times import StepTimes
+from harness.explain.unusual_steps import StepTimes
 from harness.show import colours, outliers
 from harness.show.drawing import Picture
 from harness.show.markdown import Page, Section

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.explain.core_waits import WAITING
-from harness.explain.long_steps import LongSteps
+from harness.explain.causes import WAITING
 from harness.explain.policy import KINDS_BETWEEN_MAX, LONG_STEPS_SHARE_MAX, REPLAY_ERROR_MAX
 from harness.explain.ranks import GroupGain
 from harness.explain.statistics import Estimate
+from harness.explain.unusual_steps import LongSteps
 from harness.judge.comparisons import AGREE
 from harness.judge.report_types import ArmReport, ArmTotals
 from harness.judge.uneven import UnevenSpeed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.explain.policy import OUTLIER_QUARTILES
-from harness.explain.step_times import StepTimes
+from harness.explain.unusual_steps import StepTimes
 from harness.show.names import ArmNames
 from harness.show.tables import table
 from harness.show.words import number, ratio

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.explain.probes.memory_timeline import MemoryTimeline
-from harness.explain.probes.torch_profile import TorchProfile
+from harness.explain.probes.torch_profile import MemoryTimeline, TorchProfile
 from harness.judge.comparisons import SAME
 from harness.judge.probes.probe_cost import is_probe_control
 from harness.judge.report_types import ArmReport, Comparison, StudyReport

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.explain.probes.memory_timeline import MemoryTimeline
 from harness.explain.probes.operators import KernelUse, Operator, RoleOperators
-from harness.explain.probes.torch_profile import CutProfile, LostProfile, TorchProfile
+from harness.explain.probes.torch_profile import CutProfile, LostProfile, MemoryTimeline, TorchProfile
 from harness.show.tables import code, number_cell, safe, short, table
 from harness.show.words import count, ms, number, percent
 

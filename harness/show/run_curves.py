@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.choices import ChoicePass
-from harness.explain.probes.stacks import wilson
+from harness.explain.speeds import ChoicePass
+from harness.explain.statistics import wilson
 from harness.judge.learning import ArmCurves
 from harness.show.colours import CURVES, GRID, INK, RULE, SOFT
 from harness.show.curve import LEAST_SMOOTHED, smoothed_steps

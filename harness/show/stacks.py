@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from harness.explain.probes.stacks import OUTSIDE, Place, Share, StackReport
+from harness.explain.probes.samples import OUTSIDE, Place, Share, StackReport
 from harness.show.tables import Markdown, code, safe, short, table
 from harness.show.words import count, ms, percent
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.explain.policy import CROSSING_SHARE
 from harness.explain.replay.prediction import Prediction
-from harness.explain.replay.sweep import Crossing, Sweep
+from harness.explain.replay.whatif import Crossing, Sweep
 from harness.explain.statistics import Estimate
 from harness.show.colours import CURVES, GRID, INK, RULE, SOFT
 from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, legend_below, title, wrapped

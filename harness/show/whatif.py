@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.explain.policy import REPLAY_ERROR_MAX
 from harness.explain.replay.prediction import Prediction
-from harness.explain.replay.sweep import Sweep
+from harness.explain.replay.whatif import Sweep
 from harness.explain.statistics import Estimate
 from harness.judge.doubts import Doubt
 from harness.show.as_json import doubt_json, estimate_json

@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.intervals import Stretches
-from harness.explain.kernel_times import KernelTime, kernel_times_of
-from harness.explain.launches import DeviceWork, Reading, device_work
-from harness.explain.makers import makers_of
+from harness.explain.launches import DeviceWork, KernelTime, Reading, device_work, kernel_times_of
+from harness.explain.lead_use import makers_of
 from harness.explain.policy import (
     HANDOVER_TIMES_MAX,
     HELD_WORK_SHARE,
@@ -25,19 +24,47 @@ from harness.explain.policy import (
     SELDOM_WORK_SHARE,
     SUSPENDED_NS_MIN,
 )
-from harness.explain.replay.batches import FetchWait, RecordedBatches, StageRow, Unpacking, batches
-from harness.explain.replay.handover import DATALOADER, RING, Transport
+from harness.explain.replay.batches import (
+    DATALOADER,
+    RING,
+    FetchWait,
+    RecordedBatches,
+    StageRow,
+    Transport,
+    Unpacking,
+    batches,
+)
 from harness.explain.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
-from harness.explain.replay.refusals import ReplayError
-from harness.explain.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
-from harness.explain.step_columns import bounds, held_up
+from harness.explain.spans import FETCH, NOT_MEASURED, RunSpans, Spans, bounds, held_up, spans_of
 from harness.scenario.overrides import lookup, lookup_number
 from harness.study.contract import AWAITED, PHASES
 from harness.study.run_data import Result, RunData
+from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+ReplayGap = Literal[
+    "no run",
+    "no tables",
+    "ranks",
+    "no times",
+    "no measured step",
+    "damaged spans",
+    "no fetch",
+    "too far ahead",
+    "no shared block",
+]
+
+
+class ReplayError(InputError):
+    """A run that cannot be replayed. ``gap``: what its record lacks, or which limit an edit exceeds."""
+
+    def __init__(self, gap: ReplayGap, line: str) -> None:
+        super().__init__(line)
+        self.gap = gap
+
 
 Array = NDArray[np.float64]
 # Readings besides those of the device's work, where a recording does not show what handing a batch over takes: the

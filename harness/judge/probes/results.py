@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.explain.probes.stacks import StackReport, explain
+from harness.explain.probes.samples import StackReport, explain
 from harness.explain.probes.torch_profile import TorchProfile, torch_profile
 from harness.judge.probes.device_health import DeviceHealth, device_health
 from harness.judge.probes.host_load import HostLoad, host_load

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.explain.step_columns import integers
+from harness.explain.spans import integers
 from harness.show.timeline.model import Counter, Process
 from harness.show.timeline.windows import Range, Window
 from harness.study.run_data import RunData

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.explain.probes.memory_timeline import memory_timelines
+from harness.explain.probes.torch_profile import memory_timelines
 from harness.show.timeline.model import Arrow, Counter, Process, Slice
 from harness.show.timeline.sources import FILE
 from harness.study.traces.names import DEVICE_WORK, RUNTIME_CALLS

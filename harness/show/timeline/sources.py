@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.explain.probes.stacks import process_roles
+from harness.explain.probes.samples import process_roles
 from harness.study.probes_json import ProbesRecord
 from harness.study.run_data import RunData
 from trainer.errors import InputError

@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.explain import device
 from harness.explain.derived import stage_spans, waits_of
-from harness.explain.exposure import BatchWaits, StageSpans
-from harness.explain.spans import COLUMNS, RunSpans, read_spans
-from harness.explain.step_columns import bounds
+from harness.explain.spans import COLUMNS, RunSpans, bounds, read_spans
+from harness.explain.waits import BatchWaits, StageSpans, activities, busy, idle_time
 from harness.show.timeline.model import Slice
 from harness.show.timeline.windows import ShownSpan, ShownStep
 from harness.study.contract import CAUSES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
@@ -48,8 +46,8 @@ def waits(steps: Sequence[ShownStep], spans: Sequence[ShownSpan]) -> list[Slice]
     stages = stage_spans(found)
     if len(found.kernels):
         none = np.zeros(0, dtype=np.int64)
-        known = device.activities(found, waited or BatchWaits(none, none, none, none.astype(np.bool_)), stages)
-        idle = device.idle_time(bounds(step_table), device.busy(found), known)
+        known = activities(found, waited or BatchWaits(none, none, none, none.astype(np.bool_)), stages)
+        idle = idle_time(bounds(step_table), busy(found), known)
         rows = zip(idle.stretches.tolist(), *_named(idle.causes, idle.starts, idle.ends), strict=True)
         return [mark for pieces in _grouped(rows) for mark in _marks("idle", "starved", pieces, known=True)]
     if waited is None:
@@ -62,7 +60,7 @@ def _fetches(spans: RunSpans, waited: BatchWaits, stages: StageSpans) -> Iterato
     shown = np.flatnonzero((waited.rows >= 0) & (waited.ends > waited.starts))
     shown = shown[np.argsort(waited.starts[shown])]
     nothing = spans.phases.where(slice(0, 0))
-    known = device.activities(replace(spans, phases=nothing, blocking=nothing), waited, stages)
+    known = activities(replace(spans, phases=nothing, blocking=nothing), waited, stages)
     place = np.searchsorted(waited.starts[shown], known.starts, side="right") - 1
     inside = (place >= 0) & (known.starts < waited.ends[shown[np.maximum(place, 0)]] if len(shown) else False)
     rows = zip(

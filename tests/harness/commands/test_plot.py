@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from harness.commands.plot import notes
-from harness.explain.choices import ChoicePass
+from harness.explain.speeds import ChoicePass
 from harness.launch.training_files import EvaluationRow, EvaluationTable, LossRow, LossTable
 from harness.show.curve_sources import CurveSource, find_curves, named
 from harness.show.run_curves import (

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.explain.long_steps import NO_PHASE, long_steps, longest_phases
 from harness.explain.policy import LONG_STEP_FACTOR
-from harness.explain.step_kinds import step_kinds
+from harness.explain.unusual_steps import NO_PHASE, long_steps, longest_phases, step_kinds
 from harness.judge.report_types import ArmTotals
 from harness.judge.study import analyse
 from tests.harness.show.test_situations import ATTACHED, EXACT, steps_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.explain import room
+from harness.explain import bounds
 from harness.explain.bounds import BoundShares
 from harness.explain.ledger import RunLedger, measure
 from harness.explain.policy import ROOM_FELT_SHARE
@@ -164,6 +164,6 @@ def test_a_few_steps_do_not_tell_a_full_queue() -> None:
 
 
 def test_a_long_run_has_the_room_of_its_end_where_that_has_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "ROOM_STEPS_MAX", 20)
+    monkeypatch.setattr(bounds, "ROOM_STEPS_MAX", 20)
     found = measured(replace(LONG, longer=(43, 3.0), steps=80))  # and three to warm up
     assert found.device_room_ms == pytest.approx(1.7 / 0.9, abs=0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from harness.explain.policy import STEP_OUTLIERS_MAX
-from harness.explain.step_times import step_times
+from harness.explain.unusual_steps import step_times
 from harness.study.run_data import RunData
 from tests.harness.synthetic import MS, Arm, build
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from harness.explain.replay import Replays, parse_edits
-from harness.explain.replay.sweep import parse_sweep, sweep
+from harness.explain.replay.whatif import parse_sweep, sweep
 from harness.show import corpus, curve, dedup, sweeps
 from harness.show.colours import THEME
 from harness.show.drawing import NARROW, TEXT, WIDE, Sheet, drawn, narrow_name, picture_link, write_picture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.explain.probes.stacks import explain
+from harness.explain.probes.samples import explain
 from harness.show.stacks import section
 from harness.study.traces.clock_marks import FittedClock
 from tests.harness.explain.probes.test_stacks import CLOCK, ENCODE, FACTS, LOOP, WAIT, samples_table, spans_table

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from harness.explain.probes.stacks import MAIN, WORKERS, explain, process_roles
+from harness.explain.probes.samples import MAIN, WORKERS, explain, process_roles
 from harness.machine.ptrace import remedy
 from harness.show.stacks import tokenization_lines
 from harness.study.probes_json import PySpyRecord

@@ -1,16 +1,23 @@
-"""Computes the ledger of an asynchronous device: per step its busy time, its idle time by cause, and the slack.
+"""Places the stages of batches and the idle time of the device within the steps, in integer nanoseconds.
 
-The record holds one bracket for the kernels of a phase. Where the device ends it as the host ends launching
-(``launches``), it was waiting for launches within it: the phase is launch-bound, and how long the device worked there
-is not known from the brackets.
+The main thread waits for batch b during [w0, w1). The builder of b recorded its stages on the same clock:
+
+    worker:      |--read--|-------tokenize--------|-pack-|
+    main thread: ===|           |================= wait ==|
+               parallel | outside  | during the wait           (the rest of the wait: transfer)
+
+during    stage time within the wait for its batch. What no stage covers is *transfer* (request, hand-over, unpickling)
+parallel  stage time within waits for other batches
+outside   stage time within training steps that did not wait
+between   stage time between training steps (beside an evaluation)
+
+This says where the time lies. ``replay.removals`` says what each stage cost the step (exposed).
+
+A device is idle while it has nothing queued. The cause is what the host did at that moment:
 
     host:    |fetch: read|tokenize|pack|launch ...........|====== blocked: gradient norm ======|launch|fetch ...
     device:  ====optimizer====|         |h2d|=== forward ===|======= backward =======|norm|...|==optimizer==...
-                              ^ idle    ^ by what the host did at that moment: the rest of tokenize, pack, launching
-
-A device is idle (``starved`` in the tables) while it has nothing queued. On such a device a wait of the host costs
-nothing by itself: what the step really waited for (exposed) is the idle time during the fetch. Everything is in integer
-nanoseconds.
+                              ^ idle    ^ by what the host did: the rest of tokenize, pack, launching
 """
 
 from __future__ import annotations
@@ -20,11 +27,134 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.exposure import BatchWaits, StageSpans, of_known_batches, per_row
-from harness.explain.in_parts import in_parts
-from harness.explain.intervals import Int, Pieces, Stretches, clip, difference, in_order, innermost, touches, union
+from harness.explain.intervals import (
+    SPANS_AT_ONCE,
+    Int,
+    Pieces,
+    Stretches,
+    clip,
+    covered,
+    difference,
+    in_order,
+    in_parts,
+    innermost,
+    intersection,
+    touches,
+    union,
+)
 from harness.explain.spans import FETCH, RunSpans
 from harness.study.contract import CAUSES, STAGES
+
+TRANSFER = STAGES.index("transfer")
+
+
+class BatchWaits(NamedTuple):
+    """One wait a batch, by the batch's number; all (batches,)."""
+
+    rows: Int  # of the steps table; -1: in no finished step
+    starts: Int
+    ends: Int
+    reported: NDArray[np.bool_]  # whether its builder recorded what it did; else the stages of its row are unknown
+
+
+class StageSpans(NamedTuple):
+    """Stages of batches without overlaps within a batch; all (spans,)."""
+
+    batches: Int
+    stages: Int  # index into STAGES
+    starts: Int
+    ends: Int
+
+
+def without_overlaps(spans: StageSpans) -> StageSpans:
+    """The same time, in the order of batches and within a batch of time; each moment of a batch has one stage."""
+    kept = spans.ends > spans.starts
+    if not kept.all():
+        spans = StageSpans(*(column[kept] for column in spans))
+    order = np.lexsort((spans.starts, spans.batches))
+    spans = StageSpans(*(column[order] for column in spans))
+    same = spans.batches[1:] == spans.batches[:-1]
+    overlapping = np.unique(spans.batches[1:][same & (spans.starts[1:] < spans.ends[:-1])])
+    if not overlapping.size:
+        return spans
+    mended = [StageSpans(*(column[~np.isin(spans.batches, overlapping)] for column in spans))]
+    for batch in overlapping:  # few: stages follow one another unless a recorder nests them
+        own = StageSpans(*(column[spans.batches == batch] for column in spans))
+        pieces = innermost(own.starts, own.ends)
+        mended.append(StageSpans(own.batches[pieces.owner], own.stages[pieces.owner], pieces.starts, pieces.ends))
+    joined = StageSpans(*(np.concatenate(columns) for columns in zip(*mended, strict=True)))
+    order = np.lexsort((joined.starts, joined.batches))
+    return StageSpans(*(column[order] for column in joined))
+
+
+def of_known_batches(spans: StageSpans, waits: BatchWaits) -> StageSpans:
+    """Those of batches that have a place in ``waits``. ``spans`` in the order of batches; no column is copied."""
+    count = np.searchsorted(spans.batches, len(waits.rows))
+    return StageSpans(*(column[:count] for column in spans))
+
+
+class StageTimes(NamedTuple):
+    """Nanoseconds per step and stage, each (rows, stages); several waits of a step add up."""
+
+    work: Int  # of all spans of the step's batches; of transfer only what is within the waits
+    during: Int
+    parallel: Int
+    outside: Int
+    between: Int
+
+
+def stage_times(
+    waits: BatchWaits, spans: StageSpans, counted: Stretches, open_steps: Stretches, rows: int
+) -> StageTimes:
+    """Where the stages of each step's batches ran.
+
+    ``spans``: see :func:`without_overlaps`; those of batches that were never waited for are left out. ``counted``: the
+    waits that count as such, for ``parallel`` and ``outside``; beside an asynchronous device only while it is idle.
+    ``open_steps``: when a step was open in which training went on, be it of warm-up.
+    Raises ValueError where a wait ends before it starts.
+    """
+    if (waits.ends < waits.starts).any():
+        raise ValueError("a wait cannot end before it starts")
+    work, during, behind, outside, between = (np.zeros((rows, len(STAGES)), dtype=np.int64) for _ in range(5))
+    counted = intersection(counted, open_steps)
+    spans = of_known_batches(spans, waits)
+    for first in range(0, len(spans.batches), SPANS_AT_ONCE):
+        part = StageSpans(*(column[first : first + SPANS_AT_ONCE] for column in spans))
+        part = StageSpans(*(column[waits.rows[part.batches] >= 0] for column in part))
+        since, until = waits.starts[part.batches], waits.ends[part.batches]
+        starts, ends = np.maximum(part.starts, since), np.minimum(part.ends, until)
+        inside = np.maximum(0, ends - starts)
+        waited = covered(part.starts, part.ends, counted)
+        opened = covered(part.starts, part.ends, open_steps)
+        own = covered(starts, np.maximum(starts, ends), counted)
+        cells = waits.rows[part.batches], part.stages
+        np.add.at(work, cells, part.ends - part.starts)
+        np.add.at(during, cells, inside)
+        np.add.at(behind, cells, waited - own)
+        np.add.at(outside, cells, opened - waited)
+        np.add.at(between, cells, part.ends - part.starts - opened)
+    behind[:, TRANSFER] = outside[:, TRANSFER] = between[:, TRANSFER] = 0
+    during[:, TRANSFER] += per_row(waits.rows, waits.ends - waits.starts, rows) - during.sum(axis=1)
+    work[:, TRANSFER] = during[:, TRANSFER]
+    return StageTimes(work, during, behind, outside, between)
+
+
+def per_row(rows: Int, values: Int, count: int) -> Int:
+    """Sums of ``values`` by row, (count,); what has no row (-1) is left out."""
+    kept = rows >= 0
+    # Sums of nanoseconds stay exact in float64: a row has less than 2^53 of them (a hundred days).
+    return np.bincount(rows[kept], weights=values[kept], minlength=count).astype(np.int64)
+
+
+def per_row_and_stage(rows: Int, stages: Int, values: Int, count: int) -> Int:
+    """Sums of ``values`` by row and stage, (count, stages)."""
+    found = np.zeros(count * len(STAGES), dtype=np.int64)
+    for first in range(0, len(rows), SPANS_AT_ONCE):
+        part = slice(first, first + SPANS_AT_ONCE)
+        flat = np.where(rows[part] >= 0, rows[part] * len(STAGES) + stages[part], -1)
+        found += per_row(flat, values[part], len(found))
+    return found.reshape(count, len(STAGES))
+
 
 PYTHON = CAUSES.index("python")  # launching, and whatever has no other name
 assert CAUSES[: len(STAGES)] == STAGES, "a stage's number is that of the cause of the same name"
@@ -137,7 +267,9 @@ def _by_cause(idle: Pieces, known: Activities, rows: int) -> Int:
     return found
 
 
-def slack(waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int) -> tuple[Int, NDArray[np.bool_]]:
+def slack_at_fetches(
+    waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int
+) -> tuple[Int, NDArray[np.bool_]]:
     """Work that lay queued when the host began the first fetch of each step: (nanoseconds, whether it fetched).
 
     ``kernel_ends`` and ``launch_starts``: of each piece of work, in the order of the queue.
@@ -151,7 +283,7 @@ def slack(waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int) ->
 
 
 def behind(moments: Int, kernel_ends: Int, launch_starts: Int) -> Int:
-    """How much of what was launched by each moment the device had still to do, in nanoseconds; see :func:`slack`."""
+    """Return the nanoseconds of work, launched by each moment, that the device had still to do."""
     free = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(kernel_ends) if len(kernel_ends) else kernel_ends)
     queued = np.searchsorted(np.maximum.accumulate(launch_starts), moments, side="right")
     left: Int = np.maximum(free[queued], moments) - moments
