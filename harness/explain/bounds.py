@@ -55,7 +55,7 @@ class BoundShares:
     data: float  # what data work costs it
     host: float  # device idle while the host did not work on data, outside of launch-bound phases
     launch: float  # within launch-bound phases; an upper bound of the idle time in them unless that is known
-    room: float  # what fetching could last longer for next to nothing, see ``room``; NaN: not known
+    room: float  # what fetching could last longer for next to nothing, see ``bounds``; NaN: not known
     open: float = 0.0  # within other phases that the device was at while the host was still launching them
     loader: float = 0.0  # of the time of loader workers, that in which they worked; 0 without workers
 
@@ -91,13 +91,10 @@ Event = tuple[int, float, float]  # what; how long it blocked, or when all of it
 
 
 def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool = False) -> float | None:
-    """Return how much longer fetching could last, up to a step, if the run felt at most ROOM_FELT_SHARE of it.
+    """Return how much longer fetches could last per step, up to a step, if the run felt at most ROOM_FELT_SHARE of it.
 
-    None if no step fetched, or the device was not recorded. NaN if a full queue may have held the host unseen (see
-    :func:`_held`), or if a call blocks for an unknown time.
-
-    It is spread evenly over the fetches. ``steps``: the measured ones, in order; of many the first and the last, and
-    the room is that of the part that has less. ``known_queue``: where its queue held the host, the device said so.
+    None if no step fetched or the device was not recorded. NaN if a full queue, or a call that blocks for an unknown
+    time, may have held the host. ``known_queue``: the device reports when its queue held the host.
     """
     if spans.blocks_untimed:
         return math.nan if len(steps.starts) and len(spans.kernels) else None
@@ -146,12 +143,9 @@ def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
 
 
 def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
-    """Whether in most steps the device is behind by the same time, although no call is known to have blocked.
+    """Return True if the device lags behind by the same time in most steps, although no recorded call blocked.
 
-    A host that is a little faster than its device gets away: only a queue that is full keeps the two apart by the same.
-    One that is slower is as far ahead in every step too, and its device runs dry: between two pieces, or within one
-    that it came to while the host still launched it (a copy from pageable memory), where no event shows it. Around
-    repetitions the queue is empty, so not of all steps.
+    Only a full queue does that. A slower host also keeps a constant distance, but then its device runs dry.
     """
     if len(steps.starts) < HELD_STEPS_MIN:
         return False
@@ -167,9 +161,7 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
 
 
 def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:
-    """How little work lay queued at an end of a launching in each step, (steps,): of pieces that the device came to
-    while the host still launched them, so that it may have waited before; infinite where there are none.
-    """
+    """Return the least queued work at an end of launching by step, where the device may have waited; else infinite."""
     launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
     step = np.searchsorted(steps.starts, launched, side="right") - 1
     met = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])

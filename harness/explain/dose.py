@@ -66,11 +66,7 @@ class Curve:
 
     @property
     def absorbed(self) -> float:
-        """Added work of the largest dose that the step did not feel: the slack, if what exceeds it counts in full.
-
-        Beyond it a millisecond may cost more than one, where one worker of several makes the slow batches: as much as
-        the largest dose says. Never less than 0.
-        """
+        """Added work of the largest dose that the step did not feel (its slack); at least 0."""
         last = self.slope(self.step, since=len(self.ks) - 2)
         return max(0.0, (self.work[-1] - self.work[0]) - (self.step[-1] - self.step[0]) / max(1.0, last))
 
@@ -165,10 +161,7 @@ def parse_control(control: str | None) -> tuple[What, int] | None:
 
 
 def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: int) -> Dose:
-    """The dose of ``what``: ``arm_blocks`` is the arm itself (k = 0), ``doses[k]`` its control with k times more.
-
-    ``workers``: loader workers of the arm. Only blocks in which all doses finished count.
-    """
+    """Return the dose of ``what``: ``doses[k]`` is the control with k times more. Blocks need all doses."""
     by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
     name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
     abreast = 1 if what == "device" else max(1, workers)
@@ -220,7 +213,7 @@ def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate
 
 
 def _bends(what: What, curves: Sequence[Curve]) -> bool:
-    """Whether the last slope exceeds the first beyond doubt, and because the step waits."""
+    """True if the last slope exceeds the first beyond doubt, and because the step waits."""
     last = len(curves[0].ks) - 2
     first_slope, last_slope = segment(curves, 0), segment(curves, last)
     if last < 1 or first_slope is None or last_slope is None:
@@ -233,10 +226,7 @@ def _bends(what: What, curves: Sequence[Curve]) -> bool:
 
 
 def _fits_today(curves: Sequence[Curve]) -> bool:
-    """Whether more is waited for in full but hardly any of the work there is: it lies at the slack.
-
-    A hand-over from a worker (transfer) is no part of its work, and may be waited for all the same.
-    """
+    """Return True if more is waited for in full, but hardly any of the present work but transfer."""
     waited = [curve.waited[0] - curve.runs[0].exposed_ms.get("transfer", 0.0) for curve in curves]
     return float(np.mean(waited)) < HIDDEN_SLOPE_MAX * float(np.mean([curve.work[0] for curve in curves]))
 

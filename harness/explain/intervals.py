@@ -71,7 +71,7 @@ def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
 
 
 def touches(starts: Int, ends: Int, inside: Stretches) -> NDArray[np.bool_]:
-    """Whether each span [start, end) has a moment ``inside``; one that is empty has none, but may count, (spans,)."""
+    """True if each span [start, end) has a moment ``inside``; one that is empty has none, but may count, (spans,)."""
     found: NDArray[np.bool_] = np.searchsorted(inside.starts, ends, side="left") > np.searchsorted(
         inside.ends, starts, side="right"
     )

@@ -71,10 +71,7 @@ def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
 
 
 def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
-    """Sum up ``work`` by the launches of the windows' steps.
-
-    A name that has a piece without any kernel is left out: its kernels may be lost.
-    """
+    """Sum up ``work`` by the launches of the windows' steps, without names that have a piece without kernels."""
     inside = np.zeros(len(spans.launches), dtype=np.bool_)
     for since, until, _, _ in windows:
         inside |= (spans.launches.starts >= since) & (spans.launches.ends <= until)
@@ -125,15 +122,12 @@ class DeviceWork:
         return np.where(self.still_launching, self._launched, self.starts)
 
     def worked_from(self, reading: Reading) -> Int:
-        """From when the device worked until the end of the piece, by this reading.
-
-        Where only the sum of its kernels is known, that is as if they ran at its end.
-        """
+        """Return when the device began to work on each piece; profiled kernels count as at its end."""
         by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
         return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
 
     def waited(self, reading: Reading) -> NDArray[np.bool_]:
-        """Whether the device waited for the launches of the piece, by this reading."""
+        """True if the device waited for the launches of the piece, by this reading."""
         idle = self._worked_ns(reading) < self.ends - self.starts
         return np.where(self.profiled, idle, self._waited_by_events(reading))
 
@@ -160,14 +154,14 @@ class DeviceWork:
         return self.still_launching if reading == "waiting" else np.zeros_like(self.still_launching)
 
     def blocked(self, reading: Reading) -> NDArray[np.bool_]:
-        """Whether the host did nothing but wait for the device while it launched the piece, by this reading."""
+        """True if the host did nothing but wait for the device while it launched the piece, by this reading."""
         if reading == "likely":
             return self.may_block & self.ended
         return self.may_block if reading == "blocking" else np.zeros_like(self.may_block)
 
     @property
     def behind_full_queue(self) -> NDArray[np.bool_]:
-        """Whether the queue may have been full while the piece was launched: then launching it was waiting in part."""
+        """True if the queue may have been full while the piece was launched: then launching it was waiting in part."""
         lasting = self.launch_ends > self.launch_starts
         found: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= FULL_QUEUE_NS)
         return found
@@ -196,11 +190,7 @@ class DeviceWork:
 def device_work(
     spans: RunSpans, attached: bool = False, kernel_times: Mapping[str, KernelTime] | None = None
 ) -> DeviceWork:
-    """The work of a run's device. A piece whose launching blocked on the device did not wait for launches.
-
-    ``attached``: of a program that nobody here wrote. Where it blocks, it may have done anything before.
-    ``kernel_times``: by name of the work, from a profiled window.
-    """
+    """Return the work of a run's device. ``attached``: the program may block anywhere."""
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
     waits = union(spans.blocking.starts, spans.blocking.ends)
@@ -253,15 +243,13 @@ def device_work_of(run: RunData) -> DeviceWork:
 
 
 def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
-    """Whether the host was still launching work that was on the device from ``starts`` to ``ends``, for more than
-    ``least_ns``; all (pieces,).
-    """
+    """Return True for each piece that the host launched for more than ``least_ns`` after the device began it."""
     found: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > least_ns
     return found
 
 
 def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
-    """Whether it was, and the device ended that work with its last launch; all (pieces,)."""
+    """True if it was, and the device ended that work with its last launch; all (pieces,)."""
     ended = ends - launch_ends <= np.maximum(LAUNCH_TAIL_NS, LAUNCH_TAIL_SHARE * (ends - starts))
     found: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
     return found
@@ -274,10 +262,7 @@ def per_step(steps: Stretches, stretches: Stretches) -> Int:
 
 
 def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]) -> dict[str, float]:
-    """Of the ``steps`` that launched some work: the share in which it was launch-bound, by its name; not those of 0.
-
-    ``steps`` are in order, and need not touch one another.
-    """
+    """Return the share of the steps launching some work in which it was launch-bound, by its name, largest first."""
     row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
     inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
     found = {}

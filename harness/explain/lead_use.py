@@ -76,11 +76,7 @@ class Makers(NamedTuple):
         return bool(np.bincount(self.worker).max() * self.workers > UNEQUAL_WORKER_FACTOR * len(self.worker))
 
     def in_flight(self, prefetch: int) -> int:
-        """Return the number of batches in flight at once.
-
-        A loader first sends each worker ``prefetch`` requests. A worker without items answers the first one, which the
-        loader sends to another worker instead. The other requests to it are lost.
-        """
+        """Return the number of batches in flight. A worker without items answers one request."""
         return self.workers * prefetch - self.idle * (prefetch - 1)
 
     def before(self) -> Int:
@@ -114,7 +110,7 @@ Array = NDArray[np.float64]
 
 
 class MadeBatches(NamedTuple):
-    """When batches that follow one another were begun, ready and received; ns, all (batches,), NaN where not known.
+    """Moments of consecutive batches; ns, (batches,), NaN where not known.
 
     ``taken``: when the loop, or its device, turned to the batch. ``awaited``: it was not ready before its fetch began.
     """
@@ -155,10 +151,9 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
 
 
 def used_up_ns(leads: Leads, workers: int) -> float | None:
-    """The time that steps over these batches were shorter by than making the batches took; negative: lead was gained.
+    """Return by how much steps over these batches were shorter than making them; None if too little is known.
 
-    None of batches of which too little is known. The last cycle's own use is not seen: it is taken as that of the
-    others, but for no more than is left.
+    The last cycle's own use is not seen: it is taken as that of the others, but for no more than is left.
     """
     lead, idle = leads
     if not 0 < workers < len(lead) or not np.isfinite(lead).all():
@@ -170,12 +165,10 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
 
 
 def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
-    """By which share of its time the last cycle of these batches was shorter than it could go on being.
+    """Return by which share of its time the last cycle of batches was shorter than it could go on being.
 
-    Of few workers, over the last :data:`LEAD_BATCHES_MIN` batches: one or two say little, as batches differ.
-    ``stood``: batches that were being made while the run stood still; how much of one was made meanwhile is not known,
-    nor then what its worker gained. Infinite where that is so of the whole cycle; 0 where the batches are fewer than
-    two cycles, or too little is known of them.
+    ``stood``: batches in the making while the run was suspended. Infinite if that is so of the whole cycle; 0 if too
+    few batches are known.
     """
     if workers < 1 or len(leads.lead) < 2 * workers:
         return 0.0
@@ -191,9 +184,9 @@ def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] 
 
 
 class UsedLead(NamedTuple):
-    """What the measured steps of one repetition used up of ready batches, per worker, and how long they took; ns.
+    """Lead that the measured steps of a repetition used up per worker, and their time; ns.
 
-    ``ahead_ns``: by how much further the host was ahead of its device at their end; negative: less far.
+    ``ahead_ns``: how much further the host was ahead of its device at their end.
     """
 
     used_ns: float
@@ -203,10 +196,9 @@ class UsedLead(NamedTuple):
 
 @dataclass(frozen=True)
 class LeadUse:
-    """By how much the measured steps of an arm were faster than they could go on being, as a share of a step.
+    """Share of a step by which measured steps were faster than they could go on being, with its 95 % interval.
 
-    With the 95 % interval of a mean over ``n`` repetitions: each is suspended, and begins to use up lead, by itself.
-    ``by_host``: mostly as the host got further ahead of its device; else as batches that lay ready were used up.
+    ``n``: repetitions. ``by_host``: mostly as the host got further ahead of its device.
     """
 
     share: float
@@ -217,18 +209,14 @@ class LeadUse:
 
     @property
     def is_worth_saying(self) -> bool:
-        """Whether the steps surely lived off lead, and by more than next to nothing."""
+        """True if the steps surely lived off lead, and by more than next to nothing."""
         return self.share > LEAD_SHARE_MIN and self.ci_low > 0
 
 
 def used_leads(
     steps: pa.Table, spans: RunSpans, waits: BatchWaits, workers: int, prefetch: int, *, asynchronous: bool
 ) -> dict[int, UsedLead]:
-    """What each repetition of a run used up; of none where an asynchronous device left no record.
-
-    ``workers``: 0 where batches are made inline, of which none lies ready. A repetition in which the loop paused (an
-    evaluation) counts up to there: its workers went on meanwhile.
-    """
+    """Return what each repetition used up, until its first pause. ``workers``: 0 if batches are made inline."""
     if asynchronous and not len(spans.kernels):
         return {}
     makers = makers_of(spans.makers, len(waits.rows), workers)
@@ -270,10 +258,7 @@ def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
 
 
 def _ahead_ns(spans: RunSpans, moments: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How long the device still had to work at each of ``moments`` on what was queued by then; both (moments,).
-
-    A device does its work in the order queued; one that the host does not run ahead of has none.
-    """
+    """Return how long the device still had to work at each moment on what was queued by then, (moments,)."""
     done = np.concatenate([[-np.inf], np.maximum.accumulate(spans.kernels.ends.astype(np.float64))])
     # A launch whose work was never recorded (the run was cut short) is not known to be ahead of anything.
     queued = np.minimum(np.searchsorted(spans.launches.starts, moments, side="left"), len(spans.kernels.ends))

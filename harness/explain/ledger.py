@@ -58,10 +58,7 @@ class StepLosses:
 
 
 def at_common_steps(ours: StepLosses, theirs: StepLosses) -> tuple[float, float] | None:
-    """The mean losses of two runs over the last :data:`LOSS_STEPS` steps that both trained; None without such a step.
-
-    A run may be further in its training than the other: its later steps say nothing of the difference.
-    """
+    """Return the mean losses over the last LOSS_STEPS steps that both runs trained; None if there is none."""
     (our_steps, our_losses), (their_steps, their_losses) = ours.by_step(), theirs.by_step()
     _, here, there = np.intersect1d(our_steps, their_steps, assume_unique=True, return_indices=True)
     if not len(here):
@@ -107,7 +104,7 @@ class RunLedger:
     launch_bound: dict[str, float]  # share of the measured steps in which a piece of the device's work was, by its name
     device_starved_ms: float | None
     device_slack_ms: float | None  # work still queued when the host began its fetch
-    device_room_ms: float | None  # what fetching could have lasted longer for next to nothing, see ``room``
+    device_room_ms: float | None  # what fetching could have lasted longer for next to nothing, see ``bounds``
     starved_ms: dict[str, float]  # device idle time by what the host did; empty without an asynchronous device
     tokens: float | None  # positions, sum over the measured steps
     trained_tokens: float | None
@@ -117,7 +114,7 @@ class RunLedger:
     diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
     used_leads: dict[int, UsedLead] = field(default_factory=dict)  # by repetition, of those of which it is known
     losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
-    longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see ``long_steps.longest_phases``
+    longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see :func:`longest_phases`
     left_out: LeftOut = field(default_factory=LeftOut)
     idle_workers: int = 0  # loader workers that made no batch
     # What a step of several ranks would be shorter by if none had any data work; None of one rank, or not known.
@@ -134,10 +131,7 @@ class RunLedger:
 
     @property
     def waited_ms(self) -> float | None:
-        """What data work cost a step: all exposed stages, or the fetch phase where nobody split it.
-
-        None on an asynchronous device where nobody did: there a wait of the host may cost nothing.
-        """
+        """Milliseconds that data work cost a step; None on an asynchronous device whose waits were not split."""
         if self.exposed_ms:
             return sum(self.exposed_ms.values())
         return None if self.record.facts.asynchronous else self.phase_ms.get("fetch")
@@ -182,7 +176,7 @@ class RunLedger:
 
     @property
     def by_repetition(self) -> bool:
-        """Whether its repetitions alternated with those of the runs of the same session."""
+        """True if its repetitions alternated with those of the runs of the same session."""
         return self.record.interleave == "slices" and bool(self.record.session)
 
 
@@ -293,9 +287,7 @@ def _idle_workers(run: RunData) -> int:
 
 
 def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
-    """Steps between measured ones that are not measured, but for the first of each turn, and for those that are no
-    training alone (an evaluation ran within): of a program, only its record knows these.
-    """
+    """Return unmeasured steps between measured ones, without first steps of a repetition and marked ones."""
     facts = run.record.facts
     inside = ~measured & (column(steps, "wall_ns") > 0)
     first, last = np.flatnonzero(measured)[[0, -1]]
@@ -336,11 +328,7 @@ def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> floa
 
 
 def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float:
-    """See ``RunLedger.loader_share``; 0 without workers or an asynchronous device, of whose bound it is a part.
-
-    Only what they did within measured steps: between two of them they may go on (while held-out data is evaluated), and
-    while a batch travels its worker may rest.
-    """
+    """Return the share of measured steps in which loader workers built batches; 0 without an asynchronous device."""
     facts = run.record.facts
     workers = lookup_number(run.record.config, "data.workers", facts.workers or 0)
     if not workers or not facts.asynchronous or not run.has_spans:
@@ -403,7 +391,7 @@ def _known(table: pa.Table, name: str) -> NDArray[np.bool_]:
 
 
 def _diverged(losses: Array) -> bool:
-    """Whether ``losses``, of the measured steps in order, are not finite or end far above where they began."""
+    """True if ``losses``, of the measured steps in order, are not finite or end far above where they began."""
     if not np.isfinite(losses).all():
         return True
     some = min(LOSS_STEPS, len(losses) // 2)
@@ -427,10 +415,9 @@ def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None
 def part_over(
     runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None], known: Sequence[RunLedger] | None = None
 ) -> float | None:
-    """Mean of a part of a step over all measured steps of ``runs``, which is never above the mean step.
+    """Return the mean of a part of a step over all measured steps of ``runs``.
 
-    ``known``: the runs that have it, None: those for which ``get`` does. Where others do not, it is the share of their
-    steps that it is in these, as their steps may be longer or shorter.
+    ``known``: the runs that have it; others get the same share of their steps.
     """
     known = [run for run in known or runs if get(run) is not None]
     found = mean_over(known, get)

@@ -34,10 +34,9 @@ class SyncCall:
 
 
 def hidden_behind(run: RunData) -> dict[str, float]:
-    """Sum up hidden data work by what ran meanwhile: kernels, or without a device the main thread's phases.
+    """Sum up hidden data work by kernel, or without a device by phase of the main thread; ``other``: neither ran.
 
-    Work during which neither ran (a worker ahead of a host that computes nothing) is called ``other``. Work that ran
-    behind something and cost the step all the same is not hidden: all parts shrink alike, down to the ledger's figure.
+    Work that ran behind something and cost the step is not hidden: all parts shrink alike, to the ledger's figure.
     """
     return run.once("hidden behind", lambda: _hidden_behind(run))
 
@@ -104,9 +103,7 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
     surely, unsure = _surely_busy(spans, device_work_of(run))
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
-        """By site: how long calls blocked, what followed them, what of that the device worked for sure or perhaps; and
-        by kernel what it worked for sure.
-        """
+        """Return, by site: time blocked, time after it, of that surely and perhaps busy; and by kernel."""
         some = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
         names = calls.names[some].astype(np.int64)
         inside = clip(calls.starts[some], ends[some], part)
@@ -217,10 +214,7 @@ def mean_hidden_behind(runs: Sequence[RunData]) -> dict[str, float]:
 
 
 def work_out(run: RunData) -> None:
-    """Compute the ledger, what hid data work, the blocking calls and the recording of ``run``; they are kept with it.
-
-    Call :func:`release` after that: the spans and derived columns of a long run are large.
-    """
+    """Compute and keep all that needs the spans of ``run``, so that :func:`release` may free them."""
     measure(run)
     if run.record.status != "done":
         return

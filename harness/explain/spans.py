@@ -103,7 +103,7 @@ class RunSpans:
 
     @property
     def blocks_untimed(self) -> bool:
-        """Whether calls of the main thread wait for the device of which nobody knows for how long."""
+        """True if calls of the main thread wait for the device of which nobody knows for how long."""
         return any(self.names[code].endswith(UNANNOUNCED) for code in np.unique(self.blocking.names))
 
     def code(self, name: str) -> int:
@@ -178,11 +178,7 @@ def _with_makers(makers: NDArray[np.int16], batches: Int, workers: NDArray[np.in
 
 
 def begun_when_launched(spans: RunSpans) -> RunSpans:
-    """All spans of a run, each piece of the device's work from its first launch on: nothing of it can run before.
-
-    An event that counts as reached when the work before it was done, even if that was before it was recorded, would
-    otherwise make the time that the device waited for the host look like work.
-    """
+    """Return all spans with each piece of device work beginning with its first launch at the earliest."""
     kernels, pieces = spans.kernels, min(len(spans.kernels), len(spans.launches))
     starts = kernels.starts.copy()
     starts[:pieces] = np.minimum(np.maximum(starts[:pieces], spans.launches.starts[:pieces]), kernels.ends[:pieces])
@@ -261,11 +257,7 @@ def bounds(steps: pa.Table) -> Stretches:
 
 
 def held_up(steps: Stretches, measured: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Steps that do not count although one before them did and the loop has not paused since, (steps,).
-
-    Something else than training lay within them: an evaluation, a profiler, a stop of the program. Warm-up steps come
-    first, or after a pause.
-    """
+    """Return True for steps with other work than training: unmeasured after measured ones without a pause."""
     begins = np.append(True, steps.starts[1:] > steps.ends[:-1])[: len(measured)] & ~measured
     counted = np.cumsum(measured)
     before = np.maximum.accumulate(np.where(begins, counted, 0))  # how many counted when these steps began

@@ -66,7 +66,7 @@ def speed_logs(baseline: Blocks, candidate: Blocks, rate: Rate) -> list[float] |
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:
-    """Whether repetition k of both ran side by side in time."""
+    """True if repetition k of both ran side by side in time."""
     return first.by_repetition and second.by_repetition and first.record.session == second.record.session
 
 
@@ -92,12 +92,7 @@ def per_step_of(blocks: Blocks, name: Counted) -> float | None:
 
 @dataclass(frozen=True)
 class ChoicePass:
-    """Shares of ``questions`` answered right after step ``step``; NaN of a diverged model, None where not known.
-
-    ``questions``: None in an llm.c log, which does not say how many there were.
-
-    Their columns in evaluations.parquet have the same names, see harness.study.column_reference.
-    """
+    """Shares of ``questions`` answered right after ``step``; NaN of a diverged model, None where not known."""
 
     step: int
     questions: int | None
@@ -109,10 +104,7 @@ class ChoicePass:
 
 @dataclass(frozen=True)
 class RightShare:
-    """The median of runs' shares of right answers, with the 95 % interval of one such share (Wilson's).
-
-    The interval is of questions as independent draws: how far another draw of as many would be off.
-    """
+    """The median of runs' shares of right answers, with the 95 % interval (Wilson) of one such share."""
 
     share: float
     ci_low: float

@@ -1,8 +1,7 @@
-"""Says which rank of a run made the others wait, and for which part of its step: ranks that exchange in each step.
+"""Finds which rank of a run made the others wait, and for which part of its step.
 
-Every rank of a machine has the same clock (CLOCK_MONOTONIC), so moments of different ranks are compared as they are.
-A rank *arrives* when its own work before the exchange is done: under ddp when the last of its gradients are ready,
-under fsdp when its first forward pass begins, which gathers the weights. Nobody leaves before the last one has arrived:
+Every rank of a machine has the same clock (CLOCK_MONOTONIC). A rank *arrives* when its own work before the exchange is
+done: under ddp when its last gradients are ready, under fsdp when its first forward pass begins, which gathers weights.
 
     wait of a rank      last arrival - its own arrival
     exchange            end of the backward pass's exchange - last arrival (ddp)
@@ -11,12 +10,9 @@ under fsdp when its first forward pass begins, which gathers the weights. Nobody
                         one does: its longest time becomes the other's longest, its second longest the second longest
     without data        mean over steps of: last arrival - what it were, had no rank waited for data in that step
 
-So what a step would be shorter by keeps the scatter of all ranks' arrivals, and counts a rank only where it is last. A
-rank that is slow in few steps, and much, is last in those alone: to take its mean excess from every step would say that
-nothing is to be had. An excess within scatter is not counted.
-
-Under fsdp ranks wait for one another within their passes too, layer by layer, which nothing tells from computing; and
-with several micro-batches each of them begins with a wait of its own: there it is not known who waits.
+So savings keep the scatter of arrivals, and count a rank only where it is last. An excess within scatter is not
+counted. Under fsdp ranks also wait within their passes, and with several micro-batches in each: there waits are not
+known.
 """
 
 from __future__ import annotations
@@ -73,10 +69,9 @@ class Straggler:
 
 @dataclass(frozen=True)
 class RanksReport:
-    """The ranks of one run, or of several blocks on average. ``exchange_ms``: of a step, None where not known.
+    """Ranks of one run, or the mean over blocks. ``exchange_ms``: of a step.
 
-    ``unknown``: why nobody knows who waits for whom, "" where it is known. ``clock_error_ms``: by how much times of
-    ranks on other machines may be wrong on rank 0's clock, None where all are on one of the ``nodes``.
+    ``unknown``: why waits are not known. ``clock_error_ms``: between nodes; None on one node.
     """
 
     parallel: str
@@ -150,7 +145,7 @@ def _of_run(run: RunData) -> RanksReport | None:
 
 
 def _gathers_often(run: RunData) -> bool:
-    """Whether a step has several forward passes that each begin with a wait for the other ranks."""
+    """True if a step has several forward passes that each begin with a wait for the other ranks."""
     accumulated = lookup_number(run.record.config, "optimizer.accumulation", 1) > 1
     return run.record.facts.parallel == "fsdp" and accumulated
 

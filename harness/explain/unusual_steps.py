@@ -42,7 +42,7 @@ NO_PHASE = -1
 
 @dataclass(frozen=True)
 class LongSteps:
-    """Long steps among ``of`` measured steps of all runs. The weighted mean of both means is the mean of all steps.
+    """Long steps among ``of`` measured steps of all runs.
 
     ``phase``: the phase with most of the time above a typical step; "" if no phase has more than half of it.
     """
@@ -57,10 +57,7 @@ class LongSteps:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Steps before the measured ones of a run's later turns, which no figure holds.
-
-    The first step of a turn is not among them: the run was suspended until then, and what that costs is no training.
-    """
+    """Unmeasured steps before measured ones of later repetitions, without the first one."""
 
     step_ms: Array = field(default_factory=lambda: np.zeros(0))
     longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see :func:`longest_phases`
@@ -69,11 +66,7 @@ class LeftOut:
 def longest_phases(
     phases: Sequence[str], phase_ns: Callable[[str], Array], counted: NDArray[np.bool_] | None = None
 ) -> Places:
-    """Return the index in ``phases`` of the phase furthest above its median, by step; NO_PHASE if none was measured.
-
-    ``phase_ns`` gives the times of a phase; NaN where one was not measured. ``counted``: the steps that are asked
-    about, all where it is None. The others only say what is typical.
-    """
+    """Return the index of the phase furthest above its median, by ``counted`` step; NO_PHASE if none was measured."""
     excess = np.array([_above_typical(phase_ns(name), counted) for name in phases])
     found = np.where(np.isneginf(excess).all(axis=0), NO_PHASE, excess.argmax(axis=0)).astype(np.int8)
     return found if counted is None else found[counted]
@@ -115,9 +108,8 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StepKinds:
-    """Fast and slow steps among ``of`` measured steps. The weighted mean of all means is the mean of all steps.
+    """Fast, slow and longest steps (above ``LONG_STEP_FACTOR`` typical slow ones) among ``of`` measured steps.
 
-    Steps longer than ``LONG_STEP_FACTOR`` times a typical slow step are a part of their own (``longest``).
     ``slow_runs``: number of runs with mostly slow steps, if most runs have a single kind; else None.
     """
 
@@ -199,7 +191,7 @@ def _centres(logs: Float, middle: float) -> tuple[float, float] | None:
 
 
 def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
-    """Whether runs of one kind are next to the same, with enough of each."""
+    """True if runs of one kind are next to the same, with enough of each."""
     kinds = [[one for one in typical if (one > middle) == above] for above in (False, True)]
     return all(len(kind) >= KIND_RUNS_MIN and max(kind) - min(kind) <= KIND_RUNS_SPREAD * way for kind in kinds)
 

@@ -106,12 +106,9 @@ class StageTimes(NamedTuple):
 def stage_times(
     waits: BatchWaits, spans: StageSpans, counted: Stretches, open_steps: Stretches, rows: int
 ) -> StageTimes:
-    """Where the stages of each step's batches ran.
+    """Return where the stages of each step's batches ran. ValueError if a wait ends before it starts.
 
-    ``spans``: see :func:`without_overlaps`; those of batches that were never waited for are left out. ``counted``: the
-    waits that count as such, for ``parallel`` and ``outside``; beside an asynchronous device only while it is idle.
-    ``open_steps``: when a step was open in which training went on, be it of warm-up.
-    Raises ValueError where a wait ends before it starts.
+    ``counted``: the waits that count; beside an asynchronous device only while it is idle. ``open_steps``: in training.
     """
     if (waits.ends < waits.starts).any():
         raise ValueError("a wait cannot end before it starts")
@@ -181,10 +178,9 @@ class IdleTime(NamedTuple):
 
 
 def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: Stretches | None = None) -> Activities:
-    """The main thread's time by cause; the innermost span counts, and a fetch is transfer where no stage ran.
+    """Return the main thread's time by cause: the innermost span, and transfer in a fetch where no stage ran.
 
-    ``stages``: of the batches, without overlaps; of each only the part within its own wait counts. What does not touch
-    ``during`` may be left out.
+    ``stages``: without overlaps; only what lies within its own wait counts. ``during``: what alone is needed.
     """
     stages = of_known_batches(stages, waits)
     since = np.maximum(stages.starts, waits.starts[stages.batches])
@@ -204,10 +200,7 @@ def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: S
 
 
 def idle_time(steps: Stretches, kernels: Stretches, known: Activities) -> IdleTime:
-    """When the device was idle in each of ``steps`` (in order), by what the host did meanwhile.
-
-    ``kernels``: when it worked, as stretches. ``steps`` may touch one another; none is empty.
-    """
+    """Return when the device was idle in each of ``steps`` (in order), by what the host did meanwhile."""
     gaps = clip(steps.starts, steps.ends, difference(_span_of(steps), kernels))
     edges = in_order(np.concatenate([gaps.starts, gaps.ends, known.starts, known.ends]))
     cut = clip(gaps.starts, gaps.ends, Stretches(edges[:-1], edges[1:]))
@@ -223,10 +216,7 @@ def _span_of(steps: Stretches) -> Stretches:
 
 
 def idle_per_step(steps: Stretches, spans: RunSpans, waits: BatchWaits, stages: StageSpans) -> Int:
-    """Idle nanoseconds by step and cause, (steps, causes): the sums of :func:`idle_time`, some steps at a time.
-
-    ``stages``: of the batches, without overlaps.
-    """
+    """Return idle nanoseconds by step and cause, (steps, causes): the sums of :func:`idle_time`, in parts."""
 
     def idle_in(part: Stretches) -> Int:
         since, until = int(part.starts[0]), int(part.ends[-1])
@@ -270,10 +260,7 @@ def _by_cause(idle: Pieces, known: Activities, rows: int) -> Int:
 def slack_at_fetches(
     waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int
 ) -> tuple[Int, NDArray[np.bool_]]:
-    """Work that lay queued when the host began the first fetch of each step: (nanoseconds, whether it fetched).
-
-    ``kernel_ends`` and ``launch_starts``: of each piece of work, in the order of the queue.
-    """
+    """Return the work queued when the first fetch of each step began, in ns, and True where the step fetched."""
     found, fetched = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.bool_)
     inside = np.flatnonzero(waits.rows >= 0)
     first = inside[np.unique(waits.rows[inside], return_index=True)[1]]

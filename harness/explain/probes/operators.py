@@ -28,11 +28,10 @@ Integers = NDArray[np.int64]
 
 
 def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integers, Integers]:
-    """For each event the index of the one around it on its thread (-1: none), and its end, in nanoseconds.
+    """Return for each event the index of the one around it on its thread (-1: none), and its end in nanoseconds.
 
-    An event that outlasts the one around it is taken to end with it, so that what comes out nests strictly: that end
-    is what is returned. Of events with the same start the longer one is the outer one, of equal ones the earlier in
-    order. An event without duration is inside nothing and around nothing.
+    An event that outlasts the one around it is cut to end with it. Of events with one start the longer is the outer
+    one, of equal ones the earlier in order. An event without duration is inside nothing and around nothing.
 
         thread 1   |--- a ---------------|  |-- d --|      a -1, b a, c b, d -1
                      |- b -------|
@@ -76,10 +75,7 @@ def _innermost(begins: Integers, stops: Integers) -> Integers:
 
 
 def self_times(start: Integers, end: Integers, thread: Integers) -> tuple[Integers, Integers]:
-    """Nanoseconds that each event spent outside the events directly inside it; and the parents of :func:`enclosing`.
-
-    Over one thread these sum to the time covered by its outermost events.
-    """
+    """Return the nanoseconds of each event outside the events directly inside it, and its parent."""
     parents, ends = enclosing(start, end, thread)
     lasted = ends - start
     inside = parents >= 0
@@ -108,10 +104,7 @@ _IDS = ("correlation", "external_id")
 
 @dataclass(frozen=True)
 class Operator:
-    """All calls of one name by one process; ``self_ms`` and ``total_ms`` on the host, milliseconds over all calls.
-
-    One directly inside another of its name is the same call, dispatched once more.
-    """
+    """All calls of one name by one process, host ms. Directly inside one of its name it is the same call."""
 
     name: str
     kind: str  # a value of KINDS
@@ -179,10 +172,7 @@ class LaunchedWork(NamedTuple):
 
 
 def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> ProfiledOperators:
-    """``profiles``: the files of one run as :func:`harness.study.traces.kineto.read_profile` gives them, at least one.
-
-    ``profiled_ns``: how long its profiled steps took, together; 0 where that is not known.
-    """
+    """Return the operators of at least one profile. ``profiled_ns``: time of its profiled steps; 0 if not known."""
     events = read_events(profiles)
     host, device = events.of(tuple(KINDS)), events.of(DEVICE_WORK)
     lasted = events.end - events.start
@@ -245,10 +235,9 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
 
 
 def launched_work(events: Events) -> LaunchedWork:
-    """Return what the device did, in the order of its starts, and when the host launched each kernel or copy.
+    """Return the device's work by start, and when the host launched each kernel or copy.
 
-    One that lay queued when the one before it ended begins then: what passes in between is the device's own time, and
-    no waiting for a launch.
+    Work that lay queued begins as the work before it ends: the time in between is no wait for a launch.
     """
     device = events.of(DEVICE_WORK)
     device = device[np.argsort(events.start[device], kind="stable")]

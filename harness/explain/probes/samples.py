@@ -130,7 +130,7 @@ class Place:
 
     @property
     def rough(self) -> bool:
-        """Whether its shares are rough: many of its samples may belong elsewhere."""
+        """True if its shares are rough: many of its samples may belong elsewhere."""
         return self.near > ROUGH_PLACE_SHARE * self.whole.samples
 
 
@@ -179,10 +179,7 @@ def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
 
 
 def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackReport:
-    """Join the samples (see :func:`harness.study.traces.py_spy.read_stacks`) of a run with its spans table.
-
-    ``facts``: how they were recorded. What was met in the ledger's own recorder counts for its caller.
-    """
+    """Join sampled stacks with the spans table. What was sampled in the ledger's own recorder counts for its caller."""
     clock = clock_of(samples)
     native = facts.native
     rows = samples.to_pylist()
@@ -223,11 +220,7 @@ def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackRepo
 
 
 def segments(spans: Iterable[StackSpan]) -> tuple[NDArray[np.int64], list[str | None]]:
-    """Times at which the innermost span changes, and its name from each on; None where there is none.
-
-    The innermost of several is the one that began last, of those the one that ends first. A span holds its start, not
-    its end.
-    """
+    """Return when the innermost span changes, and its name (None: no span). The latest is the innermost."""
     begun = sorted(span for span in spans if span.end_ns > span.start_ns)
     times = sorted({time for span in begun for time in span[:2]})
     edges: list[int] = []
@@ -308,7 +301,7 @@ def _named(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
 
 
 def _is_python(frame: str, native: bool) -> bool:
-    """Whether a frame is of Python; without native stacks all are, whatever their file is called."""
+    """True if a frame is of Python; without native stacks all are, whatever their file is called."""
     return not native or (file := _file(frame)).endswith(".py") or file.startswith("<")
 
 

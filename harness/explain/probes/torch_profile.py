@@ -46,10 +46,9 @@ class MemoryTimeline:
 
 
 def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[int]] = ()) -> list[MemoryTimeline]:
-    """One timeline per process and device with memory events: main first, devices before the CPU.
+    """Return one timeline per process and device with memory events: main first, devices before the CPU.
 
-    ``profiles``: the files of one run as :func:`harness.study.traces.kineto.read_profile` gives them. ``windows``:
-    of the profiled steps, [start_ns, end_ns, first step, last step] each.
+    ``windows``: of the profiled steps, [start_ns, end_ns, first step, last step] each.
     """
     import pyarrow as pa
 
@@ -173,11 +172,7 @@ class TorchProfile:
 def torch_profile(
     arm: str, profiles: Sequence[pa.Table], facts: TorchProfilerRecord, problems: Sequence[str] = ()
 ) -> TorchProfile | None:
-    """``profiles``: the run's files (:func:`harness.study.traces.profiles.read_profiles`), ``facts``: what
-    its probes.json says of them, ``problems``: what went wrong with reading or recording.
-
-    None where nothing was recorded and nothing went wrong.
-    """
+    """Return the analysis of a run's profiles; None if nothing was recorded and nothing went wrong."""
     full, windows, gaps = whole_profiles([profile for profile in profiles if len(profile)], facts.windows)
     if not full and not problems and not gaps:
         return None
@@ -201,10 +196,9 @@ def _launched_ms(full: Sequence[pa.Table], windows: Sequence[Window]) -> float |
 def whole_profiles(
     profiles: Sequence[pa.Table], windows: Sequence[Window]
 ) -> tuple[list[pa.Table], list[Window], list[CutProfile | LostProfile]]:
-    """The profiles and the windows that belong together, and a record of each that lacks the other.
+    """Return the profiles and windows that belong together, and a record of each that lacks the other.
 
-    A window's profile has a mark of torch's for each of its steps, and was not cut. Where no windows were recorded, all
-    profiles count.
+    A window's profile has one mark per step and was not cut. Without recorded windows all profiles count.
     """
     import pyarrow.compute as pc
 

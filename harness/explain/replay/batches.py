@@ -90,11 +90,10 @@ class AssumedCost:
 def handed_over(
     seen: Seen, makers: Makers, prefetch: int, tensors: int, declared_ns: float, transport: Transport = DATALOADER
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Estimate after, wake, handover, its bound, receive and unpack (see ``batches``) of every batch, and list what was
-    assumed.
+    """Estimate after, wake, handover, its bound, receive and unpack of every batch, and list the assumed costs.
 
-    A cost that was not observed for a batch is copied from the nearest earlier batch with it, so no value is NaN.
-    ``tensors``: per batch. ``declared_ns``: a cost that the configuration adds in the worker, after the last stage.
+    A cost that was not observed is copied from the nearest earlier batch with it, so no value is NaN. ``declared_ns``:
+    a cost that the configuration adds in the worker, after the last stage.
     """
     ahead = makers.in_flight(prefetch)
     after, wake, most_after, most_wake = _around(seen, makers.before(), ahead)
@@ -114,16 +113,12 @@ def handed_over(
 
 
 def arrivals_recorded(seen: Seen) -> bool:
-    """Whether the recording shows when batches of measured steps had arrived in the main process."""
+    """True if the recording shows when batches of measured steps had arrived in the main process."""
     return bool(np.count_nonzero(seen.measured & ~np.isnan(seen.arrived)) >= HANDOVERS_SEEN_MIN)
 
 
 def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Hand-over, receive and unpack where arrivals were recorded.
-
-    The moment of an arrival is known where the main thread waited for it. Of a message that lay in the pipe it is only
-    known that it came earlier.
-    """
+    """Return the parts where arrivals were recorded. An arrival is exact if awaited, else only known to be earlier."""
     unpack = _unpacked(seen)
     own = seen.arrived >= seen.wait_start
     receive = unpack + np.maximum(0.0, seen.handed_over - np.where(own, seen.unpacked, seen.wait_start))
@@ -146,10 +141,9 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
 
 
 def _unpacked(seen: Seen) -> Array:
-    """How long the main thread unpacked each batch; NaN where that was not recorded.
+    """Return how long the main thread unpacked each batch; NaN where that was not recorded.
 
-    It reads messages one after the other, some in one fetch. Reading one that lay there begins with the fetch, or when
-    the one before is unpacked.
+    It reads messages one after the other. Reading one that lay there begins with the fetch, or after the one before.
     """
     unpack = np.full_like(seen.arrived, np.nan)
     numbers = np.flatnonzero(~np.isnan(seen.arrived))
@@ -201,7 +195,7 @@ def _estimated(
 
 
 def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Whether the run was suspended at any moment between each start and its end; ``pauses`` are in order, disjoint."""
+    """True if the run was suspended at any moment between each start and its end; ``pauses`` are in order, disjoint."""
     if not pauses:
         return np.zeros(len(starts), dtype=np.bool_)
     since, until = np.array(pauses, dtype=np.float64).T
@@ -223,7 +217,6 @@ def _around(seen: Seen, before: Int, ahead: int) -> tuple[Array, Array, Array, A
     """Measure the time between two batches of one worker: (after, wake, the upper bounds of both); NaN is unknown.
 
     A worker whose next batch was already requested shows ``after``; one that waited for a request shows ``wake``.
-    ``before``: by batch, the one that its worker made before, or -1. ``ahead``: batches that are on their way.
     """
     count = len(seen.first)
     after, wake = np.full(count, np.nan), np.full(count, np.nan)
@@ -254,15 +247,12 @@ def _unlike(values: Array, typical: float) -> Array:
 
 
 def _unknown(values: Array, measured: NDArray[np.bool_]) -> bool:
-    """Whether :func:`_filled` takes the default: too few are known of measured steps, whatever warmup showed."""
+    """True if :func:`_filled` takes the default: too few are known of measured steps, whatever warmup showed."""
     return bool(np.count_nonzero(~np.isnan(values) & measured) < HANDOVERS_SEEN_MIN)
 
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:
-    """Replace NaN by the nearest known value of a measured step, or by the default where too few are known.
-
-    A replacement never exceeds ``most``, the time until the next recorded event.
-    """
+    """Replace NaN by the nearest value of a measured step, or the default if few are known; at most ``most``."""
     known = ~np.isnan(values)
     lenders = known & measured
     lent = (
@@ -281,10 +271,7 @@ class StageRow(NamedTuple):
 
 
 class Unpacking(NamedTuple):
-    """When the main thread had the message of a batch, and when it had unpacked it.
-
-    ``awaited``: it waited for the message, which came just then; else that had come earlier.
-    """
+    """When the main thread had the message of a batch and had unpacked it. ``awaited``: it waited for the message."""
 
     arrived_ns: int
     unpacked_ns: int
@@ -339,7 +326,6 @@ def batches(
 ) -> RecordedBatches:
     """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop was suspended.
 
-    ``makers``: of as many batches as there are ``fetches``. ``unpackings``: by the number of the batch, where recorded.
     ``drawn``: time of a sampler within each fetch, in ns; None: none was recorded.
     """
     count = len(fetches)
@@ -402,10 +388,9 @@ def _columns(unpackings: Mapping[int, Unpacking], count: int) -> Array:
 def _mended(
     wall: Array, cpu: Array, clean: NDArray[np.bool_], has_cpu: NDArray[np.bool_], source: NDArray[np.int64]
 ) -> Array:
-    """Replace durations of batches whose builder was suspended half way, by CPU time where a stage mostly computes.
+    """Replace durations of batches whose builder was suspended, by CPU time where a stage mostly computes.
 
-    A stage that mostly sleeps, or whose CPU time was not recorded (not ``has_cpu``), takes the duration of the nearest
-    batch before it that was not suspended.
+    Other stages take the duration of the nearest batch before it that was not suspended.
     """
     share = cpu[clean].sum() / wall[clean].sum() if wall[clean].sum() else 0.0
     if share < MOSTLY_CPU_SHARE:
@@ -414,10 +399,10 @@ def _mended(
 
 
 def _worked(first: Array, last: Array, needed: Array, pause: tuple[int, int]) -> float | None:
-    """How much work the builders did during ``pause``: what their batches needed, less the time before and after it.
+    """Return how much work the builders did during ``pause``: what unfinished batches needed, less the time around it.
 
-    A run is suspended (SIGSTOP) a moment after its loop pauses, and resumed a moment before the loop continues. A sleep
-    ends while its process is suspended. Batches that were unfinished at the end of the pause show this work.
+    A run is suspended a moment after its loop pauses. Batches that were unfinished at the end of the pause show the
+    work.
     """
     since, until = pause
     found = [

@@ -45,7 +45,7 @@ class Demand:
 
     @property
     def scarce(self) -> bool:
-        """Whether more threads than cores can be runnable at once."""
+        """True if more threads than cores can be runnable at once."""
         return self.threads + self.workers > self.cores
 
 
@@ -116,10 +116,9 @@ class Costs(NamedTuple):
 def batch_costs(
     recording: Recording, edits: Edits, workers: int, scale: float, stretch: tuple[float, float], chosen: Int
 ) -> tuple[Costs, float]:
-    """The costs of the ``chosen`` batches under ``edits``, and the mean CPU time that building one takes, unstretched.
+    """Return the costs of the ``chosen`` batches under ``edits``, and the mean CPU time to build one, unstretched.
 
-    A batch that is ``scale`` times as large combines that many consecutive recorded batches: their stages add up, and
-    the costs that do not depend on its size (wake, hand-over, receive) stay. Edits of stages apply after that.
+    A batch ``scale`` times as large combines that many consecutive ones: stages add up, other costs stay.
     """
     recorded = recording.batches
     stages, cpu_total = {}, np.zeros(len(chosen))

@@ -30,10 +30,7 @@ USUAL_PERIODS = (12, 6, 4, 3, 2)
 
 
 class Tape(NamedTuple):
-    """``steps``: rows of the recording, (tape,). ``batches``: their numbers, (batches,).
-
-    As many batches for each step; where not all steps fetch alike, those of measured steps (``aligned`` False).
-    """
+    """Rows of the recording and numbers of batches. ``aligned``: each step has as many batches."""
 
     steps: Int
     batches: Int
@@ -61,10 +58,7 @@ def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
 
 
 def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, fetches: int) -> Int:
-    """``steps`` in whole rounds of all workers; ``ordinals``: the place of each in the order of all steps.
-
-    Steps that are left out are spread over the run: its last turn may be slower than all before it.
-    """
+    """Return ``steps`` in whole rounds of all workers; ``ordinals``: places in the whole run."""
     both = math.lcm(workers_then, workers_now)
     longer = [math.lcm(both, period) for period in USUAL_PERIODS]
     for period in dict.fromkeys((*longer, both, workers_then)):
@@ -94,7 +88,7 @@ LAUNCHING, QUEUE_LIMIT = ("cause", "launching"), ("cause", "queue limit")
 
 class Operation(NamedTuple):
     """host: ``first`` on the host. launch: ``first`` on the device, ``second`` to queue it. sync: ``first`` beyond what
-    it waits for. reduce: all ranks wait for one another, on the device or (without one) on the host."""
+    it waits for. reduce: all ranks wait for one another."""
 
     kind: Literal["host", "fetch", "launch", "sync", "reduce"]
     back: int
@@ -104,10 +98,7 @@ class Operation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One class of steps: operations and durations in ns (rows, variants, members).
-
-    ``places``: of its members on the tape, (members,), rising.
-    """
+    """One class of steps: operations, durations in ns (rows, variants, members), places of its members on the tape."""
 
     operations: tuple[Operation, ...]
     durations: Array
@@ -116,13 +107,10 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What ``simulate`` runs. Steps refer to ``programs``; batches and members of a class repeat without end.
-
-    Its variants (one, unless :func:`together` joined several) differ in durations alone.
-    """
+    """What ``simulate`` runs. Batches and members of a class repeat without end. Variants differ in durations alone."""
 
     costs: Array  # (len(Costs._fields), variants, batches)
-    tape_steps: int  # that lend their durations, see ``tape``
+    tape_steps: int  # that lend their durations, see :class:`Tape`
     starts: NDArray[np.int64]  # where on the tape a replicate may begin: there each step meets one of its own class
     batches_per_step: int | None  # None: batches do not run along with the tape's steps
     programs: tuple[Program, ...]
@@ -151,12 +139,11 @@ def build(
     most_steps: int = PREDICTED_STEPS_MAX,
     merged: bool = True,
 ) -> Pipeline:
-    """``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then`` (see ``contention``).
+    """Return ``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then``.
 
-    ``grown``: how many times as large its batches already are as those that its steps were recorded with. ``exact``:
-    every step and batch with its own durations, warmup included, in the order recorded (a replay at offset 0 is then
-    the run itself); otherwise only those of measured steps serve, for steps and batches of any number. ``most_steps``:
-    that count; of a longer run its beginning. Not ``merged``: every phase of the host is an operation of its own.
+    ``grown``: size of its batches / size of those that its steps had. ``exact``: all steps and batches in the order
+    recorded; else those of measured steps, in any number. ``most_steps``: of a longer run its beginning. Not
+    ``merged``: every phase of the host is an operation of its own.
     """
     workers = recording.workers if edits.workers is None else edits.workers
     prefetch = recording.prefetch if edits.prefetch is None else edits.prefetch
@@ -212,22 +199,18 @@ def build(
 
 
 def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Stretch = ALONE) -> Pipeline:
-    """``recording`` under ``edits`` as in :func:`build`, every step and batch with its own durations, in the order
-    recorded; where the loop paused, the loader goes on from where the replay has brought it, not from where it was.
-    """
+    """Return ``recording`` under ``edits`` in the recorded order; the loader goes on from the replay's own state."""
     return replace(build(recording, edits, then, now, exact=True), exact=False)
 
 
 def _steps(
     recording: Recording, ahead: int, most: int, *, exact: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
-    """The steps in order: their programs, whether they count, and where the loop paused before them; of a long run its
-    beginning, up to ``most`` that count (their durations still come from all of it).
+    """Return the steps in order: programs, which count, and pauses before them, up to ``most`` that count.
 
-    A repetition begins with as many unmeasured steps as batches can be in flight (``ahead``) and one more, as in
-    launch/block.py (plan_repetitions). Where the recording has fewer, steps like the measured ones make up for them.
-    With other steps' durations, what lay within a step besides its training becomes a pause behind it, for which the
-    loader goes on. ``exact``: steps have their own durations.
+    A repetition begins with one more unmeasured step than batches in flight (``ahead``), as in launch/block.py;
+    measured ones make up for missing ones. Not ``exact``: what lay within a step besides training becomes a pause
+    behind it.
     """
     counting = np.flatnonzero(recording.measured)
     order: list[int] = []
@@ -261,10 +244,9 @@ def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.
 def _drained(
     recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
 ) -> NDArray[np.bool_]:
-    """Steps at whose end the host waits for the device though no recorded step says so.
+    """Return True for steps at whose end the host waits for the device though no recorded step does.
 
-    A host that no longer blocks each step runs ahead of its device: its steps would be timed by their launches. As the
-    launcher has it (launch/child.py, _take), the steps that count then begin and end with a device one step behind.
+    Without blocking calls steps would be timed by their launches (launch/child.py, _take).
     """
     events = [event for one in recording.classes for event in one.events]
     if edits.sync == "on" or not any(event.kind == "sync" and event.phase == "sync" for event in events):
@@ -321,9 +303,7 @@ def _program(
 
 
 def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
-    """Add to a step what ``compute.sync: late`` does: once all of it is launched, the host waits until the device has
-    done what the step before had launched by its gradient norm. Nothing where no step blocks on the norm.
-    """
+    """Add what ``compute.sync: late`` does: once all is launched, wait for the step before up to its gradient norm."""
     blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
     launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
     if not blocking or not launches:
@@ -338,9 +318,7 @@ def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operatio
 def _on_tape(
     recording: Recording, number: int, tape: Tape, members: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which of the ``members`` of a class lend their durations, and their places on the tape; all of a class that is
-    not on it.
-    """
+    """Return the members of a class that lend their durations, and their places; all of a class not on the tape."""
     rows = recording.classes[number].steps
     if members != len(rows):
         rows = rows[recording.measured[rows]]
@@ -355,14 +333,14 @@ def _on_tape(
 
 
 def _goes(event: Event, edits: Edits) -> bool:
-    """Whether ``edits`` take the event out of its step, and not only its duration."""
+    """True if ``edits`` take the event out of its step, and not only its duration."""
     if event.phase == "sync" and edits.sync != "on":
         return True
     return event.kind == "sync" and event.phase in WHOLE_PHASES and ("phase", event.phase) in edits.without
 
 
 def _launched_at_once(event: Event, edits: Edits) -> bool:
-    """Whether ``edits`` remove the host time in which the event's kernels are launched."""
+    """True if ``edits`` remove the host time in which the event's kernels are launched."""
     return LAUNCHING in edits.without or ("phase", event.phase) in edits.without
 
 

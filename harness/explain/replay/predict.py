@@ -1,12 +1,8 @@
 """Predicts step time and throughput by replay, with an interval, the waits behind them, and a validation error.
 
-Every run is replayed by itself, so a prediction has as many values as there are blocks. Its steps are drawn from those
-recorded, many times. Where loader workers fill their queue while the loop evaluates, a step's wait is little beside
-what they do: which batches meet an evaluation decides it. There steps and batches keep the order recorded, as far as
-the edits leave the loader as it was (:func:`_keeps_order`).
-
-The validation error is that of the unedited replay, against what was measured: where it exceeds the tolerance,
-predictions are unreliable.
+Every run is replayed by itself, so a prediction has as many values as blocks. Its steps are drawn from those recorded.
+Where loader workers fill their queue while the loop evaluates, steps and batches keep the order recorded instead, as
+far as the edits leave the loader as it was (:func:`_keeps_order`).
 """
 
 from __future__ import annotations
@@ -115,7 +111,7 @@ class Replays:
 
     @property
     def receiving(self) -> Literal["recorded", "not recorded"] | None:
-        """Whether what receiving a worker's batch costs was recorded in every run; None without workers."""
+        """True if what receiving a worker's batch costs was recorded in every run; None without workers."""
         found = [run.recording.batches.arrivals for run in self._runs if run.recording.workers]
         if not found:
             return None
@@ -132,20 +128,16 @@ class Replays:
         return self._runs[0].recording.usual_handover_ms
 
     def predict(self, edits: Edits) -> Prediction:
-        """The step time of the runs had they run under ``edits``; InputError for too many batches in flight.
-
-        Where it is not known when the device worked, or what receiving a batch takes, the interval holds every reading.
-        """
+        """Return the step time under ``edits``, over all readings; ReplayError for too many batches in flight."""
         likely, *others = (self._predicted(runs, edits) for runs in self._by_reading)
         if self._side_by_side(edits, likely.step_ms.median):
             likely = replace(likely, assumptions=(*likely.assumptions, Assumption("side by side")))
         return widened(likely, others)
 
     def _side_by_side(self, edits: Edits, step_ms: float) -> bool:
-        """Whether it matters that several workers are taken to wait side by side for what their stages wait for.
+        """Return True if it matters that workers are taken to wait side by side.
 
-        One at a time, a step of more than one worker lasts as long as all of those waits; recorded ones hold waits for
-        one another, which fewer workers would not have.
+        One at a time, a step lasts as long as all of those waits; fewer workers would not wait for one another.
         """
         waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
         workers, busy = _either(edits.workers, self.busy_workers), self.busy_workers
@@ -167,10 +159,9 @@ class Replays:
         return _prediction(found, edits, assumptions(self._runs[0].recording, edits))
 
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
-        """The step time of the runs had the loader of ``data_runs`` (data-only runs of another arm) fed them.
+        """Return the step time had the loader of ``data_runs`` (of another arm) fed the runs, block by block.
 
-        Compute is theirs; stages, workers and prefetch are those of ``data_runs``, block by block. ReplayError where no
-        block has both. The interval holds every reading of the runs, and of that loader.
+        The interval covers every reading of the runs and of that loader. ReplayError if no block has both.
         """
         feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
         readings = {block: {"likely": feeder, **feeder.all_readings} for block, feeder in feeders.items()}
@@ -232,9 +223,7 @@ def _mean_path(recordings: Sequence[Recording]) -> dict[PathLink, float]:
 
 
 def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[str, _Run]:
-    """The run as it was, replayed once by each reading of what is not known of it: an arm is asked about for its
-    comparisons, for itself and for its advice.
-    """
+    """Return the run as it was, by reading. It is kept: comparisons, the arm itself and its advice need it."""
 
     def replay() -> Mapping[str, _Run]:
         offsets = spread_offsets(recording.block, replicates, 1)
@@ -248,7 +237,7 @@ def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[st
 
 
 def _keeps_order(recording: Recording, edits: Edits) -> bool:
-    """Whether ``edits`` leave as many batches on their way as were recorded, for steps as recorded."""
+    """True if ``edits`` leave as many batches on their way as were recorded, for steps as recorded."""
     return (
         (edits.ranks or 1) == 1
         and _either(edits.batch_size, recording.batch_size) == recording.batch_size
@@ -274,10 +263,7 @@ def _edited(
     kept: bool,
     few: bool,
 ) -> _Edited:
-    """``run`` edited. ``makes``: with its steps drawn, and in the order recorded, which they have where ``kept``.
-
-    ``few``: blocks, so that the interval is the scatter of drawn steps.
-    """
+    """Return ``run`` edited. ``makes``: with drawn steps, and in the recorded order (if ``kept``)."""
     drawn, ordered = makes
     before = run.in_order if kept else None
     scattered = consistent([drawn], offsets, then)[0] if before is None or few else None
@@ -288,10 +274,7 @@ def _edited(
 
 
 def unedited_error(run: RunData) -> float:
-    """How far the replay of ``run`` in the order it ran is off: replayed / measured step time - 1.
-
-    ReplayError where it cannot be replayed.
-    """
+    """Return replayed / measured step time - 1, in the order recorded; ReplayError if it cannot be replayed."""
     return _error_of(run, record(run))
 
 
@@ -350,8 +333,9 @@ def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch
 
 
 def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:
-    """What ``found`` amounts to. Each interval also holds the figure as it would be were the edited replay off by as
-    much as the unedited one made of the same steps: resampled, rare long steps come up as often as it happens.
+    """Return the prediction of ``found``.
+
+    Each interval also covers the figure as corrected by the error of the unedited replay of the same steps.
     """
 
     def over_blocks(value: Callable[[_Edited, Array], Array]) -> Estimate:

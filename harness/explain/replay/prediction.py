@@ -94,10 +94,9 @@ def _assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
 
 @dataclass(frozen=True)
 class ReplayValidation:
-    """How far the unedited replay is off, replayed / measured - 1, by block.
+    """Error of the unedited replay, replayed / measured - 1, by block.
 
-    ``errors``: every step and batch in the order recorded. ``resampled``: as this prediction is made, mostly from the
-    durations of the measured steps alone, begun anywhere in their order.
+    ``errors``: in the order recorded. ``resampled``: from steps drawn as in this prediction.
     """
 
     errors: Mapping[int, float]
@@ -125,17 +124,16 @@ class ReplayValidation:
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether that is small enough (:data:`REPLAY_ERROR_MAX`) to believe a prediction."""
+        """True if that is small enough (:data:`REPLAY_ERROR_MAX`) to believe a prediction."""
         return self.typical <= REPLAY_ERROR_MAX
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the edited run would have done. Times in milliseconds per step, ratios relative to what was measured.
+    """Step time of the edited run; milliseconds per step, ratios to what was measured.
 
-    ``waits_ms`` and ``starved_ms`` are those of the edited replay: by stage, what the step waited for (on an
-    asynchronous device: the device idle while the host waited), and all the device's idle time. ``was_waits_ms`` are
-    the same of the unedited replay. ``tokens_per_s`` counts the positions of all ranks.
+    ``waits_ms``, ``starved_ms``: waits by stage and device idle time of the edited replay; ``was_``, ``unedited_``: of
+    the unedited one. ``tokens_per_s`` counts the positions of all ranks.
     """
 
     edits: Edits

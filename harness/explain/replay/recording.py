@@ -69,7 +69,7 @@ class ReplayError(InputError):
 Array = NDArray[np.float64]
 # Readings besides those of the device's work, where a recording does not show what handing a batch over takes: the
 # least and the most. A batch that lies ready costs the main thread nothing, or all that a hand-over takes; replay takes
-# most of it to be the main thread's (``handover``) where none ever lay ready to show it. A hand-over that nobody waited
+# most of it to be the main thread's (``batches``) where none ever lay ready to show it. A hand-over that nobody waited
 # for takes nothing beyond receiving, or up to so many times what is assumed as the recorded order allows.
 AT_ONCE, LONGEST = "handed over at once", "handed over slowly"
 READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE, LONGEST)
@@ -158,10 +158,7 @@ class Recording:
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
-        """The same, and where nobody saw what receiving a batch takes, or its hand-over, the least and the most of it.
-
-        However little of a step that is: without the stages that it waits for now, it may be much of what is left.
-        """
+        """Readings of the device's work, and the least and most that an unseen hand-over or receiving may take."""
         found: dict[str, Recording] = dict(self.other_readings.items())
         unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
         if unseen:
@@ -183,7 +180,7 @@ class Recording:
 
     @cached_property
     def fills_its_queue(self) -> bool:
-        """Whether workers go on while the loop does something else than training, as beside an evaluation."""
+        """True if workers go on while the loop does something else than training, as beside an evaluation."""
         paused_ns = (resume.worked_ns for step, resume in self.resumes.items() if step and not resume.repetition)
         return self.workers > 0 and (self.held_up or any(paused > SUSPENDED_NS_MIN for paused in paused_ns))
 
@@ -203,10 +200,7 @@ class Recording:
 
     @property
     def off_core_ms(self) -> Mapping[str, float]:
-        """What each stage of a step's batches waited, for a disk, a network, a lock or a core: it did not compute.
-
-        Mean over the batches of measured steps; 0 where CPU time was not recorded.
-        """
+        """Milliseconds per step that each stage waited off a core; 0 where CPU time was not recorded."""
         made = self.batches
         return {
             name: float((made.stage[name] - made.cpu[name])[made.usable].mean()) / 1e6 * self.batches_per_step
@@ -215,10 +209,7 @@ class Recording:
 
 
 def record(run: RunData) -> Recording:
-    """The recording of a finished run; ReplayError (one line) where its tables do not hold enough to replay it.
-
-    A long run is cut after :data:`REPLAYED_STEPS_MAX` measured steps.
-    """
+    """Return the recording of a run, cut after REPLAYED_STEPS_MAX measured steps; ReplayError if it has gaps."""
     found = run.once("recording", lambda: _record(run))
     if isinstance(found, ReplayError):
         raise found
@@ -330,9 +321,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
 def _rows(
     spans: RunSpans, until_ns: int, kernel_times: Mapping[str, KernelTime]
 ) -> tuple[list[Phase], DeviceWork, list[Sync], dict[int, list[StageRow]]]:
-    """Return phases, device work and syncs begun before ``until_ns``, sorted by start (the work as it was queued), and
-    the stages of their batches.
-    """
+    """Return phases, device work and syncs begun before ``until_ns``, and the stages of their batches."""
     phases = [Phase(*row) for row in _sorted(spans, spans.phases, until_ns) if row[0] in PHASES]
     begun = np.flatnonzero(spans.launches.starts < until_ns)
     early_pieces = slice(int(begun[-1]) + 1 if len(begun) else 0)
@@ -379,10 +368,7 @@ def _drawn_ns(spans: RunSpans, count: int) -> Array:
 
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
-    """The pieces of ``work`` by this reading, sorted by the start of their launches.
-
-    One whose launching blocked comes in two: what was done when the host went on, and the rest.
-    """
+    """Return the pieces of ``work`` by launch. One that blocked comes in two."""
     from_ns, blocked = work.worked_from(reading), work.blocked(reading)
     done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
     columns = (work.launch_starts, work.launch_ends, done_ns - from_ns, done_ns, work.waited(reading), blocked)
@@ -398,10 +384,7 @@ def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[
 
 
 def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Reading]:
-    """The readings of ``work`` that differ from the likely one by more than next to nothing of its steps.
-
-    Their fetches do not count: what is left of a step without a slow loader may be little, and its device most of that.
-    """
+    """Return the readings that differ from the likely one by OPEN_DEVICE_SHARE of steps without fetches."""
     least_ns = OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
     others: tuple[Reading, ...] = ("waiting", "working", "blocking")
     if not work.may_block.any():
@@ -410,10 +393,7 @@ def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Readi
 
 
 def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
-    """Names of work that was still being launched when the device came to it, more often than once in a while.
-
-    Not those whose kernels were profiled.
-    """
+    """Return the names of unprofiled work that was often still being launched when the device came to it."""
     pieces = np.bincount(work.names)
     still = np.bincount(work.names, weights=work.still_launching & ~work.profiled)
     return tuple(

@@ -65,13 +65,10 @@ class Removal:
 
 
 def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REMOVAL_REPLICATES) -> tuple[Removal, ...]:
-    """What each part of ``runs`` (of one arm, with the contention there was) costs, the largest saving first.
+    """Return what each part of ``runs`` costs, the largest saving first.
 
     Of a run with more than :data:`PREDICTED_STEPS_MAX` measured steps, ``replicates`` of that length are drawn.
-
-    Where stages of several workers wait for something, the interval holds that it serves one of them at a time; where
-    the queue of a real device may have been full, that launching was waiting for a place in it; where the unedited
-    replay is off by more than :data:`REMOVAL_ERROR_MAX`, the saving against the step that was measured.
+    Intervals cover the step as measured, and what a recording leaves open (:func:`_otherwise_ms`).
     """
     saved_ms: dict[tuple[PartKind, str], list[float]] = {}
     logs: dict[tuple[PartKind, str], list[float]] = {}
@@ -116,12 +113,11 @@ def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REMOVA
 
 
 def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: float, now_ms: float) -> float:
-    """How long a step lasts without ``part`` by what a recording does not tell: the other end of the interval.
+    """Return the step time without ``part`` at the other end of what a recording leaves open.
 
-    What the stages of several workers wait for may serve one at a time, where replay has them wait side by side: then a
-    step lasts as long as the stages that are left wait; not longer than it did, as their waits hold those for one
-    another. A full queue holds the host within a launch: then a step may be shorter by all that a kernel took, and by
-    nothing without a phase that only waited.
+    Stages of several workers may wait for something that serves one at a time: a step then lasts as long as those
+    waits. A full queue holds the host within a launch: a step may be shorter by all of a kernel, and by nothing without
+    a phase.
     """
     kind, name = part
     if recording.busy_workers > 1 and part != ("cause", DATA):
@@ -206,11 +202,7 @@ _SEED_SHARE = 1e-3  # of a step's wait that follows the shares of the whole repe
 
 @dataclass(frozen=True)
 class Split:
-    """What each stage cost each of the first steps of a run, in ns, (steps, stages).
-
-    ``otherwise``: what all of them cost it by the other readings of the device's work (``harness.explain.launches``),
-    in ns, (readings, steps); none where that is next to nothing.
-    """
+    """Cost of each stage, ns, (steps, stages); ``otherwise``: of all, by other readings, (readings, steps)."""
 
     exposed: Int
     otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))
@@ -278,10 +270,7 @@ def _kept(delays: Array, repetition: Int) -> Array:
 
 
 def _summing_to(waits_ns: Int, shares: Array, group: Int) -> Int:
-    """Whole numbers that sum to each step's wait and, over a group of steps, to the group's ``shares``.
-
-    Both by proportional fitting: rows and columns are scaled in turn. What rounding leaves is transfer.
-    """
+    """Return whole numbers that sum to each step's wait and to the group's ``shares``, by proportional fitting."""
     found = np.zeros_like(shares)
     for one in np.unique(group):
         own = group == one

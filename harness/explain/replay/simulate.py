@@ -38,11 +38,9 @@ READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK, DRAW = range
 
 @dataclass(frozen=True)
 class Simulated:
-    """Means over the measured steps, each (replicates,), in ms; and every step's time in ns, (replicates, steps).
+    """Means over the measured steps, (replicates,), in ms; ``step_ns`` (replicates, steps).
 
-    ``waits``: by stage, the time that the step waited for it: of the host, or on an asynchronous device the time that
-    the device was idle while the host waited. ``idle`` besides counts what the host did otherwise (None where the
-    device is synchronous).
+    ``waits``: by stage, of the host, or device idle time while the host waited. ``idle``: all device idle time.
     """
 
     step_ms: Array
@@ -56,8 +54,8 @@ def simulate(
 ) -> Simulated:
     """Run ``pipeline`` once per replicate. ``offsets`` (replicates, ranks) in [0, 1): where each starts.
 
-    ``variants`` (replicates,): which of the pipeline's variants each runs; the first one by default. Without
-    ``account`` waits and idle time are not added up (0), which saves half of the time.
+    ``variants``: of the pipeline, by replicate. Without ``account`` waits and idle time stay 0, which saves half the
+    time.
     """
     return _Loop(pipeline, offsets, variants, account=account).run()
 
@@ -67,12 +65,7 @@ Worker = int | tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 class _Built:
-    """A batch on its way; (replicates, ranks) each.
-
-    ``worker``, ``costs``, when its last stage ended (``end``), when its fetch ends at the earliest (``delivered``),
-    when its message arrives (``arrived``), and whether the main thread has unpacked that (``unpacked``; None: nowhere
-    yet).
-    """
+    """A batch on its way, (replicates, ranks): ``end`` of its last stage, and where it is unpacked."""
 
     __slots__ = ("_arrived", "costs", "end", "unpacked", "worker")
 
@@ -173,10 +166,7 @@ class _Loop:
         )
 
     def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
-        """By program, the durations of one of its steps after the other: (durations, replicates, ranks) each.
-
-        The next recorded step of its class on the tape lends them to it.
-        """
+        """Return by program the durations of its next steps; the next step of its class on the tape lends them."""
         found = {}
         numbers = self.p.step_program[steps]
         for number in np.unique(numbers).tolist():
@@ -334,10 +324,9 @@ class _Loop:
         return worker_of[(self.first_batch + self.requested) % len(worker_of)], replicates, ranks
 
     def _resume(self, resume: Resume, *, first: bool) -> None:
-        """The loop goes on after standing still: the device is done, the loader has got as far as ``resume`` says.
+        """Resume after a pause: the device is done, and the loader has got as far as ``resume`` says.
 
-        An exact replay begins, and resumes after having been suspended, with the batches on their way as recorded.
-        Time that the loop spent elsewhere for a moment (shorter pauses) passes for the loader as well.
+        An exact replay takes over the batches on their way as recorded. Shorter pauses pass for the loader as well.
         """
         while len(self.on_the_way) < self.p.in_flight:
             self._request()
