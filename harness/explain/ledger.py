@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,15 +214,9 @@ def _derived_steps(run: RunData) -> DerivedSteps:
         recording = record(run)
     except InputError:
         recording = None
-    # The table as it was has no name here: of a long run it goes column by column.
     work = device_work_of(run) if run.record.facts.asynchronous else None
-    return DerivedSteps(*with_derived(_read(run), spans_of(run), work, recording))
-
-
-def _read(run: RunData) -> pa.Table:
-    steps = run.steps
-    assert steps is not None, "asked of a run without a steps table"
-    return steps
+    # The table has no name here: that of a long run is freed column by column.
+    return DerivedSteps(*with_derived(cast("pa.Table", run.steps), spans_of(run), work, recording))
 
 
 def _measure(run: RunData) -> RunLedger | None:

@@ -49,9 +49,11 @@ class Spans:
 
     def where(self, chosen: NDArray[np.bool_] | Int | slice) -> Spans:
         """Those that are ``chosen``, as numpy selects rows."""
-        return Spans(
-            self.names[chosen], self.starts[chosen], self.ends[chosen], self.batches[chosen], self.cpu_ns[chosen]
-        )
+        return Spans(*(column[chosen] for column in self.columns))
+
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        return self.names, self.starts, self.ends, self.batches, self.cpu_ns
 
     def between(self, since_ns: int, until_ns: int) -> Spans:
         """Those that overlap [since_ns, until_ns), in the same order; only blocks that have some are looked at."""
@@ -91,15 +93,11 @@ class RunSpans:
     @property
     def rows(self) -> int:
         """Spans of all kinds."""
-        return sum(map(len, self._kinds))
+        return sum(len(getattr(self, kind)) for kind in KINDS)
 
     def between(self, since_ns: int, until_ns: int) -> RunSpans:
         """The spans that overlap [since_ns, until_ns)."""
         return replace(self, **{kind: getattr(self, kind).between(since_ns, until_ns) for kind in KINDS})
-
-    @property
-    def _kinds(self) -> tuple[Spans, ...]:
-        return (self.phases, self.stages, self.kernels, self.launches, self.blocking, self.unpackings, self.draws)
 
     @property
     def blocks_untimed(self) -> bool:
@@ -115,8 +113,7 @@ class RunSpans:
         """Return the stages of all batches, the main thread's choice of items for loader workers among them."""
         if not len(self.draws):
             return self.stages
-        pairs = ((getattr(self.stages, column), getattr(self.draws, column)) for column in Spans.__dataclass_fields__)
-        return Spans(*map(np.concatenate, pairs))
+        return Spans(*map(np.concatenate, zip(self.stages.columns, self.draws.columns, strict=True)))
 
     def of(self, spans: Spans, name: str) -> Spans:
         """Those of ``spans`` that have this name."""
@@ -124,7 +121,7 @@ class RunSpans:
 
 
 def spans_of(run: RunData) -> RunSpans:
-    """The spans of ``run``, read once; see ``whole_run.release`` for long runs."""
+    """The spans of ``run``, read once; see ``overlap.release`` for long runs."""
     return run.once("spans", lambda: begun_when_launched(read_spans(run.span_batches(COLUMNS))))
 
 
@@ -208,14 +205,7 @@ class _Growing:
     def append(self, *columns: NDArray[Any]) -> None:
         """Add rows; ``columns`` as in :class:`Spans`. Only before anyone else has the spans."""
         count = len(self.spans)
-        grown: tuple[NDArray[Any], ...] = (
-            self.spans.names,
-            self.spans.starts,
-            self.spans.ends,
-            self.spans.batches,
-            self.spans.cpu_ns,
-        )
-        for known, added in zip(grown, columns, strict=True):
+        for known, added in zip(self.spans.columns, columns, strict=True):
             known.resize(count + len(added), refcheck=False)
             known[count:] = added
 

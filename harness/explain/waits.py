@@ -143,16 +143,6 @@ def per_row(rows: Int, values: Int, count: int) -> Int:
     return np.bincount(rows[kept], weights=values[kept], minlength=count).astype(np.int64)
 
 
-def per_row_and_stage(rows: Int, stages: Int, values: Int, count: int) -> Int:
-    """Sums of ``values`` by row and stage, (count, stages)."""
-    found = np.zeros(count * len(STAGES), dtype=np.int64)
-    for first in range(0, len(rows), SPANS_AT_ONCE):
-        part = slice(first, first + SPANS_AT_ONCE)
-        flat = np.where(rows[part] >= 0, rows[part] * len(STAGES) + stages[part], -1)
-        found += per_row(flat, values[part], len(found))
-    return found.reshape(count, len(STAGES))
-
-
 PYTHON = CAUSES.index("python")  # launching, and whatever has no other name
 assert CAUSES[: len(STAGES)] == STAGES, "a stage's number is that of the cause of the same name"
 # What a phase of the main thread means to a device that is idle; any other phase: python.

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,18 +64,31 @@ class Removal:
     speedup: Estimate
 
 
+class _Removed(NamedTuple):
+    """A step of one block with and without a part, without it by the other reading, and as measured; ms."""
+
+    was_ms: float
+    now_ms: float
+    other_ms: float
+    measured_ms: float
+
+
+def _saving(pairs: Sequence[tuple[float, float]]) -> tuple[Estimate, Estimate]:
+    """Return the time saved and the speedup over (before, after) of each block, in ms."""
+    saving = from_block_values([before - after for before, after in pairs])
+    speedup = from_blocks([math.log(before / after) for before, after in pairs])
+    assert saving is not None
+    assert speedup is not None
+    return saving, speedup
+
+
 def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REMOVAL_REPLICATES) -> tuple[Removal, ...]:
     """Return what each part of ``runs`` costs, the largest saving first.
 
     Of a run with more than :data:`PREDICTED_STEPS_MAX` measured steps, ``replicates`` of that length are drawn.
     Intervals cover the step as measured, and what a recording leaves open (:func:`_otherwise_ms`).
     """
-    saved_ms: dict[tuple[PartKind, str], list[float]] = {}
-    logs: dict[tuple[PartKind, str], list[float]] = {}
-    other_ms: dict[tuple[PartKind, str], list[float]] = {}
-    other_logs: dict[tuple[PartKind, str], list[float]] = {}
-    measured_ms: dict[tuple[PartKind, str], list[float]] = {}
-    measured_logs: dict[tuple[PartKind, str], list[float]] = {}
+    times: dict[tuple[PartKind, str], list[_Removed]] = {}
     for recording, then in runs:
         edits = dict(_parts(recording))
         long = np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX
@@ -86,28 +99,19 @@ def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REMOVA
         was = float(unedited.step_ms.mean())
         measured = recording.measured_ms if abs(was / recording.measured_ms - 1) > REMOVAL_ERROR_MAX else was
         for part, result in zip(edits, without, strict=True):
-            now = float(result.step_ms.mean())
-            if now > 0:
-                saved_ms.setdefault(part, []).append(was - now)
-                logs.setdefault(part, []).append(math.log(was / now))
-                otherwise = _otherwise_ms(recording, part, was, now)
-                other_ms.setdefault(part, []).append(was - otherwise)
-                other_logs.setdefault(part, []).append(math.log(was / otherwise))
-                measured_ms.setdefault(part, []).append(measured - now)
-                measured_logs.setdefault(part, []).append(math.log(measured / now))
+            if (now := float(result.step_ms.mean())) > 0:
+                other = _otherwise_ms(recording, part, was, now)
+                times.setdefault(part, []).append(_Removed(was, now, other, measured))
     found = []
-    for part, values in saved_ms.items():
-        saving, speedup = from_block_values(values), from_blocks(logs[part])
-        other, other_speedup = from_block_values(other_ms[part]), from_blocks(other_logs[part])
-        assert saving is not None
-        assert speedup is not None
-        assert other is not None
-        assert other_speedup is not None
-        if other != saving:
-            saving, speedup = holding(saving, [other]), holding(speedup, [other_speedup])
-        if measured_ms[part] != values:
-            saving = holding(saving, [from_block_values(measured_ms[part]) or saving])
-            speedup = holding(speedup, [from_blocks(measured_logs[part]) or speedup])
+    for part, blocks in times.items():
+        saving, speedup = _saving([(one.was_ms, one.now_ms) for one in blocks])
+        for others in (
+            [(one.was_ms, one.other_ms) for one in blocks],
+            [(one.measured_ms, one.now_ms) for one in blocks],
+        ):
+            other_saving, other_speedup = _saving(others)
+            if other_saving != saving:
+                saving, speedup = holding(saving, [other_saving]), holding(speedup, [other_speedup])
         found.append(Removal(*part, saving, speedup))
     return tuple(sorted(found, key=lambda one: -one.saved_ms.median))
 
