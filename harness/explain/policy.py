@@ -22,7 +22,7 @@ LONG_STEPS_SHARE_MAX = 0.25
 KINDS_STEPS_MIN = 80
 """Steps. Fewer leave the middle empty by chance. tests/harness/explain/test_step_kinds.py"""
 KINDS_STEPS_DRAWN = 100_000
-"""Steps. So many of more are drawn: shares are then off by 0.3 %. tests/harness/explain/test_step_kinds.py"""
+"""Steps. So many of more are drawn: shares are then off by 0.3 %. tests/harness/explain/test_policy.py"""
 KIND_SHARE_MIN = 0.15
 """Share of the steps. A rarer kind is an exception (long steps). tests/harness/explain/test_step_kinds.py"""
 KINDS_RATIO_MIN = 1.25
@@ -45,24 +45,24 @@ STEP_POINTS_MAX = 6_000
 # Losses
 
 LOSS_STEPS = 10
-"""Steps. Losses are compared by their mean over the last ones. tests/harness/explain/test_ledger.py"""
+"""Steps. Losses are compared by their mean over the last ones. tests/harness/explain/test_policy.py"""
 DIVERGED_TIMES = 2.0
-"""Last loss / first loss. A run above it, and above DIVERGED_BY, diverged. tests/harness/explain/test_ledger.py"""
+"""Last loss / first loss. A run above it, and above DIVERGED_BY, diverged. tests/harness/explain/test_policy.py"""
 DIVERGED_BY = 1.0
-"""Nats. A small loss may double by chance. tests/harness/explain/test_ledger.py"""
+"""Nats. A small loss may double by chance. tests/harness/explain/test_policy.py"""
 
 # Limits of a step
 
 LIMIT_SHARE_MIN = 0.05
-"""Share of a step. Less idle time, or less room, limits nothing. tests/known_truth/test_bounds.py"""
+"""Share of a step. Less idle time, or less room, limits nothing. tests/harness/explain/test_policy.py"""
 LOADERS_BUSY_SHARE = 0.9
-"""Share of the loader workers' time. Above it they limit a step that waits. tests/known_truth/test_bounds.py"""
+"""Share of the loader workers' time. Above it they limit a step that waits. tests/harness/explain/test_policy.py"""
 ROOM_FELT_SHARE = 0.1
 """Share of the time added to fetches. A step that feels no more has room. tests/harness/explain/test_room.py"""
 ROOM_STEPS_MAX = 1_000
 """Measured steps at each end of a run: each trial walks all of them. tests/harness/explain/test_room.py"""
 ROOM_QUEUED_MAX = 5_000
-"""Pieces of device work that may lie queued before the first step. tests/harness/explain/test_room.py"""
+"""Pieces of device work that may lie queued before the first step. tests/harness/explain/test_policy.py"""
 ROOM_TRIES = 12
 """Lengths tried. The room is known to the 4,096th part of a step. tests/harness/explain/test_room.py"""
 HELD_STEPS_MIN = 10
@@ -102,18 +102,18 @@ WORKER_HELD_SHARE = 0.1
 LEAD_BATCHES_MIN = 6
 """Batches. Fewer say little, as batches differ. tests/harness/explain/test_lead.py"""
 LEAD_SHARE_MIN = 0.01
-"""Share of a step. Lead used up faster is reported. tests/harness/explain/test_lead.py"""
+"""Share of a step. Lead used up faster is reported. tests/harness/explain/test_policy.py"""
 EXPOSED_ABOVE_WORK_MAX = 0.01
-"""Share of the time. Exposed stages exceed their work by no more. tests/harness/explain/replay/test_exposed.py"""
+"""Share of the time. Exposed stages exceed their work by no more. tests/harness/explain/test_policy.py"""
 
 # Memory of a long run
 
 KEPT_SPANS_MAX = 1_000_000
-"""Spans of a run kept in memory, about 30 MB. tests/harness/explain/test_in_parts.py"""
+"""Spans of a run kept in memory, about 30 MB. tests/harness/explain/test_policy.py"""
 KEPT_MAKERS_MAX = 2**20
-"""Batches whose makers are kept. A replay needs fewer. tests/harness/explain/replay/test_makers.py"""
+"""Batches whose makers are kept. A replay needs fewer. tests/harness/explain/test_policy.py"""
 WORKER_NUMBER_MAX = 10_000
-"""Worker numbers. A larger one in a role is a damaged record. tests/harness/explain/replay/test_makers.py"""
+"""Worker numbers. A larger one in a role is a damaged record. tests/harness/explain/test_policy.py"""
 
 # Doses
 
@@ -142,7 +142,7 @@ RANK_STEPS_UNLIKE = 0.03
 # Causes and stacks
 
 GC_CAUSE_SHARE = 0.5
-"""Share of the time at a place. Collections that take more are its cause. tests/harness/attach/test_own_time.py"""
+"""Share of the time at a place. Collections that take more are its cause. tests/harness/explain/test_policy.py"""
 ROUGH_PLACE_SHARE = 1 / 3
 """Share of the samples near a boundary. More make a place rough. tests/harness/explain/probes/test_stacks.py"""
 KEPT_STACKS = 5
@@ -155,9 +155,9 @@ SUSPENDED_NS_MIN = 20_000_000
 REPLAYED_STEPS_MAX = 5_000
 """Measured steps. More say little more, and a million take hours. tests/harness/explain/replay/test_recording.py"""
 HELD_WORK_SHARE = 0.5
-"""Share of the host's work in a step. Less extra time is scatter. tests/harness/explain/replay/test_recording.py"""
+"""Share of the host's work in a step. Less extra time is scatter. tests/harness/explain/test_policy.py"""
 MOSTLY_CPU_SHARE = 0.5
-"""Share of a stage. CPU time then gives its length. tests/harness/explain/replay/test_recording.py"""
+"""Share of a stage. CPU time then gives its length. tests/harness/explain/test_policy.py"""
 RECEIVED_SHARE = 0.75
 """Share of a hand-over that a ready batch costs, if not recorded. tests/known_truth/test_receiving.py"""
 HANDOVER_TIMES_MAX = 3
@@ -174,7 +174,7 @@ TAPE_KEPT_MIN = 0.9
 # Replay: predictions
 
 REPLAY_ERROR_MAX = 0.05
-"""Share of a step. A replay that is further off predicts nothing. tests/harness/explain/replay/test_predict.py"""
+"""Share of a step. A replay that is further off predicts nothing. tests/harness/explain/test_policy.py"""
 PREDICTED_STEPS_MAX = 500
 """Measured steps of a prediction. Replicates multiply them. tests/harness/explain/replay/test_predict.py"""
 PREDICTION_REPLICATES = 16
@@ -188,6 +188,6 @@ REMOVED_SHARE_MIN = 1e-3
 REMOVAL_ERROR_MAX = 0.01
 """Share of a step. A replay further off widens a saving. tests/harness/explain/replay/test_removals.py"""
 STEP_LEFT_MIN = 1e-3
-"""Share of a step that is left whatever is removed. tests/harness/explain/replay/test_removals.py"""
+"""Share of a step that is left whatever is removed. tests/harness/explain/test_policy.py"""
 CROSSING_SHARE = 0.01
 """Share of a step. Below it tokenization does not matter. tests/harness/explain/replay/test_sweep.py"""
