@@ -72,12 +72,10 @@ def parts_without_waits(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger
         assert likely is not None
         assert other is not None
         shares = [one.get(name, 0.0) / block.step_ms for one, block in zip(by_running, known, strict=True)]
-        found.append(StepPart(name, _above_zero(holding(likely, [other])), float(np.median(shares))))
+        ms = holding(likely, [other])
+        ms = ms if ms.ci_low is None else replace(ms, ci_low=max(0.0, ms.ci_low))
+        found.append(StepPart(name, ms, float(np.median(shares))))
     return tuple(sorted(found, key=lambda part: -part.ms.median))
-
-
-def _above_zero(found: Estimate) -> Estimate:
-    return found if found.ci_low is None else replace(found, ci_low=max(0.0, found.ci_low))
 
 
 def _left(block: _Block, weight: Callable[[_Block, str], float]) -> dict[str, float]:
@@ -228,12 +226,9 @@ def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
     sampled = found.pop((SAMPLED, "", "", ""), SlowCause(SAMPLED))
     collecting_ms = {one.place: one.spent_ms for one in found.values() if one.kind == GC}
     return tuple(
-        _of_sampled(one, sampled) if one.spent_ms else one
+        replace(one, of=sampled.of, wall_ms=sampled.wall_ms, looks=sampled.looks if one.kind == CODE else 0)
+        if one.spent_ms
+        else one
         for one in found.values()
         if one.kind != CODE or collecting_ms.get(one.place, 0.0) < GC_CAUSE_SHARE * one.spent_ms
     )
-
-
-def _of_sampled(one: SlowCause, sampled: SlowCause) -> SlowCause:
-    looks = sampled.looks if one.kind == CODE else 0
-    return replace(one, of=sampled.of, wall_ms=sampled.wall_ms, looks=looks)

@@ -188,7 +188,8 @@ def _stages(
     begin = step_bounds.starts[:1]
     open_steps = union(np.append(begin - _LONG_AGO_NS, starts), np.append(begin, ends))
     times = stage_times(waits, stages, waited, open_steps, rows)
-    return times, _exposed(times, _fetched(waits, rows), asynchronous, recording)
+    waits_ns = per_row(waits.rows, waits.ends - waits.starts, rows)
+    return times, _exposed(times, waits_ns, asynchronous, recording)
 
 
 def _stage_columns(
@@ -251,11 +252,6 @@ def _device_columns(
     yield "device_slack_ns", pa.array(slack, mask=~fetched)
     for place, cause in enumerate(CAUSES):
         yield f"starved_{cause}_ns", pa.array(idle[:, place])
-
-
-def _fetched(waits: BatchWaits, rows: int) -> Int:
-    """The waits of each step together."""
-    return per_row(waits.rows, waits.ends - waits.starts, rows)
 
 
 def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Recording | None) -> Split | Unsplit:

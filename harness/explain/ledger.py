@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from harness.explain.bounds import Bound, BoundShares, room_ns
 from harness.explain.derived import stage_spans, waits_of, with_derived
-from harness.explain.intervals import Stretches, clip
+from harness.explain.intervals import clip
 from harness.explain.launches import device_work_of, launch_bound_shares
 from harness.explain.lead_use import LeadUse, UsedLead, lead_use, makers_of, used_leads
 from harness.explain.policy import DIVERGED_BY, DIVERGED_TIMES, LOSS_STEPS
 from harness.explain.replay.recording import record
-from harness.explain.spans import bounds, column, spans_of
+from harness.explain.spans import bounds, column, loader_workers, spans_of
 from harness.explain.unusual_steps import LeftOut, Places, longest_phases, without_long
 from harness.explain.waits import TRANSFER
 from harness.scenario.overrides import lookup_number
@@ -236,16 +236,18 @@ def _measure(run: RunData) -> RunLedger | None:
     fetched = run.record.facts.times_fetches or bool(np.nansum(values("fetch_ns")))
     wall = values("wall_ns")
     tokens, trained = values("tokens"), values("trained_tokens")
-    losses = values("loss")[_known(steps, "loss")[measured]]  # null: not measured; NaN: diverged
-    diverged = _diverged(losses)
+    losses = values("loss")[steps.column("loss").is_valid().to_numpy()[measured]]  # null: not measured; NaN: diverged
+    exposed, hidden = stages("exposed"), stages("hidden")
+    made = spans_of(run).makers if (workers := loader_workers(run)) and run.has_spans else np.zeros(0, dtype=np.int16)
     return RunLedger(
         record=run.record,
         repetitions=_repetitions(np.nan_to_num(values("turn")).astype(np.int64), wall, tokens, trained),
         step_ms=wall / 1e6,
         phase_ms=_means(values, PHASES if fetched else [phase for phase in PHASES if phase != "fetch"], "{}_ns"),
-        exposed_ms=stages("exposed") if fetched else {},
-        hidden_ms=stages("hidden") if fetched else {},
-        work_ms=stages("work") or _sum_by_stage(stages("exposed"), stages("hidden")),
+        exposed_ms=exposed if fetched else {},
+        hidden_ms=hidden if fetched else {},
+        # Tables from before there was a column for it have the sum.
+        work_ms=stages("work") or {stage: value + hidden.get(stage, 0.0) for stage, value in exposed.items()},
         during_wait_ms=stages("during_wait"),
         parallel_ms=stages("parallel"),
         between_steps_ms=stages("between_steps"),
@@ -265,19 +267,13 @@ def _measure(run: RunData) -> RunLedger | None:
         loss=float(losses[-LOSS_STEPS:].mean()) if losses.size and np.isfinite(losses).all() else None,
         other_cpu_cores=_other_load(run.samples),
         loader_share=_loader_share(run, steps, measured),
-        diverged=diverged,
+        diverged=_diverged(losses),
         used_leads=_used_leads(run, steps),
         losses=StepLosses(run),
         longest=longest_phases(PHASES, lambda phase: values(f"{phase}_ns")),
         left_out=_left_out(run, steps, measured),
-        idle_workers=_idle_workers(run),
+        idle_workers=makers_of(made, len(made), workers).idle if len(made) else 0,
     )
-
-
-def _idle_workers(run: RunData) -> int:
-    workers = int(lookup_number(run.record.config, "data.workers", run.record.facts.workers or 0))
-    made = spans_of(run).makers if workers and run.has_spans else None
-    return 0 if made is None or not len(made) else makers_of(made, len(made), workers).idle
 
 
 def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
@@ -316,35 +312,27 @@ def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> floa
     spans = spans_of(run)
     if (waits := waits_of(steps, spans)) is None:
         return None
-    inside = Stretches(*(moments[measured] for moments in bounds(steps)))
-    found = room_ns(inside, spans, waits, known_queue=bool(run.record.facts.emulated))
+    found = room_ns(bounds(steps, measured), spans, waits, known_queue=bool(run.record.facts.emulated))
     return None if found is None else found / 1e6
 
 
 def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float:
     """Return the share of measured steps in which loader workers built batches; 0 without an asynchronous device."""
-    facts = run.record.facts
-    workers = lookup_number(run.record.config, "data.workers", facts.workers or 0)
-    if not workers or not facts.asynchronous or not run.has_spans:
+    workers = loader_workers(run)
+    if not workers or not run.record.facts.asynchronous or not run.has_spans:
         return 0.0
     stages = stage_spans(spans_of(run))
     building = stages.stages != TRANSFER
-    inside = clip(
-        stages.starts[building], stages.ends[building], Stretches(*(moments[measured] for moments in bounds(steps)))
-    )
+    inside = clip(stages.starts[building], stages.ends[building], bounds(steps, measured))
     return float((inside.ends - inside.starts).sum() / (workers * column(steps, "wall_ns")[measured].sum()))
 
 
 def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
     """See ``RunLedger.used_leads``; none where the host computes and makes the batches, or nobody recorded them."""
     facts = run.record.facts
-    workers = int(lookup_number(run.record.config, "data.workers", facts.workers or 0))
-    if (
-        not (workers or facts.asynchronous)
-        or not run.has_spans
-        or steps.column("start_ns").null_count
-        or steps.column("wall_ns").null_count
-    ):
+    workers = loader_workers(run)
+    timed = not steps.column("start_ns").null_count and not steps.column("wall_ns").null_count
+    if not (workers or facts.asynchronous) or not run.has_spans or not timed:
         return {}
     spans = spans_of(run)
     if (waits := waits_of(steps, spans)) is None:
@@ -357,8 +345,7 @@ def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
     """See ``RunLedger.launch_bound``; read from the spans only where the steps say that there is some."""
     if not np.nansum(column(steps, "device_launch_bound_ns")[measured]):
         return {}
-    inside = Stretches(*(moments[measured] for moments in bounds(steps)))
-    return launch_bound_shares(inside, device_work_of(run), spans_of(run).names)
+    return launch_bound_shares(bounds(steps, measured), device_work_of(run), spans_of(run).names)
 
 
 def _repetitions(
@@ -369,19 +356,9 @@ def _repetitions(
     columns = (wall, without_long(wall), tokens, trained)
     sums = [np.bincount(place, weights=one, minlength=len(numbers)).tolist() for one in columns]
     return {
-        number: RepetitionTotals(count, total, usual, _or_none(positions), _or_none(counted))
-        for number, count, total, usual, positions, counted in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
+        number: RepetitionTotals(count, total, usual, *(None if math.isnan(one) else one for one in counts))
+        for number, count, total, usual, *counts in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
     }
-
-
-def _or_none(sum_of_tokens: float) -> float | None:
-    return None if math.isnan(sum_of_tokens) else sum_of_tokens
-
-
-def _known(table: pa.Table, name: str) -> NDArray[np.bool_]:
-    """Rows of a column that are not null; NaN is a value."""
-    known: NDArray[np.bool_] = table.column(name).is_valid().to_numpy()
-    return known
 
 
 def _diverged(losses: Array) -> bool:
@@ -434,11 +411,6 @@ def _busy_ms(nanoseconds: Array) -> float | None:
 def _means(values: Callable[[str], Array], names: Sequence[str], pattern: str) -> dict[str, float]:
     means = {name: _mean_ms(values(pattern.format(name))) for name in names}
     return {name: value for name, value in means.items() if value is not None}
-
-
-def _sum_by_stage(exposed: dict[str, float], hidden: dict[str, float]) -> dict[str, float]:
-    """The work in tables from before there was a column for it."""
-    return {stage: value + hidden.get(stage, 0.0) for stage, value in exposed.items()}
 
 
 def _sum(counts: Array) -> float | None:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.explain.derived import stage_spans
 from harness.explain.intervals import Int, Stretches, clip, covered, difference, in_parts, intersection, union
@@ -136,11 +135,11 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
     shown |= counted | untimed
     found = []
     for code in dict.fromkeys(calls.names[shown].tolist()):
-        site = spans.names[code]
+        site, own = spans.names[code], calls.names == code
         found.append(
             SyncCall(
                 site=site,
-                calls_per_step=_per_step(calls.names == code, counted, untimed, count),
+                calls_per_step=float((own & untimed).sum()) or int(counted[own].sum()) / count,
                 blocked_ms=None if site.endswith(UNANNOUNCED) else int(blocked[code]) / 1e6 / count,
                 hid_ms=int(busy[code]) / 1e6 / count,
                 hid_behind={
@@ -150,11 +149,6 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
             )
         )
     return found
-
-
-def _per_step(own: NDArray[np.bool_], counted: NDArray[np.bool_], untimed: NDArray[np.bool_], steps: int) -> float:
-    """How many of the calls are ``own`` in a step: of ``counted`` ones the mean, of ``untimed`` ones those of one."""
-    return float((own & untimed).sum()) or int(counted[own].sum()) / steps
 
 
 def _near(spans: RunSpans, steps: Stretches) -> RunSpans:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from harness.explain.intervals import Int, Stretches
 from harness.explain.policy import KEPT_MAKERS_MAX, WORKER_NUMBER_MAX
+from harness.scenario.overrides import lookup_number
 from harness.study.contract import RECEIVE, SAMPLER, STAGES
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ class RunSpans:
 def spans_of(run: RunData) -> RunSpans:
     """The spans of ``run``, read once; see ``overlap.release`` for long runs."""
     return run.once("spans", lambda: begun_when_launched(read_spans(run.span_batches(COLUMNS))))
+
+
+def loader_workers(run: RunData) -> int:
+    """Return the number of loader workers, as configured or observed; 0 if batches are made inline."""
+    return int(lookup_number(run.record.config, "data.workers", run.record.facts.workers or 0))
 
 
 def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
@@ -240,10 +246,10 @@ def column(table: pa.Table, name: str) -> NDArray[np.float64]:
     return values
 
 
-def bounds(steps: pa.Table) -> Stretches:
-    """When each step began and ended."""
+def bounds(steps: pa.Table, chosen: NDArray[np.bool_] | slice = slice(None)) -> Stretches:
+    """Return the start and end of each chosen step."""
     starts = integers(steps, "start_ns")
-    return Stretches(starts, starts + integers(steps, "wall_ns"))
+    return Stretches(starts[chosen], (starts + integers(steps, "wall_ns"))[chosen])
 
 
 def held_up(steps: Stretches, measured: NDArray[np.bool_]) -> NDArray[np.bool_]:

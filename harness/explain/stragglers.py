@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -99,9 +99,9 @@ class _RankArrivals:
     wall: Float
     tokens: Float
     arrival: Float
-    parts: dict[str, Float]  # from the exchange before to the arrival
-    data: Float  # of these, all that data takes
+    data: Float  # of its parts, all that data takes
     exchange_end: Float
+    parts: dict[str, Float]  # from the exchange before to the arrival
 
 
 def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
@@ -134,7 +134,8 @@ def _of_run(run: RunData) -> RanksReport | None:
     if not common.size:
         return None
     ranks = [_only(one, common) for one in found]
-    ranks[0] = _own_tokens(ranks)
+    own_tokens = ranks[0].tokens - sum((one.tokens for one in ranks[1:]), np.zeros(len(common)))
+    ranks[0] = replace(ranks[0], tokens=own_tokens)  # its table has those of all
     error_ms = None if facts.clock_error_ns is None else facts.clock_error_ns / 1e6
     report = replace(_report(facts.parallel or "", ranks), nodes=facts.nodes or 1, clock_error_ms=error_ms)
     if all(one.wait_ms is not None for one in report.ranks):
@@ -188,7 +189,7 @@ def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
     measured = np.flatnonzero(np.not_equal(column(table, "warmup"), 1) & (wall > 0))
     tokens = column(table, "tokens")
     data = phases[FETCH] + phases["h2d"]
-    return _only(_RankArrivals(step, start, wall, tokens, arrival, parts, data, end), step[measured])
+    return _only(_RankArrivals(step, start, wall, tokens, arrival, data, end, parts), step[measured])
 
 
 def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
@@ -218,23 +219,8 @@ def _in_order(pairs: list[tuple[int, int]]) -> Float:
 
 def _only(rank: _RankArrivals, steps: Float) -> _RankArrivals:
     chosen = np.flatnonzero(np.isin(rank.step, steps))
-    return _RankArrivals(
-        rank.step[chosen],
-        rank.start[chosen],
-        rank.wall[chosen],
-        rank.tokens[chosen],
-        rank.arrival[chosen],
-        {name: values[chosen] for name, values in rank.parts.items()},
-        rank.data[chosen],
-        rank.exchange_end[chosen],
-    )
-
-
-def _own_tokens(ranks: Sequence[_RankArrivals]) -> _RankArrivals:
-    """Rank 0, with its own tokens alone: its table has those of all."""
-    first = ranks[0]
-    own = first.tokens - sum((one.tokens for one in ranks[1:]), np.zeros(len(first.step)))
-    return replace(first, tokens=own)
+    columns = {one.name: getattr(rank, one.name)[chosen] for one in fields(rank) if one.name != "parts"}
+    return replace(rank, parts={name: one[chosen] for name, one in rank.parts.items()}, **columns)
 
 
 def _report(parallel: str, ranks: Sequence[_RankArrivals]) -> RanksReport:

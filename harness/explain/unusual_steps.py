@@ -12,7 +12,7 @@ kind, the runs of a kind must be nearly equal, as few runs are alike by chance.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,7 +218,7 @@ def step_times(runs: Sequence[RunData], most: int = STEP_POINTS_MAX) -> tuple[St
     share = max(20, most // max(1, len(plain)))
     found = [one for run in plain if (one := _of(run, share)) is not None]
     first = min((one.start_s[0] for one in found), default=0.0)
-    return tuple(_since(one, first) for one in found)
+    return tuple(replace(one, start_s=tuple(second - first for second in one.start_s)) for one in found)
 
 
 def _of(run: RunData, most: int) -> StepTimes | None:
@@ -266,7 +266,3 @@ def _kept(outlier: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
     if len(others) > room:
         others = others[np.linspace(0, len(others) - 1, room).astype(np.int64)]
     return np.sort(np.concatenate([np.flatnonzero(outlier), others]))
-
-
-def _since(one: StepTimes, first: float) -> StepTimes:
-    return StepTimes(**{**vars(one), "start_s": tuple(second - first for second in one.start_s)})

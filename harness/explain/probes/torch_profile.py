@@ -71,7 +71,8 @@ def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[in
         rows = rows[np.argsort(time[rows], kind="stable")]
         name = roles.dictionary[int(role[rows[0]])].as_py()
         steps, spans = _marks(table, name, windows)
-        device = _device_name(int(kind[rows[0]]), int(number[rows[0]]))
+        device = DEVICE_TYPES.get(int(kind[rows[0]]), f"device type {kind[rows[0]]}")
+        device = device if device == CPU else f"{device} {number[rows[0]]}"
         allocated = _sums(size[rows], file[rows]) if device == CPU else total[rows]
         found.append(_timeline(name, device, time[rows], allocated, steps, spans))
     return sorted(found, key=lambda one: (one.role != "main", len(one.role), one.role, one.device == CPU, one.device))
@@ -124,11 +125,6 @@ def _marks(table: pa.Table, role: str, windows: Sequence[Sequence[int]]) -> tupl
         if name.startswith((PHASE, STAGE))
     ]
     return tuple(steps), spans
-
-
-def _device_name(kind: int, number: int) -> str:
-    name = DEVICE_TYPES.get(kind, f"device type {kind}")
-    return name if name == CPU else f"{name} {number}"
 
 
 Window = tuple[int, int, int, int]  # start_ns, end_ns (CLOCK_MONOTONIC), first step, last step

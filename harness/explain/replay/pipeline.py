@@ -67,15 +67,14 @@ def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, f
         fewest = min(len(one) for one in by_place)
         least_steps = TAPE_KEPT_MIN * len(steps) if period > both else 0
         if fewest >= TAPE_ROUNDS_MIN and fewest * period_steps >= least_steps:
-            return np.stack(
-                [_spread(one, fewest, (place + 0.5) / period_steps) for place, one in enumerate(by_place)], axis=1
-            ).ravel()
+            # Evenly spread; each place leaves out other steps.
+            phases = (np.arange(period_steps) + 0.5) / period_steps
+            chosen = [
+                one[((np.arange(fewest) + phase) * len(one) / fewest).astype(np.int64)]
+                for one, phase in zip(by_place, phases, strict=True)
+            ]
+            return np.stack(chosen, axis=1).ravel()
     return steps
-
-
-def _spread(steps: Int, count: int, phase: float) -> Int:
-    """Return ``count`` of ``steps``, evenly spread; ``phase`` (0 to 1) shifts which ones are left out."""
-    return steps[((np.arange(count) + phase) * len(steps) / count).astype(np.int64)]
 
 
 Array = NDArray[np.float64]
@@ -271,9 +270,9 @@ def _program(
     one = recording.classes[number]
     every, members = (one.events, len(one.steps)) if exact else recording.measured_events[number]
     events = [event for event in every if not _goes(event, edits)]
-    last_backward = max(
-        (i for i, event in enumerate(events) if _is_backward(event, recording.asynchronous)), default=-1
-    )
+    computing = "launch" if recording.asynchronous else "host"
+    passes = [i for i, event in enumerate(events) if (event.name, event.kind) == ("backward", computing)]
+    last_backward = max(passes, default=-1)
     operations: list[Operation] = []
     rows: list[Array] = []
     cpu_ns = 0.0
@@ -291,8 +290,9 @@ def _program(
                 rows.append(duration)
         else:
             factor = _device_factor(event, edits, scale) if event.kind == "launch" else 1.0
+            at_once = LAUNCHING in edits.without or ("phase", event.phase) in edits.without
             operations.append(Operation(event.kind, event.back, len(rows), len(rows) + 1, event.name))
-            rows += [event.duration * factor, event.queueing * (0.0 if _launched_at_once(event, edits) else 1.0)]
+            rows += [event.duration * factor, event.queueing * (0.0 if at_once else 1.0)]
         if index == last_backward:
             operations.append(Operation("reduce", 0, 0, 0))
     if edits.sync == "late":
@@ -339,19 +339,10 @@ def _goes(event: Event, edits: Edits) -> bool:
     return event.kind == "sync" and event.phase in WHOLE_PHASES and ("phase", event.phase) in edits.without
 
 
-def _launched_at_once(event: Event, edits: Edits) -> bool:
-    """True if ``edits`` remove the host time in which the event's kernels are launched."""
-    return LAUNCHING in edits.without or ("phase", event.phase) in edits.without
-
-
 def _device_factor(event: Event, edits: Edits, scale: float) -> float:
     if ("kernel", event.name) in edits.without:
         return 0.0
     return (scale if event.name in PER_SAMPLE else 1.0) / (edits.device or 1.0)
-
-
-def _is_backward(event: Event, asynchronous: bool) -> bool:
-    return event.name == "backward" and event.kind == ("launch" if asynchronous else "host")
 
 
 def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> tuple[Array, Array]:

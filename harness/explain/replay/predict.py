@@ -156,7 +156,7 @@ class Replays:
             kept = _keeps_order(run.recording, edits)
             tokens = tokens_per_step(run.recording, edits)
             found.append(_edited(run, makes, offsets, run.then, tokens, kept=kept, few=len(runs) < MIN_BLOCKS))
-        return _prediction(found, edits, assumptions(self._runs[0].recording, edits))
+        return _prediction(found, edits, tuple(assumptions(self._runs[0].recording, edits)))
 
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
         """Return the step time had the loader of ``data_runs`` (of another arm) fed the runs, block by block.

@@ -51,12 +51,8 @@ class Assumption:
     workers: int = 0
 
 
-def assumptions(recording: Recording, edits: Edits) -> tuple[Assumption, ...]:
-    """What the replay of ``recording`` under ``edits`` takes for granted."""
-    return tuple(_assumptions(recording, edits))
-
-
-def _assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
+def assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
+    """Yield what the replay of ``recording`` under ``edits`` takes for granted."""
     for cost in recording.batches.assumed:
         kind: AssumptionKind = "receive not observed" if cost.part == "receive" else "hand-over not observed"
         yield Assumption(kind, cost_ms=cost.ms)

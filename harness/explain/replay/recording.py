@@ -35,7 +35,7 @@ from harness.explain.replay.batches import (
     batches,
 )
 from harness.explain.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
-from harness.explain.spans import FETCH, NOT_MEASURED, RunSpans, Spans, bounds, held_up, spans_of
+from harness.explain.spans import FETCH, NOT_MEASURED, RunSpans, Spans, bounds, held_up, loader_workers, spans_of
 from harness.scenario.overrides import lookup, lookup_number
 from harness.study.contract import AWAITED, PHASES
 from harness.study.run_data import Result, RunData
@@ -250,7 +250,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         raise ReplayError("no fetch", f"{name}: no fetch among its spans: nothing to replay")
 
     config, facts = run.record.config, run.record.facts
-    workers = int(lookup_number(config, "data.workers", facts.workers or 0))
+    workers = loader_workers(run)
     prefetch = int(lookup_number(config, "data.prefetch", 2))
     paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after a pause of the loop
     suspended = ~measured & (starts - np.append(starts[:1], ends[:-1]) > SUSPENDED_NS_MIN)

@@ -130,15 +130,11 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
             return max(now_ms, min(waited_ms, was_ms))
     if kind == "kernel" and recording.behind_full_queue:
         return min(now_ms, max(was_ms - _lasting(recording, "launch")[name], STEP_LEFT_MIN * was_ms))
-    if kind == "phase" and recording.behind_full_queue & _launched_in(recording, name):
+    events = (event for one in recording.classes for event in one.events)
+    launched = {event.name for event in events if event.kind == "launch" and event.phase == name}
+    if kind == "phase" and recording.behind_full_queue & launched:
         return max(now_ms, was_ms)
     return now_ms
-
-
-def _launched_in(recording: Recording, phase: str) -> set[str]:
-    """Names of the work that a phase of the host launches."""
-    events = (event for one in recording.classes for event in one.events)
-    return {event.name for event in events if event.kind == "launch" and event.phase == phase}
 
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
