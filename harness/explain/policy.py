@@ -18,7 +18,7 @@ INDEPENDENT_BLOCKS_ALONE = 0.4
 LONG_STEP_FACTOR = 3.0
 """Multiple of a typical step. A step above it is long. tests/harness/explain/test_long_steps.py"""
 LONG_STEPS_SHARE_MAX = 0.25
-"""Share of the steps. More long steps are no exception. tests/harness/explain/test_long_steps.py"""
+"""Share of the steps. More long steps are no exception. tests/harness/explain/test_policy.py"""
 KINDS_STEPS_MIN = 80
 """Steps. Fewer leave the middle empty by chance. tests/harness/explain/test_step_kinds.py"""
 KINDS_STEPS_DRAWN = 100_000
@@ -30,7 +30,7 @@ KINDS_RATIO_MIN = 1.25
 KINDS_BETWEEN_MAX = 0.05
 """Share of the steps midway between both kinds. More are one kind. tests/harness/explain/test_step_kinds.py"""
 KIND_RUNS_SPREAD = 0.07
-"""Share of the distance between kinds. Runs of a kind lie no further apart. tests/harness/explain/test_step_kinds.py"""
+"""Share of the distance between kinds. Runs of a kind lie no further apart. tests/harness/explain/test_policy.py"""
 KIND_RUNS_MIN = 2
 """Runs of each kind, if each run has one kind. tests/harness/explain/test_step_kinds.py"""
 NEAR_MEAN_SHARE = 0.1
@@ -153,7 +153,7 @@ KEPT_STACKS = 5
 SUSPENDED_NS_MIN = 20_000_000
 """Nanoseconds. A longer gap before warm-up means a stopped run. tests/harness/explain/replay/test_recording.py"""
 REPLAYED_STEPS_MAX = 5_000
-"""Measured steps. More say little more, and a million take hours. tests/harness/explain/replay/test_recording.py"""
+"""Measured steps. More say little more, and a million take hours. tests/harness/explain/test_policy.py"""
 HELD_WORK_SHARE = 0.5
 """Share of the host's work in a step. Less extra time is scatter. tests/harness/explain/test_policy.py"""
 MOSTLY_CPU_SHARE = 0.5

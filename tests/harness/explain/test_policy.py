@@ -15,6 +15,7 @@ from harness.explain.lead_use import LeadUse
 from harness.explain.replay import batches, prediction, recording, removals
 from harness.explain.waits import TRANSFER
 from harness.study.contract import STAGES
+from tests.harness.synthetic import Arm, build
 
 
 @pytest.mark.parametrize(
@@ -142,3 +143,21 @@ def test_the_queue_before_the_first_step_is_cut() -> None:
     run = spans.RunSpans(("x",), none, none, pieces, pieces, none, none, none)
     steps = bounds.Stretches(np.array([6000]), np.array([6001]))
     assert len(bounds._near(steps, run).kernels) == 5001
+
+
+@pytest.mark.parametrize(("usual", "usual_ns"), [(3, 40.0), (2, 60.0)])
+def test_a_quarter_of_the_steps_may_be_long(usual: int, usual_ns: float) -> None:
+    """Long steps count as typical ones; if they are more, none is an exception."""
+    assert unusual_steps.without_long(np.array([10.0] * usual + [40.0])).sum() == usual_ns
+
+
+@pytest.mark.parametrize(("apart", "alike"), [(0.069, True), (0.071, False)])
+def test_runs_of_a_kind_are_nearly_equal(apart: float, alike: bool) -> None:
+    typical = [np.float64(one) for one in (0.0, apart, 1.0, 1.0)]
+    assert unusual_steps._alike(typical, 0.5, 1.0) is alike
+
+
+@pytest.mark.parametrize(("recorded", "steps"), [(5_000, 5_000), (5_001, 5_000)])
+def test_a_long_run_is_replayed_in_part(recorded: int, steps: int) -> None:
+    _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=recorded)
+    assert int(recording.record(run).measured.sum()) == steps
