@@ -60,7 +60,7 @@ LOADERS_BUSY_SHARE = 0.9
 ROOM_FELT_SHARE = 0.1
 """Share of the time added to fetches. A step that feels no more has room. tests/harness/explain/test_room.py"""
 ROOM_STEPS_MAX = 1_000
-"""Measured steps at each end of a run: each trial walks all of them. tests/harness/explain/test_room.py"""
+"""Measured steps at each end of a run: each trial walks all of them. tests/harness/explain/test_policy.py"""
 ROOM_QUEUED_MAX = 5_000
 """Pieces of device work that may lie queued before the first step. tests/harness/explain/test_policy.py"""
 ROOM_TRIES = 12
@@ -159,32 +159,32 @@ HELD_WORK_SHARE = 0.5
 MOSTLY_CPU_SHARE = 0.5
 """Share of a stage. CPU time then gives its length. tests/harness/explain/test_policy.py"""
 RECEIVED_SHARE = 0.75
-"""Share of a hand-over that a ready batch costs, if not recorded. tests/known_truth/test_receiving.py"""
+"""Share of a hand-over that a ready batch costs, if not recorded. tests/harness/explain/test_policy.py"""
 HANDOVER_TIMES_MAX = 3
 """Multiple of an assumed hand-over that intervals include. tests/harness/explain/replay/test_handover.py"""
 READY_HANDOVERS = 2.0
-"""Hand-overs before its fetch. A batch that ended earlier lay ready. tests/harness/explain/replay/test_handover.py"""
+"""Hand-overs before its fetch. A batch that ended earlier lay ready. tests/harness/explain/test_policy.py"""
 HANDOVERS_SEEN_MIN = 3
-"""Observations. Fewer do not show a typical value. tests/harness/explain/replay/test_handover.py"""
+"""Observations. Fewer do not show a typical value. tests/harness/explain/test_policy.py"""
 TAPE_ROUNDS_MIN = 4
-"""Rounds of all workers. Fewer say too little of each. tests/harness/explain/replay/test_tape.py"""
+"""Rounds of all workers. Fewer say too little of each. tests/harness/explain/test_policy.py"""
 TAPE_KEPT_MIN = 0.9
-"""Share of the steps. A period that leaves out more is too long. tests/harness/explain/replay/test_tape.py"""
+"""Share of the steps. A period that leaves out more is too long. tests/harness/explain/test_policy.py"""
 
 # Replay: predictions
 
 REPLAY_ERROR_MAX = 0.05
 """Share of a step. A replay that is further off predicts nothing. tests/harness/explain/test_policy.py"""
 PREDICTED_STEPS_MAX = 500
-"""Measured steps of a prediction. Replicates multiply them. tests/harness/explain/replay/test_predict.py"""
+"""Measured steps of a prediction. Replicates multiply them. tests/harness/explain/test_policy.py"""
 PREDICTION_REPLICATES = 16
-"""Replicates per run. Their mean moves by less than 1 % with the seed. tests/harness/explain/replay/test_predict.py"""
+"""Replicates per run. Their mean moves by less than 1 % with the seed. tests/harness/explain/test_policy.py"""
 BATCHES_AHEAD_MAX = 4096
 """Batches in flight. More take minutes and change nothing. tests/harness/explain/replay/test_predict.py"""
 REMOVAL_REPLICATES = 4
-"""Replicates of a run that is too long to replay whole. tests/harness/explain/replay/test_removals.py"""
+"""Replicates of a run that is too long to replay whole. tests/harness/explain/test_policy.py"""
 REMOVED_SHARE_MIN = 1e-3
-"""Share of a step. A shorter phase is not removed. tests/harness/explain/replay/test_removals.py"""
+"""Share of a step. A shorter phase is not removed. tests/harness/explain/test_policy.py"""
 REMOVAL_ERROR_MAX = 0.01
 """Share of a step. A replay further off widens a saving. tests/harness/explain/replay/test_removals.py"""
 STEP_LEFT_MIN = 1e-3

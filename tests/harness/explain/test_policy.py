@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from harness.explain import bounds, causes, derived, ledger, overlap, spans, unusual_steps
 from harness.explain.bounds import BoundShares
 from harness.explain.lead_use import LeadUse
-from harness.explain.replay import batches, prediction, recording, removals
+from harness.explain.replay import Replays, batches, costs, pipeline, prediction, recording, removals
 from harness.explain.waits import TRANSFER
 from harness.study.contract import STAGES
 from tests.harness.synthetic import Arm, build
@@ -161,3 +162,77 @@ def test_runs_of_a_kind_are_nearly_equal(apart: float, alike: bool) -> None:
 def test_a_long_run_is_replayed_in_part(recorded: int, steps: int) -> None:
     _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=recorded)
     assert int(recording.record(run).measured.sum()) == steps
+
+
+def test_of_a_long_run_the_room_is_that_of_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[int] = []
+    monkeypatch.setattr(bounds, "_room_ns", lambda part, *_: parts.append(len(part.starts)))
+    starts = np.arange(2_500)
+    run: Any = SimpleNamespace(blocks_untimed=False)
+    assert bounds.room_ns(bounds.Stretches(starts, starts + 1), run, run) is None
+    assert parts == [1_000, 1_000]
+
+
+def test_a_ready_batch_costs_three_quarters_of_a_hand_over() -> None:
+    recorded: Any = type("Batches", (list,), {"receive": np.zeros(2)})([0, 0])
+    inline: Any = SimpleNamespace(
+        batches=recorded, workers=0, transport=SimpleNamespace(after_ms=0.0), usual_handover_ms=4.0
+    )
+    assert costs._between(inline, 1)["receive"].tolist() == [3e6, 3e6]
+
+
+@pytest.mark.parametrize(("arrived", "recorded"), [(2, False), (3, True)])
+def test_arrivals_are_recorded_if_three_are(arrived: int, recorded: bool) -> None:
+    moments = np.where(np.arange(8) < arrived, 1.0, np.nan)
+    seen: Any = SimpleNamespace(measured=np.ones(8, dtype=np.bool_), arrived=moments)
+    assert batches.arrivals_recorded(seen) is recorded
+
+
+@pytest.mark.parametrize(("asked_ns", "receive_ns"), [(25.0, 1000.0), (15.0, 7.5)])
+def test_a_batch_that_ended_two_hand_overs_before_its_fetch_lay_ready(asked_ns: float, receive_ns: float) -> None:
+    zeros, known, unknown = np.zeros(8), np.ones(8, dtype=np.bool_), np.full(8, np.nan)
+    waits = (zeros + asked_ns, zeros + asked_ns + 1000.0, known, ())
+    seen = batches.Seen(zeros, zeros, known, *waits, unknown, unknown, ~known)
+    parts, _ = batches._estimated(seen, 0, 10.0, 0.0)
+    assert parts["receive"].tolist() == [receive_ns] * 8
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(48, 48), (47, 44)])
+def test_a_tape_holds_four_rounds_and_nine_tenths_of_the_steps(steps: int, kept: int) -> None:
+    """Of 47 steps a period of 12 has three rounds, and one of 6 leaves out a ninth."""
+    assert len(pipeline._in_rounds(np.arange(steps), np.arange(steps), 1, 1, 1)) == kept
+
+
+@pytest.mark.parametrize(("steps", "whole"), [(500, True), (501, False)])
+def test_a_prediction_in_order_has_so_many_steps(monkeypatch: pytest.MonkeyPatch, steps: int, whole: bool) -> None:
+    predict = import_module("harness.explain.replay.predict")  # the package has a function of that name
+    monkeypatch.setattr(predict, "in_order", lambda *_: None)
+    monkeypatch.setattr(predict, "simulate", lambda *_: "simulated")
+    run: Any = SimpleNamespace(fills_its_queue=True, measured=np.ones(steps, dtype=np.bool_))
+    assert (predict._in_order(run) is not None) is whole
+
+
+def test_a_run_is_replayed_sixteen_times() -> None:
+    _, runs = build([Arm("text")], blocks=1, repetitions=1, steps=8)
+    assert Replays(runs)._runs[0].offsets.shape == (16, 1)
+
+
+def test_of_a_long_run_parts_are_removed_in_four_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[int] = []
+
+    def replayed(makes: list[Any], offsets: Any, *_: Any, **__: Any) -> list[Any]:
+        shapes.append(len(offsets))
+        return [SimpleNamespace(step_ms=np.ones(1))] * len(makes)
+
+    monkeypatch.setattr(removals, "consistent", replayed)
+    _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=501)
+    removals.removals([(recording.record(run), costs.Stretch())])
+    assert shapes == [4]
+
+
+def test_a_phase_under_a_thousandth_of_the_step_is_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=8)
+    found = recording.record(run)
+    spent = {"log": 0.9e-3 * found.measured_ms, "forward": 1.1e-3 * found.measured_ms}
+    monkeypatch.setattr(removals, "_lasting", lambda *_: spent)
+    assert [name for (kind, name), _ in removals._parts(found) if kind == "phase"] == ["forward"]
