@@ -21,7 +21,7 @@ from harness.explain.launches import device_work_of, launch_bound_shares
 from harness.explain.lead_use import LeadUse, UsedLead, lead_use, makers_of, used_leads
 from harness.explain.policy import DIVERGED_BY, DIVERGED_TIMES, LOSS_STEPS
 from harness.explain.replay.recording import record
-from harness.explain.spans import bounds, column, loader_workers, spans_of
+from harness.explain.spans import bounds, column, loader_workers, once_per_run, spans_of
 from harness.explain.unusual_steps import LeftOut, Places, longest_phases, without_long
 from harness.explain.waits import TRANSFER
 from harness.scenario.overrides import lookup_number
@@ -188,11 +188,6 @@ def without_split(ledger: RunLedger) -> RunLedger:
     return replace(ledger, exposed_ms={}, hidden_ms={}, waited_otherwise_ms=(), unsplit="replay is off")
 
 
-def measure(run: RunData) -> RunLedger | None:
-    """The ledger of a finished run; None where it did not finish or left no measured step."""
-    return run.once("ledger", lambda: _measure(run))
-
-
 class DerivedSteps(NamedTuple):
     """The steps table with its derived columns as the present rules have them; see :mod:`harness.explain.derived`."""
 
@@ -202,12 +197,9 @@ class DerivedSteps(NamedTuple):
     otherwise: Array | None = None  # (readings, steps), see ``derived.Derived``
 
 
+@once_per_run(DERIVED)
 def derived_steps(run: RunData) -> DerivedSteps:
     """See :class:`DerivedSteps`; without a table there is none."""
-    return run.once(DERIVED, lambda: _derived_steps(run))
-
-
-def _derived_steps(run: RunData) -> DerivedSteps:
     if not run.step_count or not run.has_spans:
         return DerivedSteps(run.steps, changed=False)
     try:
@@ -219,7 +211,9 @@ def _derived_steps(run: RunData) -> DerivedSteps:
     return DerivedSteps(*with_derived(cast("pa.Table", run.steps), spans_of(run), work, recording))
 
 
-def _measure(run: RunData) -> RunLedger | None:
+@once_per_run("ledger")
+def measure(run: RunData) -> RunLedger | None:
+    """The ledger of a finished run; None where it did not finish or left no measured step."""
     if run.record.status != "done" or (steps := derived_steps(run).table) is None:
         return None
     measured = np.not_equal(column(steps, "warmup"), 1) & (column(steps, "wall_ns") > 0)

@@ -14,7 +14,7 @@ from harness.explain.launches import DEVICE_WORK, DeviceWork, device_work_of
 from harness.explain.ledger import DERIVED, derived_steps, measure
 from harness.explain.policy import KEPT_SPANS_MAX
 from harness.explain.replay.recording import record
-from harness.explain.spans import FETCH, UNANNOUNCED, RunSpans, Spans, bounds, spans_of
+from harness.explain.spans import FETCH, UNANNOUNCED, RunSpans, Spans, bounds, once_per_run, spans_of
 from harness.explain.waits import per_row
 from harness.study.run_data import RunData
 from trainer.errors import InputError
@@ -32,15 +32,12 @@ class SyncCall:
     idle_ms: float  # host work in between while the device, drained by this call, had nothing to do
 
 
+@once_per_run("hidden behind")
 def hidden_behind(run: RunData) -> dict[str, float]:
     """Sum up hidden data work by kernel, or without a device by phase of the main thread; ``other``: neither ran.
 
     Work that ran behind something and cost the step is not hidden: all parts shrink alike, to the ledger's figure.
     """
-    return run.once("hidden behind", lambda: _hidden_behind(run))
-
-
-def _hidden_behind(run: RunData) -> dict[str, float]:
     measured = _measured(run)
     if measured is None:
         return {}
@@ -79,12 +76,9 @@ def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[st
     return found if on_device else {**found, "other": rest}
 
 
+@once_per_run("blocking calls")
 def sync_audit(run: RunData) -> list[SyncCall]:
     """Every place in the step that blocked on the device, in the order of the step."""
-    return run.once("blocking calls", lambda: _sync_audit(run))
-
-
-def _sync_audit(run: RunData) -> list[SyncCall]:
     measured = _measured(run)
     if measured is None:
         return []

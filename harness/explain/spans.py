@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from harness.study.run_data import RunData
 
+Result = TypeVar("Result")
 FETCH = "fetch"
 BUILT = ("read", "tokenize", "pack")  # stages that make a batch and leave spans, in their order
 BLOCK_ROWS = 4096  # of spans whose times together are known
@@ -121,9 +122,19 @@ class RunSpans:
         return spans.where(spans.names == self.code(name))
 
 
+def once_per_run(key: str) -> Callable[[Callable[[RunData], Result]], Callable[[RunData], Result]]:
+    """Decorate a function of a run whose result is computed once, and kept with the run under ``key``."""
+
+    def decorate(work: Callable[[RunData], Result]) -> Callable[[RunData], Result]:
+        return wraps(work)(lambda run: run.once(key, lambda: work(run)))
+
+    return decorate
+
+
+@once_per_run("spans")
 def spans_of(run: RunData) -> RunSpans:
     """The spans of ``run``, read once; see ``overlap.release`` for long runs."""
-    return run.once("spans", lambda: begun_when_launched(read_spans(run.span_batches(COLUMNS))))
+    return begun_when_launched(read_spans(run.span_batches(COLUMNS)))
 
 
 def loader_workers(run: RunData) -> int:

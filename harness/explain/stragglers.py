@@ -21,7 +21,6 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from harness.explain.ledger import derived_steps
 from harness.explain.policy import STRAGGLER_BLOCKS_SHARE, STRAGGLER_ERRORS_MIN
-from harness.explain.spans import FETCH, column
+from harness.explain.spans import FETCH, column, once_per_run
 from harness.explain.statistics import widening
 from harness.scenario.overrides import lookup_number
 from harness.study.contract import EXCHANGE, PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, rank_file
@@ -109,12 +108,9 @@ def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
     return _mean([found for run in runs if (found := ranks_of_run(run)) is not None])
 
 
+@once_per_run("ranks")
 def ranks_of_run(run: RunData) -> RanksReport | None:
     """As :func:`ranks_of`, of one run."""
-    return run.once("ranks", partial(_of_run, run))
-
-
-def _of_run(run: RunData) -> RanksReport | None:
     facts = run.record.facts
     count = facts.ranks or 1
     if facts.attached is not None or count < 2 or run.folder is None or run.record.status != "done":

@@ -82,10 +82,10 @@ def _saving(pairs: Sequence[tuple[float, float]]) -> tuple[Estimate, Estimate]:
     return saving, speedup
 
 
-def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REMOVAL_REPLICATES) -> tuple[Removal, ...]:
+def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
     """Return what each part of ``runs`` costs, the largest saving first.
 
-    Of a run with more than :data:`PREDICTED_STEPS_MAX` measured steps, ``replicates`` of that length are drawn.
+    Of a run with more than :data:`PREDICTED_STEPS_MAX` measured steps, a few stretches of that length are drawn.
     Intervals cover the step as measured, and what a recording leaves open (:func:`_otherwise_ms`).
     """
     times: dict[tuple[PartKind, str], list[_Removed]] = {}
@@ -94,7 +94,7 @@ def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REMOVA
         long = np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX
         make: Callable[..., Pipeline] = build if long else in_order
         makes = [partial(make, recording, one, then) for one in (Edits(), *edits.values())]
-        offsets = spread_offsets(recording.block, replicates, 1) if long else np.zeros((1, 1))
+        offsets = spread_offsets(recording.block, REMOVAL_REPLICATES, 1) if long else np.zeros((1, 1))
         unedited, *without = consistent(makes, offsets, then, account=False)
         was = float(unedited.step_ms.mean())
         measured = recording.measured_ms if abs(was / recording.measured_ms - 1) > REMOVAL_ERROR_MAX else was
