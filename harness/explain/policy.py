@@ -161,7 +161,7 @@ MOSTLY_CPU_SHARE = 0.5
 RECEIVED_SHARE = 0.75
 """Share of a hand-over that a ready batch costs, if not recorded. tests/harness/explain/test_policy.py"""
 HANDOVER_TIMES_MAX = 3
-"""Multiple of an assumed hand-over that intervals include. tests/harness/explain/replay/test_handover.py"""
+"""Multiple of an assumed hand-over that intervals include. tests/harness/explain/test_policy.py"""
 READY_HANDOVERS = 2.0
 """Hand-overs before its fetch. A batch that ended earlier lay ready. tests/harness/explain/test_policy.py"""
 HANDOVERS_SEEN_MIN = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -236,3 +237,17 @@ def test_a_phase_under_a_thousandth_of_the_step_is_not_removed(monkeypatch: pyte
     spent = {"log": 0.9e-3 * found.measured_ms, "forward": 1.1e-3 * found.measured_ms}
     monkeypatch.setattr(removals, "_lasting", lambda *_: spent)
     assert [name for (kind, name), _ in removals._parts(found) if kind == "phase"] == ["forward"]
+
+
+def test_an_interval_allows_for_three_times_an_assumed_hand_over() -> None:
+    _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=8)
+    found = recording.record(run)
+    count = len(found.batches)
+    made = replace(
+        found.batches,
+        assumed=(batches.AssumedCost("hand-over", 1.0),),
+        handover=np.full(count, 10.0),
+        most_handover=np.full(count, np.inf),
+    )
+    longest = replace(found, batches=made).all_readings[recording.LONGEST]
+    assert longest.batches.handover.tolist() == [30.0] * count
