@@ -1,7 +1,7 @@
 """Predicts what could be tried next: replays an arm under changes that a user can make, and says which are worth it.
 
 A change is worth trying where its whole interval lies above 1, its median clears the noise floor, the error of the
-replay and :data:`LEAST_GAIN`, and the replay reproduces what was measured. Of a setting with several values the
+replay and :data:`ADVISED_GAIN_MIN`, and the replay reproduces what was measured. Of a setting with several values the
 smallest that is as good as the best counts. Where an arm of the study measured otherwise than replay predicts of it, no
 other value of that setting is.
 """
@@ -24,6 +24,7 @@ from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness
 from harness.judge.doubts import Doubt, barred, doubt, in_order
 from harness.judge.judgement import Bar, bar_of, loader_doubts, prediction_doubts, refusal
+from harness.judge.policy import ADVICE_REPLICATES, ADVISED_GAIN_MIN, ADVISED_WORKERS, AS_GOOD_WITHIN, WORKER_MULTIPLES
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing, flatten, lookup, lookup_number
@@ -31,15 +32,10 @@ from harness.study.contract import STAGES
 from harness.study.run_data import RunData
 from trainer.config import BEFORE
 
-REPLICATES = 8  # per run: half of what a prediction that is asked for takes
-WORKERS = (2, 4)
-MORE_WORKERS = (2, 4)  # multiples of the current number of workers
 # What another arm may do otherwise for its data path to be tried.
 PATH_KEYS = {"data.path", "data.access", "data.tokenizer.engine"}
 NUMBERS: tuple[AdviceCost, ...] = ("processes", "memory")  # kinds of changes that are values of one setting
 NO_TOKENIZING = "tokenize=0"
-LEAST_GAIN = 0.01  # share of the speed: less is worth no change, and no replay tells it from none
-ALIKE = 0.01  # a smaller setting that predicts within this share of the best is as good
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ def advise(
     if (why := refusal(own)) is not None:
         return ArmAdvice(arm, noise_floor=noise_floor, refused=why, doubts=(why,))
     try:
-        replays = Replays(own, REPLICATES)
+        replays = Replays(own, ADVICE_REPLICATES)
         plain = replays.predict(parse_edits([]))
         found = [*_edited(arm, runs, replays), *_fed(arm, runs, replays)]
     except ReplayError as error:
@@ -77,7 +73,7 @@ def advise(
         return ArmAdvice(arm, noise_floor=noise_floor, refused=why, doubts=(why,))
     known = [*prediction_doubts(plain, arm), *loader_doubts(own, replays)]
     believed = barred(known, "recommendation") is None
-    least = max(noise_floor or 0.0, plain.validation.typical, LEAST_GAIN)
+    least = max(noise_floor or 0.0, plain.validation.typical, ADVISED_GAIN_MIN)
     measured = [
         speed(ledgers(arm), ledgers(one.tried_by), steps_per_s, alike=alike) if one.tried_by else None for one in found
     ]
@@ -175,7 +171,7 @@ def _serial(replays: Replays, found: Prediction, change: str) -> float | None:
     step_ms = found.step_ms.median
     waited_ms = replays.off_core_ms(without=["tokenize"] if change == NO_TOKENIZING else [])
     slowest_ms = min(max(step_ms, waited_ms), found.measured_ms.median)
-    return found.speedup.median * step_ms / slowest_ms if slowest_ms > step_ms * (1 + ALIKE) else None
+    return found.speedup.median * step_ms / slowest_ms if slowest_ms > step_ms * (1 + AS_GOOD_WITHIN) else None
 
 
 def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
@@ -215,9 +211,9 @@ def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceC
     config, facts = runs[0].record.config, runs[0].record.facts
     workers = int(lookup_number(config, "data.workers", 0))
     prefetch = int(lookup_number(config, "data.prefetch", 2))
-    numbers = [n for n in WORKERS if n > workers]
-    if workers >= max(WORKERS):  # more processes help where they wait: for a disk or a network, not for a core
-        numbers = [times * workers for times in MORE_WORKERS if replays.has_cores_for(times * workers)]
+    numbers = [n for n in ADVISED_WORKERS if n > workers]
+    if workers >= max(ADVISED_WORKERS):  # more processes help where they wait: for a disk or a network, not for a core
+        numbers = [times * workers for times in WORKER_MULTIPLES if replays.has_cores_for(times * workers)]
     found: list[tuple[str, AdviceCost]] = [(f"workers={n}", "processes") for n in numbers]
     if workers:
         found.append((f"prefetch={2 * prefetch}", "memory"))
@@ -242,7 +238,7 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
 
 def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar | None:
     """Return why more workers are not predicted; None if they are, or if data work costs too little to matter."""
-    bar = bar_of(parse_edits([f"workers={max(WORKERS[0], 2 * replays.workers)}"]), own, replays)
+    bar = bar_of(parse_edits([f"workers={max(ADVISED_WORKERS[0], 2 * replays.workers)}"]), own, replays)
     if bar is None or not _clears(replays.predict(without_stages(STAGES)).speedup, least):
         return None
     return bar
@@ -272,6 +268,6 @@ def _smallest(options: Sequence[Advice]) -> list[Advice]:
     for one in options:
         if one.worth and one.cost == "processes":
             cheaper = kept.get(one.cost)
-            if cheaper is None or one.speedup.median > cheaper.speedup.median * (1 + ALIKE):
+            if cheaper is None or one.speedup.median > cheaper.speedup.median * (1 + AS_GOOD_WITHIN):
                 kept[one.cost] = one
     return [replace(one, worth=False) if one.cost in kept and one is not kept[one.cost] else one for one in options]

@@ -8,9 +8,9 @@ from typing import get_args
 from harness.explain.ledger import Blocks, arm_lead
 from harness.explain.statistics import MIN_BLOCKS
 from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, doubt, in_order
+from harness.judge.policy import ENOUGH_BLOCKS
 from harness.judge.report_types import ArmExplained, ArmTotals, Comparison, StudyReport
 from harness.judge.unseen import Unseen
-from harness.judge.verdicts import ENOUGH_BLOCKS
 from harness.study.contract import PROFILED
 
 _KINDS: Mapping[str, DoubtKind] = {kind: kind for kind in get_args(DoubtKind)}

@@ -21,11 +21,8 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Literal, overload
 
 from harness.explain.statistics import from_amounts, reach_of_mean
+from harness.judge.policy import COSTED_LONG_RATIO, WORST_OF_STEPS
 
-STEPS = 20  # of every arm that are measured: step 0 and 19 more
-WORST_OF = 10  # the last steps, of which the slowest is the worst case
-LONG = 1.5  # times the median: what a step takes that is a long one
-AFTER = 5  # steps after a checkpoint, which its writing beside them may slow down
 HOUR_S = 3600.0
 
 PriceSource = Literal["option", "scenario", "profile", "device"]
@@ -98,24 +95,24 @@ class ArmMeasurement:
 
     @property
     def step(self) -> Spread:
-        """One step: median with interval, and the slowest of the last :data:`WORST_OF` as the worst case."""
+        """One step: median with interval, and the slowest of the last :data:`WORST_OF_STEPS` as the worst case."""
         found = from_amounts(self.plain_s)
         assert found is not None, "an arm is measured with at least one settled step"
-        slowest = max(self.plain_s[-WORST_OF:])
+        slowest = max(self.plain_s[-WORST_OF_STEPS:])
         low = found.median if found.ci_low is None else found.ci_low
         high = found.median if found.ci_high is None else found.ci_high
         return Spread(found.median, low, high, max(slowest, found.median))
 
     @property
     def slowest_step(self) -> int:
-        """Return the number (from 0) of the slowest of the last :data:`WORST_OF` steps."""
+        """Return the number (from 0) of the slowest of the last :data:`WORST_OF_STEPS` steps."""
         end = max(1, self.unsettled) + len(self.plain_s)
-        return max(range(max(end - WORST_OF, end - len(self.plain_s)), end), key=self.steps_s.__getitem__)
+        return max(range(max(end - WORST_OF_STEPS, end - len(self.plain_s)), end), key=self.steps_s.__getitem__)
 
     @property
     def recurring_s(self) -> tuple[float, ...]:
         """The same steps without the long ones before the first usual one: starting made these long, and comes once."""
-        usual_s = LONG * self.step.likely
+        usual_s = COSTED_LONG_RATIO * self.step.likely
         first = next(place for place, seconds in enumerate(self.plain_s) if seconds <= usual_s)
         return self.plain_s[first:]
 

@@ -10,10 +10,8 @@ import math
 from harness.explain.ledger import Blocks, RunLedger
 from harness.explain.long_steps import without_long
 from harness.explain.statistics import Estimate, from_blocks
+from harness.judge.policy import DRIFT_MIN, DRIFT_STEPS_MIN
 from harness.judge.verdicts import confidence_of_each
-
-LEAST_STEPS = 16  # of a run with one repetition
-DRIFTED = 0.03  # less than 3 % from the first repetition to the last is no change worth a word
 
 
 def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: int = 1) -> Estimate | None:
@@ -21,7 +19,7 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
 
     What slows both alike cancels, and a rare long step (a checkpoint, say) counts as a typical one: which repetitions
     hold one is no drift. None where the interval, that holds for all ``comparisons`` together, holds 1; or the
-    median is within the noise floor or :data:`DRIFTED`; or there are too few blocks or repetitions.
+    median is within the noise floor or :data:`DRIFT_MIN`; or there are too few blocks or repetitions.
     """
     logs = [
         candidates - baselines
@@ -32,13 +30,13 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
     found = from_blocks(logs, confidence_of_each(comparisons))
     if found is None or found.ci_low is None or found.ci_high is None or found.ci_low <= 1 <= found.ci_high:
         return None
-    return found if abs(found.median - 1) > max(DRIFTED, noise_floor or 0.0) else None
+    return found if abs(found.median - 1) > max(DRIFT_MIN, noise_floor or 0.0) else None
 
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:
     """Of the step time, from the first repetition that both have to the last; from half to half where there is one."""
     shared = sorted(set(run.repetitions) & set(other.repetitions))
-    if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < LEAST_STEPS):
+    if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < DRIFT_STEPS_MIN):
         return None
     if len(shared) < 2:
         steps_ms = without_long(run.step_ms)

@@ -16,7 +16,8 @@ from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.refusals import ReplayError
 from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness, from_blocks
-from harness.judge.comparisons import SAME, Absent, Controls, Measured, ideal_speed
+from harness.judge.comparisons import Absent, Controls, Measured, ideal_speed
+from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmExplained, Explained, PredictedRatio
 from harness.judge.uneven import uneven_speed, uneven_waits
 from harness.judge.unseen import unseen
@@ -163,7 +164,7 @@ def _in_measure(
     if measured.measure != "steps/s":
         name = "trained_tokens" if measured.measure == "trained tokens/s" else "tokens"
     per_step = measured.trained_per_step if name == "trained_tokens" else measured.positions_per_step
-    if name is None or per_step is None or abs(per_step - 1) <= SAME:
+    if name is None or per_step is None or abs(per_step - 1) <= SAME_TOKENS_WITHIN:
         return found.over_blocks(found.speedup)
     base, other, logs = arms[names[0]], arms[names[1]], []
     for block in sorted(set(found.block_ms) & set(base) & set(other)):

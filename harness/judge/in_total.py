@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.long_steps import FEW, LONG, LongSteps, long_steps
+from harness.judge.policy import TOTAL_APART_MIN
 from harness.study.contract import PHASES
 
 if TYPE_CHECKING:
     from harness.explain.ledger import Blocks, RunLedger
-
-NOTEWORTHY = 0.01  # a ratio that long steps move by less is not worth a word
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
     found = ours.mean_ms() / theirs.mean_ms()
     usual = ours.usual_ms.sum() / ours.steps.sum() / (theirs.usual_ms.sum() / theirs.steps.sum())
     apart, by_long = math.log(found / steps), math.log(found / usual)
-    if abs(apart) <= math.log1p(NOTEWORTHY):
+    if abs(apart) <= math.log1p(TOTAL_APART_MIN):
         return None
     runs = other if apart < 0 else base
     long = None

@@ -13,8 +13,8 @@ from harness.explain.replay.predict import Replays
 from harness.explain.replay.prediction import Prediction
 from harness.explain.spans import spans_of
 from harness.judge.doubts import Claim, Doubt, barred, doubt
-from harness.judge.unseen import MOST_RESTARTING, unseen
-from harness.judge.verdicts import ENOUGH_BLOCKS
+from harness.judge.policy import ENOUGH_BLOCKS, RESTART_SHARE_MAX
+from harness.judge.unseen import unseen
 from harness.scenario.edits import Edits
 from harness.study.run_data import RunData
 
@@ -44,9 +44,9 @@ def loader_doubts(runs: Sequence[RunData], replays: Replays) -> Iterator[Doubt]:
         yield doubt("no loader", arm)
     if replays.unequal:
         yield doubt("no items" if all(run.record.facts.gave_no_items(1) for run in runs) else "unequal", arm)
-    if (hidden := unseen(runs)) is not None and hidden.sampling > MOST_RESTARTING:
+    if (hidden := unseen(runs)) is not None and hidden.sampling > RESTART_SHARE_MAX:
         yield doubt("sampler", arm, share=hidden.sampling)
-    if hidden is not None and hidden.restarting > MOST_RESTARTING:
+    if hidden is not None and hidden.restarting > RESTART_SHARE_MAX:
         yield doubt("restarts", arm, share=hidden.restarting)
 
 

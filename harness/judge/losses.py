@@ -10,17 +10,7 @@ from statistics import median
 from harness.explain.ledger import Blocks, RunLedger
 from harness.explain.statistics import Estimate, from_block_values
 from harness.explain.step_losses import at_common_steps
-
-EXPONENT = 0.5  # of a power law of losses in tokens: published ones are 0.095 (Kaplan) and 0.28 (Hoffmann)
-SOME = 2  # blocks that are clearly apart bar a gain: a loss may rise in one by chance
-ALIKE = 0.01  # relative: losses that differ by less are called the same, as other kernels round otherwise
-FAR = 0.5  # relative: no other number of tokens a step makes losses of the same training differ by more
-SURE = 0.99  # of the interval of their difference: a comparison is not barred by one chance in twenty
-# Relative: medians further apart are clearly different, however the blocks scatter. What trains badly scatters, and its
-# few blocks then have an interval that holds anything.
-CLEAR = 0.1
-BEYOND = 3.0  # times the most that any block of the A/A control differs: a block that differs by more trained otherwise
-OTHER_DOCUMENTS = 0.03  # relative: with other tokens a step, losses at one step are those of other documents
+from harness.judge import policy
 
 
 @dataclass(frozen=True)
@@ -55,17 +45,21 @@ class Losses:
             return True
         apart = self.candidate - self.baseline
         expected = apart * math.log(self.tokens_ratio) <= 0 if self.tokens_ratio > 0 else True
-        most = explained_by(self.tokens_ratio) if expected else OTHER_DOCUMENTS
+        most = explained_by(self.tokens_ratio) if expected else policy.OTHER_DOCUMENTS_WITHIN
         return abs(apart) <= most * min(abs(self.baseline), abs(self.candidate))
 
 
 def explained_by(tokens_ratio: float) -> float:
     """How far apart, relatively, losses at the same step may be where a step has ``tokens_ratio`` times the tokens.
 
-    Losses fall as a power of the tokens, with an exponent below :data:`EXPONENT` (Kaplan et al. 2020; Hoffmann et al.
-    2022), so by no more than that times the logarithm of their ratio.
+    Losses fall as a power of the tokens, with an exponent below :data:`LOSS_EXPONENT_MAX` (Kaplan et al. 2020;
+    Hoffmann et al. 2022), so by no more than that times the logarithm of their ratio.
     """
-    return min(FAR, ALIKE + EXPONENT * abs(math.log(tokens_ratio))) if tokens_ratio > 0 else FAR
+    if tokens_ratio <= 0:
+        return policy.LOSSES_EXPLAINED_MAX
+    return min(
+        policy.LOSSES_EXPLAINED_MAX, policy.LOSSES_WITHIN + policy.LOSS_EXPONENT_MAX * abs(math.log(tokens_ratio))
+    )
 
 
 def compare_losses(
@@ -93,7 +87,7 @@ def compare_losses(
     if tokens_ratio == 1 and (apart := _apart(pairs, baseline, control)):  # else they are of other documents
         ours, theirs = (median(side) for side in zip(*apart, strict=True))
         some = len(apart), len(pairs)
-        return Losses(ours, theirs, diverged, len(apart) >= SOME, tokens_ratio, some)
+        return Losses(ours, theirs, diverged, len(apart) >= policy.BLOCKS_APART_MIN, tokens_ratio, some)
     return Losses(ours, theirs, diverged, tokens_ratio=tokens_ratio)
 
 
@@ -129,31 +123,35 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
     if found is None or found.ci_low is None or found.ci_high is None:  # too few blocks
         return False
     size = median(abs(ours) for ours, _ in pairs)
-    surely = not found.ci_low <= 0 <= found.ci_high or abs(found.median) > CLEAR * size
+    surely = not found.ci_low <= 0 <= found.ci_high or abs(found.median) > policy.LOSSES_CLEARLY_APART * size
     apart = [theirs - ours for ours, theirs in pairs]
     least = max(min(apart), -max(apart))  # by which all of them differ in one direction; negative where they do not
-    if not surely and least <= ALIKE * size:
+    if not surely and least <= policy.LOSSES_WITHIN * size:
         return False
     alike = _pairs(baseline, control)
     most = max((abs(theirs - ours) for ours, theirs in alike), default=0.0)
-    if len(alike) >= len(apart) and least > max(most, ALIKE * size):
+    if len(alike) >= len(apart) and least > max(most, policy.LOSSES_WITHIN * size):
         return True
     scatter = _difference(alike)
     reach = 0.0
     if scatter is not None and scatter.ci_low is not None and scatter.ci_high is not None:
         reach = max(abs(scatter.ci_low), abs(scatter.ci_high))
-    return surely and abs(found.median) > max(reach, ALIKE * size)
+    return surely and abs(found.median) > max(reach, policy.LOSSES_WITHIN * size)
 
 
 def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
     """Those of ``pairs`` that are clearly apart, whatever the others say: far beyond the A/A ``control``, too."""
-    far = [(ours, theirs) for ours, theirs in pairs if abs(theirs - ours) > CLEAR * min(abs(ours), abs(theirs))]
+    far = [
+        (ours, theirs)
+        for ours, theirs in pairs
+        if abs(theirs - ours) > policy.LOSSES_CLEARLY_APART * min(abs(ours), abs(theirs))
+    ]
     alike = _pairs(baseline, control)
     if not far or not alike:  # without a control nothing shows how the same training scatters
         return []
     most = max(abs(theirs - ours) for ours, theirs in alike)
-    return [(ours, theirs) for ours, theirs in far if abs(theirs - ours) > BEYOND * most]
+    return [(ours, theirs) for ours, theirs in far if abs(theirs - ours) > policy.LOSSES_BEYOND_CONTROL * most]
 
 
 def _difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
-    return from_block_values([theirs - ours for ours, theirs in pairs], SURE)
+    return from_block_values([theirs - ours for ours, theirs in pairs], policy.LOSS_CONFIDENCE)

@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from harness.explain.ledger import RunLedger
-
-APART = 0.02  # of the step: mean and median of the blocks, or both kinds of them, differ by more
-LEAST_BLOCKS = 2  # of a kind; a single block that waits for much shows in the mean
-MUCH_LESS = 0.5  # of what some blocks wait the others wait less than that: then these are another kind
+from harness.judge.policy import UNEVEN_APART_MIN, UNEVEN_BLOCKS_MIN, UNEVEN_KIND_RATIO
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
     middle = (min(shares) + max(shares)) / 2
     more = [run for run, share in known if share > middle]
     others = [run for run, share in known if share <= middle]
-    if abs(mean(shares) - median(shares)) <= APART and not _two_kinds(shares, middle):
+    if abs(mean(shares) - median(shares)) <= UNEVEN_APART_MIN and not _two_kinds(shares, middle):
         return None
     waited_ms, others_ms = ([run.waited_ms or 0.0 for run in kind] for kind in (more, others))
     step_ms = mean(run.mean_step_ms for run in more)
@@ -76,11 +73,11 @@ def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
 def _two_kinds(shares: Sequence[float], middle: float) -> bool:
     """Whether ``shares`` above and below ``middle`` are far apart, and those of one kind near one another."""
     low, high = [share for share in shares if share <= middle], [share for share in shares if share > middle]
-    if not high or min(len(low), len(high)) < min(LEAST_BLOCKS, len(shares) // 2):
+    if not high or min(len(low), len(high)) < min(UNEVEN_BLOCKS_MIN, len(shares) // 2):
         return False
     gap = min(high) - max(low)
     close = max(max(kind) - min(kind) for kind in (low, high))
-    return gap > APART and gap > close and mean(low) < MUCH_LESS * mean(high)
+    return gap > UNEVEN_APART_MIN and gap > close and mean(low) < UNEVEN_KIND_RATIO * mean(high)
 
 
 def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> UnevenSpeed | None:

@@ -17,10 +17,10 @@ from harness.launch.study import create_folder
 from harness.machine.git import checkout_fingerprint
 from harness.regress.gate import comparisons
 from harness.regress.plan import BASE, HEAD
+from harness.regress.policy import MOST_BLOCKS_PLANNED
 from harness.regress.records import Limits
 from harness.regress.run import RegressionResult, UntilDecided, unless_changed
 from harness.regress.states import State, check_functions, find_states, note_same_code
-from harness.regress.thresholds import MOST_BLOCKS_PLANNED
 from harness.scenario.commands import CommandArm, CommandPlan
 from harness.scenario.load import LOOP
 from harness.study.records import ComparisonRecord

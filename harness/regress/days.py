@@ -17,8 +17,8 @@ from statistics import NormalDist, fmean, median
 import numpy as np
 
 from harness.explain.statistics import Estimate, student_t, widening
+from harness.regress.policy import DAY_DEVIATION, MIN_SESSIONS, SESSION_APART_H
 from harness.regress.series import BlockSeries
-from harness.regress.thresholds import DAY_DEVIATION, MIN_SESSIONS, SESSION_APART_H
 
 STARTUP = "startup"  # the name of the startup among the parts of a session
 

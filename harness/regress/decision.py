@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from harness.explain.statistics import CONFIDENCE, Estimate, from_block_values, student_t
-from harness.regress.thresholds import FIRST_LOOK, GROWTH, MOST_BLOCKS_WORTH
+from harness.regress.policy import FIRST_LOOK, LOOK_GROWTH, MOST_BLOCKS_WORTH
 
 if TYPE_CHECKING:
     from harness.regress.days import BetweenDays
@@ -52,7 +52,7 @@ def looks() -> Iterator[int]:
     blocks = FIRST_LOOK
     while True:
         yield blocks
-        blocks = math.ceil(blocks * GROWTH)
+        blocks = math.ceil(blocks * LOOK_GROWTH)
 
 
 def is_look(blocks: int) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 
 from harness.launch.study import arm_record
-from harness.regress.thresholds import MOST_BLOCKS_PLANNED
+from harness.regress.policy import MOST_BLOCKS_PLANNED
 from harness.scenario.errors import did_you_mean
 from harness.scenario.matrix import Variant, variants
 from harness.scenario.model import Scenario

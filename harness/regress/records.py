@@ -9,7 +9,7 @@ from typing import Any, Literal
 from harness.judge.confounds import Confound
 from harness.judge.doubts import Doubt, barred
 from harness.regress.decision import Decision, Outcome, Undecided, decide
-from harness.regress.thresholds import MEMORY_WITHIN, STARTUP_WITHIN, STEP_WITHIN
+from harness.regress.policy import MEMORY_WITHIN, STARTUP_WITHIN, STEP_WITHIN
 from harness.study.contract import PHASES, STAGES
 from harness.study.records import OtherDefault
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.ledger import column, derived_steps
-from harness.regress.thresholds import CHUNKS
+from harness.regress.policy import ROUNDS_PER_RUN
 from harness.study.contract import PHASES, STAGES
 from harness.study.run_data import RunData
 
@@ -60,7 +60,7 @@ def rounds(run: RunData) -> Rounds | None:
     repetition = np.nan_to_num(column(steps, "turn")[measured])
     alternated = run.record.interleave == "slices" and len(np.unique(repetition)) > 1
     if not alternated:
-        repetition = np.floor(np.arange(len(repetition)) * min(CHUNKS, len(repetition)) / len(repetition))
+        repetition = np.floor(np.arange(len(repetition)) * min(ROUNDS_PER_RUN, len(repetition)) / len(repetition))
     _, places = np.unique(repetition, return_inverse=True)
     counts = np.bincount(places)
 

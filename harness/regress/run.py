@@ -14,8 +14,8 @@ from harness.machine.git import checkout_fingerprint
 from harness.regress.decision import is_look
 from harness.regress.gate import comparisons
 from harness.regress.plan import BASE, HEAD, ComparisonPlan, records_of
+from harness.regress.policy import HOPELESS_BLOCKS
 from harness.regress.records import Limits, StateComparison, WhyUndecided, nothing
-from harness.regress.thresholds import HOPELESS_AFTER
 from harness.scenario.overrides import flatten, has, lookup
 from harness.scenario.plan import Arm
 from harness.study.records import ArmRecord, OtherDefault, StudyRecord
@@ -57,7 +57,7 @@ class UntilDecided:
         block_s, self.spent_s = spent_s - self.spent_s, spent_s
         if spent_s + (block_s if blocks > 1 else 0.0) > self._budget_s:
             return True
-        if blocks == HOPELESS_AFTER:  # a side that never finished will not: no budget helps
+        if blocks == HOPELESS_BLOCKS:  # a side that never finished will not: no budget helps
             found = comparisons(record, list(folder.runs()), self._limits)
             return all(comparison.missing is not None for comparison in found)
         if not is_look(blocks):

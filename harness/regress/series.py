@@ -11,8 +11,8 @@ from harness.judge.confounds import alike_environment, useful_fraction
 from harness.judge.losses import loss_of
 from harness.judge.probes.device_health import device_health
 from harness.judge.unseen import waiting_share
+from harness.regress.policy import MS_DIGITS
 from harness.regress.rounds import STEP, rounds, typical_log
-from harness.regress.thresholds import MS_DIGITS
 from harness.scenario.overrides import flatten
 from harness.study.contract import PHASES, STAGES
 from harness.study.names import FolderName

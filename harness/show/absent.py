@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from harness.explain.statistics import MIN_BLOCKS
 from harness.judge.comparisons import Absent, Figure, Measured, Missing
 from harness.judge.doubts import Doubt
+from harness.judge.policy import ENOUGH_BLOCKS
 from harness.judge.problems import ProbeProblem, RunFailure, StudyProblem
 from harness.judge.report_types import NoMfu
-from harness.judge.verdicts import ENOUGH_BLOCKS
 from harness.show.words import blocks_named, count, listing, percent, ratio
 
 ASK_FOR = ENOUGH_BLOCKS  # blocks to ask for where there are too few

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.judge.cost import HOUR_S, WORST_OF, ArmCost, HourlyPrice, PredictedCost, SpendingLimit, Spread
+from harness.judge.cost import HOUR_S, ArmCost, HourlyPrice, PredictedCost, SpendingLimit, Spread
+from harness.judge.policy import WORST_OF_STEPS
 from harness.judge.report_types import ArmTotals
 from harness.show.as_json import record_json
 from harness.show.tables import NOT_MEASURED, safe, table
@@ -46,7 +47,7 @@ def hours(seconds: float) -> str:
 def lines(found: PredictedCost) -> list[str]:
     """The table of `harness cost`, and what it is made of."""
     what = "training" if found.of == "training" else "run of the study"
-    header = ["arm", "steps", "step [95 %]", f"slowest of {WORST_OF}", "hours [95 %]", "worst hours"]
+    header = ["arm", "steps", "step [95 %]", f"slowest of {WORST_OF_STEPS}", "hours [95 %]", "worst hours"]
     has_price = found.per_hour_usd is not None
     header += ["USD", "worst USD"] if has_price else []
     rows = [_row(one, price, has_price) for one, price in zip(found.arms, found.prices, strict=True)]

@@ -15,11 +15,11 @@ import pytest
 from harness.explain.statistics import MIN_BLOCKS
 from harness.regress import BASELINES
 from harness.regress.across import compare_series
+from harness.regress.policy import ALTERNATED_WITHIN, APART_WITHIN
 from harness.regress.quantities import read_limit, read_seconds, read_share
 from harness.regress.records import Limits, StateComparison
 from harness.regress.rounds import STEP, Rounds, rounds
 from harness.regress.series import BlockSeries, series_of
-from harness.regress.thresholds import ALTERNATED, APART
 from harness.study.contract import PHASES
 from harness.study.records import ArmRecord
 from harness.study.store import StudyFolder
@@ -90,7 +90,7 @@ class Subject:
         scenario = open_scenario(self.path, self.sets)
         an_arm = not isinstance(scenario, CommandScenario) and other in {one.name for one in variants(scenario)}
         limits = Limits(
-            read_share(within or (ALTERNATED if base or an_arm else APART), "within"),
+            read_share(within or (ALTERNATED_WITHIN if base or an_arm else APART_WITHIN), "within"),
             read_limit(memory, "memory_within"),
             read_limit(startup, "startup_within"),
         )

@@ -14,11 +14,9 @@ from dataclasses import replace
 from harness.explain.bounds import Bound
 from harness.explain.probes.torch_profile import TorchProfile
 from harness.judge.comparisons import Waits
+from harness.judge.policy import GPU_SAMPLES_MIN, PROFILED_STEP_RATIO_MAX
 from harness.judge.probes.device_health import DeviceHealth
 from harness.judge.report_types import ArmReport, Comparison, NotCompared, StudyReport
-
-LEAST_SAMPLES = 3  # of a card: fewer are no mean
-LONGER = 1.1  # times the typical step, that kernels of a profiled step take at most
 
 
 def with_device_busy(
@@ -51,7 +49,7 @@ def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Boun
 def _sm_active(arm: str, cards: Sequence[DeviceHealth]) -> float | None:
     """Of the one card of ``arm``; None of several, and where kernels of others are in it, or may be."""
     own = [card for card in cards if card.arm == arm]
-    if len(own) != 1 or own[0].other_processes != 0 or own[0].taken - own[0].missed < LEAST_SAMPLES:
+    if len(own) != 1 or own[0].other_processes != 0 or own[0].taken - own[0].missed < GPU_SAMPLES_MIN:
         return None
     share = own[0].sm_active
     return share if share is not None and 0 < share <= 1 else None
@@ -64,7 +62,11 @@ def _narrowed(arm: ArmReport, kernel_ms: float | None, sm_active: float | None) 
         return arm
     most_ms = wall_ms - (totals.device_starved_ms or 0.0)  # kernels of several streams may add up to more
     shares = totals.bound_shares
-    if kernel_ms is not None and totals.p50_ms is not None and LONGER * totals.p50_ms < kernel_ms < most_ms:
+    if (
+        kernel_ms is not None
+        and totals.p50_ms is not None
+        and PROFILED_STEP_RATIO_MAX * totals.p50_ms < kernel_ms < most_ms
+    ):
         kernel_ms = None  # Few long steps raise the mean: the typical one does not hold the work of a profiled one.
     if kernel_ms is not None:
         busy_ms = min(kernel_ms, most_ms)

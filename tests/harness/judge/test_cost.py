@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.judge.cost import (
-    AFTER,
     ArmMeasurement,
     ArmWork,
     HourlyPrice,
@@ -20,6 +19,7 @@ from harness.judge.cost import (
     rounded_up,
     training_work,
 )
+from harness.judge.policy import STEPS_AFTER_CHECKPOINT
 
 EVEN = ArmMeasurement(
     "even", (9.0, *[0.1] * 19), unsettled=1, startup_s=3.0, import_s=2.0, launcher_s=1.0, ending_s=4.0
@@ -109,7 +109,7 @@ def test_a_checkpoint_costs_its_copy_and_what_its_writing_takes_of_the_next_step
     waits = replace(SAVING, asynchronous=False, saving_s=2.3)
     assert waits.one_checkpoint(60.0).likely == hours(2.3)
     assert SAVING.last_checkpoint.likely == hours(2.3)
-    assert len(SAVING.steps_s) == 20 + 1 + AFTER
+    assert len(SAVING.steps_s) == 20 + 1 + STEPS_AFTER_CHECKPOINT
     assert SAVING.step.likely == hours(0.1)
 
 
