@@ -41,7 +41,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.explain.replay import Replays, parse_edits
     from harness.explain.replay.sweep import parse_sweep, sweep
     from harness.judge.doubts import in_order
-    from harness.judge.judgement import bar_of, loader_doubts, prediction_doubts, refusal
+    from harness.judge.judgement import bar_of, few_blocks_remedy, loader_doubts, prediction_doubts, refusal
     from harness.launch.preparation import check_writable
     from harness.show import advice as report_advice
     from harness.show import whatif as report
@@ -72,7 +72,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
             raise InputError(f"whatif: {report_advice.barred_text(bar, arm)}")
     prediction = replays.predict(edits)
     checks = _checks(runs, arm, edits)
-    doubts = in_order([*prediction_doubts(prediction, arm), *loader_doubts(own, replays)])
+    doubts = in_order([*prediction_doubts(prediction, arm, few_blocks_remedy(study)), *loader_doubts(own, replays)])
     found = report.answer_json(study.scenario, arm, prediction, checks, doubts)
     lines = report.prediction_lines(study.scenario, arm, prediction, checks)
     if swept is not None:

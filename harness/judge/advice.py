@@ -22,7 +22,7 @@ from harness.explain.replay.removals import without_stages
 from harness.explain.replay.validation_arms import validation_arms
 from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness
-from harness.judge.doubts import Doubt, barred, doubt, in_order
+from harness.judge.doubts import Doubt, RemedyKind, barred, doubt, in_order
 from harness.judge.judgement import Bar, bar_of, loader_doubts, prediction_doubts, refusal
 from harness.judge.policy import ADVICE_REPLICATES, ADVISED_GAIN_MIN, ADVISED_WORKERS, AS_GOOD_WITHIN, WORKER_MULTIPLES
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
@@ -56,6 +56,7 @@ def advise(
     ledgers: Callable[[str], Blocks],
     noise_floor: float | None,
     alike: Likeness | None = None,
+    few_blocks: RemedyKind = "more blocks",
 ) -> ArmAdvice:
     """Replay the runs of ``arm`` under every change that fits it; ``runs``: the study's, by arm.
 
@@ -71,7 +72,7 @@ def advise(
     except ReplayError as error:
         why = doubt("not replayable", arm, where=error.gap)
         return ArmAdvice(arm, noise_floor=noise_floor, refused=why, doubts=(why,))
-    known = [*prediction_doubts(plain, arm), *loader_doubts(own, replays)]
+    known = [*prediction_doubts(plain, arm, few_blocks), *loader_doubts(own, replays)]
     believed = barred(known, "recommendation") is None
     least = max(noise_floor or 0.0, plain.validation.typical, ADVISED_GAIN_MIN)
     measured = [

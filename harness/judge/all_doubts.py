@@ -17,13 +17,20 @@ _KINDS: Mapping[str, DoubtKind] = {kind: kind for kind in get_args(DoubtKind)}
 
 
 def arm_doubts(
-    arm: str, totals: ArmTotals, hidden: Unseen | None, explained: ArmExplained, blocks: Blocks
+    arm: str,
+    totals: ArmTotals,
+    hidden: Unseen | None,
+    explained: ArmExplained,
+    blocks: Blocks,
+    few_blocks: RemedyKind = "more blocks",
 ) -> tuple[Doubt, ...]:
     """Everything that a reader must know beside the figures of one arm."""
     found = [*hidden.doubts(arm)] if hidden is not None else []
     attached = hidden is not None
     if 0 < len(blocks) < MIN_BLOCKS:  # of an attached program blocks are parts of its one run
-        found.append(doubt("too few blocks", arm, blocks=ENOUGH_BLOCKS, remedy="more steps" if attached else None))
+        found.append(
+            doubt("too few blocks", arm, blocks=ENOUGH_BLOCKS, remedy="more steps" if attached else few_blocks)
+        )
     if explained.replay_error is not None and not explained.within_tolerance:
         found.append(doubt("replay off", arm, share=explained.replay_error))
     found += [doubt("diverged", arm, share=totals.diverged / len(blocks))] if totals.diverged else []

@@ -204,11 +204,13 @@ def compare(
     *,
     comparisons: int = 1,
     allowance: float | None = None,
+    few_blocks: RemedyKind = "more blocks",
 ) -> Measured | Missing:
     """All ratios and the verdict of one comparison, from ledgers alone.
 
     ``comparisons``: of the study, whose verdicts together err at most once in twenty. ``allowance``: the noise floor
-    that the scenario declares, as a fraction, for where no A/A control shows it.
+    that the scenario declares, as a fraction, for where no A/A control shows it. ``few_blocks``: what to ask for where
+    there are too few.
     """
     base, other = arms.get(baseline, {}), arms.get(candidate, {})
     without = [name for name, blocks in ((baseline, base), (candidate, other)) if not blocks]
@@ -235,6 +237,7 @@ def compare(
         allowance,
         doubts=tuple(without_core((baseline, candidate), (base, other))),
         used_lead=(used_share(base), used_share(other)),
+        few_blocks=few_blocks,
     )
     isolated = _isolated(baseline, candidate, controls)
     from_waits = gain_from_waits(base)
@@ -321,6 +324,7 @@ class _Judging:
     allowance: float | None
     doubts: tuple[Doubt, ...]  # that bar whatever these arms are compared by
     used_lead: tuple[float, float]
+    few_blocks: RemedyKind
 
     def by(self, rate: Rate, losses: Losses | None = None) -> _ByRate:
         """Compare both arms by ``rate``, which both must have. ``losses``: None to judge the speed alone."""
@@ -343,7 +347,8 @@ class _Judging:
             shown=ratio,
             step_time=steps,
             cores=cores_of((base, other)),
-            no_floor=_floor_remedy(same),
+            no_floor=_floor_remedy(same, self.few_blocks),
+            few_blocks=self.few_blocks,
         )
         return _ByRate(ratio, together, same, floor_of, noise_floor, whole, replace(judged, of=together or ratio))
 
@@ -371,8 +376,10 @@ def _cores_of(record: RunRecord) -> float | None:
     return float(known) if isinstance(known, int | float) else None
 
 
-def _floor_remedy(same: Estimate | Absent) -> RemedyKind:
-    return "more a-a blocks" if isinstance(same, Absent) and same.kind == "too few a-a blocks" else "a-a control"
+def _floor_remedy(same: Estimate | Absent, few_blocks: RemedyKind) -> RemedyKind:
+    if not isinstance(same, Absent) or same.kind != "too few a-a blocks":
+        return "a-a control"
+    return "more a-a blocks" if few_blocks == "more blocks" else few_blocks
 
 
 def used_share(blocks: Blocks) -> float:

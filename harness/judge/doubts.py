@@ -48,7 +48,7 @@ DoubtKind = Literal[
 RemedyKind = Literal[
     "more blocks", "more steps", "more steps a block", "quiet machine", "free cores",
     "a-a control", "more a-a blocks", "longer slices", "more warm-up steps", "more --warmup steps", "alike losses",
-    "try it", "same shapes", "alike arms", "all runs",
+    "finish the study", "try it", "same shapes", "alike arms", "all runs",
 ]  # fmt: skip
 
 

@@ -72,10 +72,10 @@ def explain_arm(
         replay_error=without.validation.median,
         resampled_error=without.validation.resampled_median,
         within_tolerance=without.validation.within_tolerance,
-        ideal_predicted=without.over_blocks(without.speedup),
+        ideal_predicted=without.over_blocks(without.gain),
         predicted_in_blocks=uneven_speed(
             uneven,
-            {block: ledgers[block].mean_step_ms / ms for block, ms in without.block_ms.items() if block in ledgers},
+            {block: without.unedited_ms[block] / ms for block, ms in without.block_ms.items() if block in ledgers},
         ),
         removals=replays.removals(),
         receiving=replays.receiving,

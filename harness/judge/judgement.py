@@ -12,10 +12,12 @@ from typing import Literal, get_args
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.prediction import Prediction
 from harness.explain.spans import spans_of
-from harness.judge.doubts import Claim, Doubt, barred, doubt
+from harness.explain.statistics import MIN_BLOCKS
+from harness.judge.doubts import Claim, Doubt, RemedyKind, barred, doubt
 from harness.judge.policy import ENOUGH_BLOCKS, RESTART_SHARE_MAX
 from harness.judge.unseen import unseen
 from harness.scenario.edits import Edits
+from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 
 # no loader: batches come from a function of the program, not from a DataLoader.
@@ -26,6 +28,11 @@ from harness.study.run_data import RunData
 # sampler: it chooses what to read in the main thread, which no worker does for it.
 Bar = Literal["no loader", "no items", "unequal", "sampler", "restarts"]
 BARS: dict[str, Bar] = {kind: kind for kind in get_args(Bar)}
+
+
+def few_blocks_remedy(study: StudyRecord) -> RemedyKind:
+    """Return what to ask for where blocks are too few: the rest of an unfinished study, if that is enough."""
+    return "finish the study" if study.status != "done" and study.blocks >= MIN_BLOCKS else "more blocks"
 
 
 def refusal(runs: Sequence[RunData]) -> Doubt | None:
@@ -61,9 +68,9 @@ def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | Non
     return None if found is None else BARS[found.kind]
 
 
-def prediction_doubts(unedited: Prediction, arm: str) -> Iterator[Doubt]:
+def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "more blocks") -> Iterator[Doubt]:
     """Yield why a prediction by the replay of ``unedited`` is shown only to those who ask for it."""
     if not unedited.validation.within_tolerance:
         yield doubt("replay off", arm, share=unedited.validation.typical)
     if unedited.interval_from != "blocks":
-        yield doubt("too few blocks", arm, blocks=ENOUGH_BLOCKS)
+        yield doubt("too few blocks", arm, blocks=ENOUGH_BLOCKS, remedy=few_blocks)

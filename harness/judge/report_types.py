@@ -133,7 +133,7 @@ class ArmExplained:
     replay_error: float | None = None  # fraction: the unedited replay's step time / the measured one - 1
     resampled_error: float | None = None  # the same from resampled durations, as predictions are made
     within_tolerance: bool = False  # whether both are typically small enough to believe what is replayed
-    ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
+    ideal_predicted: Estimate | None = None  # its replay / the same without data work; both replayed
     ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
     no_ideal: Absent | None = None  # why not
     # Both where blocks wait for unlike shares of a step: the median of all is then that of one kind, or of none.

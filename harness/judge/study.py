@@ -38,8 +38,10 @@ from harness.judge.comparisons import (
 )
 from harness.judge.confounds import confounds, used_lead, useful_fraction
 from harness.judge.data_paths import data_paths
+from harness.judge.doubts import RemedyKind
 from harness.judge.drift import drift
 from harness.judge.explain import explain, explain_arm
+from harness.judge.judgement import few_blocks_remedy
 from harness.judge.learning import learning
 from harness.judge.losses import loss_of
 from harness.judge.probes.device_health import device_health, differences
@@ -79,6 +81,7 @@ class _Arms:
     declared: Sequence[ArmRecord]  # as in study.json
     controls: Controls
     blocks: int  # planned
+    few_blocks: RemedyKind  # what to ask for where blocks are too few
 
     def of(self, name: str) -> Blocks:
         return self.ledgers.get(name, {})
@@ -212,7 +215,7 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
     declared = _arms(study, records)
     controls = {(arm.control, arm.of): ledgers.get(arm.name, {}) for arm in declared if arm.control and arm.of}
     blocks = study.blocks or len({record.block for group in records.values() for record in group})
-    return _Arms(records, ledgers, measured, ranks, declared, Controls(controls), blocks)
+    return _Arms(records, ledgers, measured, ranks, declared, Controls(controls), blocks, few_blocks_remedy(study))
 
 
 def _splits(runs: Sequence[RunData], blocks: Blocks) -> bool:
@@ -233,7 +236,9 @@ def _advice(
     if not comparisons:
         alone = [arm.name for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)]
         floors = {name: arm_floor(name, arms.ledgers, arms.controls, allowance) for name in alone}
-    return tuple(advise(arm, arms.runs, arms.of, floor, arms.alike(arm)) for arm, floor in floors.items())
+    return tuple(
+        advise(arm, arms.runs, arms.of, floor, arms.alike(arm), arms.few_blocks) for arm, floor in floors.items()
+    )
 
 
 def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
@@ -244,6 +249,7 @@ def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measur
         arms.controls,
         comparisons=len(study.comparisons),
         allowance=_declared_floor(study),
+        few_blocks=arms.few_blocks,
     )
 
 
@@ -313,7 +319,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         step_ends=facts.step_ends,
         unseen=hidden,
         parts=parts_without_waits(arms.runs[name], blocks) if hidden is not None and hidden.reason == "no core" else (),
-        doubts=arm_doubts(name, totals, hidden, explained, blocks),
+        doubts=arm_doubts(name, totals, hidden, explained, blocks, arms.few_blocks),
         causes=slow_causes([run.record.facts for run in arms.runs.get(name, ())]),
         optimizer_steps=sum(
             one.step_count for one in arms.runs.get(name, ()) if one.record.facts.skipped_steps is not None

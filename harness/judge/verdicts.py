@@ -73,6 +73,7 @@ def judge(
     step_time: Estimate | None = None,
     cores: tuple[float, float] | None = None,
     no_floor: RemedyKind = "a-a control",
+    few_blocks: RemedyKind = "more blocks",
 ) -> Judged:
     """``ratio``: with the interval that holds for all comparisons of the study together.
 
@@ -89,10 +90,12 @@ def judge(
     verdict stands that it contradicts.
     ``shown``: the ratio with the interval that a reader sees, where that is another one.
     ``step_time``: of the same blocks, which tells scatter of times from scatter of what steps hold. ``cores``: used by
-    other processes, and how many there are. ``no_floor``: what to ask for where there is no noise floor.
+    other processes, and how many there are. ``no_floor``, ``few_blocks``: what to ask for without either of both.
     """
     if ratio.distance is None:
-        found = in_order([*doubts, doubt("too few blocks", blocks=policy.ENOUGH_BLOCKS), *_of_losses(losses)])
+        found = in_order(
+            [*doubts, doubt("too few blocks", blocks=policy.ENOUGH_BLOCKS, remedy=few_blocks), *_of_losses(losses)]
+        )
         return Judged("undecided", None, barred(found, "gain"), doubts=found)
     missing = [doubt("no noise floor", remedy=no_floor, blocks=policy.ENOUGH_BLOCKS)] if noise_floor is None else []
     floor = noise_floor or 0.0

@@ -30,6 +30,13 @@ GAPS: Mapping[str, str] = {
 }
 
 
+def more_blocks_text(cause: Doubt | None) -> str:
+    """What to do where blocks are too few for an interval."""
+    if cause is not None and cause.remedy is not None and cause.remedy.kind == "finish the study":
+        return "finish the study with --resume"
+    return f"repeat with --repeats {ASK_FOR}"
+
+
 def refusal_text(why: Doubt) -> str:
     """Why an arm cannot be replayed."""
     match why.kind:

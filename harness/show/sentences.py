@@ -19,7 +19,7 @@ from harness.judge.policy import (
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
 from harness.judge.uneven import UnevenWaits
 from harness.judge.verdicts import Judged, holds_other_work
-from harness.show.absent import ASK_FOR, absent_text, missing_text
+from harness.show.absent import ASK_FOR, absent_text, missing_text, more_blocks_text
 from harness.show.dose import dose_line
 from harness.show.noteworthy import also_noteworthy, long_steps_text, same_again_text
 from harness.show.words import amount, capitalised, count, interval, listing, ms, number, part_of, percent, ratio, unit
@@ -70,7 +70,7 @@ def _finding(m: Measured, baseline: str) -> str:
     if measured.ci_low is None:
         return (
             f"undecided ({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}; an interval needs "
-            f"{MIN_BLOCKS}: repeat with --repeats {ASK_FOR})"
+            f"{MIN_BLOCKS}: {more_blocks_text(m.cause)})"
         )
     if (noisy := barred(m.doubts, "ratio")) is not None:
         because = "" if m.undecided == noisy.kind else f"{undecided_because(m)}; "
@@ -95,11 +95,11 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
         case None:
             return None
         case "too few blocks":
-            return f"an interval needs {MIN_BLOCKS} blocks; repeat with --repeats {ASK_FOR}"
+            return f"an interval needs {MIN_BLOCKS} blocks; {more_blocks_text(m.cause)}"
         case "no noise floor":
             few = _few_aa_blocks(m)
             what = absent_text(m, "noise_floor") if few else "no A/A control on this device"
-            enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else f"repeat with --repeats {ASK_FOR}"
+            enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else more_blocks_text(m.cause)
             how = enough if few else "add controls: [a-a]"
             return f"{what}; {how}, or declare noise_floor"
         case "too noisy":

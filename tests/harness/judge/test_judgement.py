@@ -15,6 +15,7 @@ from harness.explain.replay.predict import Replays
 from harness.judge.advice import advise
 from harness.judge.judgement import bar_of, refusal
 from harness.judge.report_types import ArmAdvice
+from harness.judge.study import analyse
 from harness.scenario.edits import parse_edits
 from harness.show.absent import refusal_text
 from harness.show.advice import next_steps
@@ -25,6 +26,7 @@ from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests.harness.explain.replay import oracle
 from tests.harness.explain.replay.oracle import Truth
+from tests.harness.synthetic import Arm, build
 
 LOADER = {"attached": "fetch: DataLoader with 1 worker; backward"}
 BY_HAND = {"attached": "fetch: get_batch (train.py:38); backward"}
@@ -187,3 +189,17 @@ def test_changes_of_a_loader_are_barred_where_replay_does_not_know_it(
 ) -> None:
     runs = runs_of(INLINE, 1, **LOADER, **facts)
     assert bar_of(parse_edits([edit]), runs, Replays(runs)) == bar
+
+
+def test_the_error_of_the_replay_is_no_gain() -> None:
+    """Without data work there is none to save, however far a resampled replay is from what was measured."""
+    arm = Arm("plain", read=0.0, tokenize=0.0, pack=0.0, transfer=0.0)
+    how = {"interleave": "runs", "repetitions": 1, "steps": 40, "noise": {"step": 0.8}}
+    explained = analyse(*build([arm], **how)).arms[0].explained
+    assert abs(explained.resampled_error or 0.0) > 0.01
+    assert explained.ideal_predicted is not None
+    assert explained.ideal_predicted.median == pytest.approx(1.0)
+    low, high = explained.ideal_predicted.ci_low, explained.ideal_predicted.ci_high
+    assert low is not None
+    assert high is not None
+    assert low < 1.0 < high  # as wide as the error
