@@ -17,7 +17,7 @@ from harness.judge.doubts import Claim, Doubt, RemedyKind, barred, doubt
 from harness.judge.policy import ENOUGH_BLOCKS, RESTART_SHARE_MAX
 from harness.judge.unseen import unseen
 from harness.scenario.edits import Edits
-from harness.study.records import StudyRecord
+from harness.study.records import COMMAND, StudyRecord
 from harness.study.run_data import RunData
 
 # no loader: batches come from a function of the program, not from a DataLoader.
@@ -31,8 +31,13 @@ BARS: dict[str, Bar] = {kind: kind for kind in get_args(Bar)}
 
 
 def few_blocks_remedy(study: StudyRecord) -> RemedyKind:
-    """Return what to ask for where blocks are too few: the rest of an unfinished study, if that is enough."""
-    return "finish the study" if study.status != "done" and study.blocks >= MIN_BLOCKS else "more blocks"
+    """Return what to ask for where blocks are too few: the rest of an unfinished study, if that is enough.
+
+    Studies of programs and of two states of the code cannot be resumed (``harness.launch.study.read_resumable``).
+    """
+    resumable = study.scenario_file and not any(COMMAND in arm.declared or arm.code is not None for arm in study.arms)
+    unfinished = study.status != "done" and study.blocks >= MIN_BLOCKS
+    return "finish the study" if resumable and unfinished and not study.is_training else "more blocks"
 
 
 def refusal(runs: Sequence[RunData]) -> Doubt | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -12,9 +12,11 @@ import harness
 from harness.judge.all_doubts import comparison_doubts, study_doubts
 from harness.judge.confounds import ConfoundKind
 from harness.judge.doubts import DoubtKind
+from harness.judge.judgement import few_blocks_remedy
 from harness.judge.study import analyse
 from harness.judge.verdicts import UndecidedKind
 from harness.show.sentences import sentence
+from harness.study.records import COMMAND, ArmRecord
 from harness.study.store import StudyFolder
 from tests.harness.synthetic import Arm, build, write
 
@@ -93,3 +95,10 @@ def test_an_a_a_control_of_too_few_blocks_is_to_be_finished_too() -> None:
     assert c.measured.cause is not None
     assert c.measured.cause.remedy is not None
     assert (c.measured.cause.kind, c.measured.cause.remedy.kind) == ("no noise floor", "finish the study")
+
+
+@pytest.mark.parametrize("own", [{"scenario_file": ""}, {"arms": [ArmRecord("text", declared={COMMAND: "train.py"})]}])
+def test_what_cannot_be_resumed_takes_more_blocks(own: dict[str, Any]) -> None:
+    study, _ = build([Arm("text")], status="interrupted")
+    assert few_blocks_remedy(study) == "finish the study"
+    assert few_blocks_remedy(replace(study, **own)) == "more blocks"
