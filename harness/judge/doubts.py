@@ -125,7 +125,7 @@ RULES = (
     DoubtRule("uneven", "Some blocks wait for data much longer than others.", "nothing"),
     DoubtRule("step kinds", "Steps are of two kinds, and none is like the mean.", "nothing", unit="steps"),
     DoubtRule("rare long steps", "A few steps last over 3 times as long.", "nothing", unit="steps"),
-    DoubtRule("drift", "The candidate's relative speed changes within runs.", "nothing", unit="speed"),
+    DoubtRule("drift", "The speed (next to a baseline's) changes within runs.", "nothing", unit="speed"),
     DoubtRule("all time apart", "All time together differs from the median.", "nothing", unit="speed"),
     DoubtRule("used lead", "Steps were faster than they can go on being.", "nothing", "more warm-up steps", "step"),
     DoubtRule("compiled", "torch.compile compiled within measured steps.", "nothing", "same shapes", "runs"),
