@@ -8,7 +8,6 @@ other value of that setting is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,15 +15,24 @@ from dataclasses import dataclass, replace
 from harness.explain.ledger import Blocks
 from harness.explain.replay.handover import MOST_HANDOVER
 from harness.explain.replay.predict import Replays
-from harness.explain.replay.prediction import TOLERANCE, Prediction
+from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.refusals import ReplayError
 from harness.explain.replay.removals import without_stages
 from harness.explain.replay.validation_arms import validation_arms
 from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness
-from harness.judge.doubts import Doubt, RemedyKind, barred, doubt, in_order
-from harness.judge.judgement import Bar, bar_of, loader_doubts, prediction_doubts, refusal
+from harness.judge.doubts import Bar, Doubt, RemedyKind, barred, doubt, in_order
 from harness.judge.policy import ADVICE_REPLICATES, ADVISED_GAIN_MIN, ADVISED_WORKERS, AS_GOOD_WITHIN, WORKER_MULTIPLES
+from harness.judge.predictions import (
+    bar_of,
+    clears,
+    contradicts,
+    is_serial,
+    loader_doubts,
+    prediction_doubts,
+    refusal,
+    serial_speedup,
+)
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing, flatten, lookup, lookup_number
@@ -78,7 +86,7 @@ def advise(
     measured = [
         speed(ledgers(arm), ledgers(one.tried_by), steps_per_s, alike=alike) if one.tried_by else None for one in found
     ]
-    contradicted = [_contradicts(one, was, least) for one, was in zip(found, measured, strict=True)]
+    contradicted = [contradicts(one.speedup, one.serial, was, least) for one, was in zip(found, measured, strict=True)]
     # What replay does not know of one number of workers it does not know of another.
     withheld = {one.cost for one, wrong in zip(found, contradicted, strict=True) if wrong and one.cost in NUMBERS}
     options = []
@@ -89,7 +97,7 @@ def advise(
             and not wrong
             and one.cost not in withheld
             and validation.within_tolerance
-            and _clears(one.speedup, max(least, validation.typical))
+            and clears(one.speedup, max(least, validation.typical))
         )
         bar = _bar(one, max(least, validation.typical), own, replays) if promises else None
         worth = promises and bar is None
@@ -137,14 +145,13 @@ def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -
         tried = _pretokenized(arm, runs) if cost == "pretokenized copy" else validation_arms(records, arm, edits)
         found = replays.predict(edits)
         more_workers = cost == "processes"
-        side_by_side = more_workers or (change == NO_TOKENIZING and replays.busy_workers > 1)
         yield _Option(
             change,
             cost,
             found,
             next(iter(tried), None),
             _with_any_handover(replays, change, found) if more_workers else found.speedup,
-            _serial(replays, found, change) if side_by_side else None,
+            serial_speedup(replays, found),
         )
 
 
@@ -161,18 +168,6 @@ def _with_any_handover(replays: Replays, change: str, found: Prediction) -> Esti
         ci_low=None if None in lows else min(low for low in lows if low is not None),
         ci_high=None if None in highs else max(high for high in highs if high is not None),
     )
-
-
-def _serial(replays: Replays, found: Prediction, change: str) -> float | None:
-    """The speed-up by a change where only one of several workers at a time gets what its stages wait for.
-
-    A step then lasts as long as the stages of its batches wait: replay has workers wait side by side. It lasts no
-    longer than it did: where several workers were recorded, their waits hold those for one another.
-    """
-    step_ms = found.step_ms.median
-    waited_ms = replays.off_core_ms(without=["tokenize"] if change == NO_TOKENIZING else [])
-    slowest_ms = min(max(step_ms, waited_ms), found.measured_ms.median)
-    return found.speedup.median * step_ms / slowest_ms if slowest_ms > step_ms * (1 + AS_GOOD_WITHIN) else None
 
 
 def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
@@ -234,33 +229,15 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
     """
     if one.cost in NUMBERS and (bar := bar_of(parse_edits([one.change]), own, replays)) is not None:
         return bar
-    return "serial" if one.serial is not None and one.serial - 1 <= max(least, TOLERANCE) else None
+    return "serial" if is_serial(one.serial, least) else None
 
 
 def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar | None:
     """Return why more workers are not predicted; None if they are, or if data work costs too little to matter."""
     bar = bar_of(parse_edits([f"workers={max(ADVISED_WORKERS[0], 2 * replays.workers)}"]), own, replays)
-    if bar is None or not _clears(replays.predict(without_stages(STAGES)).speedup, least):
+    if bar is None or not clears(replays.predict(without_stages(STAGES)).speedup, least):
         return None
     return bar
-
-
-def _clears(speedup: Estimate, least: float) -> bool:
-    """True if the interval of ``speedup`` is above 1, and its median above 1 by more than ``least``."""
-    return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > least
-
-
-def _contradicts(one: _Option, measured: Estimate | None, least: float) -> bool:
-    """Whether an arm that is so already measured otherwise: neither interval holds the median of the other.
-
-    ``least``: as a fraction, what two measurements of the same may differ by.
-    """
-    if measured is None or None in (measured.ci_low, measured.ci_high, one.speedup.ci_low, one.speedup.ci_high):
-        return False
-    if (measured.ci_low or 0) <= one.speedup.median <= (measured.ci_high or math.inf):
-        return False
-    low = min(one.speedup.ci_low or 0.0, one.serial or math.inf)
-    return not low / (1 + least) <= measured.median <= (one.speedup.ci_high or math.inf) * (1 + least)
 
 
 def _smallest(options: Sequence[Advice]) -> list[Advice]:

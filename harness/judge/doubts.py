@@ -45,6 +45,8 @@ DoubtKind = Literal[
     "host load", "sessions", "unfinished", "block counts", "compared blocks", "SM clock", "throttled",
     "other processes",
 ]  # fmt: skip
+# Why other numbers of workers, or of batches ahead, cannot be predicted.
+Bar = Literal["no loader", "no items", "unequal", "sampler", "restarts"]
 RemedyKind = Literal[
     "more blocks", "more steps", "more steps a block", "quiet machine", "free cores",
     "a-a control", "more a-a blocks", "longer slices", "more warm-up steps", "more --warmup steps", "alike losses",

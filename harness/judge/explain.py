@@ -18,10 +18,10 @@ from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness, from_blocks
 from harness.judge.comparisons import Absent, Controls, Measured, ideal_speed
 from harness.judge.policy import SAME_TOKENS_WITHIN
+from harness.judge.predictions import whatifs
 from harness.judge.report_types import ArmExplained, Explained, PredictedRatio
 from harness.judge.uneven import uneven_speed, uneven_waits
 from harness.judge.unseen import unseen
-from harness.judge.whatif import whatifs
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing
 from harness.study.contract import STAGES

@@ -29,8 +29,7 @@ from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
 from harness.judge.confounds import Confound
 from harness.judge.data_paths import DataPath
-from harness.judge.doubts import Doubt
-from harness.judge.judgement import Bar
+from harness.judge.doubts import Bar, Doubt
 from harness.judge.learning import Learning
 from harness.judge.probes.probe_cost import ProbeCost
 from harness.judge.problems import ProbeProblem, StudyProblem
@@ -195,6 +194,7 @@ class WhatIf:
     measured_ms: Estimate | None = None  # of the candidate, where it ran what the edits make of the baseline
     reason: ReplayGap | None = None  # why nothing could be predicted
     candidate_reason: ReplayGap | None = None  # why nothing could be predicted of the candidate
+    doubts: tuple[Doubt, ...] = ()  # about the predictions of both arms, by precedence
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ from harness.judge.data_paths import data_paths
 from harness.judge.doubts import RemedyKind
 from harness.judge.drift import drift
 from harness.judge.explain import explain, explain_arm
-from harness.judge.judgement import few_blocks_remedy
 from harness.judge.learning import learning
 from harness.judge.losses import loss_of
+from harness.judge.predictions import declared_floor, few_blocks_remedy
 from harness.judge.probes.device_health import device_health, differences
 from harness.judge.probes.probe_cost import probe_costs
 from harness.judge.problems import failures, probe_problems, study_problems
@@ -117,7 +117,7 @@ def analyse(
         environment=study.environment or next((r.environment for r in records if r.environment), {}),
         probe_costs=tuple(probe_costs(arms.declared, arms.ledgers, runs)),
         probe_problems=probe_problems(runs),
-        advice=_advice(comparisons, arms, _declared_floor(study)),
+        advice=_advice(comparisons, arms, declared_floor(study)),
         step_times=step_times([run for group in arms.runs.values() for run in group]),
         learned=_learned(study, arms),
         uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items() if name in plain),
@@ -248,7 +248,7 @@ def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measur
         {arm.name: arms.of(arm.name) for arm in arms.declared},
         arms.controls,
         comparisons=len(study.comparisons),
-        allowance=_declared_floor(study),
+        allowance=declared_floor(study),
         few_blocks=arms.few_blocks,
     )
 
@@ -272,12 +272,6 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
             *differences(cards, *names),
         ),
     )
-
-
-def _declared_floor(study: StudyRecord) -> float | None:
-    """The noise floor of the scenario, as a fraction; None where it declares none, or a study.json no fraction."""
-    declared = study.scenario_text.get("noise_floor")
-    return declared if isinstance(declared, float) and 0 < declared < 1 else None
 
 
 def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[ArmRecord]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from harness.explain.replay.handover import MOST_HANDOVER
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import MIN_BLOCKS, Estimate
-from harness.judge.judgement import Bar
+from harness.judge.doubts import RULE_OF, Bar
 from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
 from harness.show.absent import refusal_text
@@ -195,7 +195,8 @@ def barred_text(bar: Bar, name: str) -> str:
             because = "its sampler takes much of a step in the main thread, which loader workers cannot do"
         case "restarts":
             because = "its loader restarts in each epoch, and replay does not know when it asks for the next batches"
-    return f"No prediction of other loader settings (workers, prefetch) for {name}: {because}."
+    settings = "numbers of workers" if RULE_OF[bar].bars == "workers" else "loader settings (workers, prefetch)"
+    return f"No prediction of other {settings} for {name}: {because}."
 
 
 def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:

@@ -334,7 +334,7 @@ _NOTHING: JsonObject = {
 def _whatif(one: WhatIf) -> dict[str, Json]:
     """With its reasons as texts, which earlier versions wrote."""
     why = {name: None if (gap := getattr(one, name)) is None else GAPS[gap] for name in ("reason", "candidate_reason")}
-    return {**asdict(one), **why}
+    return {**asdict(one), **why, "doubts": [doubt_json(doubt) for doubt in one.doubts]}
 
 
 def _reasons(c: Comparison) -> dict[str, str]:
