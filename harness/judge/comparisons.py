@@ -26,11 +26,10 @@ from harness.explain.statistics import (
 )
 from harness.judge import policy
 from harness.judge.doubts import Doubt, RemedyKind, barred, doubt
-from harness.judge.in_total import InTotal, in_total
 from harness.judge.losses import Losses, compare_losses
 from harness.judge.problems import RunFailure
-from harness.judge.uneven import UnevenWaits, uneven_waits
 from harness.judge.unseen import waiting_share
+from harness.judge.unsteady import InTotal, UnevenWaits, in_total, uneven_waits
 from harness.judge.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, is_useless, judge
 from harness.study.records import RunRecord
 

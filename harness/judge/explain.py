@@ -20,8 +20,8 @@ from harness.judge.comparisons import Absent, Controls, Measured, ideal_speed
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.predictions import whatifs
 from harness.judge.report_types import ArmExplained, Explained, PredictedRatio
-from harness.judge.uneven import uneven_speed, uneven_waits
 from harness.judge.unseen import unseen
+from harness.judge.unsteady import uneven_speed, uneven_waits
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing
 from harness.study.contract import STAGES

@@ -28,15 +28,14 @@ from harness.explain.stragglers import RanksReport
 from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
 from harness.judge.confounds import Confound
-from harness.judge.data_paths import DataPath
+from harness.judge.controls import DataPath, ProbeCost
 from harness.judge.doubts import Bar, Doubt
 from harness.judge.learning import Learning
-from harness.judge.probes.probe_cost import ProbeCost
+from harness.judge.losses import Learned
 from harness.judge.problems import ProbeProblem, StudyProblem
 from harness.judge.scaling import Scaling
-from harness.judge.target_loss import Learned
-from harness.judge.uneven import UnevenSpeed, UnevenWaits
 from harness.judge.unseen import Unseen
+from harness.judge.unsteady import UnevenSpeed, UnevenWaits
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.explain.probes.memory_timeline import MemoryTimeline
 from harness.explain.probes.torch_profile import TorchProfile
+from harness.judge.controls import is_probe_control
 from harness.judge.policy import SAME_TOKENS_WITHIN
-from harness.judge.probes.probe_cost import is_probe_control
 from harness.judge.report_types import ArmReport, Comparison, StudyReport
 from harness.show import choices, learning
 from harness.show.chain import chain

@@ -17,7 +17,7 @@ from harness.judge.policy import (
     WITNESSES_WITHIN,
 )
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
-from harness.judge.uneven import UnevenWaits
+from harness.judge.unsteady import UnevenWaits
 from harness.judge.verdicts import Judged, holds_other_work
 from harness.show.absent import ASK_FOR, absent_text, missing_text, more_blocks_text
 from harness.show.dose import dose_line

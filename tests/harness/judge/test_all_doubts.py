@@ -9,11 +9,10 @@ from typing import Any, get_args
 import pytest
 
 import harness
-from harness.judge.all_doubts import comparison_doubts, study_doubts
 from harness.judge.confounds import ConfoundKind
 from harness.judge.doubts import DoubtKind
 from harness.judge.predictions import few_blocks_remedy
-from harness.judge.study import analyse
+from harness.judge.study import analyse, comparison_doubts, study_doubts
 from harness.judge.verdicts import UndecidedKind
 from harness.show.sentences import sentence
 from harness.study.records import COMMAND, ArmRecord

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from harness.explain.long_steps import LongSteps
 from harness.explain.statistics import Estimate
-from harness.judge.in_total import InTotal
 from harness.judge.losses import Losses
 from harness.judge.policy import COARSE_RESOLUTION
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
+from harness.judge.unsteady import InTotal
 from harness.judge.verdicts import UndecidedKind, Verdict
 from harness.show import html, markdown, plots, terminal
 from harness.show.first_screen import VERDICTS, first_screen
