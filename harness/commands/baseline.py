@@ -54,8 +54,8 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
     from harness.explain.statistics import MIN_BLOCKS
     from harness.machine.git import is_ignored
     from harness.regress import baselines
+    from harness.regress.decision import read_share
     from harness.regress.policy import APART_WITHIN
-    from harness.regress.quantities import read_share
     from harness.regress.text import kept_note
 
     found = read_series(Path(arguments.study))
@@ -90,7 +90,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
 def _check(arguments: argparse.Namespace, folder: Path) -> int:
     from harness.regress import baselines
     from harness.regress.across import Across, compare_series
-    from harness.regress.records import WhyUndecided, nothing
+    from harness.regress.decision import WhyUndecided, nothing
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
     found = read_series(Path(arguments.study))

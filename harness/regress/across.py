@@ -2,7 +2,7 @@
 
 The two did not alternate, so a change of the machine in between (clocks, neighbours, temperature) looks like a
 regression, and no interval over blocks shows it. So the intervals allow for what days differ by, as the sessions kept
-of a baseline show it or, without enough of them, as is assumed (harness.regress.days). `harness regress` has no such
+of a baseline show it or, without enough of them, as is assumed (harness.regress.series). `harness regress` has no such
 gap.
 Numbers and kinds only; harness.regress.text makes the sentences.
 """
@@ -18,12 +18,21 @@ from typing import Any
 from harness.explain.statistics import CONFIDENCE, Estimate, from_block_values
 from harness.judge.confounds import alike_environment
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, OTHER_CORES_MAX, SM_CLOCKS_WITHIN, USEFUL_TOKENS_WITHIN
-from harness.regress.days import STARTUP, BetweenDays, Days
-from harness.regress.decision import Decision, fractions, judge
+from harness.regress.decision import (
+    PARTS,
+    Decision,
+    Difference,
+    Gate,
+    Limits,
+    Part,
+    StateComparison,
+    WhyUndecided,
+    fractions,
+    judge,
+    nothing,
+)
 from harness.regress.policy import COMMON_MOVE_ARMS, COMMON_MOVE_SHARE, DAY_LOSSES_WITHIN, NOTICEABLE_PART
-from harness.regress.records import PARTS, Difference, Gate, Limits, Part, StateComparison, WhyUndecided, nothing
-from harness.regress.rounds import STEP
-from harness.regress.series import MACHINE, BlockSeries
+from harness.regress.series import MACHINE, STARTUP, STEP, BetweenDays, BlockSeries, Days
 from trainer.config import BEFORE
 from trainer.json_types import JsonObject
 

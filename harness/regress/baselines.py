@@ -17,10 +17,8 @@ from pathlib import Path
 
 from harness.explain.statistics import CONFIDENCE
 from harness.machine.environment import OWN_PACKAGE, PACKAGES
-from harness.regress.days import Days, Session, apart, session_of
 from harness.regress.policy import KEPT_SESSIONS, MS_DIGITS
-from harness.regress.rounds import STEP
-from harness.regress.series import MACHINE, BlockSeries
+from harness.regress.series import MACHINE, STEP, BlockSeries, Days, Session, apart, session_of
 from harness.study.names import check_folder_name
 from trainer.errors import InputError
 from trainer.files import read_json, write_text

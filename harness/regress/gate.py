@@ -15,9 +15,7 @@ from harness.judge.comparisons import used_share, without_core
 from harness.judge.confounds import Confound, ConfoundKind, confounds, used_lead
 from harness.judge.losses import compare_losses
 from harness.judge.policy import USEFUL_TOKENS_WITHIN
-from harness.regress.decision import confidence_at, decide
-from harness.regress.policy import NOTICEABLE_PART
-from harness.regress.records import (
+from harness.regress.decision import (
     PARTS,
     Gate,
     Limits,
@@ -25,9 +23,12 @@ from harness.regress.records import (
     Part,
     StateComparison,
     WhyUndecided,
+    confidence_at,
+    decide,
     nothing,
 )
-from harness.regress.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
+from harness.regress.policy import NOTICEABLE_PART
+from harness.regress.series import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 

@@ -28,13 +28,13 @@ tests/harness/regress/test_decision.py"""
 MOST_BLOCKS_WORTH = 1000
 """Blocks. A question that takes more is not one for this machine. tests/harness/regress/test_policy.py"""
 MOST_BLOCKS_PLANNED = 200
-"""Blocks. No budget of time lasts for more. tests/harness/regress/test_plan.py"""
+"""Blocks. No budget of time lasts for more. tests/harness/regress/test_run.py"""
 HOPELESS_BLOCKS = 2
 """Blocks in which a side failed each time: it will fail in the next one, too. tests/harness/regress/test_policy.py"""
 
 # How a run is cut and what is left out.
 ROUNDS_PER_RUN = 16
-"""Rounds that a run without repetitions is cut into: enough for a median. tests/harness/regress/test_rounds.py"""
+"""Rounds that a run without repetitions is cut into: enough for a median. tests/harness/regress/test_series.py"""
 NOTICEABLE_PART = 0.01
 """Share of the step. A phase or stage below it gets no line. tests/harness/regress/test_policy.py"""
 MS_DIGITS = 6

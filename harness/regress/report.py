@@ -11,9 +11,8 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from harness.regress.decision import Decision, Outcome
+from harness.regress.decision import Decision, Gate, Outcome, StateComparison
 from harness.regress.policy import REGRESSION_SENTENCES_MAX
-from harness.regress.records import Gate, StateComparison
 from harness.regress.text import (
     APART,
     SAME_STUDY,
