@@ -21,7 +21,7 @@ from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.predictions import whatifs
 from harness.judge.report_types import ArmExplained, Explained, PredictedRatio
 from harness.judge.unseen import unseen
-from harness.judge.unsteady import uneven_speed, uneven_waits
+from harness.judge.waits import uneven_speed, uneven_waits
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing
 from harness.study.contract import STAGES

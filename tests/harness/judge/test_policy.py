@@ -26,8 +26,9 @@ from harness.judge.report_types import Advice
 from harness.judge.scaling import _is_weak
 from harness.judge.study import analyse
 from harness.judge.unseen import Unseen
-from harness.judge.unsteady import drift, in_total, uneven_waits
+from harness.judge.unsteady import drift, in_total
 from harness.judge.verdicts import blocks_to_decide, is_apart, judge
+from harness.judge.waits import uneven_waits
 from harness.launch.costing import short_config
 from harness.scenario.edits import parse_edits
 from harness.study.records import RunRecord
