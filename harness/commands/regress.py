@@ -18,7 +18,7 @@ from harness.commands.arguments import (
     limits_of,
     refuse_ranks,
 )
-from harness.commands.exit_codes import INTERRUPTED, of_verdict, read_exit_code
+from harness.commands.exit_codes import EXIT_INTERRUPTED, of_verdict, read_exit_code
 from harness.commands.output import append_step_summary, copy_may_fail, say
 from trainer.errors import InputError
 
@@ -111,7 +111,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
                 Path(path).write_bytes((found.folder / name).read_bytes())
     append_step_summary(page)
     if found.status == "interrupted":
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     verdict = regression.overall(comparisons)
     if found.status == "failed":
         print(f"harness: some runs failed, see {found.folder}", file=sys.stderr)
