@@ -31,19 +31,10 @@ from harness.study.records import RunRecord
 
 Figure = Literal["isolated", "ideal", "ceiling", "predicted", "noise_floor"]
 AbsentKind = Literal[
-    "no data-only control",
-    "data-only controls apart",
-    "no ideal-data control",
-    "ideal-data of another length",
-    "no finite ceiling",
-    "ranks",
-    "no a-a control",
-    "too few a-a blocks",
-    "no tables",
-    "too noisy",
-    "more than the data path differs",
-    "replay refused",
-]
+    "no data-only control", "data-only controls apart", "no ideal-data control", "ideal-data of another length",
+    "no finite ceiling", "ranks", "no a-a control", "too few a-a blocks", "no tables", "too noisy",
+    "more than the data path differs", "replay refused",
+]  # fmt: skip
 MissingKind = Literal["no finished run", "no shared block", "no throughput", "nothing trained"]
 
 

@@ -27,9 +27,9 @@ COARSE_RESOLUTION = 0.1
 """Share of the speed. A study that cannot see this has not seen "no difference".
 tests/harness/judge/test_verdicts.py"""
 USELESS_RATIO = 2.0
-"""Times as fast, and as slow. An interval that includes both shows nothing. tests/harness/judge/test_verdicts.py"""
+"""Times as fast, and as slow. An interval that includes both shows nothing. tests/harness/judge/test_policy.py"""
 USELESS_FLOOR = 1.0
-"""Share of the speed. The same program seems to be twice as fast. tests/harness/judge/test_verdicts.py"""
+"""Share of the speed. The same program seems to be twice as fast. tests/harness/judge/test_policy.py"""
 
 # Figures of a comparison.
 SAME_TOKENS_WITHIN = 0.01

@@ -28,11 +28,10 @@ from harness.judge.comparisons import Controls, Measured, Missing, alike_blocks,
 from harness.judge.confounds import confounds, used_lead, useful_fraction
 from harness.judge.controls import data_paths, probe_costs
 from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, doubt, in_order
-from harness.judge.explain import explain, explain_arm
 from harness.judge.learning import learning
 from harness.judge.losses import Learned, learned, loss_of
 from harness.judge.policy import ENOUGH_BLOCKS
-from harness.judge.predictions import declared_floor, few_blocks_remedy
+from harness.judge.predictions import declared_floor, explain, explain_arm, few_blocks_remedy
 from harness.judge.probes.device_health import device_health, differences
 from harness.judge.problems import failures, probe_problems, study_problems
 from harness.judge.report_types import (

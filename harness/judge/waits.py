@@ -214,15 +214,9 @@ def bounds_of(runs: Sequence[RunLedger]) -> Mapping[Bound, int]:
 
 
 StageFigure = Literal[
-    "exposed_ms",
-    "hidden_ms",
-    "work_ms",
-    "during_wait_ms",
-    "parallel_ms",
-    "between_steps_ms",
-    "phase_ms",
+    "exposed_ms", "hidden_ms", "work_ms", "during_wait_ms", "parallel_ms", "between_steps_ms", "phase_ms",
     "starved_ms",
-]
+]  # fmt: skip
 
 
 def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:

@@ -27,7 +27,7 @@ from harness.judge.scaling import _is_weak
 from harness.judge.study import analyse
 from harness.judge.unseen import Unseen
 from harness.judge.unsteady import drift, in_total
-from harness.judge.verdicts import blocks_to_decide, is_apart, judge
+from harness.judge.verdicts import blocks_to_decide, is_apart, is_useless, judge
 from harness.judge.waits import uneven_waits
 from harness.launch.costing import short_config
 from harness.scenario.edits import parse_edits
@@ -71,6 +71,14 @@ def test_the_blocks_that_are_asked_for() -> None:
 @pytest.mark.parametrize(("low", "apart"), [(1.003, False), (1.008, True)])
 def test_an_a_a_control_that_is_not_its_arm(low: float, apart: bool) -> None:
     assert is_apart(Estimate(1.02, low, 1.04, 5)) == apart
+
+
+@pytest.mark.parametrize(("times", "useless"), [(1.8, False), (2.2, True)])
+def test_an_interval_that_shows_nothing(times: float, useless: bool) -> None:
+    assert is_useless(Estimate(1.0, 1 / times, times, 5)) == useless
+    floor = times - 1
+    found = judge(Estimate(1.0, 0.97, 1.03, 5), floor)
+    assert ("too noisy" in [one.kind for one in found.doubts]) == useless
 
 
 def measured() -> Measured:

@@ -41,8 +41,8 @@ def test_losses_of_two_days() -> None:
 
 
 def test_a_question_that_takes_too_many_blocks_is_not_worth_asking() -> None:
-    """An interval of ± 20 % shrinks to ± 1 % in about 700 blocks; of ± 40 % in thousands."""
-    worth, hopeless = (Estimate(0.0, -reach, reach, 16) for reach in (0.04, 0.2))
+    """An interval of ± 4 % from 16 blocks shrinks to ± 1 % in hundreds of blocks, one of ± 11 % in 2,000."""
+    worth, hopeless = (Estimate(0.0, -reach, reach, 16) for reach in (0.04, 0.11))
     assert 100 < (judge(worth, 0.01, None, 0.95).more_blocks or 0) < 1000
     assert judge(hopeless, 0.01, None, 0.95).more_blocks is None
 
