@@ -37,10 +37,10 @@ SAME_TOKENS_WITHIN = 0.01
 tests/harness/judge/test_policy.py"""
 CONTROL_POSITIONS_WITHIN = 0.03
 """Share of the positions in a step. The few batches of an ideal-data control stand for all.
-tests/harness/judge/test_comparisons.py"""
+tests/harness/judge/test_policy.py"""
 CEILING_INTERVAL_MAX = 1.5
 """Upper / lower end. A control with a wider interval does not contradict the replay.
-tests/harness/judge/test_comparisons.py"""
+tests/harness/judge/test_policy.py"""
 CEILINGS_WITHIN = 0.05
 """Share of the speed. Control and replay give one figure for the ceiling. tests/harness/judge/test_policy.py"""
 WITNESSES_WITHIN = 0.01

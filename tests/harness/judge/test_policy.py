@@ -16,7 +16,7 @@ from harness.explain.replay.predict import Replays
 from harness.explain.statistics import Estimate
 from harness.judge import policy
 from harness.judge.advice import _smallest
-from harness.judge.comparisons import Measured
+from harness.judge.comparisons import Controls, Measured, ideal_speed, without_data
 from harness.judge.confounds import _other_batches, _other_steps, alike_environment
 from harness.judge.losses import Losses
 from harness.judge.predictions import bar_of
@@ -94,6 +94,21 @@ def test_witnesses_and_ceilings_that_are_one_figure() -> None:
     one = Estimate(1.0, 1.0, 1.0, 5)
     assert found.agree(one, Estimate(1.007, 1.007, 1.007, 5))
     assert not found.agree(one, Estimate(1.015, 1.015, 1.015, 5))
+
+
+@pytest.mark.parametrize(("positions", "stands"), [(1020.0, True), (1045.0, False)])
+def test_a_control_whose_batches_are_not_the_arms(positions: float, stands: bool) -> None:
+    own, control = ({block: of_steps([10.0] * 4, block, tokens=count) for block in range(3)}
+                    for count in (1000.0, positions))  # fmt: skip
+    found = ideal_speed("a", own, Controls({("ideal-data", "a"): control}), None)
+    assert isinstance(found, Estimate) == stands
+
+
+@pytest.mark.parametrize(("high", "median"), [(1.3, 1.2), (1.45, 1.1)])
+def test_a_control_of_a_wide_interval_contradicts_no_replay(high: float, median: float) -> None:
+    found = without_data(Estimate(1.1, 1.05, 1.15, 5), Estimate(1.2, 0.9, high, 5))
+    assert found is not None
+    assert found.median == median
 
 
 @pytest.mark.parametrize(("more", "noted"), [(1.02, False), (1.05, True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from harness.regress.across import _alike_losses
 from harness.regress.decision import Limits, judge, read_share
 from harness.regress.gate import comparisons
 from harness.regress.policy import ALTERNATED_WITHIN, APART_WITHIN
+from harness.regress.report import markdown
 from harness.regress.run import UntilDecided
+from harness.regress.series import apart, series_of
 from harness.study.store import StudyFolder
 from tests.harness.regress.tables import BASE, HEAD, TWIN, recorded, run, steps_table, study
 
@@ -65,3 +68,20 @@ def test_a_side_that_failed_in_two_blocks_is_given_up(blocks: int, is_enough: bo
     for one in runs:
         folder.write_run(recorded(one, status="failed", error="it crashed").record)
     assert UntilDecided(Limits(), 1e6)(folder, record, blocks) == is_enough
+
+
+def test_times_are_kept_to_nanoseconds() -> None:
+    times = series_of(*study(0.0))[BASE].part_ms["step"]
+    assert all(ms == round(ms, 6) for ms in times)
+    assert any(ms != round(ms, 4) for ms in times)
+
+
+def test_at_most_five_comparisons_have_a_sentence_each() -> None:
+    (found,) = comparisons(*study(0.0), Limits())
+    page = markdown([replace(found, name=f"arm {place}") for place in range(7)])
+    assert sum(line.startswith("- **") for line in page.splitlines()) == 5
+
+
+@pytest.mark.parametrize(("hour", "are_apart"), [(4, False), (9, True)])
+def test_sessions_of_one_afternoon_are_one(hour: int, are_apart: bool) -> None:
+    assert apart("2026-11-28T00:00:00+00:00", f"2026-11-28T{hour:02d}:00:00+00:00") == are_apart
