@@ -29,7 +29,7 @@ from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing, flatten, lookup, lookup_number
 from harness.study.contract import STAGES
 from harness.study.run_data import RunData
-from trainer.config import BEFORE
+from trainer.config_base import BEFORE
 
 REPLICATES = 8  # per run: half of what a prediction that is asked for takes
 WORKERS = (2, 4)

@@ -27,6 +27,7 @@ WORST_OF = 10  # the last steps, of which the slowest is the worst case
 LONG = 1.5  # times the median: what a step takes that is a long one
 AFTER = 5  # steps after a checkpoint, which its writing beside them may slow down
 HOUR_S = 3600.0
+COST, COST_SCHEMA = "cost.json", 1  # keeps a PredictedCost in the folder of its training or study
 
 PriceSource = Literal["option", "scenario", "profile", "device"]
 Undertaking = Literal["training", "study"]
@@ -376,6 +377,11 @@ class PredictedCost:
     spent_s: float = 0.0
     measuring_s: float = 0.0
     standing: Standing = "unfinished"
+
+    def __post_init__(self) -> None:
+        same = len(self.measured) == len(self.work) == len(self.prices)
+        if not same or not all(one.plain_s for one in self.measured):
+            raise ValueError("its arms do not belong together")
 
     @property
     def arms(self) -> tuple[ArmCost, ...]:

@@ -15,6 +15,7 @@ from harness.judge.report_types import ArmReport, Comparison, StudyReport
 from harness.show import choices, learning
 from harness.show.chain import chain
 from harness.show.colours import BAND, CURVES, GAIN, GRID, INK, LOSS, PARTS, RULE, SOFT
+from harness.show.curves import best_measure, choices_figure, loss_curves, of_arm
 from harness.show.drawing import (
     NARROW,
     TEXT,
@@ -33,9 +34,7 @@ from harness.show.drawing import (
     title,
 )
 from harness.show.first_screen import VERDICTS, could_gain
-from harness.show.loss_curves import loss_curves
 from harness.show.names import ArmNames, middle_out
-from harness.show.run_curves import best_measure, choices_figure, of_arm
 from harness.show.sentences import left_open
 from harness.show.words import interval, number, percent, ratio
 from harness.study.contract import CAUSES, PHASES, STAGES

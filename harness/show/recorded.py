@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.judge.cost import PredictedCost
+from harness.judge.cost import COST, COST_SCHEMA, PredictedCost
 from harness.judge.probes.probe_cost import is_probe_control
 from harness.judge.probes.results import ProfiledRun
-from harness.launch.budget import read_cost
 from harness.show.timeline.sources import Sources, read_sources
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
+from harness.study.validation import read_record
 from trainer.errors import InputError
 
 
@@ -50,7 +50,7 @@ def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
         problems.extend(sources.problems)
     cost = None
     try:
-        cost = read_cost(study.path)
+        cost = read_record(study.path / COST, PredictedCost, COST_SCHEMA)
     except InputError as error:
         problems.append(str(error))
     return RecordedFiles(profiled, names, found, problems, cost)

@@ -10,8 +10,8 @@ from statistics import fmean, median
 
 import pytest
 
-from harness.judge.cost import LONG, ArmMeasurement, ArmWork, PredictedCost, SpendingLimit
-from harness.launch.budget import COST, Deadline, cost_json, read_cost
+from harness.judge.cost import COST, LONG, ArmMeasurement, ArmWork, PredictedCost, SpendingLimit
+from harness.launch.budget import Deadline, cost_json, read_cost
 from harness.launch.costing import short_config, works_of
 from harness.launch.study import run_study
 from harness.scenario.load import load_scenario

@@ -14,11 +14,10 @@ from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.show import colours, html, markdown, plots
 from harness.show.colours import BAND, CURVES, GAIN, INK, LOSS, PAPER, PARTS, RULE, SOFT, THEME, contrast
+from harness.show.curves import choices_figure, loss_curves, of_arm
 from harness.show.drawing import NARROW, TEXT, WIDE, Sheet, drawn
 from harness.show.first_screen import HEADER, first_screen
-from harness.show.loss_curves import loss_curves
 from harness.show.names import ArmNames
-from harness.show.run_curves import choices_figure, of_arm
 from tests.harness.show.test_learning import asked, found
 from tests.harness.show.test_profile import profiled
 from tests.harness.synthetic import Arm, build

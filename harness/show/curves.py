@@ -1,20 +1,19 @@
-"""Draws several runs over one another: training and validation loss on one picture, multiple choice on another."""
+"""Draws curves over steps or tokens: losses and multiple-choice scores of one or several runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.choices import ChoicePass
 from harness.explain.probes.stacks import wilson
-from harness.judge.learning import ArmCurves
-from harness.show.colours import CURVES, GRID, INK, RULE, SOFT
-from harness.show.curve import LEAST_SMOOTHED, smoothed_steps
-from harness.show.drawing import TEXT, WIDE, Sheet, fitted, thinned, title
+from harness.judge.learning import ArmCurves, Learning
+from harness.show.colours import CURVES, GRID, INK, PARTS, RULE, SOFT
+from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, legend_below, thinned, title
 from harness.show.names import ArmNames
 from harness.show.words import listing
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 MOST_RUNS = len(CURVES)  # that a reader can tell apart in one picture
 GUESS = 0.25  # of four endings
 MOST_BANDS = 3  # intervals that are drawn at every pass
+SMOOTHED_STEPS = 50  # the mean is over a twentieth of the curve, but over no more steps than these
+LEAST_SMOOTHED = 20  # times the steps of a mean, a curve has at least
 Axis = Literal["steps", "tokens"]
 LossKind = Literal["training", "validation"]
 Measure = Literal["acc", "acc_norm", "acc_tokens"]
@@ -90,6 +91,94 @@ def best_measure(runs: Sequence[PlottedRun]) -> Measure:
     """acc_norm, as most tables have it; where it is not known of every run (an llm.c log, say), the one by token."""
     known = all(one.acc_norm is not None for run in runs for one in run.choices)
     return "acc_norm" if known else "acc_tokens"
+
+
+def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure:
+    """The first block of each arm. A later arm is drawn thinner, so that an equal curve below it still shows."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(sheet.width, 5.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    shown = found.arms[: len(CURVES)]
+    for place, (arm, colour) in enumerate(zip(shown, CURVES, strict=False)):
+        run, width = arm.runs[0], max(1.2, 6.0 - 3.0 * place)
+        name = names.short(arm.arm)
+        if run.training:
+            steps, losses = zip(*run.training, strict=True)
+            axes.plot(
+                steps,
+                losses,
+                color=colour,
+                linewidth=width,
+                label=f"{name}: training",
+            )
+        if not run.validation:  # it was asked multiple-choice questions alone, until it was ended
+            continue
+        steps, losses = zip(*run.validation, strict=True)
+        size = max(3.0, 9.0 - 2.0 * place)
+        axes.plot(steps, losses, "o-", color=colour, linewidth=1.2, markersize=size, label=f"{name}: validation")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (mean over labels)")
+    axes.grid(color=GRID)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    left_out = f" (the first {len(shown)} of {len(found.arms)} arms)" if len(found.arms) > len(shown) else ""
+    title(figure, f"Loss by step, in the first block of each arm{left_out}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, fontsize=TEXT, frameon=False)
+    return fitted(figure, sheet)
+
+
+def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[float], name: str) -> Picture:
+    """The loss of every step, and its mean over the last steps; an axis of steps below, of tokens above."""
+    curve = (np.asarray(steps) + 1, np.asarray(tokens), np.asarray(losses, dtype=float), name)
+    return drawn(training_figure(*curve), narrow=training_figure(*curve, NARROW))
+
+
+def training_figure(
+    steps: np.ndarray, tokens: np.ndarray, losses: np.ndarray, name: str, sheet: Sheet = WIDE
+) -> Figure:
+    """Return the figure of :func:`loss_curve`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    figure = Figure(figsize=(sheet.width, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(*thinned(steps, losses), color=PARTS["other"], linewidth=0.9, label="each step")
+    window = smoothed_steps(len(losses))
+    if window > 1:
+        mean = np.convolve(losses, np.full(window, 1 / window), mode="valid")
+        axes.plot(*thinned(steps[window - 1 :], mean), color=CURVES[0], linewidth=1.8, label=f"mean of {window} steps")
+        legend_below(figure, axes, 2)
+    per_step = float(tokens[-1]) / float(steps[-1])
+
+    def to_tokens(at: Any) -> Any:
+        return at * per_step
+
+    def to_steps(at: Any) -> Any:
+        return at / per_step
+
+    above = axes.secondary_xaxis("top", functions=(to_tokens, to_steps))
+    above.set_xlabel("tokens (padding included)")
+    above.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    for axis in (axes.xaxis, above.xaxis) if sheet.stacked else ():
+        axis.set_major_locator(MaxNLocator(4))
+    axes.set_xlabel("optimizer steps")
+    axes.set_ylabel("training loss (nats per token)")
+    axes.grid(axis="y", color=GRID)
+    axes.set_axisbelow(True)
+    axes.spines["right"].set_visible(False)
+    title(figure, f"Training loss of {name}: {losses[-1]:.4f} after {int(steps[-1]):,} steps")
+    return fitted(figure, sheet)
+
+
+def smoothed_steps(steps: int) -> int:
+    """Return how many of a curve's ``steps`` each point of its mean covers; 1 if the curve is too short for a mean."""
+    return max(1, min(SMOOTHED_STEPS, steps // LEAST_SMOOTHED))
 
 
 def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> Figure:
