@@ -54,7 +54,7 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.show.curves import MOST_RUNS, loss_figure
     from harness.show.drawing import NARROW, WIDE, drawn, write_picture
     from harness.show.plotted_runs import find_curves, run_records, run_rows
-    from harness.show.terminal import aligned
+    from harness.show.tables import aligned
     from trainer.files import expanded, write_text
 
     out = expanded(arguments.out)

@@ -12,8 +12,24 @@ from numpy.typing import NDArray
 from harness.explain.choices import ChoicePass
 from harness.explain.probes.stacks import wilson
 from harness.judge.learning import ArmCurves, Learning
-from harness.show.colours import CURVES, GRID, INK, PARTS, RULE, SOFT
-from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, legend_below, thinned, title
+from harness.show.drawing import (
+    CURVES,
+    GRID,
+    INK,
+    NARROW,
+    PARTS,
+    RULE,
+    SOFT,
+    TEXT,
+    WIDE,
+    Picture,
+    Sheet,
+    drawn,
+    fitted,
+    legend_below,
+    thinned,
+    title,
+)
 from harness.show.names import ArmNames
 from harness.show.words import listing
 

@@ -14,10 +14,18 @@ from harness.judge.probes.probe_cost import is_probe_control
 from harness.judge.report_types import ArmReport, Comparison, StudyReport
 from harness.show import choices, learning
 from harness.show.chain import chain
-from harness.show.colours import BAND, CURVES, GAIN, GRID, INK, LOSS, PARTS, RULE, SOFT
 from harness.show.curves import best_measure, choices_figure, loss_curves, of_arm
 from harness.show.drawing import (
+    BAND,
+    CURVES,
+    GAIN,
+    GRID,
+    INK,
+    LOSS,
     NARROW,
+    PARTS,
+    RULE,
+    SOFT,
     TEXT,
     TICKS,
     WIDE,

@@ -23,7 +23,6 @@ from harness.judge.report_types import (
     WhatIf,
 )
 from harness.show.absent import GAPS, mfu_reason, missing_text, probe_problem_lines, problem_lines, reason, refusal_text
-from harness.show.as_json import doubt_json, estimate_json, finite, record_json
 from harness.show.chain import chain
 from harness.show.claims import claim_text
 from harness.show.confounds import confound_lines
@@ -33,6 +32,7 @@ from harness.show.findings import device_finding, host_finding
 from harness.show.first_screen import FirstScreen
 from harness.show.learning import learning_json
 from harness.show.sentences import emulated_devices, predicted_ratio, sentence, undecided_because
+from harness.show.tables import doubt_json, estimate_json, finite, record_json
 from harness.show.words import probes_named
 from trainer.json_types import Json, JsonObject
 

@@ -9,8 +9,23 @@ from typing import TYPE_CHECKING
 from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.sweep import MATTERS, Crossing, Sweep
 from harness.explain.statistics import Estimate
-from harness.show.colours import CURVES, GRID, INK, RULE, SOFT
-from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, legend_below, title, wrapped
+from harness.show.drawing import (
+    CURVES,
+    GRID,
+    INK,
+    NARROW,
+    RULE,
+    SOFT,
+    TEXT,
+    WIDE,
+    Picture,
+    Sheet,
+    drawn,
+    fitted,
+    legend_below,
+    title,
+    wrapped,
+)
 from harness.show.names import middle_out
 from harness.show.words import ms, number, percent
 

@@ -16,9 +16,8 @@ from matplotlib.text import Text
 from harness.explain.replay import Replays, parse_edits
 from harness.explain.replay.sweep import parse_sweep, sweep
 from harness.show import corpus, curves, dedup, sweeps
-from harness.show.colours import THEME
 from harness.show.curves import PlottedRun, loss_figure
-from harness.show.drawing import NARROW, TEXT, WIDE, Sheet, drawn, narrow_name, picture_link, write_picture
+from harness.show.drawing import NARROW, TEXT, THEME, WIDE, Sheet, drawn, narrow_name, picture_link, write_picture
 from harness.sweep import picture as rates
 from harness.sweep.findings import findings
 from harness.sweep.grid import grid
