@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from harness.judge.cost import (
+    BUDGET_SCHEMA,
     COST,
-    COST_SCHEMA,
     ArmMeasurement,
     HourlyPrice,
     PredictedCost,
@@ -118,12 +118,12 @@ class Allowance(Deadline):
 
 def cost_json(predicted: PredictedCost) -> dict[str, object]:
     """The content of cost.json."""
-    return {"schema": COST_SCHEMA, **asdict(predicted)}
+    return {"schema": BUDGET_SCHEMA, **asdict(predicted)}
 
 
 def read_cost(folder: Path) -> PredictedCost | None:
     """What ``folder`` says was predicted and spent; None where it says nothing. InputError for a damaged file."""
-    return read_record(folder / COST, PredictedCost, COST_SCHEMA)
+    return read_record(folder / COST, PredictedCost, BUDGET_SCHEMA)
 
 
 def limit_of(scenario: Scenario) -> SpendingLimit | None:

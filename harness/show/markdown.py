@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.judge.probes.probe_cost import is_probe_control
+from harness.judge.controls import is_probe_control
 from harness.judge.probes.results import NO_RESULTS, ProbeResults
 from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.show import (

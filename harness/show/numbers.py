@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import SAME, Measured
+from harness.judge.comparisons import Measured
+from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison
 from harness.show.absent import mfu_reason, reason
 from harness.show.first_screen import could_gain
@@ -56,7 +57,7 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
         for c in compared
     ]
     # Where steps train as many tokens, their time says the same as the throughput.
-    timed = any(abs((c.measured.trained_per_step or 1) - 1) > SAME for c in compared)
+    timed = any(abs((c.measured.trained_per_step or 1) - 1) > SAME_TOKENS_WITHIN for c in compared)
     was = [
         [
             names.pair(c.candidate, c.baseline),

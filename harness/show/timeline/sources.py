@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from harness.explain.probes.stacks import process_roles
-from harness.judge.cost import COST, COST_SCHEMA, PredictedCost
-from harness.judge.probes.probe_cost import is_probe_control
+from harness.judge.controls import is_probe_control
+from harness.judge.cost import BUDGET_SCHEMA, COST, PredictedCost
 from harness.judge.probes.results import ProfiledRun
 from harness.study.probes_json import ProbesRecord
 from harness.study.run_data import RunData
@@ -97,7 +97,7 @@ def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
         problems.extend(sources.problems)
     cost = None
     try:
-        cost = read_record(study.path / COST, PredictedCost, COST_SCHEMA)
+        cost = read_record(study.path / COST, PredictedCost, BUDGET_SCHEMA)
     except InputError as error:
         problems.append(str(error))
     return RecordedFiles(profiled, names, found, problems, cost)
