@@ -8,10 +8,9 @@ from itertools import combinations
 
 from harness.audit.checks import MFU, STEP, TOKENS, Setting, fits, rates, witnesses
 from harness.audit.figures import Interval, common
+from harness.audit.policy import AVERAGE_WITHIN
 from harness.audit.solve import Excluded, FittedReading, NamedPeak
 from harness.audit.table import AuditRow, Peak
-
-AVERAGE_WITHIN = 0.05  # tokens/s further from the step time than this is no matter of averaging over other steps
 
 
 def peaks_behind(

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from harness.audit.figures import AuditedFigure, read_duration, read_figure
-
-MAX_ROWS = 1000
+from harness.audit.policy import TABLE_ROWS_MAX
 
 
 def _figure(value: Any) -> AuditedFigure:
@@ -149,7 +148,7 @@ class Published(_AuditSection):
     declared: DeclaredSection = DeclaredSection()
     isolated_ms_per_sample: dict[str, AFigure] = {}
     """Milliseconds per sample of each data path measured by itself."""
-    rows: Annotated[list[RowSection], Field(min_length=1, max_length=MAX_ROWS)]
+    rows: Annotated[list[RowSection], Field(min_length=1, max_length=TABLE_ROWS_MAX)]
     compare: list[Annotated[tuple[str, str], BeforeValidator(_pair)]] | None = None
     """[baseline, candidate] by row name; default: derived from batch sizes and isolated figures."""
     noise: NoiseSection | None = None

@@ -31,6 +31,7 @@ from harness.show.drawing import (
     title,
 )
 from harness.show.names import ArmNames
+from harness.show.policy import BANDS_MAX, SMOOTHED_FRACTION, SMOOTHED_STEPS_MAX
 from harness.show.words import listing
 
 if TYPE_CHECKING:
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 
 MOST_RUNS = len(CURVES)  # that a reader can tell apart in one picture
 GUESS = 0.25  # of four endings
-MOST_BANDS = 3  # intervals that are drawn at every pass
-SMOOTHED_STEPS = 50  # the mean is over a twentieth of the curve, but over no more steps than these
-LEAST_SMOOTHED = 20  # times the steps of a mean, a curve has at least
 Axis = Literal["steps", "tokens"]
 LossKind = Literal["training", "validation"]
 Measure = Literal["acc", "acc_norm", "acc_tokens"]
@@ -194,7 +192,7 @@ def training_figure(
 
 def smoothed_steps(steps: int) -> int:
     """Return how many of a curve's ``steps`` each point of its mean covers; 1 if the curve is too short for a mean."""
-    return max(1, min(SMOOTHED_STEPS, steps // LEAST_SMOOTHED))
+    return max(1, min(SMOOTHED_STEPS_MAX, steps // SMOOTHED_FRACTION))
 
 
 def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> Figure:
@@ -207,7 +205,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
     smoothed = _smoothed_steps(runs)
     for run, colour in zip(runs[:MOST_RUNS], CURVES, strict=False):
         finite, broken = _split(run.training)
-        window = smoothed if finite.shape[1] >= LEAST_SMOOTHED * smoothed else 1
+        window = smoothed if finite.shape[1] >= SMOOTHED_FRACTION * smoothed else 1
         if finite.shape[1]:
             places = run.at(finite[0], axis)
             if window > 1:
@@ -226,7 +224,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
             if (lowest := minimum(values)) is not None:
                 where = run.at(np.array([lowest[0]]), axis)
                 axes.plot(where, lowest[1:], "*", color=colour, markersize=12, markeredgecolor="white", zorder=4)
-                if len(runs) <= MOST_BANDS:
+                if len(runs) <= BANDS_MAX:
                     axes.annotate(f"{lowest[1]:.4g}", (where[0], lowest[1]), (0, -12), textcoords="offset points",
                                   ha="center", fontsize=TEXT, color=INK)  # fmt: skip
             if len(of):
@@ -286,7 +284,7 @@ def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, she
             counted = [wilson(round(share * of), of) for _, share, of in known if of is not None]
             if len(counted) == len(known):  # an llm.c log does not say how many questions there were
                 low, high = (100 * np.array(values) for values in zip(*counted, strict=True))
-                if len(runs) > MOST_BANDS:  # of more runs, bands hide one another
+                if len(runs) > BANDS_MAX:  # of more runs, bands hide one another
                     axes.plot(places[[-1, -1]], [low[-1], high[-1]], "_-", color=colour, linewidth=1.2, markersize=9)
                 else:
                     axes.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)

@@ -9,6 +9,7 @@ from harness.judge.probes.device_health import DeviceHealth
 from harness.judge.probes.host_load import HostLoad, RoleLoad
 from harness.show.findings import device_finding, host_finding
 from harness.show.names import ArmNames
+from harness.show.policy import OUTLIERS_LISTED
 from harness.show.tables import NOT_MEASURED, number_cell, safe, table
 from harness.show.words import number, percent, ratio
 
@@ -187,7 +188,6 @@ def _clock(one: DeviceHealth) -> str:
     return f"{one.sm_clock_mhz:,.0f} ({one.sm_clock_min_mhz:,.0f})"
 
 
-MOST = 10
 STEPS_TITLE = "Steps over time"
 
 
@@ -211,7 +211,7 @@ def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
             number(one.wall_ms[place]),
             ratio(times),
         ]
-        for times, one, place in slow[:MOST]
+        for times, one, place in slow[:OUTLIERS_LISTED]
     ]
     steps = sum(one.steps for one in found)
     outliers = sum(one.outliers for one in found)

@@ -18,6 +18,7 @@ from harness.scenario.overrides import flatten
 from harness.show.cost import hours, money
 from harness.show.curves import Measure, PlottedRun, Values, best_measure, curve, loss_curve, minimum
 from harness.show.drawing import write_picture
+from harness.show.policy import RUN_KEYS_MAX
 from harness.show.tables import NOT_MEASURED
 from harness.study.store import StudyFolder
 from trainer.data.corpus.places import is_remote
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 LLMC_LOG = "main.log"
 HEADER = ["run", "parameters", "lowest training loss", "at step", "lowest validation loss", "at step"]
-MOST_KEYS = 2  # of the configuration that name a run: with more of them its folder says it shorter
 # What differs between runs and makes no difference to what is drawn.
 NO_NAMES = (
     "steps",
@@ -189,7 +189,7 @@ def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
         return None
     keys = list(dict.fromkeys(key for flat in flats for key in flat if not key.startswith(NO_NAMES)))
     differing = [key for key in keys if len({repr(flat.get(key)) for flat in flats}) > 1]
-    if not 0 < len(differing) <= MOST_KEYS:
+    if not 0 < len(differing) <= RUN_KEYS_MAX:
         return None
     names = [", ".join(_setting(key.rpartition(".")[2], flat.get(key)) for key in differing) for flat in flats]
     return names if len(set(names)) == len(names) else None

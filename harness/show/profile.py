@@ -9,12 +9,19 @@ from harness.explain.probes.memory_timeline import MemoryTimeline
 from harness.explain.probes.operators import KernelUse, Operator, RoleOperators
 from harness.explain.probes.stacks import OUTSIDE, Place, Share, StackReport
 from harness.explain.probes.torch_profile import CutProfile, LostProfile, TorchProfile
+from harness.show.policy import (
+    INNERMOST_FRAMES,
+    KERNELS_LISTED,
+    OPERATORS_LISTED,
+    PLACE_FUNCTIONS,
+    PLACE_SHARE_MIN,
+    WORKER_OPERATORS_LISTED,
+    WORKERS_LISTED,
+)
 from harness.show.tables import Markdown, code, number_cell, safe, short, table
 from harness.show.words import count, ms, number, percent
 
 PICTURE = "memory.png"
-MOST_OPERATORS, MOST_OF_A_WORKER, MOST_KERNELS = 15, 8, 10
-MOST_WORKERS = 4
 
 
 def operators_section(profiles: Sequence[TorchProfile], pictures: Sequence[str]) -> str:
@@ -47,11 +54,11 @@ def _arm(profile: TorchProfile) -> list[str]:
     parts += [f"- {safe(line)}" for line in (*profile.problems, *map(gap_line, profile.gaps))]
     roles = profile.operators.roles
     workers = [role for role in roles if role.role != "main"]
-    for role in (*[role for role in roles if role.role == "main"], *workers[:MOST_WORKERS]):
+    for role in (*[role for role in roles if role.role == "main"], *workers[:WORKERS_LISTED]):
         parts.append(_title(profile, role))
         parts.append(_operator_table(profile, role))
-    if len(workers) > MOST_WORKERS:
-        parts.append(f"{count(len(workers) - MOST_WORKERS, 'more worker')} recorded: see the run's folder.")
+    if len(workers) > WORKERS_LISTED:
+        parts.append(f"{count(len(workers) - WORKERS_LISTED, 'more worker')} recorded: see the run's folder.")
     if profile.operators.kernels:
         parts.append(_kernel_table(profile))
     return parts
@@ -81,7 +88,7 @@ def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
     device, flops = main and profile.operators.device_ms is not None, main and bool(profile.flops)
     header = [f"{role.role}: operator", "kind", f"calls {per}", f"self ms {per}", "share", f"total ms {per}"]
     header += [f"device ms {per}"] * device + [f"GFLOP {per}"] * flops
-    shown = _top(role.operators, device)[: MOST_OPERATORS if role.role == "main" else MOST_OF_A_WORKER]
+    shown = _top(role.operators, device)[: OPERATORS_LISTED if role.role == "main" else WORKER_OPERATORS_LISTED]
     rows = []
     for one in shown:
         row = [code(short(one.name)), one.kind, number(one.calls / each), number(one.self_ms / each)]
@@ -116,7 +123,7 @@ def _kernel_table(profile: TorchProfile) -> str:
         return [code(short(kernel.name)), number(kernel.calls / each), number(kernel.total_ms / each), share, by]
 
     header = ["kernel on the device", f"runs {per}", f"ms {per}", "share of device time", "mostly launched by"]
-    return table(header, [row(kernel) for kernel in profile.operators.kernels[:MOST_KERNELS]])
+    return table(header, [row(kernel) for kernel in profile.operators.kernels[:KERNELS_LISTED]])
 
 
 def _memory_table(profiles: Sequence[TorchProfile]) -> str:
@@ -140,7 +147,7 @@ def _memory_table(profiles: Sequence[TorchProfile]) -> str:
 
 def _shown(memory: Sequence[MemoryTimeline]) -> list[MemoryTimeline]:
     workers = [one for one in memory if one.role != "main"]
-    return [*(one for one in memory if one.role == "main"), *workers[:MOST_WORKERS]]
+    return [*(one for one in memory if one.role == "main"), *workers[:WORKERS_LISTED]]
 
 
 MEMORY_NOTE = (
@@ -153,14 +160,11 @@ def _mib(size: int) -> str:
     return number(size / 2**20)
 
 
-LEAST_SHARE = 0.01  # of a thread's samples: smaller places are left out
-PLACE_FUNCTIONS = 3  # of each place
 STACK_FILES = {
     "stacks.svg": "Flame graph of what ran",
     "stacks.speedscope.json": "every thread over time, for speedscope.app",
 }
 LINKED = "/@=,+:"  # in paths, besides letters and digits: harmless in a link
-INNERMOST_FRAMES = 4  # of a stack, from the innermost
 
 
 def stacks_section(reports: Mapping[str, StackReport], files: Mapping[str, Sequence[str]]) -> str:
@@ -252,7 +256,7 @@ def _quality(report: StackReport) -> str:
 
 
 def _shown_places(report: StackReport) -> list[Place]:
-    return [place for place in report.places if place.whole.share >= LEAST_SHARE]
+    return [place for place in report.places if place.whole.share >= PLACE_SHARE_MIN]
 
 
 def _where(place: Place, report: StackReport) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.explain.statistics import MIN_BLOCKS, Estimate
 from harness.judge.doubts import RULE_OF, Doubt
+from harness.show.policy import FUNCTION_NAME_LONGEST
 from harness.show.words import number, ratio
 from trainer.errors import one_line, visible
 from trainer.json_types import Json
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 NOT_MEASURED = "–"
-LONGEST_NAME = 70
 _STRUCK = re.compile(r"(?<=\S)~|~(?=~)")  # what may strike text out; not the one of ~60
 _UNDERLINED = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # between letters or figures it is one of them
 _BAR = re.compile(r"(?<!\\)\|")  # one that would end the cell, in code as well
@@ -102,7 +102,7 @@ def fenced(text: str) -> Markdown:
 def short(name: str) -> str:
     """A function's name on one line of a table: those of kernels are C++ signatures, Rust's are mangled."""
     name = visible(one_line(name.replace("`", "'")))
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    return name if len(name) <= FUNCTION_NAME_LONGEST else f"{name[: FUNCTION_NAME_LONGEST - 1]}…"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

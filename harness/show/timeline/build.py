@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.scenario.overrides import lookup_number
+from harness.show.policy import TIMELINE_STEPS
 from harness.show.timeline import chrome, operators, protobuf
 from harness.show.timeline.chrome import CHROME_NAME
 from harness.show.timeline.counters import queue_depth, sampled
@@ -29,7 +30,6 @@ from harness.study.run_data import RunData
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DEFAULT_STEPS = 20
 Ranked = tuple[np.ndarray, np.ndarray]  # durations, events
 
 
@@ -85,7 +85,7 @@ def timeline(
     ``sources`` is what was recorded beside the tables, by arm name and block. A timeline that is too large for Chrome's
     format is written in Perfetto's own, or cut where that is not installed. The same input gives the same bytes.
     """
-    steps = max(1, int(lookup_number(study.scenario_text, "probes.timeline_steps", DEFAULT_STEPS)))
+    steps = max(1, int(lookup_number(study.scenario_text, "probes.timeline_steps", TIMELINE_STEPS)))
     return _fitted(study, choose(study, runs), sources or {}, steps, limits or SizeLimits())
 
 

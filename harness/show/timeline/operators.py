@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.explain.probes.memory_timeline import memory_timelines
+from harness.show.policy import SAMPLE_GAP_NS
 from harness.show.timeline.model import Arrow, Counter, Process, Slice
 from harness.show.timeline.sources import FILE
 from harness.study.traces.names import DEVICE_WORK, RUNTIME_CALLS
@@ -160,7 +161,6 @@ def _values(table: pa.Table, name: str) -> list[Any]:
 
 
 SAMPLE = "sample"
-SAMPLE_GAP_NS = 1_000_000  # py-spy reads threads one after the other: samples of one moment lie within this
 Stack = tuple[int, int, list[str]]  # start and end in nanoseconds, frames from the outermost on
 _LINE = re.compile(r":\d+\)$")
 _SAMPLE_COLUMNS = ("pid", "tid", "role", "name", "start_ns", "duration_ns")

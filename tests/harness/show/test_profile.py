@@ -9,7 +9,8 @@ from harness.explain.probes.torch_profile import torch_profile
 from harness.show.drawing import drawn
 from harness.show.plots import memory as memory_figure
 from harness.show.plots import thinned
-from harness.show.profile import MOST_OPERATORS, MOST_WORKERS, gap_line, operators_section
+from harness.show.policy import OPERATORS_LISTED, WORKERS_LISTED
+from harness.show.profile import gap_line, operators_section
 from harness.study.probes_json import TorchProfilerRecord
 from harness.study.traces.kineto import read_profile
 from tests.harness.study.traces.kineto_text import complete, memory, trace
@@ -126,8 +127,8 @@ def test_with_a_device_its_time_and_its_kernels_are_shown() -> None:
 
 
 def test_workers_are_listed_up_to_a_few() -> None:
-    page = operators_section([profiled(workers=MOST_WORKERS + 2)], [])
-    assert page.count("stage: tokenize") == MOST_WORKERS
+    page = operators_section([profiled(workers=WORKERS_LISTED + 2)], [])
+    assert page.count("stage: tokenize") == WORKERS_LISTED
     assert "2 more workers recorded" in page
     assert "**loader-0**, 5.00 ms recorded:" in page
     (line,) = [line for line in page.splitlines() if "stage: tokenize" in line][:1]
@@ -135,10 +136,10 @@ def test_workers_are_listed_up_to_a_few() -> None:
 
 
 def test_many_operators_are_summed_up() -> None:
-    many = [complete(f"aten::op{i}", (100 + i) * MS, MS) for i in range(2 * MOST_OPERATORS)]
+    many = [complete(f"aten::op{i}", (100 + i) * MS, MS) for i in range(2 * OPERATORS_LISTED)]
     page = operators_section([profiled(*many)], [])
     (rest,) = [line for line in page.splitlines() if " others |" in line]
-    assert rest.split(" | ")[0] == f"| {2 * MOST_OPERATORS + 3 - MOST_OPERATORS} others"
+    assert rest.split(" | ")[0] == f"| {2 * OPERATORS_LISTED + 3 - OPERATORS_LISTED} others"
 
 
 def test_problems_are_said_even_where_nothing_could_be_read() -> None:
