@@ -10,8 +10,9 @@ from time import monotonic
 from typing import Any
 
 from harness.machine.limits import facts_of_module
+from harness.machine.packages import package_version
 
-LIMIT_S = 90.0  # a cold import from a network file system takes a minute
+TORCH_LIMIT_S = 90.0  # a cold import from a network file system takes a minute
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Torch:
 def read_torch() -> Torch:
     """Read the facts. Raises TimeoutError, or ImportError with the reason where torch cannot be imported."""
     try:
-        facts: Any = dict(facts_of_module("harness.machine.torch_facts", LIMIT_S))
+        facts: Any = dict(facts_of_module("harness.machine.torch_facts", TORCH_LIMIT_S))
     except RuntimeError as error:
         raise ImportError(str(error)) from error
     return Torch(**{**facts, "cuda_devices": tuple(facts["cuda_devices"])})
@@ -72,14 +73,8 @@ def _look() -> Torch:
 
 
 def _triton() -> str | None:
-    import importlib.metadata
-
-    for package in ("triton", "pytorch-triton", "triton-windows"):
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    found = map(package_version, ("triton", "pytorch-triton", "triton-windows"))
+    return next((version for version in found if version is not None), None)
 
 
 def _line(problem: object) -> str:

@@ -10,9 +10,8 @@ from harness.explain.policy import MIN_BLOCKS
 from harness.explain.statistics import Estimate
 from harness.judge.doubts import barred
 from harness.regress.across import CommonMove
-from harness.regress.decision import Decision, Outcome
-from harness.regress.records import TOTAL, Cause, Difference, Part, StateComparison
-from harness.regress.thresholds import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
+from harness.regress.decision import TOTAL, Cause, Decision, Difference, Outcome, Part, StateComparison
+from harness.regress.policy import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
 from harness.show.absent import refusal_text
 from harness.show.confounds import confound_lines
 from harness.show.words import capitalised, count, listing, ms, percent

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from harness.explain.policy import MIN_BLOCKS
 from harness.judge.comparisons import Absent, Figure, Measured, Missing
 from harness.judge.doubts import Doubt
+from harness.judge.policy import ENOUGH_BLOCKS
 from harness.judge.problems import ProbeProblem, RunFailure, StudyProblem
 from harness.judge.report_types import NoMfu
-from harness.judge.verdicts import ENOUGH_BLOCKS
 from harness.show.words import blocks_named, count, listing, percent, ratio
 
 ASK_FOR = ENOUGH_BLOCKS  # blocks to ask for where there are too few
@@ -28,6 +28,13 @@ GAPS: Mapping[str, str] = {
     "too far ahead": "too many batches would be in flight (workers x prefetch)",
     "no shared block": "no block in which both the run and the data-only run finished",
 }
+
+
+def more_blocks_text(cause: Doubt | None) -> str:
+    """What to do where blocks are too few for an interval."""
+    if cause is not None and cause.remedy is not None and cause.remedy.kind == "finish the study":
+        return "finish the study with --resume"
+    return f"repeat with --repeats {ASK_FOR}"
 
 
 def refusal_text(why: Doubt) -> str:

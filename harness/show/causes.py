@@ -111,10 +111,11 @@ def _critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
         return ""
     note = (
         "The one chain of work without slack that the time of the steps consists of, in shares of it, by replay of the "
-        f"first {PREDICTED_STEPS_MAX} measured steps in their recorded order; links under {percent(OF_PATH)} are left "
-        "out. Where events do not tell when the device worked: from least to most. A share is no saving (see above): "
-        "that may be less, as another chain may be hardly shorter, or more, as a phase that blocks leaves its wait to "
-        "what it waits for, and work that takes cores slows what runs beside it."
+        f"first {PREDICTED_STEPS_MAX} measured steps in their recorded order; links under "
+        f"{percent(OF_PATH)} are left out. "
+        "Where events do not tell when the device worked: from least to most. A share is no saving (see above): that "
+        "may be less, as another chain may be hardly shorter, or more, as a phase that blocks leaves its wait to what "
+        "it waits for, and work that takes cores slows what runs beside it."
     )
     return "\n\n".join(("## The critical path", "\n".join(lines), note))
 

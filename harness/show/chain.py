@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from harness.explain.bounds import Bound
 from harness.explain.policy import LIMIT_SHARE_MIN
-from harness.judge.comparisons import SAME, Measured, Waits
+from harness.judge.comparisons import Measured
+from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import Comparison, PredictedRatio
+from harness.judge.waits import Waits
 from harness.show.absent import absent_text, reason
 from harness.show.dose import dose_line
 from harness.show.sentences import WORTH, between, ceiling_text, in_blocks, left_open, steps_text, whose
@@ -196,9 +198,9 @@ def _measured(m: Measured) -> Iterator[ChainLink]:
     if m.step_time is not None and (text := steps_text(m.step_time, m.steps)) is not None:
         yield ChainLink("measured", m.step_time.median, text)
     each = m.measured_per_step
-    if each is not None and abs(each - 1) > SAME:
+    if each is not None and abs(each - 1) > SAME_TOKENS_WITHIN:
         trains = m.measure == "trained tokens/s"
-        padding = trains and m.positions_per_step is not None and abs(m.positions_per_step - 1) <= SAME
+        padding = trains and m.positions_per_step is not None and abs(m.positions_per_step - 1) <= SAME_TOKENS_WITHIN
         yield ChainLink(
             "trained tokens" if trains else "tokens",
             m.ratio.median,

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from harness.explain.statistics import RESAMPLES, Estimate
-from harness.judge.probes.probe_cost import ProbeCost
+from harness.judge.controls import ProbeCost
 from harness.judge.report_types import StudyReport
 from harness.scenario.overrides import lookup
 from harness.show.tables import NOT_MEASURED, code, fenced, number_cell, safe, table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.explain.statistics import Estimate
-from harness.judge.data_paths import DataPath
+from harness.judge.controls import DataPath
 from harness.show.names import ArmNames
 from harness.show.sentences import steps_text
 from harness.show.tables import NOT_MEASURED, estimate_cell, number_cell, ratio_cell, safe, table

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import SAME, Absent, Measured, Waits
+from harness.judge.comparisons import Absent, Measured
 from harness.judge.confounds import ConfoundKind
 from harness.judge.doubts import DoubtKind, barred
+from harness.judge.policy import CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmAdvice, Comparison, NotCompared, StudyReport
-from harness.judge.unseen import MOST_WAITING
 from harness.judge.verdicts import Verdict
+from harness.judge.waits import Waits
 from harness.show.absent import missing_text, problem_lines
 from harness.show.advice import NextSteps, next_steps
 from harness.show.changes import change
@@ -247,7 +248,7 @@ def finding(m: Measured, once: Collection[str] = ()) -> str:
 
 def _counts_more(m: Measured) -> bool:
     """Whether steps of both hold other amounts of what is counted, or may."""
-    return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME
+    return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME_TOKENS_WITHIN
 
 
 def _lopsided(m: Measured) -> tuple[float, float] | None:
@@ -339,7 +340,7 @@ def _for_a_core(waits: Waits) -> str:
     """Hidden work costs nothing by replay, which does not know the cores that it takes from the step. Where much of a
     step goes by like that, other processes take them.
     """
-    least = WORTH if sum(waits.hidden_ms.values()) else MOST_WAITING
+    least = WORTH if sum(waits.hidden_ms.values()) else CORE_WAIT_SHARE_MAX
     if waits.contended_ms is None or waits.contended_ms < least * waits.step_ms:
         return ""
     return f"; a step waits {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} for a core"
@@ -365,7 +366,7 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
         and m.step_time is not None
         and m.steps is not None
         and each is not None
-        and abs(each - 1) > SAME
+        and abs(each - 1) > SAME_TOKENS_WITHIN
     ):
         unsure = " unclear" if m.steps.verdict in ("none", "undecided") else ""
         figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling is per step, too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.explain.policy import LOSS_STEPS
-from harness.judge.target_loss import Learned
+from harness.judge.losses import Learned
 from harness.show.names import ArmNames
 from harness.show.tables import NOT_MEASURED, Markdown, estimate_cell, number_cell, table
 from harness.show.words import number

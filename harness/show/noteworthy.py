@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.judge.comparisons import Measured
-from harness.judge.in_total import InTotal
+from harness.judge.unsteady import InTotal
 from harness.judge.verdicts import is_apart
 from harness.show.words import capitalised, count, ms, percent, ratio
 

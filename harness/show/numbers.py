@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import SAME, Measured
+from harness.judge.comparisons import Measured
+from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison
 from harness.show.absent import mfu_reason, reason
 from harness.show.first_screen import could_gain
@@ -23,9 +24,14 @@ from harness.show.tables import (
 )
 from harness.show.words import listing, number, percent
 from harness.study.contract import STAGES
-from trainer.devices.flops import CONVENTIONS
 
 STEP_TIMES = "step mean, p50, p95 (ms)"
+# The formula of each count of model FLOPs: N parameters, L layers, H heads of width Q, sequences of T.
+CONVENTIONS = {
+    "palm": "PaLM's 6N + 12LHQT: N without embedding lookups, attention as the full square",
+    "causal-half": "6N + 6LHQT: as PaLM, with the half of attention that a causal mask leaves",
+    "non-embedding": "6N: N without embeddings and output projection, no attention",
+}
 PADDED = 0.9  # of the positions are trained on: of fewer it is said, as model FLOPs count all of them
 
 
@@ -51,7 +57,7 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
         for c in compared
     ]
     # Where steps train as many tokens, their time says the same as the throughput.
-    timed = any(abs((c.measured.trained_per_step or 1) - 1) > SAME for c in compared)
+    timed = any(abs((c.measured.trained_per_step or 1) - 1) > SAME_TOKENS_WITHIN for c in compared)
     was = [
         [
             names.pair(c.candidate, c.baseline),

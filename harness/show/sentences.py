@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from harness.explain.policy import MIN_BLOCKS, REPLAY_ERROR_MAX
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import AGREE, SAME, Measured, Waits
-from harness.judge.confounds import LOAD
+from harness.judge.comparisons import Measured
 from harness.judge.doubts import Doubt, barred
+from harness.judge.policy import (
+    COARSE_RESOLUTION,
+    CORE_WAIT_SHARE_MAX,
+    OTHER_CORES_MAX,
+    SAME_TOKENS_WITHIN,
+    WITNESSES_WITHIN,
+)
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
-from harness.judge.uneven import UnevenWaits
-from harness.judge.unseen import MOST_WAITING
-from harness.judge.verdicts import COARSE, Judged, holds_other_work
-from harness.show.absent import ASK_FOR, absent_text, missing_text
+from harness.judge.verdicts import Judged, holds_other_work
+from harness.judge.waits import UnevenWaits, Waits
+from harness.show.absent import ASK_FOR, absent_text, missing_text, more_blocks_text
 from harness.show.dose import dose_line
 from harness.show.noteworthy import also_noteworthy, long_steps_text, same_again_text
 from harness.show.words import amount, capitalised, count, interval, listing, ms, number, part_of, percent, ratio, unit
@@ -65,7 +70,7 @@ def _finding(m: Measured, baseline: str) -> str:
     if measured.ci_low is None:
         return (
             f"undecided ({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}; an interval needs "
-            f"{MIN_BLOCKS}: repeat with --repeats {ASK_FOR})"
+            f"{MIN_BLOCKS}: {more_blocks_text(m.cause)})"
         )
     if (noisy := barred(m.doubts, "ratio")) is not None:
         because = "" if m.undecided == noisy.kind else f"{undecided_because(m)}; "
@@ -90,11 +95,11 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
         case None:
             return None
         case "too few blocks":
-            return f"an interval needs {MIN_BLOCKS} blocks; repeat with --repeats {ASK_FOR}"
+            return f"an interval needs {MIN_BLOCKS} blocks; {more_blocks_text(m.cause)}"
         case "no noise floor":
             few = _few_aa_blocks(m)
             what = absent_text(m, "noise_floor") if few else "no A/A control on this device"
-            enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else f"repeat with --repeats {ASK_FOR}"
+            enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else more_blocks_text(m.cause)
             how = enough if few else "add controls: [a-a]"
             return f"{what}; {how}, or declare noise_floor"
         case "too noisy":
@@ -115,8 +120,8 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
             )
         case "no core":
             return (
-                f"a main thread waited for a core for over {percent(MOST_WAITING)} of the time; repeat when other "
-                "processes, its own threads and a CPU quota leave it one"
+                f"a main thread waited for a core for over {percent(CORE_WAIT_SHARE_MAX)} of the time; repeat when "
+                "other processes, its own threads and a CPU quota leave it one"
             )
         case "lead":
             most = percent(max(m.used_lead))
@@ -136,7 +141,7 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
 def too_noisy_text(cause: Doubt | None) -> str:
     """``this run was too noisy to see even a 2x change: others used 1.6 of 2 cores``."""
     others = ""
-    if cause is not None and cause.cores is not None and cause.cores[0] > LOAD:
+    if cause is not None and cause.cores is not None and cause.cores[0] > OTHER_CORES_MAX:
         others = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
     return f"this run was too noisy to see even a 2x change{others}"
 
@@ -175,7 +180,11 @@ def _together(m: Measured) -> str:
 def _more_tokens(m: Measured) -> str:
     """Names a change of padding or batch size, which could pass as a change of speed."""
     per_step = m.measured_per_step
-    return "" if per_step is None or abs(per_step - 1) <= SAME else f" with {ratio(per_step)} as many of them per step"
+    return (
+        ""
+        if per_step is None or abs(per_step - 1) <= SAME_TOKENS_WITHIN
+        else f" with {ratio(per_step)} as many of them per step"
+    )
 
 
 def _floor(m: Measured, baseline: str) -> str:
@@ -191,7 +200,11 @@ def _steps(m: Measured) -> str | None:
     """What became of the steps themselves, where each of them trains or computes another amount of tokens."""
     positions = m.positions_per_step
     trained = positions if m.trained_per_step is None else m.trained_per_step
-    if trained is None or positions is None or (abs(trained - 1) <= SAME and abs(positions - 1) <= SAME):
+    if (
+        trained is None
+        or positions is None
+        or (abs(trained - 1) <= SAME_TOKENS_WITHIN and abs(positions - 1) <= SAME_TOKENS_WITHIN)
+    ):
         return None
     if m.undecided in (
         "long steps",
@@ -202,7 +215,11 @@ def _steps(m: Measured) -> str | None:
     ):  # what bars the verdict bars these times as well
         return None
     text = capitalised(steps_text(m.step_time, m.steps) or "the time of a step was not measured")
-    if abs(trained / positions - 1) <= SAME or abs(positions - 1) <= SAME or m.tokens_ratio is None:
+    if (
+        abs(trained / positions - 1) <= SAME_TOKENS_WITHIN
+        or abs(positions - 1) <= SAME_TOKENS_WITHIN
+        or m.tokens_ratio is None
+    ):
         return text
     rate = f"{ratio(m.tokens_ratio.median)} the tokens/s, {interval(m.tokens_ratio)}"
     return f"{text} for {ratio(positions)} as many positions, padding included ({rate})"
@@ -358,10 +375,10 @@ def _witnesses(c: Comparison) -> str:
 
 
 def disagreements(c: Comparison) -> list[str]:
-    """List pairs of witnesses that differ by more than their intervals, the noise floor and :data:`AGREE` allow."""
+    """List pairs of witnesses further apart than their intervals, the noise floor and :data:`WITNESSES_WITHIN`."""
     m, waits = c.measured, c.measured.baseline_waits
     found = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
-    floor = 1 + max(m.noise_floor or 0.0, AGREE)
+    floor = 1 + max(m.noise_floor or 0.0, WITNESSES_WITHIN)
     if m.ceiling is None:
         return found
     core = "" if waits.contended_ms is None else f" (waiting for a core: {ms(waits.contended_ms)} per step)"
@@ -383,7 +400,7 @@ def disagreements(c: Comparison) -> list[str]:
                 "so part of the wait is not caused by data work"
             )
     step = m.step_time
-    same_positions = m.positions_per_step is None or abs(m.positions_per_step - 1) <= SAME
+    same_positions = m.positions_per_step is None or abs(m.positions_per_step - 1) <= SAME_TOKENS_WITHIN
     top = (m.ceiling.ci_high or m.ceiling.median) * floor
     if step is not None and step.ci_low is not None and same_positions and step.ci_low > top:
         found.append(
@@ -430,7 +447,7 @@ def _doses_against_ledger(c: Comparison) -> list[str]:
         if exposed is None or dose.slope is None or dose.slope.ci_low is None:
             continue
         share, low, high = exposed / waits.step_ms, dose.slope.ci_low, dose.slope.ci_high or dose.slope.median
-        if dose.kind == "hidden" and share > max(COARSE / 2, c.measured.noise_floor or 0.0):
+        if dose.kind == "hidden" and share > max(COARSE_RESOLUTION / 2, c.measured.noise_floor or 0.0):
             found.append(
                 f"the step waits {ms(exposed)} for {dose.what}, but more of it costs nothing "
                 f"(slope of the injected slowdown {low:.2f} to {high:.2f})"

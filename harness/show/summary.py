@@ -7,11 +7,10 @@ from dataclasses import asdict
 
 from harness.explain.bounds import BoundShares
 from harness.explain.dose import Dose
-from harness.judge.all_doubts import comparison_doubts, study_doubts
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Figure
+from harness.judge.controls import DataPath
 from harness.judge.cost import PredictedCost
-from harness.judge.data_paths import DataPath
 from harness.judge.probes.results import NO_RESULTS, ProbeResults
 from harness.judge.report_types import (
     ArmAdvice,
@@ -22,8 +21,8 @@ from harness.judge.report_types import (
     StudyReport,
     WhatIf,
 )
+from harness.judge.study import comparison_doubts, study_doubts
 from harness.show.absent import GAPS, mfu_reason, missing_text, probe_problem_lines, problem_lines, reason, refusal_text
-from harness.show.as_json import doubt_json, estimate_json, finite, record_json
 from harness.show.chain import chain
 from harness.show.claims import claim_text
 from harness.show.confounds import confound_lines
@@ -32,12 +31,13 @@ from harness.show.dose import dose_line, dose_reason
 from harness.show.findings import device_finding, host_finding
 from harness.show.first_screen import FirstScreen
 from harness.show.learning import learning_json
+from harness.show.policy import OPERATORS_RECORDED
 from harness.show.sentences import emulated_devices, predicted_ratio, sentence, undecided_because
+from harness.show.tables import doubt_json, estimate_json, finite, record_json
 from harness.show.words import probes_named
 from trainer.json_types import Json, JsonObject
 
 SUMMARY_SCHEMA = 2  # 1 has no doubts and no figures with units; all of its keys are in 2
-TOP = 30  # operators of each role
 
 
 def summary(
@@ -92,7 +92,8 @@ def summary(
         ],
         "operators": {
             one.arm: {
-                role.role: [record_json(operator) for operator in role.operators[:TOP]] for role in one.operators.roles
+                role.role: [record_json(operator) for operator in role.operators[:OPERATORS_RECORDED]]
+                for role in one.operators.roles
             }
             for one in found.profiles
         },
@@ -334,7 +335,7 @@ _NOTHING: JsonObject = {
 def _whatif(one: WhatIf) -> dict[str, Json]:
     """With its reasons as texts, which earlier versions wrote."""
     why = {name: None if (gap := getattr(one, name)) is None else GAPS[gap] for name in ("reason", "candidate_reason")}
-    return {**asdict(one), **why}
+    return {**asdict(one), **why, "doubts": [doubt_json(doubt) for doubt in one.doubts]}
 
 
 def _reasons(c: Comparison) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from harness.explain.overlap import SyncCall
 from harness.explain.policy import LOADERS_BUSY_SHARE
 from harness.explain.spans import UNANNOUNCED
+from harness.judge.doubts import RULE_OF
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf
 from harness.show.absent import GAPS
 from harness.show.chain import ChainLink, chain
@@ -89,7 +90,14 @@ def _whatif_candidate(one: WhatIf) -> str:
 
 def _whatif_note(comparisons: Sequence[Comparison]) -> str:
     checked = any(one.measured_ms is not None for c in comparisons for one in c.explained.whatifs)
-    return WHATIF_NOTE + (WHATIF_MEASURED if checked else "")
+    doubted = dict.fromkeys(
+        f"\n- {safe(', '.join((one.edits or 'as it is', *doubt.arms)))}: {RULE_OF[doubt.kind].applies}"
+        for c in comparisons
+        for one in c.explained.whatifs
+        for doubt in one.doubts
+    )
+    lines = "\n\nDoubts about these predictions:\n" + "".join(doubted) if doubted else ""
+    return WHATIF_NOTE + (WHATIF_MEASURED if checked else "") + lines
 
 
 WHATIF_MEASURED = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,7 +12,7 @@ import numpy as np
 from harness.explain.policy import REPLAY_ERROR_MAX
 from harness.explain.replay.batches import RING
 from harness.explain.replay.recording import Recording
-from harness.explain.statistics import Estimate, holding
+from harness.explain.statistics import Estimate, from_blocks, holding
 from harness.scenario.edits import Edits
 
 AssumptionKind = Literal[
@@ -145,8 +146,16 @@ class Prediction:
     starved_ms: float | None
     unedited_starved_ms: float | None
     block_ms: Mapping[int, float]  # predicted step time by block
+    unedited_ms: Mapping[int, float]  # the same of the unedited replay
     assumptions: tuple[Assumption, ...]
     emulated: bool
+
+    @property
+    def gain(self) -> Estimate:
+        """Return what the edits alone change: unedited replay / edited replay, with the interval of ``speedup``."""
+        found = from_blocks([math.log(self.unedited_ms[block] / ms) for block, ms in self.block_ms.items()])
+        assert found is not None
+        return replace(self.speedup, median=found.median)
 
     def over_blocks(self, one: Estimate) -> Estimate:
         """``one`` of its figures without an interval that is from replicates: that knows nothing of luck."""

@@ -10,11 +10,10 @@ from harness.explain.policy import CROSSING_SHARE
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.prediction import Prediction
 from harness.scenario.edits import COUNTS, Edits, parse_edits
-from harness.scenario.overrides import Nested, flatten, lookup, lookup_number
-from harness.scenario.plan import DOSES
+from harness.scenario.overrides import DOSES, Nested, flatten, lookup, lookup_number
 from harness.study.contract import STAGES
 from harness.study.records import RunRecord
-from trainer.config import BEFORE
+from trainer.config_base import BEFORE
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
 

@@ -15,8 +15,8 @@ from harness.explain.ledger import measure
 from harness.explain.statistics import Estimate
 from harness.judge.study import analyse
 from harness.judge.verdicts import judge
+from harness.regress.decision import Limits
 from harness.regress.gate import comparisons
-from harness.regress.records import Limits
 from harness.regress.text import sentence as regression_sentence
 from harness.show.absent import problem_lines
 from harness.show.confounds import confound_lines

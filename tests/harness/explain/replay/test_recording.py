@@ -15,7 +15,7 @@ from harness.explain.replay.pipeline import build
 from harness.explain.replay.recording import record
 from harness.explain.statistics import Estimate
 from harness.scenario.edits import Edits
-from harness.show.assumptions import assumption_lines
+from harness.show.dose import assumption_lines
 from harness.study.run_data import RunData
 from tests.harness.explain.replay import oracle
 from tests.harness.explain.replay.oracle import MS, Truth
@@ -345,7 +345,7 @@ def test_a_long_run_is_replayed_from_its_beginning(truth: Truth, monkeypatch: py
     begun = pc.less(run.spans.column("start_ns"), last["start_ns"] + last["wall_ns"])
     ended = record(RunData(run.record, run.steps.slice(0, count), run.spans.filter(begun), None))
     assert record(oracle.run(truth)).measured.sum() == truth.steps
-    monkeypatch.setattr(recording, "REPLAYED_STEPS_MAX", 20)
+    monkeypatch.setattr(recording, "MOST_RECORDED", 20)
     cut = record(run)
     assert (int(cut.measured.sum()), len(cut.wall_ns)) == (20, count)
     assert cut.wall_ns.tolist() == ended.wall_ns.tolist()

@@ -1,7 +1,7 @@
-"""Weighs what a median over blocks passes over, long steps and slow blocks: what all time together says.
+"""Finds what one median over blocks does not describe: long steps that it passes over, and drift within runs.
 
-One step in two hundred that writes a checkpoint falls into few of the blocks; or into the steps that begin a turn,
-which no other figure holds. The median over blocks then is that of blocks without one.
+All time together (:func:`in_total`) shows the long steps that fall into few blocks, or into the steps that begin a
+turn. Steps that become slower or faster within a run (:func:`drift`) have no one speed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain.ledger import Blocks, RunLedger
 from harness.explain.policy import LONG_STEP_FACTOR, LONG_STEPS_SHARE_MAX
-from harness.explain.unusual_steps import LongSteps, long_steps
+from harness.explain.statistics import Estimate, from_blocks
+from harness.explain.unusual_steps import LongSteps, long_steps, without_long
+from harness.judge.policy import (
+    DRIFT_MIN,
+    DRIFT_STEPS_MIN,
+    TOTAL_APART_MIN,
+)
+from harness.judge.verdicts import confidence_of_each
 from harness.study.contract import PHASES
 
 if TYPE_CHECKING:
     from harness.explain.ledger import Blocks, RunLedger
-
-NOTEWORTHY = 0.01  # a ratio that long steps move by less is not worth a word
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
     found = ours.mean_ms() / theirs.mean_ms()
     usual = ours.usual_ms.sum() / ours.steps.sum() / (theirs.usual_ms.sum() / theirs.steps.sum())
     apart, by_long = math.log(found / steps), math.log(found / usual)
-    if abs(apart) <= math.log1p(NOTEWORTHY):
+    if abs(apart) <= math.log1p(TOTAL_APART_MIN):
         return None
     runs = other if apart < 0 else base
     long = None
@@ -126,3 +132,35 @@ class _Times:
         """Milliseconds a step; ``but``: without that run."""
         kept = np.arange(len(self.steps)) != (-1 if but is None else but)
         return float(self.total_ms[kept].sum() / self.steps[kept].sum())
+
+
+def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: int = 1) -> Estimate | None:
+    """Times as long as in the first repetition the candidate's steps last in the last one, next to the baseline's.
+
+    What slows both alike cancels, and a rare long step (a checkpoint, say) counts as a typical one: which repetitions
+    hold one is no drift. None where the interval, that holds for all ``comparisons`` together, holds 1; or the
+    median is within the noise floor or :data:`DRIFT_MIN`; or there are too few blocks or repetitions.
+    """
+    logs = [
+        candidates - baselines
+        for block in sorted(set(base) & set(other))
+        if (candidates := _log_change(other[block], base[block])) is not None
+        and (baselines := _log_change(base[block], other[block])) is not None
+    ]
+    found = from_blocks(logs, confidence_of_each(comparisons))
+    if found is None or found.ci_low is None or found.ci_high is None or found.ci_low <= 1 <= found.ci_high:
+        return None
+    return found if abs(found.median - 1) > max(DRIFT_MIN, noise_floor or 0.0) else None
+
+
+def _log_change(run: RunLedger, other: RunLedger) -> float | None:
+    """Of the step time, from the first repetition that both have to the last; from half to half where there is one."""
+    shared = sorted(set(run.repetitions) & set(other.repetitions))
+    if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < DRIFT_STEPS_MIN):
+        return None
+    if len(shared) < 2:
+        steps_ms = without_long(run.step_ms)
+        half = len(steps_ms) // 2
+        return math.log(float(steps_ms[-half:].mean())) - math.log(float(steps_ms[:half].mean()))
+    first, last = (run.repetitions[number] for number in (shared[0], shared[-1]))
+    return math.log(last.usual_ns / last.steps) - math.log(first.usual_ns / first.steps)

@@ -1,0 +1,424 @@
+"""Explains arms and comparisons by replays, spans and slowdown injections; decides what a replay may predict.
+
+Some arms cannot be replayed at all (:func:`refusal`), as too much of their time was not recorded. Of others some
+changes are barred (:func:`bar_of`), as the recording does not show what they depend on. Advice, ``harness whatif`` and
+the scenario's table state the doubts of :func:`edit_doubts`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from harness.explain.dose import Dose, What, dose, parse_control
+from harness.explain.ledger import Blocks, measure
+from harness.explain.overlap import SyncCall, mean_hidden_behind, sync_audit
+from harness.explain.policy import MIN_BLOCKS, REPLAY_ERROR_MAX
+from harness.explain.replay.predict import Replays, replace_data
+from harness.explain.replay.prediction import Prediction
+from harness.explain.replay.recording import ReplayError
+from harness.explain.replay.whatif import validation_arms
+from harness.explain.spans import spans_of
+from harness.explain.speeds import speed, steps_per_s
+from harness.explain.statistics import Estimate, Likeness, estimate, from_blocks
+from harness.judge.comparisons import Absent, Controls, Measured, alike_blocks, arm_floor, ideal_speed
+from harness.judge.doubts import Bar, Claim, Doubt, RemedyKind, barred, doubt, in_order
+from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN, ENOUGH_BLOCKS, RESTART_SHARE_MAX, SAME_TOKENS_WITHIN
+from harness.judge.report_types import ArmExplained, Explained, PredictedRatio, WhatIf
+from harness.judge.unseen import unseen
+from harness.judge.waits import uneven_speed, uneven_waits
+from harness.scenario.edits import Edits, parse_edits
+from harness.scenario.overrides import differing, edit_texts
+from harness.study.contract import STAGES
+from harness.study.records import COMMAND, StudyRecord
+from harness.study.run_data import RunData
+from trainer.json_types import objects
+
+BARS: dict[str, Bar] = {kind: kind for kind in get_args(Bar)}
+
+
+def few_blocks_remedy(study: StudyRecord) -> RemedyKind:
+    """Return what to ask for where blocks are too few: the rest of an unfinished study, if that is enough.
+
+    Studies of programs and of two states of the code cannot be resumed (``harness.launch.study.read_resumable``).
+    """
+    resumable = study.scenario_file and not any(COMMAND in arm.declared or arm.code is not None for arm in study.arms)
+    unfinished = study.status != "done" and study.blocks >= MIN_BLOCKS
+    return "finish the study" if resumable and unfinished and not study.is_training else "more blocks"
+
+
+def declared_floor(study: StudyRecord) -> float | None:
+    """The noise floor of the scenario, as a fraction; None where it declares none, or a study.json no fraction."""
+    declared = study.scenario_text.get("noise_floor")
+    return declared if isinstance(declared, float) and 0 < declared < 1 else None
+
+
+def refusal(runs: Sequence[RunData]) -> Doubt | None:
+    """Return why ``runs`` support no prediction; None if a replay supports one."""
+    hidden = unseen(runs)
+    if hidden is None:
+        return None
+    recorded = all(run.has_spans and len(spans_of(run).kernels) for run in runs)
+    return barred(hidden.doubts(runs[0].record.arm, recorded=recorded), "prediction")
+
+
+def loader_doubts(runs: Sequence[RunData], replays: Replays) -> Iterator[Doubt]:
+    """Yield what a replay of ``runs`` does not know of other loader settings."""
+    arm = runs[0].record.arm
+    if not all(run.record.facts.has_loader for run in runs):
+        yield doubt("no loader", arm)
+    if replays.unequal:
+        yield doubt("no items" if all(run.record.facts.gave_no_items(1) for run in runs) else "unequal", arm)
+    if (hidden := unseen(runs)) is not None and hidden.sampling > RESTART_SHARE_MAX:
+        yield doubt("sampler", arm, share=hidden.sampling)
+    if hidden is not None and hidden.restarting > RESTART_SHARE_MAX:
+        yield doubt("restarts", arm, share=hidden.restarting)
+
+
+def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | None:
+    """Return why ``runs`` cannot be predicted under ``edits``; None if they can."""
+    claims: list[Claim] = ["workers"] if edits.workers is not None and edits.workers != replays.workers else []
+    claims += ["prefetch"] if edits.prefetch is not None else []
+    known = [*loader_doubts(runs, replays)] if claims else []
+    found = next((one for claim in claims if (one := barred(known, claim)) is not None), None)
+    return None if found is None else BARS[found.kind]
+
+
+def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "more blocks") -> Iterator[Doubt]:
+    """Yield why a prediction by the replay of ``unedited`` is shown only to those who ask for it."""
+    if not unedited.validation.within_tolerance:
+        yield doubt("replay off", arm, share=unedited.validation.typical)
+    if unedited.interval_from != "blocks":
+        yield doubt("too few blocks", arm, blocks=ENOUGH_BLOCKS, remedy=few_blocks)
+
+
+def serial_speedup(replays: Replays, found: Prediction) -> float | None:
+    """The speed-up by edits where only one of several workers at a time gets what its stages wait for.
+
+    A step then lasts as long as the stages of its batches wait: replay has workers wait side by side. It lasts no
+    longer than it did: where several workers were recorded, their waits hold those for one another. None where no
+    worker is added and no stage is removed, or where that is as fast.
+    """
+    removed = [name for name, edit in found.edits.stages.items() if edit.removes]
+    more_workers = found.edits.workers is not None and found.edits.workers > replays.workers
+    if not more_workers and not ("tokenize" in removed and replays.busy_workers > 1):
+        return None
+    step_ms = found.step_ms.median
+    slowest_ms = min(max(step_ms, replays.off_core_ms(without=removed)), found.measured_ms.median)
+    return found.speedup.median * step_ms / slowest_ms if slowest_ms > step_ms * (1 + AS_GOOD_WITHIN) else None
+
+
+def is_serial(serial: float | None, least: float) -> bool:
+    """True if no speed-up beyond ``least`` remains where workers wait for one shared resource."""
+    return serial is not None and serial - 1 <= max(least, REPLAY_ERROR_MAX)
+
+
+def clears(speedup: Estimate, least: float) -> bool:
+    """True if the interval of ``speedup`` is above 1, and its median above 1 by more than ``least``."""
+    return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > least
+
+
+def contradicts(predicted: Estimate, serial: float | None, measured: Estimate | None, least: float) -> bool:
+    """True if an arm measured this change otherwise: neither interval includes the median of the other.
+
+    ``least``: as a fraction, what two measurements of the same may differ by.
+    """
+    if measured is None or None in (measured.ci_low, measured.ci_high, predicted.ci_low, predicted.ci_high):
+        return False
+    if (measured.ci_low or 0) <= predicted.median <= (measured.ci_high or math.inf):
+        return False
+    low = min(predicted.ci_low or 0.0, serial or math.inf)
+    return not low / (1 + least) <= measured.median <= (predicted.ci_high or math.inf) * (1 + least)
+
+
+@dataclass(frozen=True)
+class StudyRuns:
+    """The runs of a study by arm, controls included, with what judging a prediction about one of them takes."""
+
+    study: StudyRecord
+    runs: Mapping[str, Sequence[RunData]]
+
+    def blocks(self, arm: str) -> Blocks:
+        """The ledgers of an arm by block."""
+        found = ((run.record.block, measure(run)) for run in self.runs.get(arm, ()))
+        return {block: ledger for block, ledger in found if ledger is not None}
+
+    @property
+    def all_blocks(self) -> Mapping[str, Blocks]:
+        """The ledgers of every arm."""
+        return {name: self.blocks(name) for name in self.runs}
+
+    @property
+    def controls(self) -> Controls:
+        """The controls of every arm."""
+        first = {name: runs[0].record for name, runs in self.runs.items() if runs}
+        return Controls(
+            {(one.control, one.of): self.blocks(name) for name, one in first.items() if one.control and one.of}
+        )
+
+    def floor(self, arm: str) -> float | None:
+        """The noise floor of an arm."""
+        return arm_floor(arm, self.all_blocks, self.controls, declared_floor(self.study))
+
+    def alike(self, arm: str) -> Likeness | None:
+        """How alike neighbouring blocks are in what is compared with an arm."""
+        return alike_blocks(arm, self.all_blocks, self.controls)
+
+    def tried_by(self, arm: str, edits: Edits) -> Sequence[str]:
+        """Arms that already are what ``edits`` make of ``arm``."""
+        return validation_arms([run.record for runs in self.runs.values() for run in runs], arm, edits)
+
+
+def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction) -> tuple[Doubt, ...]:
+    """Return the doubts about the prediction ``found`` for ``arm``, the same for every reader."""
+    doubts = [
+        *prediction_doubts(found, arm, few_blocks_remedy(among.study)),
+        *loader_doubts(among.runs[arm], replays),
+    ]
+    least = max(among.floor(arm) or 0.0, found.validation.typical, ADVISED_GAIN_MIN)
+    where, serial = ", ".join(found.edits.texts), serial_speedup(replays, found)
+    if clears(found.speedup, least) and is_serial(serial, least):
+        doubts.append(doubt("serial", arm, where=where))
+    for other in among.tried_by(arm, found.edits):
+        measured = speed(among.blocks(arm), among.blocks(other), steps_per_s, alike=among.alike(arm))
+        if contradicts(found.speedup, serial, measured, least):
+            doubts.append(doubt("contradicted", arm, where=where))
+    return in_order(doubts)
+
+
+def whatifs(study: StudyRecord, names: tuple[str, str], runs: Mapping[str, Sequence[RunData]]) -> tuple[WhatIf, ...]:
+    """The comparison of the arms ``names`` as it is (``edits`` empty), then under each of the scenario's edits.
+
+    A candidate that already is what the edits make of the baseline (two ranks, of one) checks the prediction.
+    """
+    asked = [parse_edits(edit_texts(edits)) for edits in objects(study.scenario_text.get("whatif"))]
+    among = StudyRuns(study, runs)
+    return tuple(_whatif(among, names, edits) for edits in (Edits(), *asked)) if asked else ()
+
+
+def _whatif(among: StudyRuns, names: tuple[str, str], edits: Edits) -> WhatIf:
+    written = ", ".join(edits.texts)
+    base_name, other_name = names
+    try:
+        base, doubts = _predicted(among, base_name, edits)
+    except ReplayError as error:
+        return WhatIf(written, reason=error.gap)
+    if base is None:
+        return WhatIf(written, doubts=doubts)
+    found = WhatIf(
+        written,
+        base.over_blocks(base.step_ms),
+        waits_ms=sum(base.waits_ms.values()),
+        measured_ms=step_ms_of(among.runs[other_name]) if other_name in among.tried_by(base_name, edits) else None,
+        doubts=doubts,
+    )
+    try:
+        other, more = _predicted(among, other_name, edits)
+    except ReplayError as error:
+        return replace(found, candidate_reason=error.gap)
+    found = replace(found, doubts=in_order([*doubts, *more]))
+    if other is None:
+        return found
+    return replace(found, candidate_ms=other.over_blocks(other.step_ms), ratio=_ratio(base, other))
+
+
+def _predicted(among: StudyRuns, arm: str, edits: Edits) -> tuple[Prediction | None, tuple[Doubt, ...]]:
+    """The prediction of an arm with its doubts; None where one of them bars it."""
+    own = among.runs.get(arm, ())
+    if own and (why := refusal(own)) is not None:
+        return None, (why,)
+    replays = Replays(own)
+    if bar_of(edits, own, replays) is not None:
+        return None, in_order(loader_doubts(own, replays))
+    found = replays.predict(edits)
+    return found, edit_doubts(among, arm, replays, found)
+
+
+def step_ms_of(runs: Sequence[RunData]) -> Estimate | None:
+    """Mean step time in milliseconds, over the blocks of one arm; None where it measured none."""
+    ledgers = [ledger for run in runs if (ledger := measure(run)) is not None]
+    return estimate({one.record.block: {0: (one.mean_step_ms, 1.0)} for one in ledgers})
+
+
+def _ratio(base: Prediction, other: Prediction) -> Estimate | None:
+    shared = sorted(set(base.block_ms) & set(other.block_ms))
+    return from_blocks([math.log(base.block_ms[block] / other.block_ms[block]) for block in shared])
+
+
+Runs = Mapping[str, Sequence[RunData]]  # finished runs by arm
+# What may differ between two arms for one's data path to be replayed under the other's steps: nothing that computes.
+REPLAYABLE = (
+    "data.path", "data.access", "data.workers", "data.prefetch", "data.shuffle", "data.inject", "data.extra_",
+    "data.transport", "data.global_order",
+    "data.tokenizer.engine", "data.tokenizer.prove",  # the ids are the same
+)  # fmt: skip
+
+
+def explain_arm(
+    arm: str, runs: Runs, ledgers: Blocks, controls: Controls, alike: Likeness | None = None
+) -> ArmExplained:
+    """The blocking calls of an arm, and its replays: as it ran, and without data work.
+
+    ``alike``: how alike neighbouring blocks are, which widens the interval of its ideal-data control.
+    """
+    own = runs.get(arm, ())
+    if not own:
+        return ArmExplained()
+    syncs = tuple(_mean_syncs([sync_audit(run) for run in own]))
+    ideal = ideal_speed(arm, ledgers, controls, alike)
+    uneven = uneven_waits([*ledgers.values()])
+    measured = ArmExplained(
+        syncs,
+        ideal_measured=None if isinstance(ideal, Absent) else ideal,
+        no_ideal=ideal if isinstance(ideal, Absent) else None,
+        measured_in_blocks=None
+        if isinstance(ideal, Absent)
+        else uneven_speed(uneven, _by_block(ledgers, controls.get("ideal-data", arm))),
+        doses=_doses(arm, ledgers, controls),
+    )
+    hidden = unseen(own)
+    if hidden is not None and hidden.reason is not None:
+        return measured  # what nobody saw may be the wait for data
+    try:
+        replays = Replays(own)
+    except ReplayError:
+        return measured  # of another trainer, without the spans that a replay needs
+    without = replays.predict(parse_edits([f"{stage}=0" for stage in STAGES]))
+    return replace(
+        measured,
+        replay_error=without.validation.median,
+        resampled_error=without.validation.resampled_median,
+        within_tolerance=without.validation.within_tolerance,
+        ideal_predicted=without.over_blocks(without.gain),
+        predicted_in_blocks=uneven_speed(
+            uneven,
+            {block: without.unedited_ms[block] / ms for block, ms in without.block_ms.items() if block in ledgers},
+        ),
+        removals=replays.removals(),
+        receiving=replays.receiving,
+        critical_path_ms=replays.critical_path_ms(),
+    )
+
+
+def _by_block(ledgers: Blocks, control: Blocks) -> dict[int, float]:
+    """How many times as fast the steps of ``control`` are, by block."""
+    found = {block: speed({block: one}, control, steps_per_s) for block, one in ledgers.items()}
+    return {block: one.median for block, one in found.items() if one is not None}
+
+
+def explain(
+    study: StudyRecord,
+    names: tuple[str, str],
+    measured: Measured,
+    runs: Runs,
+    arms: Mapping[str, Blocks],
+    controls: Controls,
+) -> Explained:
+    """Explain the comparison ``names``: what hid the baseline's data work, its slowdown injections, and replays."""
+    baseline, candidate = names
+    ledgers = [*arms[baseline].values(), *arms[candidate].values()]
+    devices = [str(run.record.facts.device) for run in ledgers if run.record.facts.emulated]
+    return Explained(
+        hidden_behind_ms=mean_hidden_behind(runs[baseline]) if runs.get(baseline) else {},
+        doses=_doses(baseline, arms[baseline], controls),
+        predicted=_data_replaced(names, measured, runs, arms),
+        emulated=tuple(dict.fromkeys(devices)),
+        whatifs=whatifs(study, names, runs),
+    )
+
+
+def _doses(baseline: str, blocks: Blocks, controls: Controls) -> tuple[Dose, ...]:
+    by_what: dict[What, dict[int, Blocks]] = {}
+    for (control, arm), dosed in controls.by.items():
+        found = parse_control(control)
+        if arm == baseline and found is not None:
+            by_what.setdefault(found[0], {})[found[1]] = dosed
+    workers = max(((run.record.facts.workers or 0) for run in blocks.values()), default=0)
+    return tuple(dose(blocks, doses, what, workers) for what, doses in by_what.items())
+
+
+def _data_replaced(
+    names: tuple[str, str], measured: Measured, runs: Runs, arms: Mapping[str, Blocks]
+) -> PredictedRatio | Absent:
+    """The baseline's steps with the loader of the candidate's data-only control: known before anyone trains it."""
+    baseline, candidate = names
+    if (why := _not_replayable(names, runs)) is not None:
+        return why
+    alone = [
+        run
+        for found in runs.values()
+        for run in found
+        if (run.record.control, run.record.of) == ("data-only", candidate)
+    ]
+    if not alone:
+        return Absent("no data-only control", (candidate,))
+    try:
+        replayed = replace_data(runs[baseline], alone)
+    except ReplayError as error:
+        return Absent("replay refused", detail=error.gap)
+    return PredictedRatio(
+        ratio=_in_measure(names, measured, replayed, arms),
+        step_time=replayed.over_blocks(replayed.speedup),
+        error=replayed.validation.typical,
+        within_tolerance=replayed.validation.within_tolerance,
+    )
+
+
+def _not_replayable(names: tuple[str, str], runs: Runs) -> Absent | None:
+    first, second = (runs.get(arm, ()) for arm in names)
+    if not first or not second:
+        return Absent("no tables")
+    differs = differing(first[0].record.config, second[0].record.config)
+    other = [key for key in differs if key != "seed" and not key.startswith(REPLAYABLE)]
+    return Absent("more than the data path differs", detail=other[0]) if other else None
+
+
+def _in_measure(
+    names: tuple[str, str], measured: Measured, found: Prediction, arms: Mapping[str, Blocks]
+) -> Estimate | None:
+    """The predicted speed-up in what the comparison measures: block by block times the tokens that a step has."""
+    name: Literal["trained_tokens", "tokens"] | None = None
+    if measured.measure != "steps/s":
+        name = "trained_tokens" if measured.measure == "trained tokens/s" else "tokens"
+    per_step = measured.trained_per_step if name == "trained_tokens" else measured.positions_per_step
+    if name is None or per_step is None or abs(per_step - 1) <= SAME_TOKENS_WITHIN:
+        return found.over_blocks(found.speedup)
+    base, other, logs = arms[names[0]], arms[names[1]], []
+    for block in sorted(set(found.block_ms) & set(base) & set(other)):
+        ours, theirs = base[block], other[block]
+        first, second = getattr(ours, name), getattr(theirs, name)
+        if first and second:
+            tokens = second / len(theirs.step_ms) / (first / len(ours.step_ms))
+            logs.append(math.log(ours.mean_step_ms / found.block_ms[block] * tokens))
+    return from_blocks(logs)
+
+
+def _mean_syncs(found: Sequence[Sequence[SyncCall]]) -> list[SyncCall]:
+    """One line per call site: means over runs."""
+    by_site: dict[str, list[SyncCall]] = {}
+    for calls in found:
+        for call in calls:
+            by_site.setdefault(call.site, []).append(call)
+    runs = max(1, len(found))
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / runs
+
+    return [
+        SyncCall(
+            site=site,
+            calls_per_step=mean([call.calls_per_step for call in calls]),
+            blocked_ms=None
+            if any(call.blocked_ms is None for call in calls)
+            else mean([call.blocked_ms or 0.0 for call in calls]),
+            hid_ms=mean([call.hid_ms for call in calls]),
+            hid_behind={
+                name: mean([call.hid_behind.get(name, 0.0) for call in calls])
+                for name in dict.fromkeys(name for call in calls for name in call.hid_behind)
+            },
+            idle_ms=mean([call.idle_ms for call in calls]),
+        )
+        for site, calls in by_site.items()
+    ]
