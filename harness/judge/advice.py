@@ -38,7 +38,7 @@ from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing, flatten, lookup, lookup_number
 from harness.study.contract import STAGES
 from harness.study.run_data import RunData
-from trainer.config import BEFORE
+from trainer.config_base import BEFORE
 
 # What another arm may do otherwise for its data path to be tried.
 PATH_KEYS = {"data.path", "data.access", "data.tokenizer.engine"}

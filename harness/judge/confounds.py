@@ -16,7 +16,7 @@ from harness.explain.ledger import Blocks
 from harness.explain.speeds import COUNTED, alternated, per_step_of
 from harness.judge import policy
 from harness.judge.losses import Losses
-from harness.machine.environment import OWN_PACKAGE
+from harness.machine.packages import OWN_PACKAGE
 from harness.scenario.overrides import flatten, lookup
 from harness.study.records import COMMAND, RunRecord
 from trainer.json_types import Json, JsonObject

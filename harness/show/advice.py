@@ -12,7 +12,7 @@ from harness.judge.doubts import RULE_OF, Bar
 from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
 from harness.show.absent import refusal_text
-from harness.show.assumptions import assumption_lines
+from harness.show.dose import assumption_lines
 from harness.show.names import ArmNames
 from harness.show.tables import NOT_MEASURED, ratio_cell, safe, table
 from harness.show.words import interval, listing, percent, percent_over, ratio

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from harness.explain.choices import RightShare, right_share
 from harness.judge.learning import ArmCurves, Learning
-from harness.show.as_json import record_json
 from harness.show.names import ArmNames
-from harness.show.tables import NOT_MEASURED, Markdown, table
+from harness.show.tables import NOT_MEASURED, Markdown, record_json, table
 from harness.show.words import listing
 from trainer.json_types import Json
 

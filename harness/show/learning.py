@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from harness.judge.learning import ArmCurves, CurvesCompared, Learning
 from harness.show import choices
-from harness.show.as_json import finite
 from harness.show.names import ArmNames
-from harness.show.tables import NOT_MEASURED, Markdown, safe, table
+from harness.show.tables import NOT_MEASURED, Markdown, finite, safe, table
 from harness.show.words import count, listing, number, percent
 from trainer.json_types import Json
 

@@ -19,18 +19,16 @@ from harness.show import (
     learning,
     machine,
     numbers,
-    outliers,
     profile,
     ranks,
-    stacks,
     why,
 )
 from harness.show.absent import probe_problem_lines
 from harness.show.first_screen import HEADER, FirstScreen, difference_lines
 from harness.show.names import ArmNames
-from harness.show.recorded import NO_FILES, RecordedFiles
 from harness.show.sentences import sentence
 from harness.show.tables import safe, table
+from harness.show.timeline.sources import NO_FILES, RecordedFiles
 
 PICTURES = {
     "isolated-vs-end-to-end.png": "What isolation promises, what waiting allows, what training got",
@@ -95,11 +93,11 @@ def page(
         cost.section(files.cost, {arm.name: arm.totals for arm in report.arms}),
         causes.section(plain, names),
         numbers.controls(controls, names),
-        outliers.section(report.step_times, names),
+        machine.steps_section(report.step_times, names),
         why.emulation(report),
         machine.section(found.loads, found.devices),
-        profile.section(found.profiles, pictures),
-        stacks.section(found.stacks, files.names),
+        profile.operators_section(found.profiles, pictures),
+        profile.stacks_section(found.stacks, files.names),
         closing.probes(report.probe_costs, problems),
         closing.how_to_read(report),
         closing.reproduction(report),

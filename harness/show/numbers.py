@@ -24,9 +24,14 @@ from harness.show.tables import (
 )
 from harness.show.words import listing, number, percent
 from harness.study.contract import STAGES
-from trainer.devices.flops import CONVENTIONS
 
 STEP_TIMES = "step mean, p50, p95 (ms)"
+# The formula of each count of model FLOPs: N parameters, L layers, H heads of width Q, sequences of T.
+CONVENTIONS = {
+    "palm": "PaLM's 6N + 12LHQT: N without embedding lookups, attention as the full square",
+    "causal-half": "6N + 6LHQT: as PaLM, with the half of attention that a causal mask leaves",
+    "non-embedding": "6N: N without embeddings and output projection, no attention",
+}
 PADDED = 0.9  # of the positions are trained on: of fewer it is said, as model FLOPs count all of them
 
 

@@ -9,9 +9,25 @@ from typing import TYPE_CHECKING
 from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.sweep import MATTERS, Crossing, Sweep
 from harness.explain.statistics import Estimate
-from harness.show.colours import CURVES, GRID, INK, RULE, SOFT
-from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, legend_below, title, wrapped
+from harness.show.drawing import (
+    CURVES,
+    GRID,
+    INK,
+    NARROW,
+    RULE,
+    SOFT,
+    TEXT,
+    WIDE,
+    Picture,
+    Sheet,
+    drawn,
+    fitted,
+    legend_below,
+    title,
+    wrapped,
+)
 from harness.show.names import middle_out
+from harness.show.policy import LOG_SPAN
 from harness.show.words import ms, number, percent
 
 if TYPE_CHECKING:
@@ -27,7 +43,6 @@ AXES = {
     "cores": "cores",
 }
 RECORDED, FREE, MEASURED = CURVES[1], CURVES[0], INK
-_LOG_SPAN = 4  # values further apart than this are drawn on a log scale
 
 
 def sweep_sentence(sweep: Sweep) -> str:
@@ -80,7 +95,7 @@ def sweep_figure(
         linewidth=0,
         label="what tokenization costs",
     )
-    log = sweep.values[0] > 0 and sweep.values[-1] / sweep.values[0] > _LOG_SPAN
+    log = sweep.values[0] > 0 and sweep.values[-1] / sweep.values[0] > LOG_SPAN
     if sweep.was > 0 or not log:
         note = ", without the other edits" if unswept.edits else ""
         _point(axes, sweep.was, unswept.measured_ms, "*", f"measured: {ms(unswept.measured_ms.median)}{note}")

@@ -8,9 +8,9 @@ from harness.explain.replay.prediction import TOLERANCE, Prediction
 from harness.explain.replay.sweep import Sweep
 from harness.explain.statistics import Estimate
 from harness.judge.doubts import Doubt
-from harness.show.as_json import doubt_json, estimate_json
-from harness.show.assumptions import assumption_lines
+from harness.show.dose import assumption_lines
 from harness.show.sweeps import crossing_text, sweep_sentence
+from harness.show.tables import doubt_json, estimate_json
 from harness.show.words import count, interval, ms, number, percent, ratio, signed_percent
 from trainer.json_types import Json
 

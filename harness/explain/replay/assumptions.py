@@ -1,6 +1,6 @@
 """Lists what a replay takes for granted: only what matters for this run and these edits.
 
-``harness.show.assumptions`` makes the sentences.
+``harness.show.dose`` makes the sentences.
 """
 
 from __future__ import annotations

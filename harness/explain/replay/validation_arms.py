@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.scenario.edits import Edits
-from harness.scenario.overrides import Nested, flatten, lookup, lookup_number
-from harness.scenario.plan import DOSES
+from harness.scenario.overrides import DOSES, Nested, flatten, lookup, lookup_number
 from harness.study.contract import STAGES
 from harness.study.records import RunRecord
-from trainer.config import BEFORE
+from trainer.config_base import BEFORE
 from trainer.json_types import JsonObject
 
 # Differ between blocks, or say how long to measure.

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.explain.step_columns import integers
+from harness.show.policy import SAMPLE_MARGIN_NS
 from harness.show.timeline.model import Counter, Process
 from harness.show.timeline.windows import Range, Window
 from harness.study.run_data import RunData
 
 MOST_AHEAD = 4096  # batches that a loader has in flight, workers x prefetch, at most
-MARGIN_NS = 500_000_000  # a sample describes the time before it, so samples just after a window belong to it
 # Metrics that count growth since the previous reading, shown per second. Energy is left out: power shows the same.
 GROWTH = {
     "run_queue_delay_s", "others_cpu_s", "stolen_cpu_s", "major_faults", "disk_read_bytes",
@@ -83,7 +83,7 @@ def _readings(window: Window, repetitions: Sequence[CountedSpan]) -> dict[tuple[
     repetition = _repetition_of(since, repetitions)
     times = samples["t_ns"].to_numpy()
     inside = samples.filter(
-        pa.array((times >= (repetition.since_ns if repetition else since)) & (times <= until + MARGIN_NS))
+        pa.array((times >= (repetition.since_ns if repetition else since)) & (times <= until + SAMPLE_MARGIN_NS))
     )
     columns = (inside.column(name).to_pylist() for name in ("t_ns", "source", "metric", "unit", "value"))
     found: dict[tuple[str, str, str], dict[int, float]] = {}

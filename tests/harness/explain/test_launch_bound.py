@@ -22,7 +22,7 @@ from harness.explain.replay.predict import Replays, unedited_error
 from harness.explain.spans import COLUMNS, RunSpans, begun_when_launched, read_spans
 from harness.judge.probes.results import with_device_busy
 from harness.judge.study import analyse
-from harness.show.assumptions import assumption_lines
+from harness.show.dose import assumption_lines
 from harness.show.names import ArmNames
 from harness.show.sentences import either_way
 from harness.show.why import _device_table, launch_bound_lines

@@ -22,7 +22,7 @@ from harness.explain.probes.stacks import (
     segments,
     wilson,
 )
-from harness.show.stacks import tokenization_lines
+from harness.show.profile import tokenization_lines
 from harness.study.probes_json import PySpyRecord
 from harness.study.traces.clock_marks import FittedClock
 
