@@ -61,7 +61,7 @@ tests/harness/judge/test_policy.py"""
 
 # Undeclared differences between arms.
 OTHER_CORES_MAX = 0.1
-"""Cores. Less load by other processes slows nothing measurably. tests/harness/judge/test_confounds.py"""
+"""Cores. Less load by other processes slows nothing measurably. tests/harness/judge/test_policy.py"""
 USEFUL_TOKENS_WITHIN = 0.01
 """Share of the trained share of tokens. Other documents differ by less. tests/harness/judge/test_confounds.py"""
 BLOCK_STEPS_WITHIN = 0.1

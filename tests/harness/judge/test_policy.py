@@ -137,6 +137,8 @@ def test_a_drift_within_runs(later: float, steps: int, noted: bool) -> None:
         ([0.1, 0.1, 2.0, 2.0], True),  # two kinds, of which mean and median are alike
         ([1.2, 1.2, 2.0, 2.0], False),  # the others wait for more than half as much
         ([0.9, 1.0, 1.0, 1.1], False),
+        ([0.15] * 3 + [0.4] * 9, True),  # mean and median are near, and there are two kinds
+        ([0.1] * 11 + [2.0], False),  # one block is no kind
     ],
 )
 def test_blocks_of_two_kinds(waited_ms: list[float], uneven: bool) -> None:
