@@ -22,26 +22,10 @@ from harness.study.records import COMMAND, RunRecord
 from trainer.json_types import Json, JsonObject
 
 ConfoundKind = Literal[
-    "diverged",
-    "losses",
-    "lead",
-    "mixed data",
-    "mixed code",
-    "configuration",
-    "fact",
-    "environment",
-    "useful tokens",
-    "other batches",
-    "other steps",
-    "host load",
-    "sessions",
-    "unfinished",
-    "block counts",
-    "compared blocks",
-    "SM clock",
-    "throttled",
-    "other processes",
-]
+    "diverged", "losses", "lead", "mixed data", "mixed code", "configuration", "fact", "environment", "useful tokens",
+    "other batches", "other steps", "host load", "sessions", "unfinished", "block counts", "compared blocks",
+    "SM clock", "throttled", "other processes",
+]  # fmt: skip
 
 CODE = "code"  # declared by arms that are two states of it
 OWN_STATE = {"git_commit", OWN_PACKAGE}  # what then differs by declaration

@@ -35,7 +35,7 @@ from harness.judge.losses import Learned
 from harness.judge.problems import ProbeProblem, StudyProblem
 from harness.judge.scaling import Scaling
 from harness.judge.unseen import Unseen
-from harness.judge.unsteady import UnevenSpeed, UnevenWaits
+from harness.judge.waits import UnevenSpeed, UnevenWaits
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
 

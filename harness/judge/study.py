@@ -24,26 +24,14 @@ from harness.explain.stragglers import ranks_of, ranks_of_run
 from harness.explain.whole_run import release, work_out
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
-from harness.judge.comparisons import (
-    Controls,
-    Measured,
-    Missing,
-    alike_blocks,
-    arm_floor,
-    bounds_of,
-    compare,
-    split_runs,
-    stage_means,
-    waited_range,
-)
+from harness.judge.comparisons import Controls, Measured, Missing, alike_blocks, arm_floor, compare
 from harness.judge.confounds import confounds, used_lead, useful_fraction
 from harness.judge.controls import data_paths, probe_costs
 from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, doubt, in_order
-from harness.judge.explain import explain, explain_arm
 from harness.judge.learning import learning
 from harness.judge.losses import Learned, learned, loss_of
 from harness.judge.policy import ENOUGH_BLOCKS
-from harness.judge.predictions import declared_floor, few_blocks_remedy
+from harness.judge.predictions import declared_floor, explain, explain_arm, few_blocks_remedy
 from harness.judge.probes.device_health import device_health, differences
 from harness.judge.problems import failures, probe_problems, study_problems
 from harness.judge.report_types import (
@@ -59,7 +47,8 @@ from harness.judge.report_types import (
 )
 from harness.judge.scaling import scaling
 from harness.judge.unseen import Unseen, unseen
-from harness.judge.unsteady import drift, uneven_waits
+from harness.judge.unsteady import drift
+from harness.judge.waits import bounds_of, split_runs, stage_means, uneven_waits, waited_range
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
 from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord

@@ -1,17 +1,14 @@
-"""Finds what one median over blocks does not describe: long steps, blocks that wait unlike others, and drift.
+"""Finds what one median over blocks does not describe: long steps that it passes over, and drift within runs.
 
 All time together (:func:`in_total`) shows the long steps that fall into few blocks, or into the steps that begin a
-turn. Blocks that wait for unlike shares of a step (:func:`uneven_waits`) have a mean that describes none of them: mean
-and median differ, or there are two kinds of blocks with nothing in between. Steps that become slower or faster within
-a run (:func:`drift`) have no one speed.
+turn. Steps that become slower or faster within a run (:func:`drift`) have no one speed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, median
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -24,9 +21,6 @@ from harness.judge.policy import (
     DRIFT_MIN,
     DRIFT_STEPS_MIN,
     TOTAL_APART_MIN,
-    UNEVEN_APART_MIN,
-    UNEVEN_BLOCKS_MIN,
-    UNEVEN_KIND_RATIO,
 )
 from harness.judge.verdicts import confidence_of_each
 from harness.study.contract import PHASES
@@ -137,78 +131,6 @@ class _Times:
         """Milliseconds a step; ``but``: without that run."""
         kept = np.arange(len(self.steps)) != (-1 if but is None else but)
         return float(self.total_ms[kept].sum() / self.steps[kept].sum())
-
-
-@dataclass(frozen=True)
-class UnevenWaits:
-    """Blocks fall into two kinds; times are means per step, in milliseconds, over the blocks of a kind."""
-
-    blocks: tuple[int, ...]  # that wait for more
-    of: int
-    waited_ms: float  # of these
-    step_ms: float  # of these
-    others_ms: float  # what the others wait
-    waited_range_ms: tuple[float, float]  # the least and the most that one of these waits, of a step of ``step_ms``
-    others_range_ms: tuple[float, float]  # of the others
-
-    @property
-    def half(self) -> bool:
-        """Whether as many wait for more as do not: a median over blocks lies between both kinds."""
-        return 2 * len(self.blocks) == self.of
-
-
-@dataclass(frozen=True)
-class UnevenSpeed:
-    """A speed of either kind of blocks, medians: of those that wait for more, and of the others."""
-
-    more: float
-    others: float
-
-
-def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
-    """None where all blocks wait for about the same share of a step, or it is not known of one of them."""
-    if not runs or any(run.waited_ms is None for run in runs):
-        return None
-    typical_ms = median(run.mean_step_ms for run in runs)  # a block that one long step makes slow waits for no less
-    known = [(run, (run.waited_ms or 0.0) / typical_ms) for run in runs]
-    shares = [share for _, share in known]
-    middle = (min(shares) + max(shares)) / 2
-    more = [run for run, share in known if share > middle]
-    others = [run for run, share in known if share <= middle]
-    if abs(mean(shares) - median(shares)) <= UNEVEN_APART_MIN and not _two_kinds(shares, middle):
-        return None
-    waited_ms, others_ms = ([run.waited_ms or 0.0 for run in kind] for kind in (more, others))
-    step_ms = mean(run.mean_step_ms for run in more)
-    # A block that waits longest may be the one with the longest steps: its wait is a share of these.
-    of_step_ms = [(run.waited_ms or 0.0) / run.mean_step_ms * step_ms for run in more]
-    return UnevenWaits(
-        blocks=tuple(run.record.block for run in more),
-        of=len(known),
-        waited_ms=mean(waited_ms),
-        step_ms=step_ms,
-        others_ms=mean(others_ms),
-        waited_range_ms=(min(of_step_ms), max(of_step_ms)),
-        others_range_ms=(min(others_ms), max(others_ms)),
-    )
-
-
-def _two_kinds(shares: Sequence[float], middle: float) -> bool:
-    """Whether ``shares`` above and below ``middle`` are far apart, and those of one kind near one another."""
-    low, high = [share for share in shares if share <= middle], [share for share in shares if share > middle]
-    if not high or min(len(low), len(high)) < min(UNEVEN_BLOCKS_MIN, len(shares) // 2):
-        return False
-    gap = min(high) - max(low)
-    close = max(max(kind) - min(kind) for kind in (low, high))
-    return gap > UNEVEN_APART_MIN and gap > close and mean(low) < UNEVEN_KIND_RATIO * mean(high)
-
-
-def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> UnevenSpeed | None:
-    """``speeds``: by block. None where blocks are alike, or one kind of them has no speed."""
-    if uneven is None:
-        return None
-    more = [value for block, value in speeds.items() if block in uneven.blocks]
-    others = [value for block, value in speeds.items() if block not in uneven.blocks]
-    return UnevenSpeed(median(more), median(others)) if more and others else None
 
 
 def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: int = 1) -> Estimate | None:

@@ -21,17 +21,9 @@ Verdict = Literal["gain", "loss", "none", "undecided"]
 Direction = Literal["gain", "loss", "none"]
 # The doubts that can be the cause of "undecided".
 UndecidedKind = Literal[
-    "too few blocks",
-    "no noise floor",
-    "no core",
-    "too noisy",
-    "too coarse",
-    "lead",
-    "diverged",
-    "other loss",
-    "a-a apart",
-    "long steps",
-]
+    "too few blocks", "no noise floor", "no core", "too noisy", "too coarse", "lead", "diverged", "other loss",
+    "a-a apart", "long steps",
+]  # fmt: skip
 _UNDECIDED: Mapping[str, UndecidedKind] = {kind: kind for kind in get_args(UndecidedKind)}
 
 

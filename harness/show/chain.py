@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from harness.explain.bounds import NOTICEABLE, Bound
-from harness.judge.comparisons import Measured, Waits
+from harness.judge.comparisons import Measured
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import Comparison, PredictedRatio
+from harness.judge.waits import Waits
 from harness.show.absent import absent_text, reason
 from harness.show.dose import dose_line
 from harness.show.sentences import WORTH, between, ceiling_text, in_blocks, left_open, steps_text, whose

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import Absent, Measured, Waits
+from harness.judge.comparisons import Absent, Measured
 from harness.judge.confounds import ConfoundKind
 from harness.judge.doubts import DoubtKind, barred
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmAdvice, Comparison, NotCompared, StudyReport
 from harness.judge.verdicts import Verdict
+from harness.judge.waits import Waits
 from harness.show.absent import missing_text, problem_lines
 from harness.show.advice import NextSteps, next_steps
 from harness.show.changes import change

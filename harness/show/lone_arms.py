@@ -17,7 +17,7 @@ from harness.explain.step_kinds import BETWEEN
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, RESTART_SHARE_MAX, UNSEEN_SHARE_MAX, WITNESSES_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals
 from harness.judge.unseen import Unseen
-from harness.judge.unsteady import UnevenSpeed
+from harness.judge.waits import UnevenSpeed
 from harness.show.absent import reason
 from harness.show.dose import dose_line
 from harness.show.names import ArmNames

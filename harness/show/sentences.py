@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import MIN_BLOCKS, Estimate
-from harness.judge.comparisons import Measured, Waits
+from harness.judge.comparisons import Measured
 from harness.judge.doubts import Doubt, barred
 from harness.judge.policy import (
     COARSE_RESOLUTION,
@@ -17,8 +17,8 @@ from harness.judge.policy import (
     WITNESSES_WITHIN,
 )
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
-from harness.judge.unsteady import UnevenWaits
 from harness.judge.verdicts import Judged, holds_other_work
+from harness.judge.waits import UnevenWaits, Waits
 from harness.show.absent import ASK_FOR, absent_text, missing_text, more_blocks_text
 from harness.show.dose import dose_line
 from harness.show.noteworthy import also_noteworthy, long_steps_text, same_again_text
