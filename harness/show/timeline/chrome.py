@@ -83,7 +83,7 @@ def _metadata(pid: int, tid: int, name: str, args: JsonObject) -> Event:
     return {"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args}
 
 
-_PIECE_BYTES = 1 << 20  # bytes
+_CHECKED_BYTES = 1 << 20  # bytes
 
 
 def damage(path: Path) -> str | None:
@@ -94,7 +94,7 @@ def damage(path: Path) -> str | None:
     head, last, tail = b"", b"", b""
     try:
         with gzip.open(path) as file:
-            while some := file.read(_PIECE_BYTES):
+            while some := file.read(_CHECKED_BYTES):
                 head = head or some
                 last, tail = tail, some
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
