@@ -10,7 +10,7 @@ from harness.judge.doubts import Doubt
 from harness.judge.problems import ProbeProblem, RunFailure, StudyProblem
 from harness.judge.report_types import NoMfu
 from harness.judge.verdicts import ENOUGH_BLOCKS
-from harness.show.words import blocks_named, count, listing, percent, ratio
+from harness.show.words import blocks_named, count, listing, percent, percent_range, ratio
 
 ASK_FOR = ENOUGH_BLOCKS  # blocks to ask for where there are too few
 _NAMED_RUNS = 3  # of those that had a problem with a probe
@@ -190,8 +190,8 @@ def _lead(one: StudyProblem) -> str:
         else "as they used up prefetched batches, so the wait for data is understated"
     )
     return (
-        f"{one.arm}: its measured steps were {percent(use.share)} faster ({percent(use.ci_low).removesuffix(' %')} to "
-        f"{percent(use.ci_high)}) than later steps, {why}; {remedy}"
+        f"{one.arm}: its measured steps were {percent(use.share)} faster "
+        f"({percent_range(use.ci_low, use.ci_high)}) than later steps, {why}; {remedy}"
     )
 
 

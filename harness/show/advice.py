@@ -225,7 +225,7 @@ def _named(arms: Sequence[str], names: ArmNames) -> str:
 
 
 def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
-    """Every change that was replayed, with the arms that measured it; empty where nothing was."""
+    """Return every change that was replayed, with the arms that measured it; "" if nothing was replayed."""
     rows = [
         [
             names.short(advice.arm),
@@ -241,7 +241,7 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
     if not rows:
         return ""
     assumed = assumption_lines(dict.fromkeys(text for advice in found for text in advice.assumptions))
-    parts = ["## What was tried on paper", table(["arm", "change", "predicted", "measured here", "worth it"], rows)]
+    parts = [table(["arm", "change", "predicted", "measured here", "worth it"], rows)]
     parts.append(
         "Each arm replayed under one change at a time, times as fast [95 % interval], for the time of a step. *worth "
         "it*: the interval lies above 1, the median clears the noise floor, the error of the unedited replay and "

@@ -34,18 +34,12 @@ UNSPLIT = {
 }
 
 
-def section(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """The tables, and the critical path between them; empty without data."""
-    parts = (_savings(arms, names), _critical_paths(arms, names), _places(arms, names), _unsplit(arms, names))
-    return "\n\n".join(part for part in parts if part)
-
-
 def part_text(one: Removal) -> str:
     """``tokenize (stage)``, ``all data work``."""
     return CAUSES.get(one.name, one.name) if one.kind == "cause" else f"{one.name} ({one.kind})"
 
 
-def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
+def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
     off = [names.short(arm.name) for arm in arms if arm.explained.removals and not arm.explained.within_tolerance]
     rows = [
         [names.short(arm.name), part_text(one), estimate_cell(one.saved_ms), ratio_cell(one.speedup)]
@@ -60,7 +54,7 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
         else ""
     )
     if not rows:
-        return f"## What removing a part would save\n\n{left_out}" if off else ""
+        return left_out
     note = (
         "By replay of each run without that part, beside its unedited replay; medians over blocks. Savings overlap: "
         "they need not add up. A kernel is device time, a phase the host's. Where stages of several workers wait (a "
@@ -76,7 +70,7 @@ def _savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
             else ""
         )
     )
-    parts = ["## What removing a part would save", table(["arm", "without", "saved ms", "speed"], rows), note, left_out]
+    parts = [table(["arm", "without", "saved ms", "speed"], rows), note, left_out]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -94,7 +88,7 @@ def _receiving(arms: Sequence[ArmReport], names: ArmNames) -> str:
     return ""
 
 
-def _critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
+def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
     lines = []
     for arm in arms:
         path = arm.explained.critical_path_ms
@@ -117,7 +111,7 @@ def _critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
         "may be less, as another chain may be hardly shorter, or more, as a phase that blocks leaves its wait to what "
         "it waits for, and work that takes cores slows what runs beside it."
     )
-    return "\n\n".join(("## The critical path", "\n".join(lines), note))
+    return "\n\n".join(("\n".join(lines), note))
 
 
 def _share_text(spent: PathTime, whole_ms: float) -> str:
@@ -131,6 +125,11 @@ def _link_text(one: PathLink) -> str:
     if one.kind == "launch":
         return f"launching {one.name}"
     return f"return of a {one.name}" if one.kind == "return" else f"{one.name} ({one.kind})"
+
+
+def places(arms: Sequence[ArmReport], names: ArmNames) -> str:
+    """Return where the time of data work lay, and which arms have stages of unknown cost."""
+    return "\n\n".join(part for part in (_places(arms, names), _unsplit(arms, names)) if part)
 
 
 def _places(arms: Sequence[ArmReport], names: ArmNames) -> str:
@@ -159,7 +158,7 @@ def _places(arms: Sequence[ArmReport], names: ArmNames) -> str:
             " *Between steps*, all stages together: between training steps (beside an evaluation, say), so that "
             "it was neither waited for nor hidden behind one."
         )
-    return f"## Where data work ran\n\n{table(header, rows)}\n\n{note}"
+    return f"{table(header, rows)}\n\n{note}"
 
 
 def _unsplit(arms: Sequence[ArmReport], names: ArmNames) -> str:

@@ -20,21 +20,28 @@ from harness.show.dose import dose_line
 from harness.show.sentences import WORTH, between, ceiling_text, in_blocks, left_open, steps_text, whose
 from harness.show.words import interval, listing, part_of, percent, ratio
 
-BOUNDS: dict[Bound, str] = {
-    "data": "bound by data work (nothing else that leaves the device idle is known to cost them more)",
-    "host": "host-bound (the device runs dry while the host does other work than data)",
-    "launch": "launch-bound (the device ends its work as the host ends launching it: it waits for launches)",
-    "device or launch": "device-bound or launch-bound (while the host is still launching a phase, the device works or "
-    "waits for launches: its events do not tell which, a profiled window does)",
-    "device": "device-bound (the device runs dry {idle} of the step, and fetching could last 5 % of a step longer for "
-    "next to nothing)",
-    "balanced": "balanced (the device runs dry {idle} of the step, and fetching could not last 5 % of a step longer "
-    "for next to nothing)",
+BOUNDS: Mapping[Bound, tuple[str, str]] = {  # its name, and why
+    "data": ("bound by data work", "nothing else that leaves the device idle is known to cost them more"),
+    "host": ("host-bound", "the device runs dry while the host does other work than data"),
+    "launch": ("launch-bound", "the device ends its work as the host ends launching it: it waits for launches"),
+    "device or launch": (
+        "device-bound or launch-bound",
+        "while the host is still launching a phase, the device works or waits for launches: its events do not tell "
+        "which, a profiled window does",
+    ),
+    "device": (
+        "device-bound",
+        "the device runs dry {idle} of the step, and fetching could last 5 % of a step longer for next to nothing",
+    ),
+    "balanced": (
+        "balanced",
+        "the device runs dry {idle} of the step, and fetching could not last 5 % of a step longer for next to nothing",
+    ),
 }
-NEVER_REST = "bound by data work (its loader workers are at work nearly all the time, and the step waits for them)"
+NEVER_REST = "its loader workers are at work nearly all the time, and the step waits for them"
 HELD = (
-    "device-bound (the device runs dry {idle} of the step; a full queue of launches, or a call that blocks untimed, "
-    "may have held the host, so it is not known how much longer fetching could last)"
+    "the device runs dry {idle} of the step; a full queue of launches, or a call that blocks untimed, may have held "
+    "the host, so it is not known how much longer fetching could last"
 )
 
 
@@ -98,9 +105,8 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     part = part_of(waits.step_ms)
     behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
     where = f" behind {listing([f'{name} ({part(value)})' for name, value in behind.items()])}" if behind else ""
-    costs = _costs(waits, waited)
-    likely = "likely " if costs.startswith("between") else ""
-    text = f"{part(hidden)} of it are {likely}hidden{where}, and it costs {step} {costs}"
+    likely = "" if left_open(waits.waited_range_ms, waits.step_ms) is None else "likely "
+    text = f"{part(hidden)} of it are {likely}hidden{where}, and it costs {step} {_costs(waits, waited)}"
     parallel = sum(waits.parallel_ms.values())
     if parallel >= WORTH * waits.step_ms:
         text += f"; {part(parallel)} ran while the step waited for another worker's batch"
@@ -141,14 +147,17 @@ def _run_queue(waits: Waits) -> Iterator[ChainLink]:
 
 def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     idle = sum(waits.starved_ms.values()) / waits.step_ms if waits.step_ms else 0.0
-    bound = f"; its steps are {BOUNDS[waits.bound].format(idle=percent(idle))}" if waits.bound is not None else ""
-    if waits.bound is None and waits.bounds:  # what idle time and room are on average is true of no block
-        kinds = [f"{_kind(one)} in {blocks} of {sum(waits.bounds.values())}" for one, blocks in waits.bounds.items()]
+    bound = ""
+    if waits.bound is not None:
+        name, why = BOUNDS[waits.bound]
+        if waits.bound == "data" and waits.busy_loader:
+            why = NEVER_REST
+        if waits.bound == "device" and waits.room_unknown:
+            why = HELD
+        bound = f"; its steps are {name} ({why.format(idle=percent(idle))})"
+    elif waits.bounds:  # Idle time and room on average are true of no block.
+        kinds = [f"{BOUNDS[one][0]} in {n} of {sum(waits.bounds.values())}" for one, n in waits.bounds.items()]
         bound = f"; blocks differ in what bounds their steps: {listing(kinds)}"
-    if waits.bound == "data" and waits.busy_loader:
-        bound = f"; its steps are {NEVER_REST}"
-    if waits.bound == "device" and waits.room_unknown:
-        bound = f"; its steps are {HELD.format(idle=percent(idle))}"
     still = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
     if waits.bound in ("data", "host", "launch") and still > NOTICEABLE:
         bound += (
@@ -166,11 +175,6 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
         return
     text = f"without any data work {c.baseline} would be {ceiling_text(c.measured)} as fast ({interval(ceiling)})"
     yield ChainLink("ceiling", ceiling.median, f"{text}{bound}")
-
-
-def _kind(bound: Bound) -> str:
-    """``device-bound``: without the reason, which is one of figures."""
-    return BOUNDS[bound].partition(" (")[0]
 
 
 def _doses(c: Comparison) -> Iterator[ChainLink]:

@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from harness.scenario.overrides import flatten
+from harness.show.words import capitalised
 from harness.study.records import COMMAND, StudyRecord
 
 _MISSING = object()
@@ -76,4 +77,4 @@ def _data_path(before: str, after: str) -> str | None:
         parts.append(_SOURCES.get((source, other_source), ""))
     if packing != other_packing:
         parts.append(_PACKINGS.get((packing, other_packing), ""))
-    return " and ".join(parts).capitalize() if all(parts) else None
+    return capitalised(" and ".join(parts)) if all(parts) else None

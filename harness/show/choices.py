@@ -53,7 +53,7 @@ def _cell(arm: ArmCurves, name: str) -> str:
 
 def share(found: RightShare) -> str:
     """``31.1 % [30.2 %–32.0 %]``."""
-    return f"{found.share:.1%} [{found.ci_low:.1%}–{found.ci_high:.1%}]".replace("%", " %")
+    return f"{100 * found.share:.1f} % [{100 * found.ci_low:.1f} %–{100 * found.ci_high:.1f} %]"
 
 
 def as_json(arm: ArmCurves) -> dict[str, Json]:

@@ -62,7 +62,7 @@ def section(uses: Sequence[ArmUse], judged: Sequence[JudgedClaim], names: ArmNam
             " Of several ranks the shares and the cores by part are those of rank 0, and *all processes* are those of "
             "every rank."
         )
-    return f"## Claims\n\n{sentences}\n\n{table(header, rows)}\n\n{note}"
+    return f"{sentences}\n\n{table(header, rows)}\n\n{note}"
 
 
 def _parts(known: Mapping[str, str]) -> str:

@@ -33,7 +33,7 @@ def probes(costs: Sequence[ProbeCost], problems: Sequence[str]) -> str:
     if problems:
         parts.append("What the probes could not do:")
         parts.append("\n".join(f"- {safe(problem)}" for problem in problems))
-    return "\n\n".join(["## Probes", *parts]) if parts else ""
+    return "\n\n".join(parts)
 
 
 def _share(share: Estimate) -> str:
@@ -51,8 +51,7 @@ SAME_ORDER = "each block sees the same\n  documents in the same order"
 SOME_SHUFFLED = "where they are shuffled,\n  each block sees the documents in another order"
 OWN_SOURCE = "a data source that\n  seeds itself gives each block the same data"
 PARTS = "they are consecutive parts of\n  one run"
-HOW_TO_READ = f"""## How to read this
-
+HOW_TO_READ = """\
 - **exposed**: what a stage cost the step. It is the part of the waits that the stage caused, by replay of the run
   without it. **hidden**: stage time during which the step did not wait. It may still take cores from the step.
   **waiting for a core**: time in which the main thread was ready and had no core (run-queue delay).
@@ -67,7 +66,7 @@ HOW_TO_READ = f"""## How to read this
 - **tokens/s** counts all positions, padding included. **trained tokens/s** counts those with a label. For commands
   (`exec`), only positions are counted, and losses are only checked for NaN and infinity on a CPU.
 - Intervals: medians over blocks, paired within a block (total over its repetitions; \
-{ANOTHER_ORDER}), by a smoothed bootstrap over blocks ({2 * RESAMPLES} resamples) expanded for few blocks, and where
+{order}), by a smoothed bootstrap over blocks ({resamples} resamples) expanded for few blocks, and where
   neighbouring blocks are alike. Fewer than 3 blocks give none.
 - `harness trace STUDY` opens the timeline in Perfetto: phases, worker stages, waits and device idle by cause, counters,
   operators and samples of a window of steps, with an arrow from the worker's batch to the phase that used it."""
@@ -75,7 +74,7 @@ HOW_TO_READ = f"""## How to read this
 
 def how_to_read(report: StudyReport) -> str:
     """The same for every study, but for what its blocks are."""
-    return HOW_TO_READ.replace(ANOTHER_ORDER, _order(report))
+    return HOW_TO_READ.format(order=_order(report), resamples=2 * RESAMPLES)
 
 
 def _order(report: StudyReport) -> str:
@@ -95,7 +94,7 @@ def _order(report: StudyReport) -> str:
 def reproduction(report: StudyReport) -> str:
     """The command, the scenario, how arms were interleaved, and what it ran on."""
     study = report.study
-    lines = ["## How to reproduce"]
+    lines: list[str] = []
     if study.command:
         lines.append(fenced(shlex.join(study.command)))
     facts = [f"scenario file {code(study.scenario_file)}"] if study.scenario_file else []

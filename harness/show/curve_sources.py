@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath, normpath
@@ -197,7 +198,7 @@ def _setting(key: str, value: Json) -> str:
         return f"no {key}"
     if isinstance(value, str) and "/" in value:
         value = PurePosixPath(value).name or value
-    return f"{key} {str(value).lower() if isinstance(value, bool) else value}"
+    return f"{key} {json.dumps(value) if isinstance(value, bool) else value}"
 
 
 def _by_place(sources: Sequence[CurveSource]) -> list[str]:

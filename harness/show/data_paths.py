@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.explain.statistics import Estimate
 from harness.judge.data_paths import DataPath
-from harness.show.names import ArmNames
+from harness.show.names import ArmNames, without_point
 from harness.show.sentences import steps_text
 from harness.show.tables import NOT_MEASURED, estimate_cell, number_cell, ratio_cell, safe, table
 from harness.show.words import ms, number, part_of, ratio
@@ -17,7 +17,7 @@ def section(found: Sequence[DataPath], names: ArmNames) -> str:
     if not found:
         return ""
     baselines = list(dict.fromkeys(one.baseline for one in found))
-    against = names.short(baselines[0]) if len(baselines) == 1 else baselines[0].partition("@")[0]
+    against = names.short(baselines[0]) if len(baselines) == 1 else without_point(baselines[0])
     alone = [
         [
             names.short(one.arm),
@@ -42,7 +42,6 @@ def section(found: Sequence[DataPath], names: ArmNames) -> str:
     point = " at the same point of the matrix" if len(baselines) > 1 else ""
     return "\n\n".join(
         [
-            "## The data paths alone",
             *(f"{safe(line)}" for line in _findings(found, names)),
             table(["arm", "ms a sample", "tokens/s", "trained tokens/s", f"times as fast as {against}"], alone),
             "Medians over the blocks of the data-only controls [95 % interval]. A sample is a row of a batch with its "

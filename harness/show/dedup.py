@@ -9,7 +9,7 @@ from harness.show.as_json import record_json
 from harness.show.colours import CURVES, GRID, LOSS
 from harness.show.drawing import NARROW, WIDE, Picture, Sheet, drawn, fitted, picture_link, title
 from harness.show.tables import NOT_MEASURED, code, table
-from harness.show.words import count, percent
+from harness.show.words import count, listing, percent
 from trainer.data.corpus.dedup.clusters import ClusterQuality
 from trainer.data.corpus.dedup.components import KEPT_RULE
 from trainer.data.corpus.dedup.labelled import DUPLICATES
@@ -115,10 +115,9 @@ def _criteria(settings: DedupSettings) -> str:
 
 def _ignored(shingling: Shingling) -> str:
     """Name what makes no difference between two texts."""
-    case = {"lower": "case, ", "fold": "case (folded), ", "keep": ""}[shingling.case]
-    form = {"nfc": " and Unicode form (NFC)", "nfkc": " and Unicode form (NFKC)", "none": ""}[shingling.unicode]
-    parts = f"{case}white space{form}"
-    return parts if form else parts.replace(", white", " and white")
+    case = {"lower": "case", "fold": "case (folded)", "keep": ""}[shingling.case]
+    form = {"nfc": "Unicode form (NFC)", "nfkc": "Unicode form (NFKC)", "none": ""}[shingling.unicode]
+    return listing([part for part in (case, "white space", form) if part])
 
 
 def _point(settings: DedupSettings, similarity: float) -> tuple[str, str]:

@@ -48,7 +48,8 @@ from harness.show.sentences import (
     whose,
 )
 from harness.show.tables import NOT_MEASURED
-from harness.show.words import amount, count, listing, percent, ratio, unit
+from harness.show.words import amount, count, listing, percent, percent_limit, percent_range, ratio, unit
+from trainer.errors import one_line
 
 REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")  # the line of the arm gives these reasons
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
@@ -103,9 +104,12 @@ def first_screen(report: StudyReport) -> FirstScreen:
     lines += [*scaling_lines(report.compared, names), *rank_lines(report.arms, names)]
     ideal = {arm.name: one for arm in report.arms if (one := arm.explained.ideal_measured) is not None}
     return FirstScreen(
-        question=" ".join(report.study.question.split()),
+        question=one_line(report.study.question),
         emulated=_emulated(report),
-        beware=(*[f"{line}." for line in problem_lines(report.problems)], *_differences(report.comparisons, names)),
+        beware=(
+            *[f"{line}." for line in problem_lines(report.problems)],
+            *_differences([names.shorten(c) for c in report.comparisons]),
+        ),
         headlines=tuple(lines),
         each=tuple(each[id(c)] for c in report.comparisons),
         rows=tuple(_row(c, names) for c in ordered),
@@ -181,8 +185,9 @@ def _headline(
         support.append("The arms differ in more than that: see the warnings above.")
     if disagreements(c):
         support.append("Estimates disagree: see the details.")
-    support += [names.within(one) for one in also_noteworthy(c.measured)]
-    return Headline(subject, names.within(finding(c.measured, once)), " ".join(_learned(c, names) + support))
+    m = names.shorten_compared(c).measured
+    support = [*_learned(m, emulated=bool(c.explained.emulated)), *support, *also_noteworthy(m)]
+    return Headline(subject, finding(m, once), " ".join(support))
 
 
 def _drift(found: Estimate, baseline: str) -> str:
@@ -203,20 +208,19 @@ def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
     return f" on an {devices}, {real[0]} on a real device" if len(real) == 1 else f" on an {devices}"
 
 
-def _learned(c: Comparison, names: ArmNames) -> list[str]:
+def _learned(m: Measured, *, emulated: bool) -> list[str]:
     """What bars belief in a speed, where the verdict is not itself about that."""
-    m = c.measured
     if m.undecided in ("diverged", "other loss"):
         return []
     if m.losses.diverged:
-        return [f"The loss of {listing([names.short(arm) for arm in m.losses.diverged])} diverged."]
+        return [f"The loss of {listing([*m.losses.diverged])} diverged."]
     if m.losses.unlike:
         return ["The losses differ: see the warnings above."]
     if m.losses.some_blocks is not None:
         (some, of), ours, theirs = m.losses.some_blocks, m.losses.baseline, m.losses.candidate
         return [f"The losses differ in {some} of {count(of, 'block')} ({ours:.3f} against {theirs:.3f})."]
     unknown = m.losses.baseline is None or m.losses.candidate is None
-    return ["Losses were not compared."] if m.verdict == "gain" and unknown and not c.explained.emulated else []
+    return ["Losses were not compared."] if m.verdict == "gain" and unknown and not emulated else []
 
 
 def finding(m: Measured, once: Collection[str] = ()) -> str:
@@ -230,18 +234,16 @@ def finding(m: Measured, once: Collection[str] = ()) -> str:
     if verdict == "none":
         what = "detectable difference"
         if (ends := _lopsided(m)) is not None:
-            slower, faster = (percent(end).removeprefix("under ") for end in ends)
+            slower, faster = map(percent_limit, ends)
             counts = _counts_more(m)
             less, more = (f"fewer {m.measure}", "more") if counts else ("slower", "faster")
             return f"no {what} (between {slower} {less} and {faster} {more})"
-        limit = percent(m.resolution or 0).removeprefix("under ")
-        return f"no {what} (under {limit})"
+        return f"no {what} (under {percent_limit(m.resolution or 0)})"
     each = m.measured_per_step
     if _counts_more(m):  # padding or batch size changed, or may have: that is no change of speed
         counted = "training" if m.measure == "trained tokens/s" else "computing"
         times = "what each trains was not counted" if each is None else f"{counted} {ratio(each)} as many in each step"
-        word = "more" if verdict == "gain" else "fewer"
-        return f"{_change(estimate, word + ' ' + m.measure)}, {times}"
+        return f"{_change(estimate, 'more' if verdict == 'gain' else 'fewer', m.measure)}, {times}"
     return _change(estimate, "faster" if verdict == "gain" else "slower")
 
 
@@ -266,16 +268,16 @@ def _off_one(estimate: Estimate) -> bool:
     return (estimate.ci_low or 1.0) > 1 or (estimate.ci_high or 1.0) < 1
 
 
-def _change(estimate: Estimate, word: str = "") -> str:
-    """``14 % faster (6.2 to 17 %)``; of large ones ``4.20x (3.90x to 4.40x)``."""
+def _change(estimate: Estimate, word: str = "", measure: str = "") -> str:
+    """``14 % faster (6.2 to 17 %)``, ``9 % more tokens/s (…)``; of large ones ``4.20x as fast (3.90x to 4.40x)``."""
     low, high = estimate.ci_low, estimate.ci_high
     if estimate.median >= 2 or low is None or high is None or not word:
         interval = "" if low is None or high is None else f" ({ratio(low)} to {ratio(high)})"
-        measure = word.removeprefix("more ").removeprefix("fewer ")
-        unit = {"faster": " as fast", "slower": " as fast", "": ""}.get(word, f" the {measure}")
+        unit = f" the {measure}" if measure else " as fast" if word else ""
         return f"{ratio(estimate.median)}{unit}{interval}"
     ends = sorted((abs(low - 1), abs(high - 1)))
-    return f"{percent(estimate.median - 1)} {word} ({percent(ends[0]).removesuffix(' %')} to {percent(ends[1])})"
+    what = f"{word} {measure}" if measure else word
+    return f"{percent(estimate.median - 1)} {what} ({percent_range(*ends)})"
 
 
 def _data(c: Comparison, baseline: str) -> str:
@@ -383,16 +385,16 @@ def _or_none(one: Estimate) -> str:
     return " unclear" if holds and (one.distance or 0.0) >= WORTH else ""
 
 
-def _differences(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> list[str]:
+def _differences(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
     """What no arm declared, a line each; many of them are counted by kind, but for what the arms learned."""
     lines = difference_lines(comparisons)
     if len(lines) <= MOST_DIFFERENCES:
-        return [f"The arms also differ: {names.within(line)}" for line in lines]
+        return [f"The arms also differ: {line}" for line in lines]
     learned = difference_lines(comparisons, only=LEARNED)
     found = [one for c in comparisons if isinstance(c, Comparison) for one in {d.kind: d for d in c.confounds}.values()]
     kinds = Counter(one.kind for one in found if one.kind not in LEARNED)
     return [
-        *(f"The arms also differ: {names.within(line)}" for line in learned),
+        *(f"The arms also differ: {line}" for line in learned),
         *(
             f"The arms also differ ({_KINDS.get(kind, kind)}) in {count(times, 'comparison')}: see the details"
             for kind, times in kinds.items()

@@ -49,7 +49,7 @@ def section(found: Sequence[Learned], names: ArmNames) -> str:
         f"at the arm's typical one. Memory is the most that a run's processes had resident"
         f"{', and torch on the device' if on_device else ''}."
     )
-    return f"## What was learned\n\n{table([*header, *['device MiB'] * on_device], rows)}\n\n{note}"
+    return f"{table([*header, *['device MiB'] * on_device], rows)}\n\n{note}"
 
 
 def _reached_cell(one: Learned) -> str:

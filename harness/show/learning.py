@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harness.judge.learning import ArmCurves, CurvesCompared, Learning
 from harness.show import choices
@@ -18,15 +19,16 @@ ALT = "Training and validation loss by step"
 _HEADER = ("arm", "final validation loss", "perplexity", "masked-token accuracy", "steps trained", "passes")
 
 
-def section(found: Learning | None, pictures: Sequence[str], names: ArmNames, *, heading: bool = True) -> str:
-    """Empty where nothing was evaluated. Without ``heading`` it belongs to the section of the page before it."""
+def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) -> str:
+    """Return "" if nothing was evaluated."""
     if found is None:
         return ""
     header = [name for name in _HEADER if name != _HEADER[3] or any(arm.accuracy is not None for arm in found.arms)]
-    parts = ["## What was learned"] * heading
+    parts = []
     if documents := [arm for arm in found.arms if arm.passes]:
         parts.append(table(header, [_row(arm, len(header), names) for arm in documents]))
-    parts += ["\n".join(f"- {safe(names.within(agreement(one)))}." for one in found.compared)] if found.compared else []
+    if agreements := [f"- {safe(agreement(_shortened(one, names)))}." for one in found.compared]:
+        parts.append("\n".join(agreements))
     if found.other_labels:
         parts.append(
             "The arms are evaluated on other labels (their tokenizer, held-out documents, tokens or objective differ): "
@@ -50,6 +52,10 @@ def _row(arm: ArmCurves, columns: int, names: ArmNames) -> list[str]:
 def loss(value: float) -> str:
     """``4.1234``: losses are compared in their third and fourth decimal."""
     return f"{value:.4f}" if math.isfinite(value) else Markdown("**diverged**")
+
+
+def _shortened(one: CurvesCompared, names: ArmNames) -> CurvesCompared:
+    return replace(one, baseline=names.short(one.baseline), candidate=names.short(one.candidate))
 
 
 def agreement(one: CurvesCompared) -> str:

@@ -34,7 +34,7 @@ def section(loads: Sequence[HostLoad], devices: Sequence[DeviceHealth], problems
         parts += ["### What held it back", "\n".join(findings)]
     if problems:
         parts += ["### Not measured", "\n".join(f"- {safe(problem)}" for problem in dict.fromkeys(problems))]
-    return "\n\n".join(["## The machine", *parts]) if parts else ""
+    return "\n\n".join(parts)
 
 
 def _host_table(loads: Sequence[HostLoad]) -> str:

@@ -29,7 +29,7 @@ from harness.show.absent import probe_problem_lines
 from harness.show.first_screen import HEADER, FirstScreen, difference_lines
 from harness.show.names import ArmNames
 from harness.show.recorded import NO_FILES, RecordedFiles
-from harness.show.sentences import sentence
+from harness.show.sentences import sentence_parts
 from harness.show.tables import safe, table
 
 PICTURES = {
@@ -80,31 +80,35 @@ def page(
     plain = [arm for arm in report.arms if not arm.control]
     controls = [arm for arm in report.arms if arm.control and not is_probe_control(arm.control)]
     problems = [*probe_problem_lines(report.probe_problems), *files.problems, *timeline_cut]
-    parts = [
-        _in_full(report.comparisons, pictures, names),
-        why.section(report, pictures, names),
-        advice.section(report.advice, names),
-        numbers.comparisons(report.compared, names),
-        data_paths.section(report.data_paths, names),
-        numbers.arms(plain, names),
-        claims.section(report.uses, report.claims, names),
-        ranks.section(plain, names),
-        _picture("ledger.png", pictures),
-        learned.section(report.learned, names),
-        learning.section(report.learning, pictures, names, heading=not report.learned),
-        cost.section(files.cost, {arm.name: arm.totals for arm in report.arms}),
-        causes.section(plain, names),
-        numbers.controls(controls, names),
-        outliers.section(report.step_times, names),
-        why.emulation(report),
-        machine.section(found.loads, found.devices),
-        profile.section(found.profiles, pictures),
-        stacks.section(found.stacks, files.names),
-        closing.probes(report.probe_costs, problems),
-        closing.how_to_read(report),
-        closing.reproduction(report),
+    sections = [
+        Section("Verdicts in full", _in_full(report.comparisons, pictures, names)),
+        Section("Why", why.section(report, pictures, names)),
+        Section("What was tried on paper", advice.section(report.advice, names)),
+        Section("Comparisons in numbers", numbers.comparisons(report.compared, names)),
+        Section("The data paths alone", data_paths.section(report.data_paths, names)),
+        Section("Arms", numbers.arms(plain, names)),
+        Section("Claims", claims.section(report.uses, report.claims, names)),
+        Section("Ranks", ranks.section(plain, names)),
+        Section("Where each step's time goes", _picture("ledger.png", pictures)),
+        Section(
+            "What was learned",
+            _joined(learned.section(report.learned, names), learning.section(report.learning, pictures, names)),
+        ),
+        Section("What it cost", cost.section(files.cost, {arm.name: arm.totals for arm in report.arms})),
+        Section("What removing a part would save", causes.savings(plain, names)),
+        Section("The critical path", causes.critical_paths(plain, names)),
+        Section("Where data work ran", causes.places(plain, names)),
+        Section("Controls", numbers.controls(controls, names)),
+        Section(outliers.TITLE, outliers.section(report.step_times, names)),
+        Section("The emulated device", why.emulation(report)),
+        Section("The machine", machine.section(found.loads, found.devices)),
+        Section("Operators", profile.section(found.profiles, pictures)),
+        Section("Stacks", stacks.section(found.stacks, files.names)),
+        Section("Probes", closing.probes(report.probe_costs, problems)),
+        Section("How to read this", closing.how_to_read(report)),
+        Section("How to reproduce", closing.reproduction(report)),
     ]
-    return Page(safe(report.study.scenario), _opening(screen, pictures), list(_sections(parts)))
+    return Page(safe(report.study.scenario), _opening(screen, pictures), [one for one in sections if one.text])
 
 
 def opening(title: str, screen: FirstScreen) -> str:
@@ -119,17 +123,20 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
     if screen.beware:
         top.append("\n".join(f"> **{safe(line)}**  " for line in screen.beware))
     verdict = [
-        "\n".join(f"- **{safe(h.subject)}: {safe(h.finding)}.** {safe(h.support)}".rstrip() for h in screen.headlines)
+        "\n".join(
+            f"- **{safe(h.subject)}: {safe(h.finding)}.**" + (f" {safe(h.support)}" if h.support else "")
+            for h in screen.headlines
+        )
     ]
     if screen.rows:
         verdict.append(table(HEADER, screen.rows))
         verdict.append(_legend(screen.legend))
         verdict.append(_picture("isolated-vs-end-to-end.png", pictures))
     steps = [f"{place}. {safe(line)}" for place, line in enumerate(screen.next_steps.ranked, start=1)]
-    following = "\n\n".join(part for part in ("\n".join(steps), safe(screen.next_steps.note)) if part)
+    following = _joined("\n".join(steps), safe(screen.next_steps.note))
     return [
         Section("", "\n\n".join(top)),
-        Section("Verdict", "\n\n".join(part for part in verdict if part)),
+        Section("Verdict", _joined(*verdict)),
         *([Section("What to try next", following)] if following else []),
     ]
 
@@ -142,32 +149,24 @@ def _legend(legend: Sequence[tuple[str, str]]) -> str:
 def _in_full(comparisons: Sequence[Comparison | NotCompared], pictures: Sequence[str], names: ArmNames) -> str:
     if not comparisons:
         return ""
-    parts = ["## Verdicts in full"]
-    if differences := difference_lines(comparisons):
+    parts = []
+    if differences := difference_lines([names.shorten(c) for c in comparisons]):
         parts.append("Differences that the scenario does not declare:")
-        parts.append("\n".join(f"- **{safe(names.within(line))}**" for line in differences))
+        parts.append("\n".join(f"- **{safe(line)}**" for line in differences))
         parts.append("Findings:")  # keeps the two lists apart
     parts.append("\n".join(_bullet(c, names) for c in comparisons))
     parts.append(_picture("comparisons.png", pictures))
-    return "\n\n".join(part for part in parts if part)
+    return _joined(*parts)
 
 
 def _bullet(c: Comparison | NotCompared, names: ArmNames) -> str:
-    """The sentence as a list item, with its finding (what comes before the figures in parentheses) in bold."""
-    finding, parenthesis, figures = safe(names.within(sentence(c))).partition(" (")
-    return f"- **{finding}**{parenthesis}{figures}"
+    """Return the sentence as a list item, with its finding in bold."""
+    finding, figures = sentence_parts(names.shorten(c))
+    return f"- **{safe(finding)}** {safe(figures)}"
 
 
-def _sections(parts: Sequence[str]) -> list[Section]:
-    """Each part that begins with a heading is a section; what has none belongs to the one before."""
-    found: list[Section] = []
-    for part in parts:
-        if part.startswith("## "):
-            title, _, text = part.partition("\n")
-            found.append(Section(title.removeprefix("## "), text.strip("\n")))
-        elif part and found:
-            found[-1] = Section(found[-1].title, f"{found[-1].text}\n\n{part}")
-    return found
+def _joined(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
 
 
 def _picture(name: str, pictures: Sequence[str]) -> str:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+
+from harness.judge.comparisons import Absent, Missing
+from harness.judge.confounds import Confound
+from harness.judge.report_types import Comparison, NotCompared
 
 FITS = 24  # characters: names up to this length stay as they are
 LONGEST = 34  # characters of a shortened name; the middle of a longer one goes
@@ -47,16 +51,42 @@ class ArmNames:
             return "", self.short(one), self.short(other), ""
         return "".join(ours[:before]), first, second, gap + "".join(ours[len(ours) - after :])
 
-    def within(self, text: str) -> str:
-        """The text with short names in place of full ones."""
-        return self._full.sub(lambda found: self.short(found[0]), text) if self._full is not None else text
+    def shorten(self, c: Comparison | NotCompared) -> Comparison | NotCompared:
+        """Return ``c`` with short names in place of full ones, for sentences about it."""
+        pair = {"baseline": self.short(c.baseline), "candidate": self.short(c.candidate)}
+        if isinstance(c, NotCompared):
+            return replace(c, **pair, missing=self._missing(c.missing))
+        return self.shorten_compared(c)
 
-    @cached_property
-    def _full(self) -> re.Pattern[str] | None:
-        shortened = sorted((name for name in self._names if self.short(name) != name), key=len, reverse=True)
-        if not shortened:
-            return None
-        return re.compile(rf"(?<![\w@.-])(?:{'|'.join(map(re.escape, shortened))})(?![\w@-])")
+    def shorten_compared(self, c: Comparison) -> Comparison:
+        """As :meth:`shorten`."""
+        m, predicted = c.measured, c.explained.predicted
+        return replace(
+            c,
+            baseline=self.short(c.baseline),
+            candidate=self.short(c.candidate),
+            measured=replace(
+                m,
+                noise_floor_of=None if m.noise_floor_of is None else self.short(m.noise_floor_of),
+                absent={figure: self._absent(one) for figure, one in m.absent.items()},
+                losses=replace(m.losses, diverged=tuple(map(self.short, m.losses.diverged))),
+            ),
+            explained=replace(
+                c.explained, predicted=self._absent(predicted) if isinstance(predicted, Absent) else predicted
+            ),
+            confounds=tuple(map(self._confound, c.confounds)),
+        )
+
+    def _absent(self, one: Absent) -> Absent:
+        return replace(one, arms=tuple(map(self.short, one.arms)))
+
+    def _missing(self, one: Missing) -> Missing:
+        failures = tuple(replace(failed, arm=self.short(failed.arm)) for failed in one.failures)
+        return replace(one, arms=tuple(map(self.short, one.arms)), failures=failures)
+
+    def _confound(self, one: Confound) -> Confound:
+        first, second = map(self.short, one.names)
+        return replace(one, names=(first, second), key=self.short(one.key))
 
     @property
     def legend(self) -> list[tuple[str, str]]:
@@ -117,6 +147,11 @@ def _split(name: str) -> tuple[str, dict[str, str]]:
     arm, _, rest = name.partition("@")
     pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
     return arm, {key: value for key, _, value in pairs}
+
+
+def without_point(name: str) -> str:
+    """Return the name of an arm without its point in a matrix."""
+    return _split(name)[0]
 
 
 def _matrix(names: Sequence[str]) -> _Matrix | None:

@@ -7,7 +7,7 @@ import math
 from harness.judge.comparisons import Measured
 from harness.judge.in_total import InTotal
 from harness.judge.verdicts import is_apart
-from harness.show.words import capitalised, count, ms, percent, ratio
+from harness.show.words import capitalised, count, ms, percent, percent_range, ratio
 
 
 def same_again_text(m: Measured) -> str:
@@ -17,9 +17,8 @@ def same_again_text(m: Measured) -> str:
     faster = same_again.median > 1
     ends = sorted(abs(end - 1) for end in (same_again.ci_low, same_again.ci_high) if end is not None)
     word = "faster" if faster else "slower"
-    low, high = percent(ends[0]).removesuffix(" %"), percent(ends[-1])
-    times = percent(same_again.median - 1)
-    return f"the A/A control of {m.noise_floor_of}, the same program again, was {times} {word} ({low} to {high})"
+    times = f"{percent(same_again.median - 1)} {word} ({percent_range(ends[0], ends[-1])})"
+    return f"the A/A control of {m.noise_floor_of}, the same program again, was {times}"
 
 
 def long_steps_text(found: InTotal) -> str:

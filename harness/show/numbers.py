@@ -69,7 +69,6 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
     measures = " or ".join(dict.fromkeys(c.measured.measure for c in compared))
     return "\n\n".join(
         [
-            "## Comparisons in numbers",
             table(["candidate / baseline", "isolated", "ceiling", "ideal data"], could),
             table(header, was),
             f"How many times as fast, median [95 % interval]. *measured* counts {measures}; "
@@ -98,7 +97,7 @@ def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
         note += _padding(shown)
     if reasons:
         note += f" MFU is not given: {safe('; '.join(reasons))}."
-    return "\n\n".join(["## Arms", _speed(shown, names), _data_work(shown, names), _model(shown, names), note])
+    return "\n\n".join([_speed(shown, names), _data_work(shown, names), _model(shown, names), note])
 
 
 def _padding(shown: Sequence[ArmReport]) -> str:
@@ -194,7 +193,7 @@ def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
         "*a-a*: the arm against itself, so how far its interval reaches from 1 is the noise floor. *ideal-data*: no "
         "data cost. *data-only*: no compute."
     )
-    return f"## Controls\n\n{table(header, rows)}\n\n{note}"
+    return f"{table(header, rows)}\n\n{note}"
 
 
 def step_times(arm: ArmReport) -> str:

@@ -42,7 +42,7 @@ def section(found: Sequence[StepTimes], names: ArmNames) -> str:
         "quartile of their run. `summary.html` draws every step over the time of the study."
     )
     header = ["arm", "block", "repetition", "step", "ms", "times its run's median"]
-    return "\n\n".join([f"## {TITLE}", *([table(header, rows)] if rows else []), note])
+    return "\n\n".join([*([table(header, rows)] if rows else []), note])
 
 
 def thinned(found: Sequence[StepTimes]) -> str:

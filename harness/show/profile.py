@@ -19,7 +19,7 @@ def section(profiles: Sequence[TorchProfile], pictures: Sequence[str]) -> str:
     """Everything that was profiled, arm by arm; empty where nothing was. ``pictures``: those that were written."""
     if not profiles:
         return ""
-    parts = ["## Operators", NOTE]
+    parts = [NOTE]
     for profile in profiles:
         parts += _arm(profile)
     if any(profile.memory for profile in profiles):

@@ -16,7 +16,7 @@ from harness.show.colours import CURVES, GRID, INK, RULE, SOFT
 from harness.show.curve import LEAST_SMOOTHED, smoothed_steps
 from harness.show.drawing import TEXT, WIDE, Sheet, fitted, thinned, title
 from harness.show.names import ArmNames
-from harness.show.words import listing
+from harness.show.words import capitalised, listing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,7 +145,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
         )
         if there
     ]
-    _finish(figure, axes, f"{listing(kinds)} loss".capitalize(), len(runs))
+    _finish(figure, axes, capitalised(f"{listing(kinds)} loss"), len(runs))
     return fitted(figure, sheet)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.show.cost import hours, money
+from harness.show.cost import dollars, hours
 from harness.show.run_curves import Measure, PlottedRun, Values, best_measure, minimum
 from harness.show.tables import NOT_MEASURED
 from trainer.json_types import Json
@@ -30,7 +30,7 @@ def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list
             share = last_share(run, by)
             cells.append(NOT_MEASURED if share is None else f"{share:.4f}")
         cells.append(NOT_MEASURED if run.seconds is None else hours(run.seconds))
-        cells.append(NOT_MEASURED if run.usd is None else money(run.usd).removesuffix(" USD"))
+        cells.append(NOT_MEASURED if run.usd is None else dollars(run.usd))
         rows.append(cells)
     return rows
 

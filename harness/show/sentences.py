@@ -17,7 +17,20 @@ from harness.judge.verdicts import COARSE, Judged, holds_other_work
 from harness.show.absent import ASK_FOR, absent_text, missing_text
 from harness.show.dose import dose_line
 from harness.show.noteworthy import also_noteworthy, long_steps_text, same_again_text
-from harness.show.words import amount, capitalised, count, interval, listing, ms, number, part_of, percent, ratio, unit
+from harness.show.words import (
+    amount,
+    capitalised,
+    count,
+    interval,
+    listing,
+    ms,
+    number,
+    part_of,
+    percent,
+    percent_limit,
+    ratio,
+    unit,
+)
 
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 NOTHING = 0.001  # a share of the step below this is called nothing
@@ -26,11 +39,17 @@ DOUBLED = 1.0  # an unseen difference of this share of the speed, or more, has n
 
 def sentence(c: Comparison | NotCompared) -> str:
     """The verdict of ``c``: one sentence with number and interval, one with the ceiling and the reason, and dissent."""
+    return " ".join(part for part in sentence_parts(c) if part)
+
+
+def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
+    """Return :func:`sentence` as its finding and what follows."""
     if isinstance(c, NotCompared):
-        return f"{c.candidate} against {c.baseline}: not measured ({missing_text(c.missing)})."
+        return f"{c.candidate} against {c.baseline}: not measured", f"({missing_text(c.missing)})."
     devices = emulated_devices(c)
     where = f" on an {devices}" if devices else ""
-    parts = [f"{c.candidate} against {c.baseline}{where}: {_finding(c.measured, c.baseline)}."]
+    found, figures = _finding(c.measured, c.baseline)
+    parts = [f"{figures}."] if figures else []
     steps = _steps(c.measured)
     if steps:
         parts.append(f"{steps}.")
@@ -41,7 +60,7 @@ def sentence(c: Comparison | NotCompared) -> str:
     dissent = disagreements(c)
     if dissent:
         parts.append(f"Estimates disagree: {'; '.join(dissent)}.")
-    return " ".join(parts)
+    return f"{c.candidate} against {c.baseline}{where}: {found}{'' if figures else '.'}", " ".join(parts)
 
 
 def emulated_devices(c: Comparison) -> str | None:
@@ -60,28 +79,31 @@ def predicted_ratio(c: Comparison) -> Estimate | None:
     return c.explained.predicted.ratio if isinstance(c.explained.predicted, PredictedRatio) else None
 
 
-def _finding(m: Measured, baseline: str) -> str:
+def _finding(m: Measured, baseline: str) -> tuple[str, str]:
+    """Return the verdict with its reason, and the figures after it."""
     measured, together = m.ratio, m.together or m.ratio
     if measured.ci_low is None:
         return (
-            f"undecided ({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}; an interval needs "
-            f"{MIN_BLOCKS}: repeat with --repeats {ASK_FOR})"
+            "undecided",
+            f"({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}; an interval needs "
+            f"{MIN_BLOCKS}: repeat with --repeats {ASK_FOR})",
         )
     if (noisy := barred(m.doubts, "ratio")) is not None:
         because = "" if m.undecided == noisy.kind else f"{undecided_because(m)}; "
-        return f"undecided in {m.measure}{_more_tokens(m)}: {because}{too_noisy_text(noisy)}"
+        return f"undecided in {m.measure}{_more_tokens(m)}: {because}{too_noisy_text(noisy)}", ""
     figures = f"{ratio(measured.median)}, 95 % interval {interval(measured)}, {count(measured.n, 'block')}, "
     figures += f"{_together(m)}{_floor(m, baseline)}"
     if m.undecided is not None:
-        return f"undecided in {m.measure}{_more_tokens(m)}: {undecided_because(m)} ({figures})"
+        return f"undecided in {m.measure}{_more_tokens(m)}: {undecided_because(m)}", f"({figures})"
     if m.verdict != "none":
-        return f"{m.verdict} of {percent(measured.median - 1)} in {m.measure}{_more_tokens(m)} ({figures})"
-    found = f"no detectable difference in {m.measure} (smaller than {percent(m.resolution or 0)}; {figures})"
+        return f"{m.verdict} of {percent(measured.median - 1)} in {m.measure}{_more_tokens(m)}", f"({figures})"
+    found = f"no detectable difference in {m.measure}"
+    figures = f"(smaller than {percent(m.resolution or 0)}; {figures})"
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
-        return f"{found}: the change is smaller than the noise floor"
+        return found, f"{figures}: the change is smaller than the noise floor"
     if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
-        return f"{found}: the interval for all {m.comparisons} comparisons together includes no change"
-    return found
+        return found, f"{figures}: the interval for all {m.comparisons} comparisons together includes no change"
+    return found, figures
 
 
 def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
@@ -217,8 +239,7 @@ def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
         case "undecided":
             return f"the change in step time is undecided {figures}"
         case "none":
-            within = percent(judged.resolution or 0.0).removeprefix("under ")
-            return f"step time shows no difference above {within} {figures}"
+            return f"step time shows no difference above {percent_limit(judged.resolution or 0.0)} {figures}"
         case verdict:
             return (
                 f"steps take {percent(1 / speed.median - 1)} {'less' if verdict == 'gain' else 'more'} time {figures}"

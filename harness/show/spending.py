@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.launch.spending import Expense
-from harness.show.cost import hours, money
+from harness.show.cost import dollars, hours
 from harness.show.tables import NOT_MEASURED
 from harness.show.terminal import aligned
 from harness.show.words import count
@@ -44,4 +44,4 @@ def spending_json(found: Sequence[Expense]) -> dict[str, Json]:
 
 def _usd(found: Sequence[Expense]) -> str:
     priced = [one.usd for one in found if one.usd is not None]
-    return money(sum(priced)).removesuffix(" USD") if priced else NOT_MEASURED
+    return dollars(sum(priced)) if priced else NOT_MEASURED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from harness.explain.probes.stacks import OUTSIDE, Place, Share, StackReport
+from harness.explain.probes.stacks import MAIN, OUTSIDE, Place, Share, StackReport
 from harness.show.tables import Markdown, code, safe, short, table
 from harness.show.words import count, ms, percent
 
@@ -25,7 +25,7 @@ def section(reports: Mapping[str, StackReport], files: Mapping[str, Sequence[str
     ``reports`` by the arm that was sampled; ``files``: those that its run left, as paths relative to the report.
     """
     parts = [_arm(name, report, files.get(name, ())) for name, report in reports.items() if report.places]
-    return "\n\n".join(["## Stacks", *parts, NOTE]) if parts else ""
+    return "\n\n".join([*parts, NOTE]) if parts else ""
 
 
 def _arm(name: str, report: StackReport, files: Sequence[str]) -> str:
@@ -130,7 +130,7 @@ def _named(place: Place) -> str:
 
 
 def _kind(threads: str) -> str:
-    return "phase" if threads.startswith("main") else "stage"
+    return "phase" if threads == MAIN else "stage"
 
 
 def _share(share: Share) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from harness.explain.statistics import MIN_BLOCKS, Estimate
-from harness.show.words import number, ratio
+from harness.show.words import number, times
 from trainer.errors import one_line, visible
 
 NOT_MEASURED = "–"
@@ -43,18 +43,17 @@ def estimate_cell(estimate: Estimate | None) -> str:
 
 def ratio_cell(estimate: Estimate | None) -> str:
     """``1.136x [1.062–1.170]``."""
-    return _with_interval(estimate, ratio)
+    return _with_interval(estimate, times, "x")
 
 
-def _with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> str:
+def _with_interval(estimate: Estimate | None, show: Callable[[float], str], unit: str = "") -> str:
     if estimate is None:
         return NOT_MEASURED
     # Of few blocks, other assumptions that come to the same figure are no interval of it: they say nothing of luck.
     same = estimate.n < MIN_BLOCKS and estimate.ci_low == estimate.ci_high
     if same or estimate.ci_low is None or estimate.ci_high is None:
-        return f"{show(estimate.median)} [no interval]"
-    low, high = (show(bound).removesuffix("x") for bound in (estimate.ci_low, estimate.ci_high))
-    return f"{show(estimate.median)} [{low}–{high}]"
+        return f"{show(estimate.median)}{unit} [no interval]"
+    return f"{show(estimate.median)}{unit} [{show(estimate.ci_low)}–{show(estimate.ci_high)}]"
 
 
 def stages_cell(values: Mapping[str, float], stages: Sequence[str]) -> str:

@@ -27,7 +27,6 @@ def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> st
     parts = []
     compared = report.compared
     if compared:
-        parts.append("## Why")
         if PICTURE in pictures:
             parts.append(f"![From the gain in isolation to the gain in training](plots/{PICTURE})")
         parts += [_chain(c, names) for c in compared]
@@ -105,13 +104,13 @@ WHATIF_NOTE = (
 
 def _chain(c: Comparison, names: ArmNames) -> str:
     lines = [f"**{safe(names.short(c.candidate))} against {safe(names.short(c.baseline))}**", ""]
-    lines += [f"{place}. {_link(link, names)}" for place, link in enumerate(chain(c), start=1)]
+    lines += [f"{place}. {_link(link)}" for place, link in enumerate(chain(names.shorten_compared(c)), start=1)]
     return "\n".join(lines)
 
 
-def _link(link: ChainLink, names: ArmNames) -> str:
+def _link(link: ChainLink) -> str:
     figure = "" if link.ratio is None else f" {ratio(link.ratio)}"
-    return f"*{LINK_NAMES.get(link.name, link.name)}*{figure}: {safe(names.within(link.text))}"
+    return f"*{LINK_NAMES.get(link.name, link.name)}*{figure}: {safe(link.text)}"
 
 
 def _device_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
@@ -281,6 +280,4 @@ def emulation(report: StudyReport) -> str:
             notes.setdefault(arm.speed.emulation, []).append(safe(arm.name))
     if not report.emulated or not notes:
         return ""
-    return "\n".join(
-        ["## The emulated device", "", *(f"- {', '.join(arms)}: {safe(note)}" for note, arms in notes.items())]
-    )
+    return "\n".join(f"- {', '.join(arms)}: {safe(note)}" for note, arms in notes.items())

@@ -83,7 +83,7 @@ def test_claims_are_judged_by_the_declared_truth() -> None:
     assert all(line in text for line in said[:2])
     (row,) = (line for line in text.splitlines() if line.startswith("| plain |"))
     assert " 33 / 16 / " in row
-    assert "## Claims" not in claims_text.section(study().uses, study().claims, names)
+    assert not claims_text.section(study().uses, study().claims, names)
 
 
 def claim_of(arms: list[Arm], claim: str = "batching", baseline: str | None = "plain") -> tuple[JudgedClaim, str]:

@@ -44,12 +44,6 @@ def test_a_comparison_is_labelled_by_its_arms(candidate: str, baseline: str, lab
     assert ArmNames([candidate, baseline]).pair(candidate, baseline) == label
 
 
-def test_full_names_in_a_sentence_become_short_ones() -> None:
-    names = ArmNames(MATRIX)
-    text = "tokens-padded@batch_size=4,workers=0 against text-padded@batch_size=4,workers=0: text-padded@batch_size=4,"
-    assert names.within(text) == "tokens-padded bs4 w0 against text-padded bs4 w0: text-padded@batch_size=4,"
-
-
 @given(st.lists(st.text(alphabet="ab-@=,._", min_size=1, max_size=60), min_size=1, max_size=12, unique=True))
 def test_short_names_tell_arms_apart_whatever_they_are(full: list[str]) -> None:
     names = ArmNames(full)
