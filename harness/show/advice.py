@@ -9,12 +9,13 @@ from harness.explain.replay.handover import MOST_HANDOVER
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import MIN_BLOCKS, Estimate
 from harness.judge.advice import ALIKE, LEAST_GAIN
+from harness.judge.doubts import doubt
 from harness.judge.judgement import Bar
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
-from harness.show.absent import refusal_text
 from harness.show.assumptions import assumption_lines
 from harness.show.names import ArmNames
 from harness.show.tables import NOT_MEASURED, ratio_cell, safe, table
+from harness.show.text.doubts import doubt_text
 from harness.show.words import interval, listing, percent, percent_over, ratio
 
 MOST = 5  # on the first screen
@@ -140,7 +141,7 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
     refused: dict[str, list[str]] = {}
     for one in found:
         if one.refused is not None:
-            refused.setdefault(refusal_text(one.refused), []).append(one.arm)
+            refused.setdefault(doubt_text(one.refused), []).append(one.arm)
     replayed = [one for one in found if one.refused is None]
     off = [one for one in replayed if not one.within_tolerance]
     few = [one.arm for one in replayed if one.within_tolerance and not one.from_blocks]
@@ -184,18 +185,7 @@ def cannot_be_replayed(named: str, why: str) -> str:
 
 def barred_text(bar: Bar, name: str) -> str:
     """Return why other numbers of workers or of prefetched batches are not predicted, also for ``harness whatif``."""
-    match bar:
-        case "no loader":
-            because = "its batches come from a function, not from a DataLoader"
-        case "no items":
-            because = "some of its workers made no batches, as its dataset gave them too few items"
-        case "unequal":
-            because = "its workers delivered unequal numbers of batches"
-        case "sampler":
-            because = "its sampler takes much of a step in the main thread, which loader workers cannot do"
-        case "restarts":
-            because = "its loader restarts in each epoch, and replay does not know when it asks for the next batches"
-    return f"No prediction of other loader settings (workers, prefetch) for {name}: {because}."
+    return f"No prediction of other loader settings (workers, prefetch) for {name}: {doubt_text(doubt(bar))}."
 
 
 def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from harness.explain.bounds import NOTICEABLE, Bound
 from harness.judge.comparisons import SAME, Measured, Waits
 from harness.judge.report_types import Comparison, PredictedRatio
-from harness.show.absent import absent_text, reason
 from harness.show.dose import dose_line
 from harness.show.sentences import WORTH, between, ceiling_text, in_blocks, left_open, steps_text, whose
+from harness.show.text.verdicts import absent_text, reason
 from harness.show.words import interval, listing, part_of, percent, ratio
 
 BOUNDS: Mapping[Bound, tuple[str, str]] = {  # its name, and why

@@ -17,10 +17,8 @@ from harness.judge.doubts import DoubtKind, barred
 from harness.judge.report_types import ArmAdvice, Comparison, NotCompared, StudyReport
 from harness.judge.unseen import MOST_WAITING
 from harness.judge.verdicts import Verdict
-from harness.show.absent import missing_text, problem_lines
 from harness.show.advice import NextSteps, next_steps
 from harness.show.changes import change
-from harness.show.confounds import confound_lines
 from harness.show.lone_arms import (
     Headline,
     engine_lines,
@@ -31,7 +29,6 @@ from harness.show.lone_arms import (
     skipped_lines,
 )
 from harness.show.names import ArmNames
-from harness.show.noteworthy import also_noteworthy
 from harness.show.ranks import rank_lines, scaling_lines
 from harness.show.sentences import (
     NOTHING,
@@ -42,12 +39,11 @@ from harness.show.sentences import (
     either_way,
     emulated_devices,
     in_blocks,
-    more_blocks,
-    too_noisy_text,
-    undecided_because,
     whose,
 )
 from harness.show.tables import NOT_MEASURED
+from harness.show.text.doubts import confound_lines, problem_lines, too_noisy_text
+from harness.show.text.verdicts import also_noteworthy, missing_text, more_blocks, undecided_because
 from harness.show.words import amount, count, listing, percent, percent_limit, percent_range, ratio, unit
 from trainer.errors import one_line
 

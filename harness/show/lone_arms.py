@@ -18,11 +18,11 @@ from harness.judge.comparisons import AGREE
 from harness.judge.report_types import ArmReport, ArmTotals
 from harness.judge.uneven import UnevenSpeed
 from harness.judge.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
-from harness.show.absent import reason
 from harness.show.dose import dose_line
 from harness.show.names import ArmNames
-from harness.show.remedies import NOTHING, cause_texts
 from harness.show.sentences import WORTH, either_way, in_blocks
+from harness.show.text.findings import NOTHING, cause_texts
+from harness.show.text.verdicts import reason
 from harness.show.words import capitalised, count, interval, listing, part_of, percent, percent_over, ratio
 from harness.study.contract import STAGES
 

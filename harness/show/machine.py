@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from harness.judge.probes.device_health import DeviceHealth
 from harness.judge.probes.host_load import HostLoad, RoleLoad
-from harness.show.findings import device_finding, host_finding
 from harness.show.tables import NOT_MEASURED, number_cell, safe, table
+from harness.show.text.findings import device_finding, host_finding
 from harness.show.words import number, percent
 
 LINKS = {"pcie": "PCIe", "nvlink": "NVLink", "c2c": "C2C"}

@@ -25,12 +25,12 @@ from harness.show import (
     stacks,
     why,
 )
-from harness.show.absent import probe_problem_lines
 from harness.show.first_screen import HEADER, FirstScreen, difference_lines
 from harness.show.names import ArmNames
 from harness.show.recorded import NO_FILES, RecordedFiles
 from harness.show.sentences import sentence_parts
 from harness.show.tables import safe, table
+from harness.show.text.doubts import probe_problem_lines
 
 PICTURES = {
     "isolated-vs-end-to-end.png": "What isolation promises, what waiting allows, what training got",

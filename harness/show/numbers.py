@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import SAME, Measured
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison
-from harness.show.absent import mfu_reason, reason
 from harness.show.first_screen import could_gain
 from harness.show.names import ArmNames
 from harness.show.sentences import believed_ratio, left_open
@@ -21,6 +20,7 @@ from harness.show.tables import (
     stages_cell,
     table,
 )
+from harness.show.text.verdicts import mfu_reason, reason
 from harness.show.words import listing, number, percent
 from harness.study.contract import STAGES
 from trainer.devices.flops import CONVENTIONS

@@ -32,11 +32,12 @@ from harness.show.drawing import (
     thinned,
     title,
 )
-from harness.show.first_screen import VERDICTS, could_gain
+from harness.show.first_screen import could_gain
 from harness.show.loss_curves import loss_curves
 from harness.show.names import ArmNames, middle_out
 from harness.show.run_curves import best_measure, choices_figure, of_arm
 from harness.show.sentences import left_open
+from harness.show.text.verdicts import VERDICTS
 from harness.show.words import interval, number, percent, ratio
 from harness.study.contract import CAUSES, PHASES, STAGES
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import MIN_BLOCKS, Estimate
 from harness.judge.comparisons import AGREE, SAME, Measured, Waits
-from harness.judge.confounds import LOAD
-from harness.judge.doubts import Doubt, barred
+from harness.judge.doubts import barred
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
 from harness.judge.uneven import UnevenWaits
-from harness.judge.unseen import MOST_WAITING
-from harness.judge.verdicts import COARSE, Judged, holds_other_work
-from harness.show.absent import ASK_FOR, absent_text, missing_text
+from harness.judge.verdicts import COARSE, Judged
 from harness.show.dose import dose_line
-from harness.show.noteworthy import also_noteworthy, long_steps_text, same_again_text
+from harness.show.text.doubts import ASK_FOR, too_noisy_text
+from harness.show.text.verdicts import absent_text, also_noteworthy, missing_text, undecided_because
 from harness.show.words import (
     amount,
     capitalised,
@@ -24,7 +22,6 @@ from harness.show.words import (
     interval,
     listing,
     ms,
-    number,
     part_of,
     percent,
     percent_limit,
@@ -34,7 +31,6 @@ from harness.show.words import (
 
 WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
 NOTHING = 0.001  # a share of the step below this is called nothing
-DOUBLED = 1.0  # an unseen difference of this share of the speed, or more, has no useful figure
 
 
 def sentence(c: Comparison | NotCompared) -> str:
@@ -104,87 +100,6 @@ def _finding(m: Measured, baseline: str) -> tuple[str, str]:
     if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
         return found, f"{figures}: the interval for all {m.comparisons} comparisons together includes no change"
     return found, figures
-
-
-def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
-    """Why there is no verdict, and (``remedy``) what to ask for; None where there is one."""
-    match m.undecided:
-        case None:
-            return None
-        case "too few blocks":
-            return f"an interval needs {MIN_BLOCKS} blocks; repeat with --repeats {ASK_FOR}"
-        case "no noise floor":
-            few = _few_aa_blocks(m)
-            what = absent_text(m, "noise_floor") if few else "no A/A control on this device"
-            enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else f"repeat with --repeats {ASK_FOR}"
-            how = enough if few else "add controls: [a-a]"
-            return f"{what}; {how}, or declare noise_floor"
-        case "too noisy":
-            return too_noisy_text(m.cause) + ("; repeat on a quieter machine" if remedy else "")
-        case "too coarse":
-            if (ask := more_blocks(m)) is None:
-                return f"{_unseen(m)}; repeat with more steps a block, as blocks hold different batches"
-            return f"{_unseen(m)}; {ask}" if remedy else _unseen(m)
-        case "diverged":
-            return f"the loss of {listing(list(m.losses.diverged))} diverged, so its speed is no gain"
-        case "other loss":
-            assert m.losses.baseline is not None
-            assert m.losses.candidate is not None
-            where = "" if m.losses.some_blocks is None else " in {} of {} blocks".format(*m.losses.some_blocks)
-            return (
-                f"the losses differ{where} ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
-                "so the speed of the candidate is no gain"
-            )
-        case "no core":
-            return (
-                f"a main thread waited for a core for over {percent(MOST_WAITING)} of the time; repeat when other "
-                "processes, its own threads and a CPU quota leave it one"
-            )
-        case "lead":
-            most = percent(max(m.used_lead))
-            return (
-                f"the measured steps used up prefetched batches or queued work, and were up to {most} faster than "
-                "later steps: as much as the difference; use more warm-up steps"
-            )
-
-        case "a-a apart":
-            return f"{same_again_text(m)}, as much as the difference"
-        case "long steps":
-            assert m.in_total is not None
-            ask = "; repeat with more steps a block" if remedy and not m.in_total.left_out else ""
-            return f"{long_steps_text(m.in_total)}{ask}"
-
-
-def too_noisy_text(cause: Doubt | None) -> str:
-    """``this run was too noisy to see even a 2x change: others used 1.6 of 2 cores``."""
-    others = ""
-    if cause is not None and cause.cores is not None and cause.cores[0] > LOAD:
-        others = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
-    return f"this run was too noisy to see even a 2x change{others}"
-
-
-def more_blocks(m: Measured) -> str | None:
-    """What to ask for where a difference could not have been seen; None of others."""
-    if m.undecided != "too coarse" or holds_other_work(m.step_time, m.ratio):
-        return None
-    return f"repeat with more than {count(m.ratio.n, 'block')}, or on a quieter machine"
-
-
-def _unseen(m: Measured) -> str:
-    """What a study that could not have seen a difference has instead of a verdict."""
-    together = m.together or m.ratio
-    if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
-        return f"the change is smaller than the noise floor of {percent(m.noise_floor or 0)}"
-    if m.together is not None and ((m.ratio.ci_low or 0) > 1 or (m.ratio.ci_high or 1) < 1):
-        return f"the interval for all {m.comparisons} comparisons together includes no change ({interval(m.together)})"
-    if (m.resolution or 0) >= DOUBLED:  # intervals of few scattered blocks reach to many thousand percent
-        return "the runs varied too much to show even a 2x change"
-    return f"a change of up to {percent(m.resolution or 0)} could not be seen"
-
-
-def _few_aa_blocks(m: Measured) -> bool:
-    absent = m.absent.get("noise_floor")
-    return absent is not None and absent.kind == "too few a-a blocks"
 
 
 def _together(m: Measured) -> str:

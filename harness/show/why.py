@@ -8,11 +8,11 @@ from harness.explain.bounds import AT_WORK
 from harness.explain.overlap import SyncCall
 from harness.explain.spans import UNANNOUNCED
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf
-from harness.show.absent import GAPS
 from harness.show.chain import ChainLink, chain
 from harness.show.names import ArmNames
 from harness.show.sentences import either_way
 from harness.show.tables import NOT_MEASURED, code, estimate_cell, ratio_cell, safe, stages_cell, table
+from harness.show.text.doubts import GAPS
 from harness.show.words import count, listing, ms, number, percent, ratio
 from harness.study.contract import CAUSES
 

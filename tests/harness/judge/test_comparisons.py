@@ -17,10 +17,10 @@ from harness.judge.report_types import Comparison, NotCompared
 from harness.judge.study import analyse
 from harness.judge.verdicts import judge
 from harness.show.chain import chain
-from harness.show.confounds import confound_lines
 from harness.show.first_screen import HEADER, first_screen
 from harness.show.sentences import ceiling_text, sentence
 from harness.show.summary import summary
+from harness.show.text.doubts import confound_lines
 from harness.show.words import ratio
 from tests.harness.synthetic import Arm, build, page_of
 

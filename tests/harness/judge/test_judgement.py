@@ -16,9 +16,9 @@ from harness.judge.advice import advise
 from harness.judge.judgement import bar_of, refusal
 from harness.judge.report_types import ArmAdvice
 from harness.scenario.edits import parse_edits
-from harness.show.absent import refusal_text
 from harness.show.advice import next_steps
 from harness.show.names import ArmNames
+from harness.show.text.doubts import doubt_text
 from harness.show.words import interval
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.run_data import RunData
@@ -82,10 +82,10 @@ def test_what_the_report_does_not_replay_whatif_refuses_for_the_same_reason(
     assert why.kind == kind
     assert found.refused == why
     assert found.options == ()
-    assert f"No prediction for a: {refusal_text(why)}." in note
+    assert f"No prediction for a: {doubt_text(why)}." in note
     status, out, err = ask(tmp_path, capsys, runs, "--set", "read=0")
     assert (status, out) == (2, "")
-    assert err == f"harness: whatif: No prediction for a: {refusal_text(why)}.\n"
+    assert err == f"harness: whatif: No prediction for a: {doubt_text(why)}.\n"
 
 
 @pytest.mark.parametrize(("recorded", "why"), [(True, "one stream"), (False, "device")])

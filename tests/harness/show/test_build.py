@@ -27,9 +27,9 @@ from harness.judge.report_types import (
 )
 from harness.judge.study import analyse
 from harness.show.build import build_report
-from harness.show.confounds import confound_lines
-from harness.show.findings import host_finding
 from harness.show.plots import NAMES
+from harness.show.text.doubts import confound_lines
+from harness.show.text.findings import host_finding
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
 from tests.conftest import PICTURE, drawing

@@ -19,9 +19,10 @@ from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.judge.verdicts import COARSE, UndecidedKind, Verdict
 from harness.show import html, markdown, plots, terminal
-from harness.show.first_screen import VERDICTS, first_screen
+from harness.show.first_screen import first_screen
 from harness.show.sentences import sentence
 from harness.show.summary import summary
+from harness.show.text.verdicts import VERDICTS
 from tests.examples import examples
 from tests.harness.synthetic import Arm, build, judged
 
