@@ -42,7 +42,7 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
     options = [(one, advice) for advice in found for one in advice.options if one.worth and one.measured is None]
     options.sort(key=lambda pair: -pair[0].speedup.median)
     ranked = [
-        _line(one, names.short(advice.arm), names) + _against_ideal(one, (ideal or {}).get(advice.arm), advice)
+        advice_line(one, names.short(advice.arm), names) + _against_ideal(one, (ideal or {}).get(advice.arm), advice)
         for one, advice in options[:MOST]
     ]
     notes = []
@@ -83,7 +83,7 @@ def change_text(one: Advice, names: ArmNames) -> str:
             return f"the data path of {names.short(one.change)}"
 
 
-def _line(one: Advice, arm: str, names: ArmNames) -> str:
+def advice_line(one: Advice, arm: str, names: ArmNames) -> str:
     """``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of ...``."""
     how = "Without" if one.cost == "late check" else "With"
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"

@@ -24,7 +24,9 @@ def confound_lines(found: Iterable[Confound]) -> list[str]:
 def _useful(one: Confound) -> str:
     ours, theirs = one.values
     base, other = one.names
-    return f"useful tokens: {percent(ours)} of the positions of {base} are trained, {percent(theirs)} of {other}'s"
+    return (
+        f"useful tokens: {percent(ours)} of the positions of {base} are trained, {percent(theirs)} of those of {other}"
+    )
 
 
 def _other_batches(one: Confound) -> str:

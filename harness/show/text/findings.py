@@ -231,6 +231,6 @@ def device_finding(found: DeviceFinding) -> str:
             return f"slowed down by {found.reason} in {percent(value)} of the samples"
         case "other processes":
             memory = number(other / 1e9)
-            return f"{value:.0f} other processes computed on it, holding {memory} GB of its memory"
+            return f"{value:.0f} other process{'' if value == 1 else 'es'} computed on it, holding {memory} GB of its memory"
         case "missed readings":
             return f"{value:.0f} of {other:.0f} readings were missed"
