@@ -14,11 +14,11 @@ from harness.judge.judgement import Bar
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
 from harness.show.assumptions import assumption_lines
 from harness.show.names import ArmNames
+from harness.show.policy import STEPS_ADVISED
 from harness.show.tables import NOT_MEASURED, ratio_cell, safe, table
 from harness.show.text.doubts import doubt_text
 from harness.show.words import interval, listing, percent, percent_over, ratio
 
-MOST = 5  # on the first screen
 _WAITED_FOR = "a disk, a network, a lock, threads of a tokenizer"
 COSTS: dict[AdviceCost, str] = {
     "processes": "a core and the memory of a process for each",
@@ -43,7 +43,7 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
     options.sort(key=lambda pair: -pair[0].speedup.median)
     ranked = [
         advice_line(one, names.short(advice.arm), names) + _against_ideal(one, (ideal or {}).get(advice.arm), advice)
-        for one, advice in options[:MOST]
+        for one, advice in options[:STEPS_ADVISED]
     ]
     notes = []
     if options:
@@ -51,17 +51,21 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
         notes.append(
             f"Predicted step times, by replay (its error without a change: {percent(off)}). Savings do not add up."
         )
-        handed = [advice.arm for one, advice in options[:MOST] if one.cost == "processes" and _assumes_handover(advice)]
+        handed = [
+            advice.arm
+            for one, advice in options[:STEPS_ADVISED]
+            if one.cost == "processes" and _assumes_handover(advice)
+        ]
         if handed:
             notes.append(
                 "No worker was recorded, so the time to receive a batch from one is unknown: the interval covers none "
                 f"to {MOST_HANDOVER} times the usual. Each worker is assumed to be as fast as the main thread."
             )
-        notes += _iterable([advice for one, advice in options[:MOST] if one.cost == "processes"], names)
-        if any(advice.noise_floor is None for _, advice in options[:MOST]):
+        notes += _iterable([advice for one, advice in options[:STEPS_ADVISED] if one.cost == "processes"], names)
+        if any(advice.noise_floor is None for _, advice in options[:STEPS_ADVISED]):
             notes.append("No noise floor is known: a small saving may be noise. Add controls: [a-a].")
-        if len(options) > MOST:
-            notes.append(f"{len(options) - MOST} more: see the details.")
+        if len(options) > STEPS_ADVISED:
+            notes.append(f"{len(options) - STEPS_ADVISED} more: see the details.")
     notes += _contradictions(found, names)
     notes += _reasons(found, {advice.arm for _, advice in options}, names)
     return NextSteps(tuple(ranked), " ".join(notes))

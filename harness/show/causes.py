@@ -11,13 +11,11 @@ from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.replay.removals import REPLICATES, Removal
 from harness.judge.report_types import ArmReport
 from harness.show.names import ArmNames
+from harness.show.policy import PATH_SHARE_MIN, SAVING_SHARE_MIN, SAVINGS_LISTED
 from harness.show.tables import estimate_cell, number_cell, ratio_cell, safe, stages_cell, table
 from harness.show.words import listing, percent
 from harness.study.contract import STAGES
 
-WORTH = 0.001  # share of a step: smaller savings are not listed
-MOST = 8  # savings listed of an arm
-OF_PATH = 0.02  # share of the critical path: smaller links are not listed
 CAUSES = {
     "data": "all data work",
     "launching": "all host time beside the device",
@@ -45,8 +43,8 @@ def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
         [names.short(arm.name), part_text(one), estimate_cell(one.saved_ms), ratio_cell(one.speedup)]
         for arm in arms
         if arm.explained.within_tolerance
-        for one in arm.explained.removals[:MOST]
-        if abs(one.speedup.median - 1) >= WORTH
+        for one in arm.explained.removals[:SAVINGS_LISTED]
+        if abs(one.speedup.median - 1) >= SAVING_SHARE_MIN
     ]
     left_out = (
         f"Not said of {safe(listing(off))}: the unedited replay is off by more than {percent(TOLERANCE)}."
@@ -96,7 +94,7 @@ def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
         worth = [
             f"{_link_text(one)} {_share_text(spent, whole_ms)}"
             for one, spent in path.items()
-            if spent.most_ms >= OF_PATH * whole_ms > 0
+            if spent.most_ms >= PATH_SHARE_MIN * whole_ms > 0
         ]
         shares = arm.totals.bound_shares
         held = shares is not None and math.isnan(shares.room)  # by a queue that nobody saw
@@ -106,10 +104,10 @@ def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
         return ""
     note = (
         "The one chain of work without slack that the time of the steps consists of, in shares of it, by replay of the "
-        f"first {MOST_STEPS} measured steps in their recorded order; links under {percent(OF_PATH)} are left out. "
-        "Where events do not tell when the device worked: from least to most. A share is no saving (see above): that "
-        "may be less, as another chain may be hardly shorter, or more, as a phase that blocks leaves its wait to what "
-        "it waits for, and work that takes cores slows what runs beside it."
+        f"first {MOST_STEPS} measured steps in their recorded order; links under {percent(PATH_SHARE_MIN)} are left "
+        "out. Where events do not tell when the device worked: from least to most. A share is no saving (see above): "
+        "that may be less, as another chain may be hardly shorter, or more, as a phase that blocks leaves its wait to "
+        "what it waits for, and work that takes cores slows what runs beside it."
     )
     return "\n\n".join(("\n".join(lines), note))
 
@@ -117,7 +115,11 @@ def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
 def _share_text(spent: PathTime, whole_ms: float) -> str:
     """``60 %``, or ``12 % to 60 %``."""
     least, most = spent.least_ms / whole_ms, spent.most_ms / whole_ms
-    return percent(spent.likely_ms / whole_ms) if most - least < WORTH else f"{percent(least)} to {percent(most)}"
+    return (
+        percent(spent.likely_ms / whole_ms)
+        if most - least < SAVING_SHARE_MIN
+        else f"{percent(least)} to {percent(most)}"
+    )
 
 
 def _link_text(one: PathLink) -> str:
@@ -151,7 +153,7 @@ def _places(arms: Sequence[ArmReport], names: ArmNames) -> str:
         ]
         for arm in shown
     ]
-    if any(between[arm.name] >= WORTH * (arm.totals.p50_ms or 0.0) > 0 for arm in shown):
+    if any(between[arm.name] >= SAVING_SHARE_MIN * (arm.totals.p50_ms or 0.0) > 0 for arm in shown):
         header.append("between steps ms")
         rows = [[*row, number_cell(between[arm.name])] for row, arm in zip(rows, shown, strict=True)]
         note += (

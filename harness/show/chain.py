@@ -16,7 +16,8 @@ from harness.explain.bounds import NOTICEABLE, Bound
 from harness.judge.comparisons import SAME, Measured, Waits
 from harness.judge.report_types import Comparison, PredictedRatio
 from harness.show.dose import dose_line
-from harness.show.sentences import WORTH, between, ceiling_text, in_blocks, left_open, steps_text, whose
+from harness.show.policy import WORTH_SHARE
+from harness.show.sentences import between, ceiling_text, in_blocks, left_open, steps_text, whose
 from harness.show.text.verdicts import absent_text, reason
 from harness.show.words import interval, listing, part_of, percent, ratio
 
@@ -108,7 +109,7 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     likely = "" if left_open(waits.waited_range_ms, waits.step_ms) is None else "likely "
     text = f"{part(hidden)} of it are {likely}hidden{where}, and it costs {step} {_costs(waits, waited)}"
     parallel = sum(waits.parallel_ms.values())
-    if parallel >= WORTH * waits.step_ms:
+    if parallel >= WORTH_SHARE * waits.step_ms:
         text += f"; {part(parallel)} ran while the step waited for another worker's batch"
     text += _between_steps(waits)
     if waits.slack_ms is not None:
@@ -120,7 +121,7 @@ def _between_steps(waits: Waits) -> str:
     between = sum(waits.between_steps_ms.values())
     return (
         f"; {part_of(waits.step_ms)(between)} ran between training steps, beside an evaluation say"
-        if between >= WORTH * waits.step_ms
+        if between >= WORTH_SHARE * waits.step_ms
         else ""
     )
 
@@ -137,7 +138,7 @@ def _run_queue(waits: Waits) -> Iterator[ChainLink]:
     part = part_of(waits.step_ms)
     if waits.contended_ms is None:
         yield ChainLink("contended", None, "whether hidden work took cores was not measured (no schedstat)")
-    elif waits.contended_ms < WORTH * waits.step_ms:
+    elif waits.contended_ms < WORTH_SHARE * waits.step_ms:
         yield ChainLink(
             "contended", None, f"the main thread hardly waited for a core ({part(waits.contended_ms)} per step)"
         )
@@ -167,7 +168,7 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     step_ms = waits.step_ms or math.inf
     least, most = (one / step_ms for one in waits.waited_range_ms or (waits.waited_ms or 0.0,) * 2)
     if waits.bound in ("host", "launch") and most > NOTICEABLE:
-        share = percent(most) if most - least < WORTH else f"{percent(least)} to {percent(most)}"
+        share = percent(most) if most - least < WORTH_SHARE else f"{percent(least)} to {percent(most)}"
         bound += f"; ending data work alone would save {share} of the step"
     ceiling = c.measured.ceiling
     if ceiling is None:

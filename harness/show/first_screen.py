@@ -29,10 +29,19 @@ from harness.show.lone_arms import (
     skipped_lines,
 )
 from harness.show.names import ArmNames
+from harness.show.policy import (
+    BEHIND_PHASES,
+    BEHIND_SHARE,
+    COMPARISONS_MANY,
+    DIFFERENCES_SHOWN,
+    HARDLY_SHARE,
+    LOPSIDED_RATIO,
+    LOPSIDED_SHARE,
+    REMEDY_REPEATS,
+    WORTH_SHARE,
+)
 from harness.show.ranks import rank_lines, scaling_lines
 from harness.show.sentences import (
-    NOTHING,
-    WORTH,
     believed_ratio,
     ceiling_text,
     disagreements,
@@ -49,12 +58,6 @@ from trainer.errors import one_line
 
 REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")  # the line of the arm gives these reasons
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
-NEARLY_ALL, MOST_PHASES = 0.75, 2  # of hidden work: it is told to lie behind these phases, else behind the step
-MANY = 6  # comparisons: of so many, only two have a line of their own
-MOST_ALIKE = 3  # comparisons that ask for the same; of more it is said once
-MOST_DIFFERENCES = 4  # more are counted by kind on the first screen, and listed in full below it
-# An interval that reaches so many times as far below 1 as above it, and so far at all: both ends are said.
-LOPSIDED, MISLEADS = 2.0, 0.02
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
 
@@ -80,7 +83,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
     lines: list[Headline] = []
     each: dict[int, Headline] = {}  # by the identity of the comparison
     remedies = Counter(ask for c in report.compared if (ask := more_blocks(c.measured)) is not None)
-    once = [ask for ask, times in remedies.items() if times > MOST_ALIKE]
+    once = [ask for ask, times in remedies.items() if times > REMEDY_REPEATS]
     ordered, shown_alone = _ordered(report)
     if len(shown_alone) < len(ordered):
         lines.append(_tally(ordered))
@@ -118,10 +121,10 @@ def first_screen(report: StudyReport) -> FirstScreen:
 def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:
     """Return all comparisons and those with a line of their own.
 
-    Of :data:`MANY` these are the best and the worst, by what was decided, and those with a warning of their own. All
-    are sorted by their measured ratio, the fastest candidate first.
+    Of :data:`COMPARISONS_MANY` these are the best and the worst, by what was decided, and those with a warning of their
+    own. All are sorted by their measured ratio, the fastest candidate first.
     """
-    if len(report.comparisons) < MANY or len(report.compared) < MANY:
+    if len(report.comparisons) < COMPARISONS_MANY or len(report.compared) < COMPARISONS_MANY:
         return [*report.comparisons], [*report.comparisons]
     by_gain = sorted(report.compared, key=lambda one: -one.measured.ratio.median)
     decided = [one for one in by_gain if one.measured.verdict != "undecided"]
@@ -256,7 +259,7 @@ def _lopsided(m: Measured) -> tuple[float, float] | None:
     # Steps that used up batches which lay ready were faster than they can go on being.
     baseline, candidate = m.used_lead
     slower, faster = max(1 - together.ci_low, floor) + candidate, max(together.ci_high - 1, floor) + baseline
-    return (slower, faster) if slower > max(MISLEADS, LOPSIDED * faster) else None
+    return (slower, faster) if slower > max(LOPSIDED_SHARE, LOPSIDED_RATIO * faster) else None
 
 
 def _off_one(estimate: Estimate) -> bool:
@@ -287,8 +290,8 @@ def _data(c: Comparison, baseline: str) -> str:
             return f"The wait of {baseline} for data was not measured."
         return f"{baseline} waits {_amount(waits.waited_ms, waits)} of {step} for data."
     work = waits.work_ms
-    if work < NOTHING * waits.step_ms:
-        return f"Data work takes {baseline} under {percent(NOTHING)} of {step}."
+    if work < HARDLY_SHARE * waits.step_ms:
+        return f"Data work takes {baseline} under {percent(HARDLY_SHARE)} of {step}."
     several = work > waits.step_ms  # workers at once
     takes = f"{_amount(work, waits)} {f'{unit(waits.step_ms)} for each {length} step' if several else f'of {step}'}"
     is_ = f"Data work{f' of {baseline}' if of else ''} is {takes}"
@@ -309,7 +312,7 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
     where = f"behind {_behind(c.explained.hidden_behind_ms, hidden)}"
     parallel, between = (sum(found.values()) for found in (waits.parallel_ms, waits.between_steps_ms))
     apart = f", {_amount(between, waits)} run between training steps" if between >= 0.05 * work else ""
-    if waited < NOTHING * waits.step_ms:  # little of the work may be much of the step, so its share is no measure
+    if waited < HARDLY_SHARE * waits.step_ms:  # little of the work may be much of the step, so its share is no measure
         if not apart:
             return f"the step waits for none of it: it is hidden {where}"
         return f"the step waits for none of it{apart}" + (
@@ -327,8 +330,8 @@ def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
     """The phases behind which nearly all of the hidden work lies, the most first; the step where these are many."""
     known = sorted(hidden_behind_ms.items(), key=lambda one: -one[1])
     sums = list(accumulate(value for _, value in known))
-    enough = next((place + 1 for place, value in enumerate(sums) if value >= NEARLY_ALL * hidden_ms), len(known) + 1)
-    if enough > min(MOST_PHASES, len(known)):
+    enough = next((place + 1 for place, value in enumerate(sums) if value >= BEHIND_SHARE * hidden_ms), len(known) + 1)
+    if enough > min(BEHIND_PHASES, len(known)):
         return "the step"
     return listing([_BEHIND.get(name, name) for name, _ in known[:enough]])
 
@@ -337,7 +340,7 @@ def _for_a_core(waits: Waits) -> str:
     """Hidden work costs nothing by replay, which does not know the cores that it takes from the step. Where much of a
     step goes by like that, other processes take them.
     """
-    least = WORTH if sum(waits.hidden_ms.values()) else MOST_WAITING
+    least = WORTH_SHARE if sum(waits.hidden_ms.values()) else MOST_WAITING
     if waits.contended_ms is None or waits.contended_ms < least * waits.step_ms:
         return ""
     return f"; a step waits {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} for a core"
@@ -378,13 +381,13 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
 def _or_none(one: Estimate) -> str:
     """Return a mark for a ratio whose interval includes no change and a change worth reporting."""
     holds = one.ci_low is not None and one.ci_high is not None and one.ci_low <= 1 <= one.ci_high
-    return " unclear" if holds and (one.distance or 0.0) >= WORTH else ""
+    return " unclear" if holds and (one.distance or 0.0) >= WORTH_SHARE else ""
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
     """What no arm declared, a line each; many of them are counted by kind, but for what the arms learned."""
     lines = difference_lines(comparisons)
-    if len(lines) <= MOST_DIFFERENCES:
+    if len(lines) <= DIFFERENCES_SHOWN:
         return [f"The arms also differ: {line}" for line in lines]
     learned = difference_lines(comparisons, only=LEARNED)
     found = [one for c in comparisons if isinstance(c, Comparison) for one in {d.kind: d for d in c.confounds}.values()]

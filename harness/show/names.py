@@ -13,9 +13,8 @@ from functools import cached_property
 from harness.judge.comparisons import Absent, Missing
 from harness.judge.confounds import Confound
 from harness.judge.report_types import Comparison, NotCompared
+from harness.show.policy import NAME_FITS, NAME_LONGEST
 
-FITS = 24  # characters: names up to this length stay as they are
-LONGEST = 34  # characters of a shortened name; the middle of a longer one goes
 _PARTS = re.compile(r"[^-._ ]+[-._ ]*|[-._ ]+")
 
 
@@ -98,9 +97,9 @@ class ArmNames:
 
     @cached_property
     def _short(self) -> dict[str, str]:
-        if all(len(name) <= FITS for name in self._names):
+        if all(len(name) <= NAME_FITS for name in self._names):
             return {name: name for name in self._names}
-        if all(len(short) <= LONGEST for short in self._by_point.values()):
+        if all(len(short) <= NAME_LONGEST for short in self._by_point.values()):
             return self._by_point
         shortened = [middle_out(one) for one in _without_shared(list(self._by_point.values()))]
         if len(set(shortened)) < len(shortened) or not all(shortened):
@@ -169,7 +168,7 @@ def _matrix(names: Sequence[str]) -> _Matrix | None:
 
 def _without_shared(names: Sequence[str]) -> list[str]:
     """Without the parts that all names begin or end with, where they are long."""
-    if len(names) < 2 or all(len(name) <= FITS for name in names):
+    if len(names) < 2 or all(len(name) <= NAME_FITS for name in names):
         return list(names)
     parts = [_PARTS.findall(name) for name in names]
     before = min(_shared(parts[0], one) for one in parts)
@@ -180,5 +179,5 @@ def _without_shared(names: Sequence[str]) -> list[str]:
 
 def middle_out(name: str) -> str:
     """Leaves out the middle of a long name: names of arms mostly differ at their ends."""
-    half = (LONGEST - 1) // 2
-    return name if len(name) <= LONGEST else f"{name[:half]}…{name[-half:]}"
+    half = (NAME_LONGEST - 1) // 2
+    return name if len(name) <= NAME_LONGEST else f"{name[:half]}…{name[-half:]}"

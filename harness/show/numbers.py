@@ -9,6 +9,7 @@ from harness.judge.comparisons import SAME, Measured
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison
 from harness.show.first_screen import could_gain
 from harness.show.names import ArmNames
+from harness.show.policy import PADDED_SHARE
 from harness.show.sentences import believed_ratio, left_open
 from harness.show.tables import (
     NOT_MEASURED,
@@ -26,7 +27,6 @@ from harness.study.contract import STAGES
 from trainer.devices.flops import CONVENTIONS
 
 STEP_TIMES = "step mean, p50, p95 (ms)"
-PADDED = 0.9  # of the positions are trained on: of fewer it is said, as model FLOPs count all of them
 
 
 def _floor(m: Measured) -> str:
@@ -107,7 +107,7 @@ def _padding(shown: Sequence[ArmReport]) -> str:
         for arm in shown
         if arm.speed.flops_per_s is not None and arm.totals.useful_fraction is not None
     )
-    if not shares or shares[0] >= PADDED:
+    if not shares or shares[0] >= PADDED_SHARE:
         return ""
     ends = list(dict.fromkeys(percent(one) for one in (shares[0], shares[-1])))
     return f" They are those of all positions, padding included, of which {' to '.join(ends)} are trained on."

@@ -13,6 +13,7 @@ from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
 from harness.judge.uneven import UnevenWaits
 from harness.judge.verdicts import COARSE, Judged
 from harness.show.dose import dose_line
+from harness.show.policy import HARDLY_SHARE, WORTH_SHARE
 from harness.show.text.doubts import ASK_FOR, too_noisy_text
 from harness.show.text.verdicts import absent_text, also_noteworthy, missing_text, undecided_because
 from harness.show.words import (
@@ -28,9 +29,6 @@ from harness.show.words import (
     ratio,
     unit,
 )
-
-WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
-NOTHING = 0.001  # a share of the step below this is called nothing
 
 
 def sentence(c: Comparison | NotCompared) -> str:
@@ -168,7 +166,7 @@ def whose(arm: str, waits: Waits) -> str:
 
 def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:
     """``range_ms``, what data costs a step by either reading of the device; None where the readings hardly differ."""
-    return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH * step_ms else range_ms
+    return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH_SHARE * step_ms else range_ms
 
 
 def between(range_ms: tuple[float, float], step_ms: float) -> str:
@@ -190,7 +188,7 @@ def in_blocks(uneven: UnevenWaits) -> str:
     """``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``: no block is as their mean."""
     part = part_of(uneven.step_ms)
     waits, others = (
-        part(mean) if most - least < WORTH * uneven.step_ms else f"{part(least)} to {part(most)}"
+        part(mean) if most - least < WORTH_SHARE * uneven.step_ms else f"{part(least)} to {part(most)}"
         for mean, (least, most) in (
             (uneven.waited_ms, uneven.waited_range_ms),
             (uneven.others_ms, uneven.others_range_ms),
@@ -219,8 +217,8 @@ def _reason(c: Comparison) -> str:
         text += "CUDA events do not tell whether the device worked or waited for launches (a range"
     elif waits.uneven is not None:
         text = f"{link}{arm} waits for data {in_blocks(waits.uneven)} ({percent(share)} on average"
-    elif share < NOTHING:
-        text = f"{link}{arm} hardly waits for data (under {percent(NOTHING)} of each {part(waits.step_ms)} step"
+    elif share < HARDLY_SHARE:
+        text = f"{link}{arm} hardly waits for data (under {percent(HARDLY_SHARE)} of each {part(waits.step_ms)} step"
     else:
         text = f"{link}{arm} waits for data {'only ' if contrast else ''}{part(waits.waited_ms)} of each "
         text += f"{part(waits.step_ms)} step ({percent(share)}"
@@ -238,14 +236,14 @@ def _reason(c: Comparison) -> str:
         so = "; without any data work of any rank"
     elif waits.uneven is not None:
         subject += ", halfway between these blocks and the others," if waits.uneven.half else " in the median block"
-    if gain < NOTHING:
+    if gain < HARDLY_SHARE:
         core = ""
         if m.ideal is None and _hides(waits):  # no replay knows which cores and memory bandwidth hidden work takes
             core = ", except for cores and memory bandwidth that hidden work takes"
         text += f"{so} {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
     else:
         text += f"{so} {subject} would be {ceiling_text(m)} as fast ({known})"
-    if gain >= NOTHING and m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution:
+    if gain >= HARDLY_SHARE and m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution:
         text += ", too small for this study to detect"
     if not isolated:
         text += f"; isolated ratio unknown: {absent_text(m, 'isolated')}"
@@ -268,13 +266,13 @@ def _contrast(m: Measured) -> bool:
 def _stages(waits: Waits) -> str:
     """``: read 0.1, tokenize 0.1 ms; 2.4 ms of tokenize hidden behind the step``: the parts large enough to name."""
     step_ms, part = waits.step_ms, part_of(waits.step_ms)
-    worth = max(0.005 if unit(step_ms) == "ms" else NOTHING * step_ms, 0.05 * (waits.waited_ms or 0))
+    worth = max(0.005 if unit(step_ms) == "ms" else HARDLY_SHARE * step_ms, 0.05 * (waits.waited_ms or 0))
     exposed = [f"{stage} {amount(value, step_ms)}" for stage, value in waits.exposed_ms.items() if value >= worth]
     text = f": {', '.join(exposed)} {unit(step_ms)}" if exposed else ""
     hidden = {stage: value for stage, value in waits.hidden_ms.items() if value >= 0.01 * step_ms}
     if hidden:
         text += f"; {part(sum(hidden.values()))} of {listing(list(hidden))} hidden behind the step"
-    if waits.contended_ms is not None and waits.contended_ms >= WORTH * step_ms:
+    if waits.contended_ms is not None and waits.contended_ms >= WORTH_SHARE * step_ms:
         text += f"; {part(waits.contended_ms)} waiting for a core"
     return text
 

@@ -10,13 +10,12 @@ from harness.explain.spans import UNANNOUNCED
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf
 from harness.show.chain import ChainLink, chain
 from harness.show.names import ArmNames
+from harness.show.policy import OPEN_SHARE
 from harness.show.sentences import either_way
 from harness.show.tables import NOT_MEASURED, code, estimate_cell, ratio_cell, safe, stages_cell, table
 from harness.show.text.doubts import GAPS
 from harness.show.words import count, listing, ms, number, percent, ratio
 from harness.study.contract import CAUSES
-
-OPEN = 0.01  # of a step: time of which less is not known decides nothing
 
 PICTURE = "why.png"
 LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # as the page shows them
@@ -170,7 +169,7 @@ def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
                 f"{_work_in_launches(arm.totals)}"
             )
         open_ms = arm.totals.device_open_ms or 0.0
-        if arm.totals.device_busy_ms is None and open_ms > OPEN * sum(arm.totals.phase_ms.values()):
+        if arm.totals.device_busy_ms is None and open_ms > OPEN_SHARE * sum(arm.totals.phase_ms.values()):
             also = " also" if phases else ""
             blocks = any(one.site.endswith(UNANNOUNCED) for one in arm.explained.syncs)
             later = "ended them later, or a call that nobody timed blocks within them" if blocks else "ended them later"

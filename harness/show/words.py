@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from harness.explain.statistics import Estimate
 from harness.judge.probes.probe_cost import ProbeCost
+from harness.show.policy import LIMIT_DIGITS, SMALLEST_SHARE
 
-SMALLEST = 0.0005  # shares below it are "under 0.1 %"
-MOST_DIGITS = 6  # after the point: of a share that is above a limit by less
 PROBES = {
     "ledger": "step ledger (always on)",
     "torch_profiler": "torch_profiler, while it records",
@@ -33,7 +32,7 @@ def percent(fraction: float) -> str:
 
 def percent_limit(fraction: float) -> str:
     """Format an upper limit, for use after a word such as "under": tiny ones as ``0.1 %``."""
-    return percent(max(abs(fraction), SMALLEST) if fraction else 0.0)
+    return percent(max(abs(fraction), SMALLEST_SHARE) if fraction else 0.0)
 
 
 def percent_range(low: float, high: float) -> str:
@@ -43,7 +42,7 @@ def percent_range(low: float, high: float) -> str:
 
 def _hundredths(fraction: float) -> str:
     value = abs(fraction) * 100
-    if 0 < value < 100 * SMALLEST:
+    if 0 < value < 100 * SMALLEST_SHARE:
         return "under 0.1"
     return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
 
@@ -53,7 +52,7 @@ def percent_over(fraction: float, limit: float) -> str:
     value, most = abs(fraction) * 100, limit * 100
     if fraction <= limit or round(value, 1 if value < 9.95 else 0) > most:
         return percent(fraction)
-    longer = (f"{value:.{digits}f} %" for digits in range(1, MOST_DIGITS) if round(value, digits) > most)
+    longer = (f"{value:.{digits}f} %" for digits in range(1, LIMIT_DIGITS) if round(value, digits) > most)
     return next(longer, percent(fraction))
 
 
@@ -114,7 +113,7 @@ def blocks_named(blocks: Sequence[int]) -> str:
 
 def signed_percent(fraction: float) -> str:
     """``+1.2 %``, ``-3.0 %``, ``under 0.1 %``."""
-    sign = "" if 0 < abs(fraction) < SMALLEST else "+" if fraction >= 0 else "-"
+    sign = "" if 0 < abs(fraction) < SMALLEST_SHARE else "+" if fraction >= 0 else "-"
     return f"{sign}{percent(fraction)}"
 
 

@@ -9,11 +9,10 @@ from harness.judge.confounds import LOAD, Confound, ConfoundKind
 from harness.judge.doubts import Doubt, DoubtKind, Remedy, RemedyKind
 from harness.judge.problems import LeadRemedy, ProbeProblem, RunFailure, StudyProblem
 from harness.judge.verdicts import ENOUGH_BLOCKS
+from harness.show.policy import LOAD_ALIKE_CORES, RUNS_NAMED
 from harness.show.words import blocks_named, count, listing, number, percent, percent_range, ratio
 
 ASK_FOR = ENOUGH_BLOCKS  # blocks to ask for where there are too few
-_NAMED_RUNS = 3  # of those that had a problem with a probe
-SAME_LOAD = 0.1  # cores: less is no difference
 
 
 def confound_lines(found: Iterable[Confound]) -> list[str]:
@@ -24,9 +23,7 @@ def confound_lines(found: Iterable[Confound]) -> list[str]:
 def _useful(one: Confound) -> str:
     ours, theirs = one.values
     base, other = one.names
-    return (
-        f"useful tokens: {percent(ours)} of the positions of {base} are trained, {percent(theirs)} of those of {other}"
-    )
+    return f"useful tokens: {base} trains on {percent(ours)} of its positions, {other} on {percent(theirs)}"
 
 
 def _other_batches(one: Confound) -> str:
@@ -51,7 +48,7 @@ def _other_steps(one: Confound) -> str:
 def _load(one: Confound) -> str:
     ours, theirs = one.values
     base, other = one.names
-    if abs(ours - theirs) < SAME_LOAD:
+    if abs(ours - theirs) < LOAD_ALIKE_CORES:
         return f"host load by other processes: {max(ours, theirs):.2f} cores during both {base} and {other}"
     return f"host load by other processes: {ours:.2f} cores during {base}, {theirs:.2f} during {other}"
 
@@ -251,8 +248,8 @@ def probe_problem_lines(problems: Iterable[ProbeProblem]) -> list[str]:
 
 def _some(runs: tuple[str, ...]) -> str:
     """``a/0, a/1, b/0 and 2 more``"""
-    more = len(runs) - _NAMED_RUNS
-    return listing([*runs[:_NAMED_RUNS], *([f"{more} more"] if more > 0 else [])])
+    more = len(runs) - RUNS_NAMED
+    return listing([*runs[:RUNS_NAMED], *([f"{more} more"] if more > 0 else [])])
 
 
 def _problem(one: StudyProblem) -> str:

@@ -9,12 +9,8 @@ from harness.explain.slow_causes import CODE, GC, SlowCause
 from harness.judge.probes.device_health import DeviceFinding
 from harness.judge.probes.host_load import HostFinding
 from harness.judge.report_types import ArmReport
+from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
 from harness.show.words import count, number, part_of, percent
-
-NOTHING = 0.005  # of the step: less is no wait worth a word
-LEAST_SPENT = 0.05  # of the step: own code and garbage collections that take less are left out
-MAX_PLACES = 3
-EVERY = 0.95  # share of the steps from which on it is every step
 
 Texts = tuple[str, str, str]  # subject, finding, support
 
@@ -24,7 +20,7 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
         found = [one for one in arm.causes if one.kind == kind and _is_worth_a_line(one, step_ms)]
-        if kind == GC and sum(one.spent_share for one in found) < LEAST_SPENT:
+        if kind == GC and sum(one.spent_share for one in found) < SPENT_SHARE_MIN:
             continue
         if found:
             yield texts(sorted(found, key=lambda one: -one.spent_ms), part)
@@ -42,9 +38,9 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
 def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
     match one.kind:
         case "code":
-            return not one.phase and one.least_share >= LEAST_SPENT
+            return not one.phase and one.least_share >= SPENT_SHARE_MIN
         case "device wait" | "copy":
-            return one.ms is None or one.ms >= NOTHING * step_ms
+            return one.ms is None or one.ms >= WAIT_SHARE * step_ms
         case "retries" | "compiled":
             return one.steps > 0
         case _:
@@ -125,7 +121,7 @@ def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
         "; ".join(
             f"{_spent(one, part)} {'just before' if one.late else 'at'} {one.place}{_code(one)}"
             + (f", in {one.called}" if one.called else "")
-            for one in found[:MAX_PLACES]
+            for one in found[:CAUSE_PLACES]
         ),
         "The step waits for it: do it less often, in another thread or process, or with less data.",
     )
@@ -149,7 +145,7 @@ def _places(found: Sequence[SlowCause], part: Part) -> str:
 def _place(one: SlowCause) -> str:
     """Return ``train.py:88 (`loss.item()`), every step``."""
     share = min(one.times, 1.0) if one.share is None else one.share
-    if share < EVERY:
+    if share < EVERY_STEP_SHARE:
         often = f"in {percent(share)} of the steps"
     else:
         often = "every step" if round(one.times) == 1 else f"{one.times:.2g} times a step"
@@ -231,6 +227,7 @@ def device_finding(found: DeviceFinding) -> str:
             return f"slowed down by {found.reason} in {percent(value)} of the samples"
         case "other processes":
             memory = number(other / 1e9)
-            return f"{value:.0f} other process{'' if value == 1 else 'es'} computed on it, holding {memory} GB of its memory"
+            processes = f"{value:.0f} other process{'' if value == 1 else 'es'}"
+            return f"{processes} computed on it, holding {memory} GB of its memory"
         case "missed readings":
             return f"{value:.0f} of {other:.0f} readings were missed"

@@ -10,10 +10,10 @@ from harness.judge.in_total import InTotal
 from harness.judge.report_types import NoMfu
 from harness.judge.unseen import MOST_WAITING
 from harness.judge.verdicts import Verdict, holds_other_work, is_apart
+from harness.show.policy import DOUBLED_SPEED
 from harness.show.text.doubts import ASK_FOR, GAPS, ending_text, too_noisy_text
 from harness.show.words import capitalised, count, interval, listing, ms, percent, percent_range, ratio
 
-DOUBLED = 1.0  # an unseen difference of this share of the speed, or more, has no useful figure
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
 
 
@@ -80,7 +80,7 @@ def _unseen(m: Measured) -> str:
         return f"the change is smaller than the noise floor of {percent(m.noise_floor or 0)}"
     if m.together is not None and ((m.ratio.ci_low or 0) > 1 or (m.ratio.ci_high or 1) < 1):
         return f"the interval for all {m.comparisons} comparisons together includes no change ({interval(m.together)})"
-    if (m.resolution or 0) >= DOUBLED:  # intervals of few scattered blocks reach to many thousand percent
+    if (m.resolution or 0) >= DOUBLED_SPEED:  # intervals of few scattered blocks reach to many thousand percent
         return "the runs varied too much to show even a 2x change"
     return f"a change of up to {percent(m.resolution or 0)} could not be seen"
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.show.names import FITS, LONGEST, ArmNames
+from harness.show.names import ArmNames
+from harness.show.policy import NAME_FITS, NAME_LONGEST
 
 MATRIX = [
     f"{arm}@batch_size={b},workers={w}" for arm in ("text-padded", "tokens-padded") for b in (1, 4) for w in (0, 2)
@@ -49,4 +50,4 @@ def test_short_names_tell_arms_apart_whatever_they_are(full: list[str]) -> None:
     names = ArmNames(full)
     short = [names.short(name) for name in full]
     assert len(set(short)) == len(full)
-    assert all(len(name) <= max(FITS, LONGEST) for name in short)
+    assert all(len(name) <= max(NAME_FITS, NAME_LONGEST) for name in short)
