@@ -14,7 +14,7 @@ from harness.explain.statistics import Estimate
 from harness.judge.comparisons import SAME, Absent, Measured, Waits
 from harness.judge.confounds import ConfoundKind
 from harness.judge.doubts import DoubtKind, barred
-from harness.judge.report_types import ArmAdvice, Comparison, NotCompared, StudyReport
+from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.judge.unseen import MOST_WAITING
 from harness.judge.verdicts import Verdict
 from harness.show.advice import NextSteps, next_steps
@@ -35,8 +35,6 @@ from harness.show.policy import (
     COMPARISONS_MANY,
     DIFFERENCES_SHOWN,
     HARDLY_SHARE,
-    LOPSIDED_RATIO,
-    LOPSIDED_SHARE,
     REMEDY_REPEATS,
     WORTH_SHARE,
 )
@@ -51,12 +49,12 @@ from harness.show.sentences import (
     whose,
 )
 from harness.show.tables import NOT_MEASURED
-from harness.show.text.doubts import confound_lines, problem_lines, too_noisy_text
-from harness.show.text.verdicts import also_noteworthy, missing_text, more_blocks, undecided_because
-from harness.show.words import amount, count, listing, percent, percent_limit, percent_range, ratio, unit
+from harness.show.text.doubts import confound_lines, problem_lines
+from harness.show.text.verdicts import also_noteworthy, finding, missing_text, more_blocks
+from harness.show.words import amount, count, listing, percent, ratio, unit
 from trainer.errors import one_line
 
-REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")  # the line of the arm gives these reasons
+REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
@@ -97,9 +95,12 @@ def first_screen(report: StudyReport) -> FirstScreen:
     compared = {name for c in report.comparisons for name in (c.baseline, c.candidate)}
     involved = [arm for arm in report.arms if arm.name in compared]
     lines += left_out_lines(involved, names) + skipped_lines(involved, names) + engine_lines(involved, names)
+    advised = [*report.advice]
     if not report.comparisons:
         alone = [arm for arm in report.arms if not arm.control]
         lines = [*group_lines(alone, report.group, names), *(line for arm in alone for line in lone_lines(arm, names))]
+        # The line of such an arm gives the reason why nothing is predicted.
+        advised = [one for one in advised if one.refused is None or one.refused.kind not in REFUSED_ABOVE]
     lines += [*scaling_lines(report.compared, names), *rank_lines(report.arms, names)]
     ideal = {arm.name: one for arm in report.arms if (one := arm.explained.ideal_measured) is not None}
     return FirstScreen(
@@ -113,7 +114,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
         each=tuple(each[id(c)] for c in report.comparisons),
         rows=tuple(_row(c, names) for c in ordered),
         legend=tuple(names.legend),
-        next_steps=next_steps(_to_advise(report), names, ideal),
+        next_steps=next_steps(advised, names, ideal),
         names=names,
     )
 
@@ -152,17 +153,9 @@ def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
     return Headline(count(len(comparisons), "comparison"), listing(parts), support)
 
 
-def _to_advise(report: StudyReport) -> list[ArmAdvice]:
-    """Return the advice, without arms whose own line gives the reason why nothing is predicted."""
-    lone = not report.comparisons
-    return [
-        one for one in report.advice if not (lone and one.refused is not None and one.refused.kind in REFUSED_ABOVE)
-    ]
-
-
 def could_gain(m: Measured) -> Estimate | None:
-    """How many times as fast the baseline could be without data work."""
-    return m.ceiling
+    """Return how many times as fast the baseline could be without data work; None if a doubt bars predictions."""
+    return None if barred(m.doubts, "prediction") else m.ceiling
 
 
 def _headline(
@@ -220,63 +213,6 @@ def _learned(m: Measured, *, emulated: bool) -> list[str]:
         return [f"The losses differ in {some} of {count(of, 'block')} ({ours:.3f} against {theirs:.3f})."]
     unknown = m.losses.baseline is None or m.losses.candidate is None
     return ["Losses were not compared."] if m.verdict == "gain" and unknown and not emulated else []
-
-
-def finding(m: Measured, once: Collection[str] = ()) -> str:
-    """Format a finding: ``14 % faster (6.2 to 17 %)``. ``once``: remedies that another line gives."""
-    estimate, verdict = m.ratio, m.verdict
-    if verdict == "undecided":
-        because = undecided_because(m, remedy=more_blocks(m) not in once)
-        if (noisy := barred(m.doubts, "ratio")) is not None:
-            return f"undecided: {because}" + ("" if m.undecided == noisy.kind else f"; {too_noisy_text(noisy)}")
-        return f"undecided, {_change(estimate)}: {because}"
-    if verdict == "none":
-        what = "detectable difference"
-        if (ends := _lopsided(m)) is not None:
-            slower, faster = map(percent_limit, ends)
-            counts = _counts_more(m)
-            less, more = (f"fewer {m.measure}", "more") if counts else ("slower", "faster")
-            return f"no {what} (between {slower} {less} and {faster} {more})"
-        return f"no {what} (under {percent_limit(m.resolution or 0)})"
-    each = m.measured_per_step
-    if _counts_more(m):  # padding or batch size changed, or may have: that is no change of speed
-        counted = "training" if m.measure == "trained tokens/s" else "computing"
-        times = "what each trains was not counted" if each is None else f"{counted} {ratio(each)} as many in each step"
-        return f"{_change(estimate, 'more' if verdict == 'gain' else 'fewer', m.measure)}, {times}"
-    return _change(estimate, "faster" if verdict == "gain" else "slower")
-
-
-def _counts_more(m: Measured) -> bool:
-    """Whether steps of both hold other amounts of what is counted, or may."""
-    return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME
-
-
-def _lopsided(m: Measured) -> tuple[float, float] | None:
-    """Up to what loss and what gain nothing would show, as fractions, where the loss may be far larger."""
-    together, floor = m.together or m.ratio, m.noise_floor or 0.0
-    if together.ci_low is None or together.ci_high is None:
-        return None
-    # Steps that used up batches which lay ready were faster than they can go on being.
-    baseline, candidate = m.used_lead
-    slower, faster = max(1 - together.ci_low, floor) + candidate, max(together.ci_high - 1, floor) + baseline
-    return (slower, faster) if slower > max(LOPSIDED_SHARE, LOPSIDED_RATIO * faster) else None
-
-
-def _off_one(estimate: Estimate) -> bool:
-    """Whether the interval excludes "no change"."""
-    return (estimate.ci_low or 1.0) > 1 or (estimate.ci_high or 1.0) < 1
-
-
-def _change(estimate: Estimate, word: str = "", measure: str = "") -> str:
-    """``14 % faster (6.2 to 17 %)``, ``9 % more tokens/s (…)``; of large ones ``4.20x as fast (3.90x to 4.40x)``."""
-    low, high = estimate.ci_low, estimate.ci_high
-    if estimate.median >= 2 or low is None or high is None or not word:
-        interval = "" if low is None or high is None else f" ({ratio(low)} to {ratio(high)})"
-        unit = f" the {measure}" if measure else " as fast" if word else ""
-        return f"{ratio(estimate.median)}{unit}{interval}"
-    ends = sorted((abs(low - 1), abs(high - 1)))
-    what = f"{word} {measure}" if measure else word
-    return f"{percent(estimate.median - 1)} {what} ({percent_range(*ends)})"
 
 
 def _data(c: Comparison, baseline: str) -> str:
@@ -370,8 +306,9 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     ):
         unsure = " unclear" if m.steps.verdict in ("none", "undecided") else ""
         figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling is per step, too.
-    if m.ceilings is not None:
+    if m.ceilings is not None and could_gain(m) is not None:
         figures[1] = ceiling_text(m)
+
     predicted = c.explained.predicted
     if isinstance(predicted, Absent) and predicted.kind == "more than the data path differs" and could_gain(m):
         figures[1] += " by data"  # what else differs may gain more

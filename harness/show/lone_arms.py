@@ -325,10 +325,14 @@ def _gain(arm: ArmReport) -> str:
     if replayed is not None:
         faster = _as_fast(arm, replayed, found.predicted_in_blocks)
         hides = measured is None and sum(arm.totals.hidden_ms.values()) >= WORTH_SHARE * _mean_ms(arm)
+        launch_bound = measured is None and arm.totals.bound == "launch"
+        if launch_bound and found.predicted_in_blocks is None:
+            faster = f"about {replayed.median:.2f}x as fast"  # not known to three decimals
         cores = "; hidden work may also take cores and memory bandwidth" if hides else ""
         parts.append(f" Without any data work it would be {faster}, by replay{cores}.")
-        if hides and arm.totals.bound == "launch":  # beside workers of an H200, forward took 18 % longer
-            parts.append(" Launches limit its step, and hidden work may slow them: measure with ideal-data.")
+        if launch_bound:  # Beside loader workers of an H200, forward took 18 % longer.
+            slowed = ", and hidden work may slow them" if hides else ""
+            parts.append(f" Launches limit its step{slowed}: measure with ideal-data.")
     if measured is not None and replayed is not None and _apart(measured, replayed):
         parts.append(f" {_disagreement(arm, measured, replayed)}")
     return "".join([*parts, _restarts(arm), _sampler(arm)])

@@ -6,7 +6,7 @@ The reader bets a week of device time on these lines: never a bare ratio, and ev
 from __future__ import annotations
 
 from harness.explain.replay.prediction import TOLERANCE
-from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.explain.statistics import Estimate
 from harness.judge.comparisons import AGREE, SAME, Measured, Waits
 from harness.judge.doubts import barred
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
@@ -14,8 +14,7 @@ from harness.judge.uneven import UnevenWaits
 from harness.judge.verdicts import COARSE, Judged
 from harness.show.dose import dose_line
 from harness.show.policy import HARDLY_SHARE, WORTH_SHARE
-from harness.show.text.doubts import ASK_FOR, too_noisy_text
-from harness.show.text.verdicts import absent_text, also_noteworthy, missing_text, undecided_because
+from harness.show.text.verdicts import absent_text, also_noteworthy, finding, missing_text
 from harness.show.words import (
     amount,
     capitalised,
@@ -42,7 +41,7 @@ def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
         return f"{c.candidate} against {c.baseline}: not measured", f"({missing_text(c.missing)})."
     devices = emulated_devices(c)
     where = f" on an {devices}" if devices else ""
-    found, figures = _finding(c.measured, c.baseline)
+    found, figures = finding(c.measured, figures=False), _figures(c.measured, c.baseline)
     parts = [f"{figures}."] if figures else []
     steps = _steps(c.measured)
     if steps:
@@ -65,7 +64,9 @@ def emulated_devices(c: Comparison) -> str | None:
 def believed_ratio(c: Comparison) -> Estimate | None:
     """:func:`predicted_ratio` where the unedited replay is within tolerance: the one to be shown without a word."""
     predicted = c.explained.predicted
-    return predicted.ratio if isinstance(predicted, PredictedRatio) and predicted.within_tolerance else None
+    if barred(c.measured.doubts, "prediction") or not isinstance(predicted, PredictedRatio):
+        return None
+    return predicted.ratio if predicted.within_tolerance else None
 
 
 def predicted_ratio(c: Comparison) -> Estimate | None:
@@ -73,31 +74,22 @@ def predicted_ratio(c: Comparison) -> Estimate | None:
     return c.explained.predicted.ratio if isinstance(c.explained.predicted, PredictedRatio) else None
 
 
-def _finding(m: Measured, baseline: str) -> tuple[str, str]:
-    """Return the verdict with its reason, and the figures after it."""
+def _figures(m: Measured, baseline: str) -> str:
+    """Return the figures that the finding rests on; "" if the runs were too noisy for any."""
     measured, together = m.ratio, m.together or m.ratio
-    if measured.ci_low is None:
-        return (
-            "undecided",
-            f"({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}; an interval needs "
-            f"{MIN_BLOCKS}: repeat with --repeats {ASK_FOR})",
-        )
-    if (noisy := barred(m.doubts, "ratio")) is not None:
-        because = "" if m.undecided == noisy.kind else f"{undecided_because(m)}; "
-        return f"undecided in {m.measure}{_more_tokens(m)}: {because}{too_noisy_text(noisy)}", ""
-    figures = f"{ratio(measured.median)}, 95 % interval {interval(measured)}, {count(measured.n, 'block')}, "
-    figures += f"{_together(m)}{_floor(m, baseline)}"
-    if m.undecided is not None:
-        return f"undecided in {m.measure}{_more_tokens(m)}: {undecided_because(m)}", f"({figures})"
-    if m.verdict != "none":
-        return f"{m.verdict} of {percent(measured.median - 1)} in {m.measure}{_more_tokens(m)}", f"({figures})"
-    found = f"no detectable difference in {m.measure}"
-    figures = f"(smaller than {percent(m.resolution or 0)}; {figures})"
+    if barred(m.doubts, "ratio") is not None:
+        return ""
+    of = f", {count(measured.n, 'block')}" if measured.ci_low is not None else ""
+    level = "95 % interval " if of else ""
+    text = f"({ratio(measured.median)} the {m.measure}{_more_tokens(m)}, {level}{interval(measured)}{of}, "
+    text += f"{_together(m)}{_floor(m, baseline)})"
+    if m.verdict != "none" or m.undecided is not None or measured.ci_low is None:
+        return text
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
-        return found, f"{figures}: the change is smaller than the noise floor"
+        return f"{text}: the change is smaller than the noise floor"
     if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
-        return found, f"{figures}: the interval for all {m.comparisons} comparisons together includes no change"
-    return found, figures
+        return f"{text}: the interval for all {m.comparisons} comparisons together includes no change"
+    return text
 
 
 def _together(m: Measured) -> str:

@@ -22,11 +22,10 @@ from harness.judge.problems import RunFailure, StudyProblem, StudyProblemKind
 from harness.judge.report_types import Advice, AdviceCost, NoMfu
 from harness.judge.verdicts import UndecidedKind, Verdict
 from harness.show.advice import advice_line, barred_text
-from harness.show.first_screen import finding
 from harness.show.names import ArmNames
 from harness.show.text.doubts import confound_lines, doubt_text, problem_lines, remedy_text
 from harness.show.text.findings import TEXTS, device_finding, host_finding
-from harness.show.text.verdicts import mfu_reason, missing_text, reason, undecided_because
+from harness.show.text.verdicts import finding, mfu_reason, missing_text, reason, undecided_because
 from harness.show.words import part_of
 
 ARMS = ("text", "tokens")

@@ -212,7 +212,7 @@ def with_floor(arms, floor):
 def test_without_a_control_nothing_is_decided_and_the_sentence_says_what_to_ask_for():
     c = compared([BASE, slower(1.5)], ("text-padded", "slower"))
     assert (c.measured.verdict, c.measured.undecided) == ("undecided", "no noise floor")
-    assert "undecided in trained tokens/s: no A/A control on this device; add controls: [a-a]" in sentence(c)
+    assert "undecided: no A/A control on this device; add controls: [a-a]" in sentence(c)
     assert "noise floor unknown: no finished a-a control" in sentence(c)
     few = BASE.variant("a-a", failed_blocks=(0, 1, 2))
     c = compared([BASE, slower(1.5), few], ("text-padded", "slower"))
@@ -270,7 +270,7 @@ def test_a_loss_that_is_nan_in_the_second_half_bars_the_gain_and_comes_first():
     (c,) = report.compared
     assert c.measured.ratio.ci_low > 1
     assert (c.measured.verdict, c.measured.undecided) == ("undecided", "diverged")
-    assert "undecided in trained tokens/s: the loss of broken diverged" in sentence(c)
+    assert "undecided: the loss of broken diverged" in sentence(c)
     assert confound_lines(c.confounds)[0].startswith("loss of broken diverged")
     assert (report.arm("broken").totals.diverged, report.arm("broken").totals.loss) == (5, None)
     assert (report.arm("base").totals.diverged, report.arm("base").totals.loss) == (0, pytest.approx(3.8, abs=0.2))

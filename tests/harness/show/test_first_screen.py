@@ -13,10 +13,11 @@ from harness.judge.report_types import PredictedRatio, StudyReport
 from harness.judge.study import analyse
 from harness.show import markdown, terminal
 from harness.show.chain import chain
-from harness.show.first_screen import HEADER, FirstScreen, finding, first_screen
+from harness.show.first_screen import HEADER, FirstScreen, first_screen
 from harness.show.policy import DIFFERENCES_SHOWN, REMEDY_REPEATS
 from harness.show.summary import summary
 from harness.show.tables import NOT_MEASURED
+from harness.show.text.verdicts import finding
 from harness.show.words import percent, ratio
 from harness.study.run_data import RunData
 from tests.harness.synthetic import Arm, build, judged, page_of

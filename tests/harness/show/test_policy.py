@@ -29,14 +29,14 @@ from harness.judge.unseen import Unseen
 from harness.scenario.claims import CLAIMS
 from harness.show import causes, claims, numbers
 from harness.show.advice import next_steps
-from harness.show.first_screen import _behind, finding
+from harness.show.first_screen import _behind
 from harness.show.lone_arms import group_lines, lone_lines
 from harness.show.names import ArmNames
 from harness.show.sentences import left_open, sentence
 from harness.show.text.doubts import confound_lines, probe_problem_lines
 from harness.show.text.examples import measured
 from harness.show.text.findings import cause_texts
-from harness.show.text.verdicts import undecided_because
+from harness.show.text.verdicts import finding, undecided_because
 from harness.show.why import launch_bound_lines
 from harness.show.words import percent, percent_over
 

@@ -20,10 +20,11 @@ from harness.judge.study import analyse
 from harness.judge.verdicts import judge
 from harness.show import closing, numbers, plots, ranks
 from harness.show.chain import chain
-from harness.show.first_screen import HEADER, _or_none, finding, first_screen
+from harness.show.first_screen import HEADER, _or_none, first_screen
 from harness.show.names import ArmNames
 from harness.show.sentences import sentence
 from harness.show.tables import ratio_cell
+from harness.show.text.verdicts import finding
 from harness.show.words import interval
 from harness.study.contract import STEP_COLUMNS, arrow_schema
 from harness.study.records import COMMAND, ArmRecord
