@@ -18,7 +18,6 @@ from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.judge.unseen import MOST_WAITING
 from harness.judge.verdicts import Verdict
 from harness.show.advice import NextSteps, next_steps
-from harness.show.changes import change
 from harness.show.lone_arms import (
     Headline,
     engine_lines,
@@ -28,7 +27,7 @@ from harness.show.lone_arms import (
     lone_lines,
     skipped_lines,
 )
-from harness.show.names import ArmNames
+from harness.show.names import ArmNames, change
 from harness.show.policy import (
     BEHIND_PHASES,
     BEHIND_SHARE,

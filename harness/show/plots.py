@@ -12,7 +12,7 @@ from harness.explain.probes.torch_profile import TorchProfile
 from harness.judge.comparisons import SAME
 from harness.judge.probes.probe_cost import is_probe_control
 from harness.judge.report_types import ArmReport, Comparison, StudyReport
-from harness.show import choices, learning
+from harness.show import learning
 from harness.show.chain import chain
 from harness.show.colours import BAND, CURVES, GAIN, GRID, INK, LOSS, PARTS, RULE, SOFT
 from harness.show.drawing import (
@@ -78,7 +78,7 @@ def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
     if report.learning is not None:
         makers[learning.PICTURE] = partial(loss_curves, report.learning, names)
         if asked := [of_arm(arm, names) for arm in report.learning.arms if arm.choice_passes > len(arm.answers)]:
-            makers[choices.PICTURE] = partial(choices_figure, asked, best_measure(asked), "steps")
+            makers[learning.CHOICES_PICTURE] = partial(choices_figure, asked, best_measure(asked), "steps")
     found = {name: in_both(make, report.emulated) for name, make in makers.items()}
     return {name: picture for name, picture in found.items() if picture is not None}
 

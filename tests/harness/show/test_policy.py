@@ -27,7 +27,7 @@ from harness.judge.report_types import (
 )
 from harness.judge.unseen import Unseen
 from harness.scenario.claims import CLAIMS
-from harness.show import causes, claims, numbers
+from harness.show import claims, numbers, why
 from harness.show.advice import next_steps
 from harness.show.first_screen import _behind
 from harness.show.lone_arms import group_lines, lone_lines
@@ -172,9 +172,7 @@ def test_the_largest_savings_are_listed_and_none_that_are_next_to_nothing() -> N
     def rows(*speeds: float) -> int:
         saved = Estimate(2.0, 1.9, 2.1, 5)
         parts = tuple(Removal("phase", f"p{n}", saved, Estimate(one, one, one, 5)) for n, one in enumerate(speeds))
-        return causes.savings([arm(explained=ArmExplained(within_tolerance=True, removals=parts))], NAMES).count(
-            "| a |"
-        )
+        return why.savings([arm(explained=ArmExplained(within_tolerance=True, removals=parts))], NAMES).count("| a |")
 
     assert rows(*[1.2] * 10) == 8
     assert (rows(1.0008), rows(1.0012)) == (0, 1)

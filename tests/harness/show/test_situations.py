@@ -18,9 +18,10 @@ from harness.judge.comparisons import bounds_of
 from harness.judge.report_types import Comparison, StudyReport
 from harness.judge.study import analyse
 from harness.judge.verdicts import judge
-from harness.show import closing, numbers, plots, ranks
+from harness.show import numbers, plots, ranks
 from harness.show.chain import chain
 from harness.show.first_screen import HEADER, _or_none, first_screen
+from harness.show.markdown import how_to_read
 from harness.show.names import ArmNames
 from harness.show.sentences import sentence
 from harness.show.tables import ratio_cell
@@ -193,13 +194,13 @@ def test_blocks_are_said_to_see_what_they_see(
 ) -> None:
     report = study(Arm("text", facts=facts))
     report = replace(report, study=replace(report.study, arms=[ArmRecord("text", declared=declared, config=config)]))
-    assert words in closing.how_to_read(report)
+    assert words in how_to_read(report)
 
 
 def test_of_arms_of_which_one_is_not_shuffled_it_is_said_where_they_are() -> None:
     report = study(Arm("text"))
     arms = [ArmRecord(str(shuffle), config={"data": {"shuffle": shuffle}}) for shuffle in (True, False)]
-    assert "where they are shuffled," in closing.how_to_read(replace(report, study=replace(report.study, arms=arms)))
+    assert "where they are shuffled," in how_to_read(replace(report, study=replace(report.study, arms=arms)))
 
 
 @pytest.mark.parametrize(
