@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing.process
 import os
@@ -9,13 +10,16 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from unittest import mock
 
 import pytest
+import pytest_timeout
 from hypothesis import settings
 
+from harness.machine.processes import descendants
 from harness.show import plots
 from harness.show.drawing import Picture
 from tests.__main__ import MARKED
@@ -115,6 +119,33 @@ def pictures() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     _started.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool:
+    """End the processes of a test that hangs, then its own.
+
+    A forked one would keep the pipe open by whose end pytest-xdist learns that a worker has ended.
+    """
+
+    def end() -> None:
+        if capture := item.config.pluginmanager.getplugin("capturemanager"):
+            capture.suspend_global_capture(in_=True)
+        print(f"\n{item.nodeid} hangs", file=sys.__stderr__, flush=True)
+        faulthandler.dump_traceback(file=sys.__stderr__)  # a worker of pytest-xdist shows nothing else
+        for pid in descendants([os.getpid()]):
+            os.kill(pid, signal.SIGKILL)
+        pytest_timeout.timeout_timer(item, settings)
+
+    timer = threading.Timer(settings.timeout, end)
+
+    def cancel() -> None:
+        timer.cancel()
+        timer.join()
+
+    item.cancel_timeout = cancel  # type: ignore[attr-defined]
+    timer.start()
+    return True
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
