@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.explain.statistics import Estimate
 from harness.judge.doubts import RULE_OF, Doubt
+from harness.show.text.doubts import doubt_text, remedy_text
 from trainer.json_types import Json
 
 if TYPE_CHECKING:
@@ -44,15 +45,22 @@ def finite(value: float | None) -> float | None:
 
 
 def doubt_json(one: Doubt) -> dict[str, Json]:
-    """A doubt with what it bars. ``unit``: of ``share``."""
+    """Return a doubt with its words and what it bars. ``unit``: of ``share``."""
     rule = RULE_OF[one.kind]
     return {
         "kind": one.kind,
+        "text": doubt_text(one),
         "bars": rule.bars,
         "arms": list(one.arms),
         "share": finite(one.share),
         "unit": rule.unit or None,
         "where": one.where or None,
         "cores": None if one.cores is None else list(one.cores),
-        "remedy": None if one.remedy is None else {"kind": one.remedy.kind, "blocks": one.remedy.blocks},
+        "remedy": None
+        if one.remedy is None
+        else {
+            "kind": one.remedy.kind,
+            "text": remedy_text(one.remedy),
+            "blocks": one.remedy.blocks,
+        },
     }

@@ -6,16 +6,14 @@ Markdown, HTML and the terminal show the same :class:`FirstScreen`; each figure 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import SAME, Absent, Measured, Waits
+from harness.judge.comparisons import SAME, Absent, Measured
 from harness.judge.confounds import ConfoundKind
 from harness.judge.doubts import DoubtKind, barred
 from harness.judge.report_types import Comparison, NotCompared, StudyReport
-from harness.judge.unseen import MOST_WAITING
 from harness.judge.verdicts import Verdict
 from harness.show.advice import NextSteps, next_steps
 from harness.show.lone_arms import (
@@ -29,11 +27,8 @@ from harness.show.lone_arms import (
 )
 from harness.show.names import ArmNames, change
 from harness.show.policy import (
-    BEHIND_PHASES,
-    BEHIND_SHARE,
     COMPARISONS_MANY,
     DIFFERENCES_SHOWN,
-    HARDLY_SHARE,
     REMEDY_REPEATS,
     WORTH_SHARE,
 )
@@ -41,16 +36,14 @@ from harness.show.ranks import rank_lines, scaling_lines
 from harness.show.sentences import (
     believed_ratio,
     ceiling_text,
+    data_text,
     disagreements,
-    either_way,
     emulated_devices,
-    in_blocks,
-    whose,
 )
 from harness.show.tables import NOT_MEASURED
 from harness.show.text.doubts import confound_lines, problem_lines
 from harness.show.text.verdicts import also_noteworthy, finding, missing_text, more_blocks
-from harness.show.words import amount, count, listing, percent, ratio, unit
+from harness.show.words import count, listing, percent, ratio
 from trainer.errors import one_line
 
 REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")
@@ -171,7 +164,7 @@ def _headline(
     support = [text for arm in served for text in loader_texts(arm, names.short(arm.name))][:1]
     if c.drift is not None:
         support.append(_drift(c.drift, baseline))
-    support += [_data(c, baseline)] if with_data else []
+    support += [data_text(names.shorten_compared(c))] if with_data else []
     if c.confounds and not all(one.confounds for one in report.compared):  # else what stands above says it
         support.append("The arms differ in more than that: see the warnings above.")
     if disagreements(c):
@@ -212,80 +205,6 @@ def _learned(m: Measured, *, emulated: bool) -> list[str]:
         return [f"The losses differ in {some} of {count(of, 'block')} ({ours:.3f} against {theirs:.3f})."]
     unknown = m.losses.baseline is None or m.losses.candidate is None
     return ["Losses were not compared."] if m.verdict == "gain" and unknown and not emulated else []
-
-
-def _data(c: Comparison, baseline: str) -> str:
-    """What the baseline's data work costs, and whether anything waits for it."""
-    waits = c.measured.baseline_waits
-    baseline, of = whose(baseline, waits), "" if waits.ranks == 1 else f"{whose(baseline, waits)} "
-    length = f"{_amount(waits.step_ms, waits)} {unit(waits.step_ms)}"
-    step = f"{length} a step"
-    if not waits.exposed_ms and not waits.hidden_ms:
-        if waits.waited_ms is None:
-            return f"The wait of {baseline} for data was not measured."
-        return f"{baseline} waits {_amount(waits.waited_ms, waits)} of {step} for data."
-    work = waits.work_ms
-    if work < HARDLY_SHARE * waits.step_ms:
-        return f"Data work takes {baseline} under {percent(HARDLY_SHARE)} of {step}."
-    several = work > waits.step_ms  # workers at once
-    takes = f"{_amount(work, waits)} {f'{unit(waits.step_ms)} for each {length} step' if several else f'of {step}'}"
-    is_ = f"Data work{f' of {baseline}' if of else ''} is {takes}"
-    if unknown := either_way(waits.waited_range_ms, waits.step_ms):
-        return f"{is_}. {unknown}"
-    costs = is_ if several else f"Data work takes {of}{takes}"
-    if (uneven := waits.uneven) is not None:
-        hidden = sum(waits.hidden_ms.values())
-        behind = f", {_amount(hidden, waits)} are hidden" if hidden >= 0.05 * work else ""
-        return f"{costs}; {baseline} waits for {in_blocks(uneven)}{behind}{_for_a_core(waits)}."
-    return f"{costs}; {_where(c, waits, work)}{_for_a_core(waits)}."
-
-
-def _where(c: Comparison, waits: Waits, work: float) -> str:
-    waited, hidden = waits.waited_ms, sum(waits.hidden_ms.values())
-    if waited is None:
-        return "how long the step waits for it was not measured"
-    where = f"behind {_behind(c.explained.hidden_behind_ms, hidden)}"
-    parallel, between = (sum(found.values()) for found in (waits.parallel_ms, waits.between_steps_ms))
-    apart = f", {_amount(between, waits)} run between training steps" if between >= 0.05 * work else ""
-    if waited < HARDLY_SHARE * waits.step_ms:  # little of the work may be much of the step, so its share is no measure
-        if not apart:
-            return f"the step waits for none of it: it is hidden {where}"
-        return f"the step waits for none of it{apart}" + (
-            f", the rest is hidden {where}" if hidden >= 0.05 * work else ""
-        )
-    if parallel >= 0.05 * work:
-        text = f"the step waits {_amount(waited, waits)} for it, while {_amount(parallel, waits)} of it run in parallel"
-        return (text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {where}") + apart
-    if hidden < 0.05 * work:
-        return f"the step waits {_amount(waited, waits)} for it{apart}" if apart else "the step waits for all of it"
-    return f"the step waits {_amount(waited, waits)} for it{apart}, the rest is hidden {where}"
-
-
-def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
-    """The phases behind which nearly all of the hidden work lies, the most first; the step where these are many."""
-    known = sorted(hidden_behind_ms.items(), key=lambda one: -one[1])
-    sums = list(accumulate(value for _, value in known))
-    enough = next((place + 1 for place, value in enumerate(sums) if value >= BEHIND_SHARE * hidden_ms), len(known) + 1)
-    if enough > min(BEHIND_PHASES, len(known)):
-        return "the step"
-    return listing([_BEHIND.get(name, name) for name, _ in known[:enough]])
-
-
-def _for_a_core(waits: Waits) -> str:
-    """Hidden work costs nothing by replay, which does not know the cores that it takes from the step. Where much of a
-    step goes by like that, other processes take them.
-    """
-    least = WORTH_SHARE if sum(waits.hidden_ms.values()) else MOST_WAITING
-    if waits.contended_ms is None or waits.contended_ms < least * waits.step_ms:
-        return ""
-    return f"; a step waits {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} for a core"
-
-
-def _amount(value_ms: float, waits: Waits) -> str:
-    return amount(value_ms, waits.step_ms)
-
-
-_BEHIND = {"optimizer": "the optimizer", "sync": "the sync", "norm": "the gradient norm", "other": "Python"}
 
 
 def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:

@@ -5,15 +5,19 @@ The reader bets a week of device time on these lines: never a bare ratio, and ev
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import accumulate
+
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import AGREE, SAME, Measured, Waits
 from harness.judge.doubts import barred
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
 from harness.judge.uneven import UnevenWaits
+from harness.judge.unseen import MOST_WAITING
 from harness.judge.verdicts import COARSE, Judged
 from harness.show.dose import dose_line
-from harness.show.policy import HARDLY_SHARE, WORTH_SHARE
+from harness.show.policy import BEHIND_PHASES, BEHIND_SHARE, HARDLY_SHARE, WORTH_SHARE
 from harness.show.text.verdicts import absent_text, also_noteworthy, finding, missing_text
 from harness.show.words import (
     amount,
@@ -46,7 +50,7 @@ def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
     steps = _steps(c.measured)
     if steps:
         parts.append(f"{steps}.")
-    parts += [*also_noteworthy(c.measured), f"{_reason(c)}."]
+    parts += [*also_noteworthy(c.measured), _isolated(c), data_text(c), _without_data(c)]
     witnesses = _witnesses(c)
     if witnesses:
         parts.append(f"{witnesses}.")
@@ -81,7 +85,8 @@ def _figures(m: Measured, baseline: str) -> str:
         return ""
     of = f", {count(measured.n, 'block')}" if measured.ci_low is not None else ""
     level = "95 % interval " if of else ""
-    text = f"({ratio(measured.median)} the {m.measure}{_more_tokens(m)}, {level}{interval(measured)}{of}, "
+    more = _more_tokens(m) if m.verdict in ("none", "undecided") else ""  # else the finding gives it
+    text = f"({ratio(measured.median)} the {m.measure}{more}, {level}{interval(measured)}{of}, "
     text += f"{_together(m)}{_floor(m, baseline)})"
     if m.verdict != "none" or m.undecided is not None or measured.ci_low is None:
         return text
@@ -190,83 +195,118 @@ def in_blocks(uneven: UnevenWaits) -> str:
     return f"{waits} of each {part(uneven.step_ms)} step {in_some} and {others} in the others"
 
 
-def _reason(c: Comparison) -> str:
-    m, waits, other = c.measured, c.measured.baseline_waits, c.measured.candidate_waits
-    arm = whose(c.baseline, waits)
-    isolated = ""
-    if m.isolated is not None:
-        isolated = f"In isolation its data path is {ratio(m.isolated.median)} as fast ({interval(m.isolated)})"
-    if waits.waited_ms is None:
-        return f"{isolated + '; ' if isolated else ''}the wait of {arm} for data was not measured"
-    share = waits.waited_ms / waits.step_ms if waits.step_ms else 0.0
-    part, others_part = part_of(waits.step_ms), part_of(other.step_ms)
-    open_ms = left_open(waits.waited_range_ms, waits.step_ms)
-    contrast = _contrast(m)
-    link = f"{isolated}, {'but' if contrast else 'and'} " if isolated else ""
-    if open_ms is not None:
-        open_text = between(open_ms, waits.step_ms)
-        text = f"{link}{arm} waits for data {open_text} of each {part(waits.step_ms)} step, as "
-        text += "CUDA events do not tell whether the device worked or waited for launches (a range"
-    elif waits.uneven is not None:
-        text = f"{link}{arm} waits for data {in_blocks(waits.uneven)} ({percent(share)} on average"
-    elif share < HARDLY_SHARE:
-        text = f"{link}{arm} hardly waits for data (under {percent(HARDLY_SHARE)} of each {part(waits.step_ms)} step"
-    else:
-        text = f"{link}{arm} waits for data {'only ' if contrast else ''}{part(waits.waited_ms)} of each "
-        text += f"{part(waits.step_ms)} step ({percent(share)}"
-    text += ")" if open_ms is not None else f"{_stages(waits)})"
-    if other.waited_ms is not None and abs(other.waited_ms - waits.waited_ms) >= 0.05:
-        others_open_ms = left_open(other.waited_range_ms, other.step_ms)
-        waited = others_part(other.waited_ms) if others_open_ms is None else between(others_open_ms, other.step_ms)
-        text += f" and {whose(c.candidate, other)} {waited} of {others_part(other.step_ms)}"
+def data_text(c: Comparison) -> str:
+    """Return the cost of the baseline's data work, and how much of it the step waits for: one or two sentences."""
+    waits = c.measured.baseline_waits
+    baseline = whose(c.baseline, waits)
+    of = "" if waits.ranks == 1 else f"{baseline} "
+    length = f"{_amount(waits.step_ms, waits)} {unit(waits.step_ms)}"
+    step = f"{length} a step"
+    if not waits.exposed_ms and not waits.hidden_ms:
+        if waits.waited_ms is None:
+            return f"The wait of {baseline} for data was not measured."
+        return f"{baseline} waits {_amount(waits.waited_ms, waits)} of {step} for data."
+    work = waits.work_ms
+    if work < HARDLY_SHARE * waits.step_ms:
+        return f"Data work takes {baseline} under {percent(HARDLY_SHARE)} of {step}."
+    several = work > waits.step_ms  # workers at once
+    takes = f"{_amount(work, waits)} {f'{unit(waits.step_ms)} for each {length} step' if several else f'of {step}'}"
+    is_ = f"Data work{f' of {baseline}' if of else ''} is {takes}"
+    if unknown := either_way(waits.waited_range_ms, waits.step_ms):
+        return f"{is_}. {unknown}"
+    costs = is_ if several else f"Data work takes {of}{takes}"
+    if (uneven := waits.uneven) is not None:
+        hidden = sum(waits.hidden_ms.values())
+        behind = f", {_amount(hidden, waits)} are hidden" if hidden >= 0.05 * work else ""
+        return f"{costs}; {baseline} waits for {in_blocks(uneven)}{behind}{_for_a_core(waits)}."
+    return f"{costs}; {_where(c, waits, work)}{_for_a_core(waits)}."
+
+
+def _where(c: Comparison, waits: Waits, work: float) -> str:
+    waited, hidden = waits.waited_ms, sum(waits.hidden_ms.values())
+    if waited is None:
+        return "how long the step waits for it was not measured"
+    where = f"behind {_behind(c.explained.hidden_behind_ms, hidden)}"
+    parallel, between = (sum(found.values()) for found in (waits.parallel_ms, waits.between_steps_ms))
+    apart = f", {_amount(between, waits)} run between training steps" if between >= 0.05 * work else ""
+    if waited < HARDLY_SHARE * waits.step_ms:  # little of the work may be much of the step, so its share is no measure
+        if not apart:
+            return f"the step waits for none of it: it is hidden {where}"
+        return f"the step waits for none of it{apart}" + (
+            f", the rest is hidden {where}" if hidden >= 0.05 * work else ""
+        )
+    if parallel >= 0.05 * work:
+        text = f"the step waits {_amount(waited, waits)} for it, while {_amount(parallel, waits)} of it run in parallel"
+        return (text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {where}") + apart
+    if hidden < 0.05 * work:
+        return f"the step waits {_amount(waited, waits)} for it{apart}" if apart else "the step waits for all of it"
+    return f"the step waits {_amount(waited, waits)} for it{apart}, the rest is hidden {where}"
+
+
+def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
+    """The phases behind which nearly all of the hidden work lies, the most first; the step where these are many."""
+    known = sorted(hidden_behind_ms.items(), key=lambda one: -one[1])
+    sums = list(accumulate(value for _, value in known))
+    enough = next((place + 1 for place, value in enumerate(sums) if value >= BEHIND_SHARE * hidden_ms), len(known) + 1)
+    if enough > min(BEHIND_PHASES, len(known)):
+        return "the step"
+    return listing([_BEHIND.get(name, name) for name, _ in known[:enough]])
+
+
+def _for_a_core(waits: Waits) -> str:
+    """Hidden work costs nothing by replay, which does not know the cores that it takes from the step. Where much of a
+    step goes by like that, other processes take them.
+    """
+    least = WORTH_SHARE if sum(waits.hidden_ms.values()) else MOST_WAITING
+    if waits.contended_ms is None or waits.contended_ms < least * waits.step_ms:
+        return ""
+    return f"; a step waits {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} for a core"
+
+
+def _amount(value_ms: float, waits: Waits) -> str:
+    return amount(value_ms, waits.step_ms)
+
+
+_BEHIND = {"optimizer": "the optimizer", "sync": "the sync", "norm": "the gradient norm", "other": "Python"}
+
+
+def _isolated(c: Comparison) -> str:
+    if (isolated := c.measured.isolated) is None:
+        return f"Isolated ratio unknown: {absent_text(c.measured, 'isolated')}."
+    return f"In isolation its data path is {ratio(isolated.median)} as fast ({interval(isolated)})."
+
+
+def _without_data(c: Comparison) -> str:
+    """Return how fast the baseline would be without any data work."""
+    m, waits = c.measured, c.measured.baseline_waits
     if m.ceiling is None:
-        return f"{text}; no ceiling ({absent_text(m, 'ceiling')})"
+        return f"No ceiling ({absent_text(m, 'ceiling')})."
     gain = max(m.ceilings or (m.ceiling.median,)) - 1
     known = f"ceiling, {interval(m.ceiling)}"
-    subject, so = c.baseline, ", so without any data work"
-    if waits.ranks > 1:  # what rank 0 waits for does not say what all of them would save
-        so = "; without any data work of any rank"
+    subject, without = c.baseline, "Without any data work"
+    if waits.ranks > 1:  # The waits of rank 0 do not show what all of them would save.
+        without += " of any rank"
     elif waits.uneven is not None:
         subject += ", halfway between these blocks and the others," if waits.uneven.half else " in the median block"
     if gain < HARDLY_SHARE:
-        core = ""
-        if m.ideal is None and _hides(waits):  # no replay knows which cores and memory bandwidth hidden work takes
-            core = ", except for cores and memory bandwidth that hidden work takes"
-        text += f"{so} {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
-    else:
-        text += f"{so} {subject} would be {ceiling_text(m)} as fast ({known})"
-    if gain >= HARDLY_SHARE and m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution:
-        text += ", too small for this study to detect"
-    if not isolated:
-        text += f"; isolated ratio unknown: {absent_text(m, 'isolated')}"
-    return text
+        # A replay does not know the cores and the memory bandwidth that hidden work takes.
+        core = (
+            ", except for cores and memory bandwidth that hidden work takes"
+            if m.ideal is None and _hides(waits)
+            else ""
+        )
+        return f"{without} {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {known})."
+    small = m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution
+    return (
+        f"{without} {subject} would be {ceiling_text(m)} as fast ({known})"
+        f"{', too small for this study to detect' if small else ''}."
+    )
 
 
 def ceiling_text(m: Measured) -> str:
     """``1.100x``; where the witnesses disagree ``1.025x to 1.154x``. There must be a ceiling."""
     assert m.ceiling is not None
     return ratio(m.ceiling.median) if m.ceilings is None else " to ".join(map(ratio, m.ceilings))
-
-
-def _contrast(m: Measured) -> bool:
-    """Whether isolation promises far more than waiting allows: then the sentence says "but … only"."""
-    if m.isolated is None or m.ceiling is None:
-        return False
-    return m.isolated.median > 1 and (m.isolated.median - 1) > 2 * (m.ceiling.median - 1)
-
-
-def _stages(waits: Waits) -> str:
-    """``: read 0.1, tokenize 0.1 ms; 2.4 ms of tokenize hidden behind the step``: the parts large enough to name."""
-    step_ms, part = waits.step_ms, part_of(waits.step_ms)
-    worth = max(0.005 if unit(step_ms) == "ms" else HARDLY_SHARE * step_ms, 0.05 * (waits.waited_ms or 0))
-    exposed = [f"{stage} {amount(value, step_ms)}" for stage, value in waits.exposed_ms.items() if value >= worth]
-    text = f": {', '.join(exposed)} {unit(step_ms)}" if exposed else ""
-    hidden = {stage: value for stage, value in waits.hidden_ms.items() if value >= 0.01 * step_ms}
-    if hidden:
-        text += f"; {part(sum(hidden.values()))} of {listing(list(hidden))} hidden behind the step"
-    if waits.contended_ms is not None and waits.contended_ms >= WORTH_SHARE * step_ms:
-        text += f"; {part(waits.contended_ms)} waiting for a core"
-    return text
 
 
 def _witnesses(c: Comparison) -> str:

@@ -38,7 +38,8 @@ def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) ->
             counts = _counts_more(m)
             less, more = (f"fewer {m.measure}", "more") if counts else ("slower", "faster")
             return f"no {what} (between {slower} {less} and {faster} {more})"
-        return f"no {what} (under {percent_limit(m.resolution or 0)})"
+        limit = percent_limit(m.resolution or 0)
+        return f"no {what} (under {limit})" if figures else f"no {what} above {limit}"
     if not figures:
         estimate = replace(estimate, ci_low=None, ci_high=None)
     each = m.measured_per_step

@@ -29,10 +29,9 @@ from harness.judge.unseen import Unseen
 from harness.scenario.claims import CLAIMS
 from harness.show import claims, numbers, why
 from harness.show.advice import next_steps
-from harness.show.first_screen import _behind
 from harness.show.lone_arms import group_lines, lone_lines
 from harness.show.names import ArmNames
-from harness.show.sentences import left_open, sentence
+from harness.show.sentences import _behind, left_open, sentence
 from harness.show.text.doubts import confound_lines, probe_problem_lines
 from harness.show.text.examples import measured
 from harness.show.text.findings import cause_texts
@@ -68,8 +67,8 @@ def test_readings_that_hardly_differ_are_one() -> None:
 
 
 def test_a_short_wait_is_hardly_one() -> None:
-    assert "hardly waits" in compared(0.09)
-    assert "hardly waits" not in compared(0.11)
+    assert "waits for none of it" in compared(0.09)
+    assert "waits for none of it" not in compared(0.11)
 
 
 @pytest.mark.parametrize(("apart_ms", "alike"), [(4.8, True), (5.2, False)])

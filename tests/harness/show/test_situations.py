@@ -72,10 +72,10 @@ def a_disk_slow_in_some_blocks(
 
 def test_a_wait_of_some_blocks_is_said_of_these() -> None:
     """The mean is 10.5 ms and the median 0.6: no block waits for the one, and not all for the other."""
-    said = "waits for data 25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others"
+    said = "waits for 25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others"
     (c,) = a_disk_slow_in_some_blocks("text", "tokens").compared
     assert f"text {said}" in sentence(c)
-    assert "so without any data work text in the median block would be 1.020x as fast" in sentence(c)
+    assert "Without any data work text in the median block would be 1.020x as fast" in sentence(c)
     assert lines(a_disk_slow_in_some_blocks("text", "tokens")).endswith(
         "text waits for 25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others."
     )
@@ -113,7 +113,7 @@ def test_a_wait_of_half_of_the_blocks_is_said_of_these(late_ms: dict[int, float]
 def test_the_median_of_blocks_of_which_half_wait_is_not_said_to_be_of_one() -> None:
     half = {"late_ms": {0: 25.0, 2: 25.0}, "blocks": 4}
     (c,) = a_disk_slow_in_some_blocks("text", "tokens", **half).compared
-    assert "so without any data work text, halfway between these blocks and the others, would be 1.3" in sentence(c)
+    assert "Without any data work text, halfway between these blocks and the others, would be 1.3" in sentence(c)
     alone = lines(a_disk_slow_in_some_blocks("text", **half))
     assert "it would be 1.851x as fast in those 2 blocks and 1.020x in the others, by replay." in alone
 

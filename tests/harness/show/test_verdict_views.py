@@ -74,9 +74,9 @@ def of_finding(text: str) -> Verdict:
 
 def of_sentence(text: str) -> Verdict:
     """The verdict that a full sentence says, also where markdown surrounds it."""
-    found = re.search(r"tokens against text: (gain|loss|no detectable difference|undecided)\b", text)
-    assert found is not None, text
-    return {"gain": "gain", "loss": "loss", "undecided": "undecided"}.get(found[1], "none")  # type: ignore[return-value]
+    found = re.findall(r"tokens against text: ([^(*]*)", text)
+    assert found, text
+    return of_finding(f"{found[-1]} ")
 
 
 def of_row(text: str) -> Verdict:
