@@ -273,7 +273,7 @@ _BEHIND = {"optimizer": "the optimizer", "sync": "the sync", "norm": "the gradie
 def _isolated(c: Comparison) -> str:
     if (isolated := c.measured.isolated) is None:
         return f"Isolated ratio unknown: {absent_text(c.measured, 'isolated')}."
-    return f"In isolation its data path is {ratio(isolated.median)} as fast ({interval(isolated)})."
+    return f"In isolation the data path of {c.candidate} is {ratio(isolated.median)} as fast ({interval(isolated)})."
 
 
 def _without_data(c: Comparison) -> str:

@@ -93,7 +93,7 @@ def test_an_isolated_speedup_that_is_not_waited_for_is_no_gain_and_the_sentence_
     assert c.measured.from_waits.median == pytest.approx(1.0, abs=0.001)
     assert c.measured.ceiling.ci_low <= 1.0 <= c.measured.ceiling.ci_high
     assert c.measured.ideal.ci_low <= 1.0 <= c.measured.ideal.ci_high
-    assert "In isolation its data path is" in sentence(c)
+    assert "In isolation the data path of tokens is" in sentence(c)
     assert "the step waits for none of it: it is hidden behind" in sentence(c)
     assert "disagree" not in sentence(c)
 

@@ -72,15 +72,15 @@ def a_disk_slow_in_some_blocks(
 
 def test_a_wait_of_some_blocks_is_said_of_these() -> None:
     """The mean is 10.5 ms and the median 0.6: no block waits for the one, and not all for the other."""
-    said = "waits for 25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others"
+    said = "25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others"
     (c,) = a_disk_slow_in_some_blocks("text", "tokens").compared
-    assert f"text {said}" in sentence(c)
+    assert f"text waits for {said}" in sentence(c)
     assert "Without any data work text in the median block would be 1.020x as fast" in sentence(c)
     assert lines(a_disk_slow_in_some_blocks("text", "tokens")).endswith(
         "text waits for 25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others."
     )
     alone = lines(a_disk_slow_in_some_blocks("text", controls=["ideal-data"]))
-    assert f"It {said}." in alone
+    assert f"It waits for data {said}." in alone
     in_blocks = "1.851x as fast in those 2 blocks and 1.020x in the others (median block: 1.020x, "
     assert f"(ideal-data) it is {in_blocks}" in alone
     assert f"Without any data work it would be {in_blocks}" in alone
