@@ -23,7 +23,7 @@ from trainer.files import check_utf8
 from trainer.leftovers import final_name
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
-MOST_SHOWN = 500  # characters of a text that cannot be written
+MAX_ERROR_CHARACTERS = 500  # characters of a text that cannot be written
 MOST_MISTAKES = 20  # of one file that are listed after the first
 
 
@@ -204,7 +204,10 @@ def _run(parts: list[str]) -> int:
         if not "\ud800" <= error.object[error.start] <= "\udfff":
             raise
         # A lone surrogate represents a byte that is not UTF-8.
-        print(f"harness: {visible(error.object)[:MOST_SHOWN]}: is not UTF-8; rename it, or its folder", file=sys.stderr)
+        print(
+            f"harness: {visible(error.object)[:MAX_ERROR_CHARACTERS]}: is not UTF-8; rename it, or its folder",
+            file=sys.stderr,
+        )
         return 2
     except OSError as error:  # a full disk, a folder that may not be read: what was written stays as it is
         where = visible(final_name(str(error.filename or "input or output")))

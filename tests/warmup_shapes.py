@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.launch.more_warmup import MOST_STEPS, take_more, wait_period
+from harness.launch.more_warmup import MAX_ADDED_STEPS, take_more, wait_period
 from tests.cuda_stream import MS, Declared, Stream, driven
 
 LONG = 160  # steps after which a run goes on as it will for ever
@@ -91,7 +91,7 @@ def _phases(
     return phases
 
 
-def ending_of(kind: str, declared: Declared, most: int = MOST_STEPS) -> Ending:
+def ending_of(kind: str, declared: Declared, most: int = MAX_ADDED_STEPS) -> Ending:
     """Run one repetition of ``declared`` as a study does, and the same steps at the end of a long run.
 
     ``most``: extra warm-up steps.
@@ -136,7 +136,7 @@ def print_table(endings: Iterable[Ending]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.warmup_shapes", description=__doc__)
     parser.add_argument("--shapes", type=int, default=350)
-    parser.add_argument("--most", type=int, default=MOST_STEPS, help="extra warm-up steps; 0: the fixed one alone")
+    parser.add_argument("--most", type=int, default=MAX_ADDED_STEPS, help="extra warm-up steps; 0: the fixed one alone")
     arguments = parser.parse_args()
     print_table([ending_of(*draw_shape(number), arguments.most) for number in range(arguments.shapes)])
 

@@ -28,7 +28,7 @@ from trainer.files import naming, read_json
 from trainer.json_types import JsonObject, integer, section
 from trainer.leftovers import remove, temporary_path
 
-SCHEMA = 1
+CHECKPOINT_SCHEMA = 1
 ABOUT, STATE, WEIGHTS, CONFIG = "checkpoint.json", "state.pt", "model.safetensors", "config.json"
 MODEL = "model"  # the part that is written as weights
 _NAME = re.compile(r"step-(?P<steps>[0-9]{8,})")
@@ -152,7 +152,7 @@ def write(folder: Path, steps: int, states: State, about: JsonObject, store: Sto
                     raise
                 raise failed from error
             files = {one.name: _sha256(one) for one in sorted(temporary.iterdir())}
-            content = {"schema": SCHEMA, "steps": steps, **about, "store": known, "files": files}
+            content = {"schema": CHECKPOINT_SCHEMA, "steps": steps, **about, "store": known, "files": files}
             (temporary / ABOUT).write_text(json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n")
             for one in (*temporary.iterdir(), temporary):
                 _synchronize(one)
@@ -189,8 +189,8 @@ def read(path: Path) -> Checkpoint:
         raise InputError(f"{path}: no whole checkpoint ({ABOUT}: {one_line(error):.120})") from error
     if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
         raise InputError(f"{path}: damaged: {ABOUT} is not as it was written")
-    if content.get("schema") != SCHEMA:
-        raise InputError(f"{path}: schema {content.get('schema')!r}; this version reads schema {SCHEMA}")
+    if content.get("schema") != CHECKPOINT_SCHEMA:
+        raise InputError(f"{path}: schema {content.get('schema')!r}; this version reads schema {CHECKPOINT_SCHEMA}")
     for name, known in section(content, "files").items():
         try:
             found = _sha256(path / name)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from trainer.errors import InputError, visible
 from trainer.leftovers import temporary_path
 
-MOST_DIGITS = 25  # more than any 64-bit integer has
+MAX_DIGITS = 25  # more than any 64-bit integer has
 
 
 def read_json(path: Path) -> Any:
@@ -38,7 +38,7 @@ def _finite(text: str) -> float:
 
 
 def _whole(text: str) -> int:
-    value = int(text) if len(text) < MOST_DIGITS else 2**64
+    value = int(text) if len(text) < MAX_DIGITS else 2**64
     return value if -(2**63) <= value < 2**63 else _refuse(text)
 
 

@@ -20,7 +20,7 @@ from trainer.errors import InputError, literal
 
 _TRAINING, _VALIDATION, _ACCURACY = "trl", "tel", ("eval", "eva")
 _MOST_STEPS = 2**31  # its step is a C int
-_LONGEST_LINE = 4096
+_MAX_LOG_LINE_BYTES = 4096
 
 
 class LoggedStep(NamedTuple):
@@ -86,8 +86,8 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, float]] | None]:
     """The step and the values of each line; None for a last one without an end: it may be cut anywhere."""
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), 1):
-                if not line.endswith("\n") and len(line) < _LONGEST_LINE:
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_LOG_LINE_BYTES), ""), 1):
+                if not line.endswith("\n") and len(line) < _MAX_LOG_LINE_BYTES:
                     yield None
                 elif line.strip():
                     yield _values(line, f"{path}:{number}")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trainer.data.tokenizers import TokenizerInfo
 
 KEY = "evaluation.multiple_choice"
-TRIED = 32  # contexts of a .bin whose tokens must be those that the arm's tokenizer would give
+QUESTIONS_TRIED = 32  # contexts of a .bin whose tokens must be those that the arm's tokenizer would give
 
 
 class ChoiceScores(NamedTuple):
@@ -159,7 +159,7 @@ def _check_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo, codec
             f"{key}: it holds the id {largest}, and the arm's tokenizer has {info.vocab_size} ids; allowed: a .bin "
             "made with that tokenizer, or a jsonl file"
         )
-    for one in questions[:TRIED]:
+    for one in questions[:QUESTIONS_TRIED]:
         ids = one.context.tolist()
         if codec.encode(codec.decode(ids)) != ids:
             raise InputError(

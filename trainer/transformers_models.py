@@ -20,7 +20,7 @@ from trainer.model_files import ModelFiles, objective_of
 if TYPE_CHECKING:
     import torch
 
-_SHOWN = 3  # names of weights in an error
+_MODELS_SHOWN = 3  # names of weights in an error
 MOST_LAYERS = 10_000  # that are counted one by one; a thousand were trained once (Wang et al. 2022, "DeepNet")
 _UNLIMITED = 2**40  # positions, of a model that says nothing of them
 # These begin to count positions after the padding's id: of 514 that they have, 512 are for tokens.
@@ -89,7 +89,7 @@ def _with_weights(files: ModelFiles, kind: Any, settings: Any, chosen: Mapping[s
     )
     missing = sorted(found["missing_keys"]) + sorted(str(one) for one in found.get("mismatched_keys", ()))
     if missing:
-        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        shown = ", ".join(missing[:_MODELS_SHOWN]) + (", ..." if len(missing) > _MODELS_SHOWN else "")
         raise InputError(
             f"{files.title}: its files lack {len(missing)} weights of a {type(model).__name__} ({shown}); give a "
             "folder with all of them, or another model.objective"

@@ -21,7 +21,7 @@ BATCHES, BATCHES_S = 40, 3.0  # of each measurement at most
 MADE_S = 1.0  # for at least so long batches are made: a long document is tokenized in one of the hundreds that it fills
 STEPS, STEPS_S = 6, 10.0
 # A worker is better only where it is predicted to save this share of a step: less is within what a trial can tell.
-LEAST_GAIN = 0.03
+LEAST_WORKER_GAIN = 0.03
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class WorkerTrial:
         """The fewest workers that no other number beats by more than a trial can tell."""
         best, shortest_ms = 0, self.predicted_ms(0)
         for workers in range(1, max(1, self.cores) + 1):
-            if self.predicted_ms(workers) < shortest_ms * (1 - LEAST_GAIN):
+            if self.predicted_ms(workers) < shortest_ms * (1 - LEAST_WORKER_GAIN):
                 best, shortest_ms = workers, self.predicted_ms(workers)
         return best
 

@@ -16,7 +16,7 @@ from harness.attach.frames import AttachedProcess
 from harness.attach.sampling import sampled
 from harness.explain.probes.stacks import process_roles
 from harness.probes.profilers.py_spy import SPEEDSCOPE, TRACE
-from harness.probes.profilers.torch_session import MOST_BYTES, keep
+from harness.probes.profilers.torch_session import MAX_TRACE_BYTES, keep
 from harness.study.contract import PROFILED, SPAN_COLUMNS, STEP_COLUMNS
 from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from harness.study.run_data import StoredTable
@@ -113,7 +113,7 @@ def _with_torch(found: ProbesRecord, folder: Path, one: AttachedProcess, raw: Pa
     try:
         if keep(raw / Path(name).name, folder / file_name("main")):
             problem = (
-                f"torch_profiler: the window is cut after {MOST_BYTES / 1e6:.0f} MB of text and in no table of "
+                f"torch_profiler: the window is cut after {MAX_TRACE_BYTES / 1e6:.0f} MB of text and in no table of "
                 "operators; profile fewer steps (--profile-steps)"
             )
     except OSError as error:

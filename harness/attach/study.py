@@ -23,7 +23,7 @@ from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
 
 SCENARIO = "exec"
-LEAST_SHARE = 0.002  # of the measured time: rarer places are left out
+LEAST_CAUSE_SHARE = 0.002  # of the measured time: rarer places are left out
 LEAST_EXACT = 0.2  # of the looks in a phase: fewer do not stand for the others
 
 
@@ -236,7 +236,7 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
     for phase in {phase for phase, _, _ in totals.sampled_ns}:
         spent_ns, late = _spent_at(totals, phase)
         for number, ns in spent_ns.items():
-            if number in places and ns >= LEAST_SHARE * totals.wall_ns:
+            if number in places and ns >= LEAST_CAUSE_SHARE * totals.wall_ns:
                 place, _function, code, called = places[number]
                 yield {
                     "kind": CODE,

@@ -86,7 +86,7 @@ class LoadedStudy:
     @cached_property
     def doubts(self) -> tuple[Doubt, ...]:
         """Every reason to doubt a figure of this study, by precedence: what it bars, and what would settle it."""
-        from harness.judge.all_doubts import study_doubts
+        from harness.judge.study import study_doubts
 
         return study_doubts(self._report)
 
@@ -170,7 +170,7 @@ def _ledger(arm: ArmReport, mean_step_ms: float) -> ArmLedger:
 
 
 def _verdict(one: Comparison) -> ComparisonVerdict:
-    from harness.judge.all_doubts import comparison_doubts
+    from harness.judge.study import comparison_doubts
 
     found = one.measured
     ratio = found.figure

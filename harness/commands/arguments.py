@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainer.errors import InputError, visible
 
 if TYPE_CHECKING:
-    from harness.regress.records import Limits
+    from harness.regress.decision import Limits
     from harness.scenario.plan import Plan
 
 DEFAULT_OUT = "results"
@@ -125,8 +125,7 @@ def load_plan(arguments: argparse.Namespace) -> Plan:
 
 def limits_of(arguments: argparse.Namespace) -> Limits:
     """What counts as the same, from the options; InputError where one is not a share."""
-    from harness.regress.quantities import read_limit, read_share
-    from harness.regress.records import Limits
+    from harness.regress.decision import Limits, read_limit, read_share
 
     return Limits(
         read_share(arguments.within, "--within"),

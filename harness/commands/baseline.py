@@ -54,9 +54,9 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
     from harness.explain.statistics import MIN_BLOCKS
     from harness.machine.git import is_ignored
     from harness.regress import baselines
-    from harness.regress.quantities import read_share
+    from harness.regress.decision import read_share
+    from harness.regress.policy import APART_WITHIN
     from harness.regress.text import kept_note
-    from harness.regress.thresholds import APART
 
     found = read_series(Path(arguments.study))
     names = select(found, arguments.arm, arguments.study)
@@ -79,7 +79,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
             print(f"warning: {text}", file=sys.stderr)
         path = baselines.save(folder, found[name], anew=arguments.anew)
         say(str(path))
-        notes.append(kept_note(baselines.read(path), read_share(APART, APART)))
+        notes.append(kept_note(baselines.read(path), read_share(APART_WITHIN, APART_WITHIN)))
     if is_ignored(folder):
         notes.append(f"git ignores {folder}, so no other clone has it: git add -f {shlex.quote(str(folder))}")
     for note in dict.fromkeys(notes):
@@ -90,7 +90,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
 def _check(arguments: argparse.Namespace, folder: Path) -> int:
     from harness.regress import baselines
     from harness.regress.across import Across, compare_series
-    from harness.regress.records import WhyUndecided, nothing
+    from harness.regress.decision import WhyUndecided, nothing
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
     found = read_series(Path(arguments.study))

@@ -17,8 +17,7 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.regress.across import Across
-    from harness.regress.days import Days
-    from harness.regress.series import BlockSeries
+    from harness.regress.series import BlockSeries, Days
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +54,7 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
 def _days(folder: Path, series: BlockSeries) -> Days:
     """The sessions kept of this arm in its environment, if any."""
     from harness.regress import baselines
-    from harness.regress.days import Days
+    from harness.regress.series import Days
 
     path = baselines.path_of(folder, series)
     return Days(baselines.read(path).sessions if path.is_file() else ())

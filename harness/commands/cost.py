@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from harness.commands import exit_codes
 from harness.commands.arguments import PATHS_NOTE, SCENARIO_HELP, add_overrides, load_plan, refuse_ranks
 from harness.commands.output import say
+from harness.commands.spent import MOST_USD
 from trainer.errors import InputError
 from trainer.files import shell_word
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from harness.judge.cost import Undertaking
 
 OUT = "results/cost"
-MOST_USD = 1e6
-MOST_STEPS = 10_000_000_000
+MAX_COSTED_STEPS = 10_000_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,8 +93,8 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.steps is not None:
         if arguments.study:
             raise InputError("cost: --steps is of trainings; how far the runs of a study go is its scenario's steps")
-        if not 0 < arguments.steps <= MOST_STEPS:
-            raise InputError(f"--steps: {arguments.steps}; allowed: 1 to {MOST_STEPS:,}")
+        if not 0 < arguments.steps <= MAX_COSTED_STEPS:
+            raise InputError(f"--steps: {arguments.steps}; allowed: 1 to {MAX_COSTED_STEPS:,}")
     for name in ("price", "round_up"):
         value = getattr(arguments, name)
         if value is not None and not (math.isfinite(value) and 0 < value <= MOST_USD):

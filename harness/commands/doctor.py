@@ -24,7 +24,7 @@ COLUMNS = 120
 NAME_COLUMNS = 11
 INDENT = " " * (6 + NAME_COLUMNS)
 STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}
-SCHEMA = 1
+DOCTOR_SCHEMA = 1
 NOTE = (
     "Each line is ok, warn or fail, with the fix. Exits with 1 where something fails, which makes harness run "
     "impossible here; warnings alone exit with 0."
@@ -65,7 +65,7 @@ def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
     counts = Counter(check.status for check in checks)
     if arguments.json:
         content = {
-            "schema": SCHEMA,
+            "schema": DOCTOR_SCHEMA,
             "status": worst(checks),
             "checks": [vars(check) for check in checks],
             "facts": examination.facts(),
@@ -86,10 +86,10 @@ def _plan(path: str) -> Plan:
 def _fit(plan: Plan) -> list[Check]:
     """Whether memory and documents suffice for the runs of ``plan``. Free GPU memory is asked for with a timeout."""
     from harness.launch.fit import check_fit
-    from harness.machine.gpu import LIMIT_S
+    from harness.machine.gpu import NVIDIA_SMI_LIMIT_S
     from harness.machine.limits import Look
 
-    return Look(lambda: list(check_fit(plan)), LIMIT_S).result()
+    return Look(lambda: list(check_fit(plan)), NVIDIA_SMI_LIMIT_S).result()
 
 
 def _needs(plan: Plan) -> Needs:

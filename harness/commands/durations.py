@@ -170,13 +170,13 @@ def _from_trial(plan: Plan, folder: Path) -> Duration | None:
 
 
 def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
-    from harness.show.cost import MUCH_WAITING
+    from harness.judge.policy import CORE_WAIT_SHARE_MAX
 
     steps, waiting = min(len(one.steps_s) for one in measured), max(one.waiting_share for one in measured)
     slowed = f"; other processes slowed it: up to {waiting:.0%} of an arm's steps waited for a core"
     return (
         f"a trial of {steps} steps of every arm, {path}; without preparing data"
-        f"{slowed if waiting > MUCH_WAITING else ''}"
+        f"{slowed if waiting > CORE_WAIT_SHARE_MAX else ''}"
     )
 
 

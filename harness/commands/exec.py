@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from harness.attach import LEAST_WARMUP, MOST_STEPS, STEPS
 from harness.commands.arguments import DEFAULT_OUT, add_wait_until_quiet
+from harness.commands.exit_codes import EXIT_INTERRUPTED
 from harness.commands.output import say
 from trainer.errors import InputError
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 
 BLOCKS, MOST_BLOCKS = 5, 1000
 AUTO, TORCH, PY_SPY, BOTH, NONE = "auto", "torch", "py-spy", "both", "none"  # --profile
-INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it
-SHOWN = 5  # processes that a line names
+PROCESSES_NAMED = 5  # processes that a line names
 PROFILE_STEPS, MOST_PROFILE_STEPS = 3, 100
 PROFILE_SECONDS, MOST_PROFILE_SECONDS = 5, 60
 FUNCTION = re.compile(r"([\w.]+:)?\w+(\.\w+)?")
@@ -297,13 +297,13 @@ def _why(found: ExecResult, raw: Path, code: int) -> str:
     if found.switched_off:
         return "no training step was seen: our recording was switched off before the first one"
     if left := with_variable(MARK, str(raw)):
-        numbers = ", ".join(map(str, left[:SHOWN]))
+        numbers = ", ".join(map(str, left[:PROCESSES_NAMED]))
         return (
             f"nothing was recorded: the command ended and left processes behind ({numbers}); what they do is not "
             "measured; start the training in the foreground (no nohup, &, or daemon)"
         )
     if code:
-        how = "was interrupted" if code == INTERRUPTED else f"ended with exit code {code}"
+        how = "was interrupted" if code == EXIT_INTERRUPTED else f"ended with exit code {code}"
         return f"no training step was seen: the command {how}"
     if found.started:
         return "no training step was seen: torch was imported, but no backward pass ran in a process of the command"

@@ -6,7 +6,7 @@ import re
 
 from trainer.errors import InputError
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 REGRESSION = 3
 # Every exit code of the command line. `harness exec` returns the program's own code where that is not 0.
 MEANINGS = {
@@ -16,10 +16,10 @@ MEANINGS = {
     2: "the input is wrong: one line names file, key and what is allowed",
     REGRESSION: "something got slower",
     4: "undecided: whether something got slower could not be decided (`--undecided-exit` sets another code)",
-    INTERRUPTED: "interrupted: Ctrl-C, SIGTERM or SIGHUP; finished runs are kept",
+    EXIT_INTERRUPTED: "interrupted: Ctrl-C, SIGTERM or SIGHUP; finished runs are kept",
     141: "the reader of the output has gone, as in `| head`",
 }
-OF_STUDY = {"done": 0, "failed": 1, "interrupted": INTERRUPTED}
+OF_STUDY = {"done": 0, "failed": 1, "interrupted": EXIT_INTERRUPTED}
 
 
 def of_verdict(verdict: str, undecided: int) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.show.run_curves import LossKind, PlottedRun
 
 LOSS, CHOICES, TABLE = "loss.png", "multiple-choice.png", "runs.json"
-SCHEMA = 1
+PLOT_SCHEMA = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +79,7 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     elif arguments.only is not None:
         raise InputError(f"--only {arguments.only}: none of the runs has a {arguments.only} loss")
     _draw_choices(arguments, runs, out, has_losses)
-    write_text(out / TABLE, json.dumps({"schema": SCHEMA, "runs": run_records(whole)}, indent=1) + "\n")
+    write_text(out / TABLE, json.dumps({"schema": PLOT_SCHEMA, "runs": run_records(whole)}, indent=1) + "\n")
     for line in aligned(run_rows(whole, arguments.measure)):
         say(visible(line))
     say(f"table: {out / TABLE}")

@@ -18,12 +18,12 @@ from harness.commands.arguments import (
     limits_of,
     refuse_ranks,
 )
-from harness.commands.exit_codes import INTERRUPTED, of_verdict, read_exit_code
+from harness.commands.exit_codes import EXIT_INTERRUPTED, of_verdict, read_exit_code
 from harness.commands.output import append_step_summary, copy_may_fail, say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.regress.records import Limits
+    from harness.regress.decision import Limits
     from harness.regress.run import RegressionResult
     from harness.scenario.commands import CommandPlan
 
@@ -67,11 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     """Alternate both states until every arm is decided or the budget is spent. The exit code is the verdict."""
     from harness.regress import report as regression
-    from harness.regress.plan import between_states
-    from harness.regress.quantities import read_seconds
-    from harness.regress.run import run_comparisons, with_codes
+    from harness.regress.decision import read_seconds
+    from harness.regress.run import between_states, run_comparisons, with_codes
+    from harness.regress.states import is_of_user_code, run_user_states
     from harness.regress.text import blocks_note, sentence
-    from harness.regress.user_code import is_of_user_code, run_user_states
     from harness.scenario.commands import CommandScenario, open_scenario, plan_commands
     from harness.study.store import StudyFolder
 
@@ -112,7 +111,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
                 Path(path).write_bytes((found.folder / name).read_bytes())
     append_step_summary(page)
     if found.status == "interrupted":
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     verdict = regression.overall(comparisons)
     if found.status == "failed":
         print(f"harness: some runs failed, see {found.folder}", file=sys.stderr)
@@ -162,7 +161,7 @@ def _of_commands(
     plan: CommandPlan, source: str, arguments: argparse.Namespace, command: list[str], limits: Limits, budget_s: float
 ) -> RegressionResult:
     """Check commands of the user's own repository."""
-    from harness.regress.commands import run_command_states
+    from harness.regress.states import run_command_states
 
     for option in ("arm", "control"):
         if getattr(arguments, option):

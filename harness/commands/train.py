@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainer.telemetry import Validation
 
 OUT = "results/train"
-MOST_STEPS = 10_000_000_000
+MAX_TRAIN_STEPS = 10_000_000_000
 EXITS = {"done": 0, "failed": 1, "interrupted": 130}
 
 
@@ -159,7 +159,7 @@ def goal_of(arguments: argparse.Namespace) -> Goal | None:
 
     for name in ("steps", "tokens", "epochs"):
         value = getattr(arguments, name)
-        if value is not None and not 0 < value <= MOST_STEPS * (1_000_000 if name == "tokens" else 1):
+        if value is not None and not 0 < value <= MAX_TRAIN_STEPS * (1_000_000 if name == "tokens" else 1):
             raise InputError(f"--{name}: {value}; allowed: more than 0")
     if arguments.steps is arguments.epochs is arguments.tokens is None:
         return None

@@ -15,7 +15,7 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from harness.launch.uploads import Uploaded, Uploader
 
-SHOWN = 5  # names of files that cannot be copied
+UPLOADS_SHOWN = 5  # names of files that cannot be copied
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False, verif
     print("copying what is left to upload", file=sys.stderr)
     found = uploader.end()
     if found.left_out:
-        names = ", ".join(found.left_out[:SHOWN]) + (", ..." if len(found.left_out) > SHOWN else "")
+        names = ", ".join(found.left_out[:UPLOADS_SHOWN]) + (", ..." if len(found.left_out) > UPLOADS_SHOWN else "")
         print(f"harness: {len(found.left_out):,} of {folder} cannot be uploaded: {names}", file=sys.stderr)
     if found.unlisted:
         print(f"warning: {found.url} cannot be listed ({found.unlisted}): not compared with {folder}", file=sys.stderr)

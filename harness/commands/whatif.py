@@ -40,8 +40,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them; print it, or JSON."""
     from harness.explain.replay import Replays, parse_edits
     from harness.explain.replay.sweep import parse_sweep, sweep
-    from harness.judge.doubts import in_order
-    from harness.judge.judgement import bar_of, loader_doubts, prediction_doubts, refusal
+    from harness.judge.predictions import StudyRuns, bar_of, edit_doubts, refusal
     from harness.launch.preparation import check_writable
     from harness.show import advice as report_advice
     from harness.show import whatif as report
@@ -72,7 +71,10 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
             raise InputError(f"whatif: {report_advice.barred_text(bar, arm)}")
     prediction = replays.predict(edits)
     checks = _checks(runs, arm, edits)
-    doubts = in_order([*prediction_doubts(prediction, arm), *loader_doubts(own, replays)])
+    by_arm: dict[str, list[RunData]] = {}
+    for run in runs:
+        by_arm.setdefault(run.record.arm, []).append(run)
+    doubts = edit_doubts(StudyRuns(study, by_arm), arm, replays, prediction)
     found = report.answer_json(study.scenario, arm, prediction, checks, doubts)
     lines = report.prediction_lines(study.scenario, arm, prediction, checks)
     if swept is not None:
@@ -104,11 +106,11 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
 def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
     """Arms of the study that are what the edits ask for, with their measured step time in ms."""
     from harness.explain.replay.validation_arms import validation_arms
-    from harness.judge.whatif import measured_step_ms
+    from harness.judge.predictions import step_ms_of
 
     found = []
     for name in validation_arms([run.record for run in runs], arm, edits):
-        value = measured_step_ms([run for run in runs if run.record.arm == name])
+        value = step_ms_of([run for run in runs if run.record.arm == name])
         if value is not None:
             found.append((name, value))
     return found

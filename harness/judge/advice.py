@@ -1,14 +1,13 @@
 """Predicts what could be tried next: replays an arm under changes that a user can make, and says which are worth it.
 
 A change is worth trying where its whole interval lies above 1, its median clears the noise floor, the error of the
-replay and :data:`LEAST_GAIN`, and the replay reproduces what was measured. Of a setting with several values the
+replay and :data:`ADVISED_GAIN_MIN`, and the replay reproduces what was measured. Of a setting with several values the
 smallest that is as good as the best counts. Where an arm of the study measured otherwise than replay predicts of it, no
 other value of that setting is.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,14 +15,24 @@ from dataclasses import dataclass, replace
 from harness.explain.ledger import Blocks
 from harness.explain.replay.handover import MOST_HANDOVER
 from harness.explain.replay.predict import Replays
-from harness.explain.replay.prediction import TOLERANCE, Prediction
+from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.refusals import ReplayError
 from harness.explain.replay.removals import without_stages
 from harness.explain.replay.validation_arms import validation_arms
 from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness
-from harness.judge.doubts import Doubt, barred, doubt, in_order
-from harness.judge.judgement import Bar, bar_of, loader_doubts, prediction_doubts, refusal
+from harness.judge.doubts import Bar, Doubt, RemedyKind, barred, doubt, in_order
+from harness.judge.policy import ADVICE_REPLICATES, ADVISED_GAIN_MIN, ADVISED_WORKERS, AS_GOOD_WITHIN, WORKER_MULTIPLES
+from harness.judge.predictions import (
+    bar_of,
+    clears,
+    contradicts,
+    is_serial,
+    loader_doubts,
+    prediction_doubts,
+    refusal,
+    serial_speedup,
+)
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing, flatten, lookup, lookup_number
@@ -31,15 +40,10 @@ from harness.study.contract import STAGES
 from harness.study.run_data import RunData
 from trainer.config import BEFORE
 
-REPLICATES = 8  # per run: half of what a prediction that is asked for takes
-WORKERS = (2, 4)
-MORE_WORKERS = (2, 4)  # multiples of the current number of workers
 # What another arm may do otherwise for its data path to be tried.
 PATH_KEYS = {"data.path", "data.access", "data.tokenizer.engine"}
 NUMBERS: tuple[AdviceCost, ...] = ("processes", "memory")  # kinds of changes that are values of one setting
 NO_TOKENIZING = "tokenize=0"
-LEAST_GAIN = 0.01  # share of the speed: less is worth no change, and no replay tells it from none
-ALIKE = 0.01  # a smaller setting that predicts within this share of the best is as good
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ def advise(
     ledgers: Callable[[str], Blocks],
     noise_floor: float | None,
     alike: Likeness | None = None,
+    few_blocks: RemedyKind = "more blocks",
 ) -> ArmAdvice:
     """Replay the runs of ``arm`` under every change that fits it; ``runs``: the study's, by arm.
 
@@ -69,19 +74,19 @@ def advise(
     if (why := refusal(own)) is not None:
         return ArmAdvice(arm, noise_floor=noise_floor, refused=why, doubts=(why,))
     try:
-        replays = Replays(own, REPLICATES)
+        replays = Replays(own, ADVICE_REPLICATES)
         plain = replays.predict(parse_edits([]))
         found = [*_edited(arm, runs, replays), *_fed(arm, runs, replays)]
     except ReplayError as error:
         why = doubt("not replayable", arm, where=error.gap)
         return ArmAdvice(arm, noise_floor=noise_floor, refused=why, doubts=(why,))
-    known = [*prediction_doubts(plain, arm), *loader_doubts(own, replays)]
+    known = [*prediction_doubts(plain, arm, few_blocks), *loader_doubts(own, replays)]
     believed = barred(known, "recommendation") is None
-    least = max(noise_floor or 0.0, plain.validation.typical, LEAST_GAIN)
+    least = max(noise_floor or 0.0, plain.validation.typical, ADVISED_GAIN_MIN)
     measured = [
         speed(ledgers(arm), ledgers(one.tried_by), steps_per_s, alike=alike) if one.tried_by else None for one in found
     ]
-    contradicted = [_contradicts(one, was, least) for one, was in zip(found, measured, strict=True)]
+    contradicted = [contradicts(one.speedup, one.serial, was, least) for one, was in zip(found, measured, strict=True)]
     # What replay does not know of one number of workers it does not know of another.
     withheld = {one.cost for one, wrong in zip(found, contradicted, strict=True) if wrong and one.cost in NUMBERS}
     options = []
@@ -92,7 +97,7 @@ def advise(
             and not wrong
             and one.cost not in withheld
             and validation.within_tolerance
-            and _clears(one.speedup, max(least, validation.typical))
+            and clears(one.speedup, max(least, validation.typical))
         )
         bar = _bar(one, max(least, validation.typical), own, replays) if promises else None
         worth = promises and bar is None
@@ -140,14 +145,13 @@ def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -
         tried = _pretokenized(arm, runs) if cost == "pretokenized copy" else validation_arms(records, arm, edits)
         found = replays.predict(edits)
         more_workers = cost == "processes"
-        side_by_side = more_workers or (change == NO_TOKENIZING and replays.busy_workers > 1)
         yield _Option(
             change,
             cost,
             found,
             next(iter(tried), None),
             _with_any_handover(replays, change, found) if more_workers else found.speedup,
-            _serial(replays, found, change) if side_by_side else None,
+            serial_speedup(replays, found),
         )
 
 
@@ -164,18 +168,6 @@ def _with_any_handover(replays: Replays, change: str, found: Prediction) -> Esti
         ci_low=None if None in lows else min(low for low in lows if low is not None),
         ci_high=None if None in highs else max(high for high in highs if high is not None),
     )
-
-
-def _serial(replays: Replays, found: Prediction, change: str) -> float | None:
-    """The speed-up by a change where only one of several workers at a time gets what its stages wait for.
-
-    A step then lasts as long as the stages of its batches wait: replay has workers wait side by side. It lasts no
-    longer than it did: where several workers were recorded, their waits hold those for one another.
-    """
-    step_ms = found.step_ms.median
-    waited_ms = replays.off_core_ms(without=["tokenize"] if change == NO_TOKENIZING else [])
-    slowest_ms = min(max(step_ms, waited_ms), found.measured_ms.median)
-    return found.speedup.median * step_ms / slowest_ms if slowest_ms > step_ms * (1 + ALIKE) else None
 
 
 def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
@@ -215,9 +207,9 @@ def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceC
     config, facts = runs[0].record.config, runs[0].record.facts
     workers = int(lookup_number(config, "data.workers", 0))
     prefetch = int(lookup_number(config, "data.prefetch", 2))
-    numbers = [n for n in WORKERS if n > workers]
-    if workers >= max(WORKERS):  # more processes help where they wait: for a disk or a network, not for a core
-        numbers = [times * workers for times in MORE_WORKERS if replays.has_cores_for(times * workers)]
+    numbers = [n for n in ADVISED_WORKERS if n > workers]
+    if workers >= max(ADVISED_WORKERS):  # more processes help where they wait: for a disk or a network, not for a core
+        numbers = [times * workers for times in WORKER_MULTIPLES if replays.has_cores_for(times * workers)]
     found: list[tuple[str, AdviceCost]] = [(f"workers={n}", "processes") for n in numbers]
     if workers:
         found.append((f"prefetch={2 * prefetch}", "memory"))
@@ -237,33 +229,15 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
     """
     if one.cost in NUMBERS and (bar := bar_of(parse_edits([one.change]), own, replays)) is not None:
         return bar
-    return "serial" if one.serial is not None and one.serial - 1 <= max(least, TOLERANCE) else None
+    return "serial" if is_serial(one.serial, least) else None
 
 
 def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar | None:
     """Return why more workers are not predicted; None if they are, or if data work costs too little to matter."""
-    bar = bar_of(parse_edits([f"workers={max(WORKERS[0], 2 * replays.workers)}"]), own, replays)
-    if bar is None or not _clears(replays.predict(without_stages(STAGES)).speedup, least):
+    bar = bar_of(parse_edits([f"workers={max(ADVISED_WORKERS[0], 2 * replays.workers)}"]), own, replays)
+    if bar is None or not clears(replays.predict(without_stages(STAGES)).speedup, least):
         return None
     return bar
-
-
-def _clears(speedup: Estimate, least: float) -> bool:
-    """True if the interval of ``speedup`` is above 1, and its median above 1 by more than ``least``."""
-    return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > least
-
-
-def _contradicts(one: _Option, measured: Estimate | None, least: float) -> bool:
-    """Whether an arm that is so already measured otherwise: neither interval holds the median of the other.
-
-    ``least``: as a fraction, what two measurements of the same may differ by.
-    """
-    if measured is None or None in (measured.ci_low, measured.ci_high, one.speedup.ci_low, one.speedup.ci_high):
-        return False
-    if (measured.ci_low or 0) <= one.speedup.median <= (measured.ci_high or math.inf):
-        return False
-    low = min(one.speedup.ci_low or 0.0, one.serial or math.inf)
-    return not low / (1 + least) <= measured.median <= (one.speedup.ci_high or math.inf) * (1 + least)
 
 
 def _smallest(options: Sequence[Advice]) -> list[Advice]:
@@ -272,6 +246,6 @@ def _smallest(options: Sequence[Advice]) -> list[Advice]:
     for one in options:
         if one.worth and one.cost == "processes":
             cheaper = kept.get(one.cost)
-            if cheaper is None or one.speedup.median > cheaper.speedup.median * (1 + ALIKE):
+            if cheaper is None or one.speedup.median > cheaper.speedup.median * (1 + AS_GOOD_WITHIN):
                 kept[one.cost] = one
     return [replace(one, worth=False) if one.cost in kept and one is not kept[one.cost] else one for one in options]

@@ -24,22 +24,14 @@ from harness.explain.statistics import (
     holding,
     likeness,
 )
+from harness.judge import policy
 from harness.judge.doubts import Doubt, RemedyKind, barred, doubt
-from harness.judge.in_total import InTotal, in_total
 from harness.judge.losses import Losses, compare_losses
 from harness.judge.problems import RunFailure
-from harness.judge.uneven import UnevenWaits, uneven_waits
-from harness.judge.unseen import MOST_WAITING, waiting_share
+from harness.judge.unseen import waiting_share
+from harness.judge.unsteady import InTotal, UnevenWaits, in_total, uneven_waits
 from harness.judge.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, is_useless, judge
 from harness.study.records import RunRecord
-
-SAME = 0.01  # tokens per step that differ by less are called the same
-# Positions per step of an arm and its ideal-data control that differ by less: the few batches that it repeats stand for
-# all of the arm's.
-ALIKE_POSITIONS = 0.03
-TOO_WIDE = 1.5  # upper / lower end: a control with such an interval says nothing against the replay
-CLOSE = 0.05  # ceilings whose medians differ by less are one figure
-AGREE = 0.01  # witnesses that are closer to one another agree: intervals and floors of repeated steps may be next to 0
 
 Figure = Literal["isolated", "ideal", "ceiling", "predicted", "noise_floor"]
 AbsentKind = Literal[
@@ -162,8 +154,8 @@ class Measured:
         return of.get(self.measure)
 
     def agree(self, one: Estimate, other: Estimate) -> bool:
-        """Whether the intervals of two witnesses meet, but for the noise floor and :data:`AGREE`."""
-        floor = 1 + max(self.noise_floor or 0.0, AGREE)
+        """Whether the intervals of two witnesses meet, but for the noise floor and :data:`WITNESSES_WITHIN`."""
+        floor = 1 + max(self.noise_floor or 0.0, policy.WITNESSES_WITHIN)
         (low, high), (other_low, other_high) = (
             (it.ci_low or it.median, it.ci_high or it.median) for it in (one, other)
         )
@@ -171,7 +163,7 @@ class Measured:
 
     @property
     def ceilings(self) -> tuple[float, float] | None:
-        """Return both estimates of the ceiling, the smaller one first, if they disagree by more than :data:`CLOSE`.
+        """Return both estimates of the ceiling, the smaller one first, if they are over :data:`CEILINGS_WITHIN` apart.
 
         Return None if they agree, or if only one of them is known.
 
@@ -182,7 +174,7 @@ class Measured:
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
             return None
         low, high = sorted((replayed.median, ideal.median))
-        return (low, high) if self.ceilings_apart or high > low * (1 + CLOSE) else None
+        return (low, high) if self.ceilings_apart or high > low * (1 + policy.CEILINGS_WITHIN) else None
 
     @property
     def ceilings_apart(self) -> bool:
@@ -211,11 +203,13 @@ def compare(
     *,
     comparisons: int = 1,
     allowance: float | None = None,
+    few_blocks: RemedyKind = "more blocks",
 ) -> Measured | Missing:
     """All ratios and the verdict of one comparison, from ledgers alone.
 
     ``comparisons``: of the study, whose verdicts together err at most once in twenty. ``allowance``: the noise floor
-    that the scenario declares, as a fraction, for where no A/A control shows it.
+    that the scenario declares, as a fraction, for where no A/A control shows it. ``few_blocks``: what to ask for where
+    there are too few.
     """
     base, other = arms.get(baseline, {}), arms.get(candidate, {})
     without = [name for name, blocks in ((baseline, base), (candidate, other)) if not blocks]
@@ -242,6 +236,7 @@ def compare(
         allowance,
         doubts=tuple(without_core((baseline, candidate), (base, other))),
         used_lead=(used_share(base), used_share(other)),
+        few_blocks=few_blocks,
     )
     isolated = _isolated(baseline, candidate, controls)
     from_waits = gain_from_waits(base)
@@ -258,7 +253,9 @@ def compare(
         base,
         other,
         controls.get("a-a", baseline),
-        tokens_ratio=1.0 if learned_from is None or abs(learned_from - 1) <= SAME else learned_from,
+        tokens_ratio=1.0
+        if learned_from is None or abs(learned_from - 1) <= policy.SAME_TOKENS_WITHIN
+        else learned_from,
     )
     by_rate = judging.by(rate, losses)
     each = {"trained tokens/s": trained, "tokens/s": positions}.get(measure)
@@ -295,7 +292,9 @@ def compare(
         in_total=by_rate.in_total,
         doubts=by_rate.judged.doubts,
         # Steps with equal work are judged by the rate of that work, so that both verdicts agree.
-        steps=judging.by(rate if each is not None and abs(each - 1) <= SAME else steps_per_s).judged,
+        steps=judging.by(
+            rate if each is not None and abs(each - 1) <= policy.SAME_TOKENS_WITHIN else steps_per_s
+        ).judged,
     )
 
 
@@ -324,6 +323,7 @@ class _Judging:
     allowance: float | None
     doubts: tuple[Doubt, ...]  # that bar whatever these arms are compared by
     used_lead: tuple[float, float]
+    few_blocks: RemedyKind
 
     def by(self, rate: Rate, losses: Losses | None = None) -> _ByRate:
         """Compare both arms by ``rate``, which both must have. ``losses``: None to judge the speed alone."""
@@ -346,16 +346,17 @@ class _Judging:
             shown=ratio,
             step_time=steps,
             cores=cores_of((base, other)),
-            no_floor=_floor_remedy(same),
+            no_floor=_floor_remedy(same, self.few_blocks),
+            few_blocks=self.few_blocks,
         )
         return _ByRate(ratio, together, same, floor_of, noise_floor, whole, replace(judged, of=together or ratio))
 
 
 def without_core(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]:
-    """Yield a doubt for each arm whose main thread was ready without a core for over :data:`MOST_WAITING`."""
+    """Yield a doubt for each arm whose main thread was ready without a core for over :data:`CORE_WAIT_SHARE_MAX`."""
     for name, blocks in zip(names, sides, strict=True):
         share = waiting_share([run.record.facts for run in blocks.values()])
-        if share is not None and share > MOST_WAITING:
+        if share is not None and share > policy.CORE_WAIT_SHARE_MAX:
             yield doubt("no core", name, share=share, cores=cores_of([blocks]))
 
 
@@ -374,8 +375,10 @@ def _cores_of(record: RunRecord) -> float | None:
     return float(known) if isinstance(known, int | float) else None
 
 
-def _floor_remedy(same: Estimate | Absent) -> RemedyKind:
-    return "more a-a blocks" if isinstance(same, Absent) and same.kind == "too few a-a blocks" else "a-a control"
+def _floor_remedy(same: Estimate | Absent, few_blocks: RemedyKind) -> RemedyKind:
+    if not isinstance(same, Absent) or same.kind != "too few a-a blocks":
+        return "a-a control"
+    return "more a-a blocks" if few_blocks == "more blocks" else few_blocks
 
 
 def used_share(blocks: Blocks) -> float:
@@ -410,7 +413,7 @@ def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | 
     if found is None:
         return Absent("no ideal-data control", (arm,))
     positions = _quotient(per_step_of(control, "tokens"), per_step_of(blocks, "tokens"))
-    if positions is not None and abs(positions - 1) > ALIKE_POSITIONS:
+    if positions is not None and abs(positions - 1) > policy.CONTROL_POSITIONS_WITHIN:
         return Absent("ideal-data of another length", (arm,), positions=positions)
     return found
 
@@ -429,7 +432,7 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
     if first.ci_low is None or first.ci_high is None or second.ci_low is None or second.ci_high is None:
         return first
     inside = first.ci_low <= min(1.0, second.ci_low) and second.ci_high <= first.ci_high
-    if inside and first.ci_high > TOO_WIDE * first.ci_low:
+    if inside and first.ci_high > policy.CEILING_INTERVAL_MAX * first.ci_low:
         return second
     return Estimate(first.median, min(first.ci_low, second.ci_low), max(first.ci_high, second.ci_high), first.n)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.explain.ledger import Blocks
 from harness.explain.speeds import COUNTED, alternated, per_step_of
-from harness.judge.comparisons import SAME
+from harness.judge import policy
 from harness.judge.losses import Losses
 from harness.machine.environment import OWN_PACKAGE
 from harness.scenario.overrides import flatten, lookup
@@ -42,9 +42,6 @@ ConfoundKind = Literal[
     "throttled",
     "other processes",
 ]
-LOAD = 0.1  # cores: less load by other processes is not worth a warning
-USEFUL = 0.01  # relative difference of the useful-token fraction
-STEPS = 0.1  # relative difference of the measured steps of a block: rounding to whole repetitions is far below
 
 CODE = "code"  # declared by arms that are two states of it
 OWN_STATE = {"git_commit", OWN_PACKAGE}  # what then differs by declaration
@@ -130,7 +127,6 @@ IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
     "program_fingerprint": "mixed code",
     "model_fingerprint": "mixed code",
 }
-MEMORY_ALIKE = 0.05  # relative, of the machine's memory: a few pages more or less come with every kernel
 
 
 @dataclass(frozen=True)
@@ -276,13 +272,13 @@ def _environment(baseline: Blocks, candidate: Blocks) -> list[Confound]:
 def alike_environment(key: str, one: Json, other: Json) -> bool:
     """True if two values of an entry of the environment say the same: memory is measured, and no two boots agree."""
     if key == "memory_bytes" and isinstance(one, int | float) and isinstance(other, int | float) and other:
-        return abs(one / other - 1) < MEMORY_ALIKE
+        return abs(one / other - 1) < policy.MEMORY_SIZE_WITHIN
     return one == other
 
 
 def _useful(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
     ours, theirs = useful_fraction(baseline), useful_fraction(candidate)
-    if ours is None or theirs is None or abs(theirs - ours) <= USEFUL * max(ours, theirs):
+    if ours is None or theirs is None or abs(theirs - ours) <= policy.USEFUL_TOKENS_WITHIN * max(ours, theirs):
         return []
     return [Confound("useful tokens", names, values=(ours, theirs))]
 
@@ -309,7 +305,7 @@ def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) 
     for name in COUNTED:
         per_step = per_step_of(baseline, name), per_step_of(candidate, name)
         if per_step[0] is not None and per_step[1] is not None:
-            apart = abs(per_step[1] - per_step[0]) > SAME * per_step[0]
+            apart = abs(per_step[1] - per_step[0]) > policy.SAME_TOKENS_WITHIN * per_step[0]
             return [Confound("other batches", names, name, per_step)] if apart else []
     return []
 
@@ -321,7 +317,7 @@ def _other_steps(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) ->
     for block in sorted(set(baseline) & set(candidate)):
         ours, theirs = baseline[block], candidate[block]
         counts = len(ours.step_ms), len(theirs.step_ms)
-        if alternated(ours, theirs) or max(counts) - min(counts) <= STEPS * max(counts):
+        if alternated(ours, theirs) or max(counts) - min(counts) <= policy.BLOCK_STEPS_WITHIN * max(counts):
             continue
         lengths = lengths or counts
         logs.append(math.log(ours.step_ms[: min(counts)].sum() / theirs.step_ms[: min(counts)].sum()))
@@ -337,7 +333,7 @@ def _load(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[C
         if not known:
             return []
         medians.append(float(np.median(known)))
-    if max(medians) <= LOAD:  # also when both had the same: it takes cores and adds noise
+    if max(medians) <= policy.OTHER_CORES_MAX:  # also when both had the same: it takes cores and adds noise
         return []
     return [Confound("host load", names, values=(medians[0], medians[1]))]
 

@@ -20,12 +20,20 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Literal, overload
 
-from harness.explain.statistics import from_amounts, reach_of_mean
+import numpy as np
 
-STEPS = 20  # of every arm that are measured: step 0 and 19 more
-WORST_OF = 10  # the last steps, of which the slowest is the worst case
-LONG = 1.5  # times the median: what a step takes that is a long one
-AFTER = 5  # steps after a checkpoint, which its writing beside them may slow down
+from harness.explain.long_steps import NO_PHASE, long_steps, without_long
+from harness.explain.statistics import Estimate, from_amounts, from_blocks, reach_of_mean
+from harness.judge.doubts import Doubt, doubt, in_order
+from harness.judge.policy import (
+    CORE_WAIT_SHARE_MAX,
+    COSTED_LONG_RATIO,
+    DRIFT_MIN,
+    DRIFT_STEPS_MIN,
+    WORST_OF_STEPS,
+)
+from harness.study.contract import PHASES
+
 HOUR_S = 3600.0
 
 PriceSource = Literal["option", "scenario", "profile", "device"]
@@ -98,24 +106,24 @@ class ArmMeasurement:
 
     @property
     def step(self) -> Spread:
-        """One step: median with interval, and the slowest of the last :data:`WORST_OF` as the worst case."""
+        """One step: median with interval, and the slowest of the last :data:`WORST_OF_STEPS` as the worst case."""
         found = from_amounts(self.plain_s)
         assert found is not None, "an arm is measured with at least one settled step"
-        slowest = max(self.plain_s[-WORST_OF:])
+        slowest = max(self.plain_s[-WORST_OF_STEPS:])
         low = found.median if found.ci_low is None else found.ci_low
         high = found.median if found.ci_high is None else found.ci_high
         return Spread(found.median, low, high, max(slowest, found.median))
 
     @property
     def slowest_step(self) -> int:
-        """Return the number (from 0) of the slowest of the last :data:`WORST_OF` steps."""
+        """Return the number (from 0) of the slowest of the last :data:`WORST_OF_STEPS` steps."""
         end = max(1, self.unsettled) + len(self.plain_s)
-        return max(range(max(end - WORST_OF, end - len(self.plain_s)), end), key=self.steps_s.__getitem__)
+        return max(range(max(end - WORST_OF_STEPS, end - len(self.plain_s)), end), key=self.steps_s.__getitem__)
 
     @property
     def recurring_s(self) -> tuple[float, ...]:
         """The same steps without the long ones before the first usual one: starting made these long, and comes once."""
-        usual_s = LONG * self.step.likely
+        usual_s = COSTED_LONG_RATIO * self.step.likely
         first = next(place for place, seconds in enumerate(self.plain_s) if seconds <= usual_s)
         return self.plain_s[first:]
 
@@ -137,6 +145,32 @@ class ArmMeasurement:
             return replace(step, worst=max(step.worst, step.high))
         high = mean + reach_of_mean(found)
         return Spread(mean, step.low, high, max(*found, step.worst, high))
+
+    @property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What a report of these steps would doubt. One of them may bar a prediction."""
+        found = []
+        if self.waiting_share > CORE_WAIT_SHARE_MAX:
+            found.append(doubt("no core", self.arm, share=self.waiting_share))
+        step_ms, typical_ms = np.array(self.recurring_s) * 1e3, self.step.likely * 1e3
+        long = long_steps(step_ms, np.full(len(step_ms), NO_PHASE, dtype=np.int8), PHASES, typical_ms)
+        if long is not None:
+            found.append(doubt("rare long steps", self.arm, share=long.steps / long.of))
+        if (drift := self._drift) is not None and abs(drift.median - 1) > DRIFT_MIN:
+            found.append(doubt("drift", self.arm, share=drift.median - 1, remedy="more steps"))
+        return in_order(found)
+
+    @property
+    def _drift(self) -> Estimate | None:
+        """How many times as long the later half of the steps takes; None if that may be chance, or of few steps."""
+        steps_s = without_long(np.array(self.plain_s))
+        half = len(steps_s) // 2
+        if len(steps_s) < DRIFT_STEPS_MIN:
+            return None
+        found = from_blocks(np.log(steps_s[-half:] / steps_s[:half]).tolist())
+        if found is None or found.ci_low is None or found.ci_high is None or found.ci_low <= 1 <= found.ci_high:
+            return None
+        return found
 
     @property
     def evaluation_pass(self) -> Spread:
@@ -381,6 +415,11 @@ class PredictedCost:
     def arms(self) -> tuple[ArmCost, ...]:
         """By arm."""
         return tuple(arm_cost(one, work) for one, work in zip(self.measured, self.work, strict=True))
+
+    @property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """Those of every arm, by precedence."""
+        return in_order(found for one in self.measured for found in one.doubts)
 
     @property
     def total(self) -> Spread:

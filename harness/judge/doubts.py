@@ -45,10 +45,12 @@ DoubtKind = Literal[
     "host load", "sessions", "unfinished", "block counts", "compared blocks", "SM clock", "throttled",
     "other processes",
 ]  # fmt: skip
+# Why other numbers of workers, or of batches ahead, cannot be predicted.
+Bar = Literal["no loader", "no items", "unequal", "sampler", "restarts"]
 RemedyKind = Literal[
     "more blocks", "more steps", "more steps a block", "quiet machine", "free cores",
     "a-a control", "more a-a blocks", "longer slices", "more warm-up steps", "more --warmup steps", "alike losses",
-    "try it", "same shapes", "alike arms", "all runs",
+    "finish the study", "try it", "same shapes", "alike arms", "all runs",
 ]  # fmt: skip
 
 
@@ -125,7 +127,7 @@ RULES = (
     DoubtRule("uneven", "Some blocks wait for data much longer than others.", "nothing"),
     DoubtRule("step kinds", "Steps are of two kinds, and none is like the mean.", "nothing", unit="steps"),
     DoubtRule("rare long steps", "A few steps last over 3 times as long.", "nothing", unit="steps"),
-    DoubtRule("drift", "The candidate's relative speed changes within runs.", "nothing", unit="speed"),
+    DoubtRule("drift", "The speed (next to a baseline's) changes within runs.", "nothing", unit="speed"),
     DoubtRule("all time apart", "All time together differs from the median.", "nothing", unit="speed"),
     DoubtRule("used lead", "Steps were faster than they can go on being.", "nothing", "more warm-up steps", "step"),
     DoubtRule("compiled", "torch.compile compiled within measured steps.", "nothing", "same shapes", "runs"),

@@ -16,11 +16,12 @@ from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.refusals import ReplayError
 from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness, from_blocks
-from harness.judge.comparisons import SAME, Absent, Controls, Measured, ideal_speed
+from harness.judge.comparisons import Absent, Controls, Measured, ideal_speed
+from harness.judge.policy import SAME_TOKENS_WITHIN
+from harness.judge.predictions import whatifs
 from harness.judge.report_types import ArmExplained, Explained, PredictedRatio
-from harness.judge.uneven import uneven_speed, uneven_waits
 from harness.judge.unseen import unseen
-from harness.judge.whatif import whatifs
+from harness.judge.unsteady import uneven_speed, uneven_waits
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing
 from harness.study.contract import STAGES
@@ -71,10 +72,10 @@ def explain_arm(
         replay_error=without.validation.median,
         resampled_error=without.validation.resampled_median,
         within_tolerance=without.validation.within_tolerance,
-        ideal_predicted=without.over_blocks(without.speedup),
+        ideal_predicted=without.over_blocks(without.gain),
         predicted_in_blocks=uneven_speed(
             uneven,
-            {block: ledgers[block].mean_step_ms / ms for block, ms in without.block_ms.items() if block in ledgers},
+            {block: without.unedited_ms[block] / ms for block, ms in without.block_ms.items() if block in ledgers},
         ),
         removals=replays.removals(),
         receiving=replays.receiving,
@@ -163,7 +164,7 @@ def _in_measure(
     if measured.measure != "steps/s":
         name = "trained_tokens" if measured.measure == "trained tokens/s" else "tokens"
     per_step = measured.trained_per_step if name == "trained_tokens" else measured.positions_per_step
-    if name is None or per_step is None or abs(per_step - 1) <= SAME:
+    if name is None or per_step is None or abs(per_step - 1) <= SAME_TOKENS_WITHIN:
         return found.over_blocks(found.speedup)
     base, other, logs = arms[names[0]], arms[names[1]], []
     for block in sorted(set(found.block_ms) & set(base) & set(other)):

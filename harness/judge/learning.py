@@ -19,7 +19,7 @@ from harness.scenario.overrides import lookup
 from harness.study.records import ComparisonRecord
 from harness.study.run_data import RunData
 
-MOST_POINTS = 2_000  # of one curve
+CURVE_POINTS_MAX = 2_000  # of one curve
 Curve = tuple[tuple[int, float], ...]  # (step, loss), ascending
 
 
@@ -200,7 +200,7 @@ def _curves(run: RunData) -> RunCurves:
             accuracy, labels = of_documents[-1]["accuracy"], of_documents[-1]["tokens"]
         lasted = column(run.evaluations, "end_ns") - column(run.evaluations, "start_ns")
     steps, losses = StepLosses(run).by_step()
-    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).astype(np.int64))
+    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), CURVE_POINTS_MAX)).astype(np.int64))
     return RunCurves(
         run.record.block,
         tuple(zip(steps[kept].tolist(), losses[kept].tolist(), strict=True)) if len(steps) else (),

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from harness.explain.ledger import Blocks, RunLedger
-from harness.explain.statistics import Estimate, from_block_values
-from harness.explain.step_losses import at_common_steps
+import numpy as np
+from numpy.typing import NDArray
 
-EXPONENT = 0.5  # of a power law of losses in tokens: published ones are 0.095 (Kaplan) and 0.28 (Hoffmann)
-SOME = 2  # blocks that are clearly apart bar a gain: a loss may rise in one by chance
-ALIKE = 0.01  # relative: losses that differ by less are called the same, as other kernels round otherwise
-FAR = 0.5  # relative: no other number of tokens a step makes losses of the same training differ by more
-SURE = 0.99  # of the interval of their difference: a comparison is not barred by one chance in twenty
-# Relative: medians further apart are clearly different, however the blocks scatter. What trains badly scatters, and its
-# few blocks then have an interval that holds anything.
-CLEAR = 0.1
-BEYOND = 3.0  # times the most that any block of the A/A control differs: a block that differs by more trained otherwise
-OTHER_DOCUMENTS = 0.03  # relative: with other tokens a step, losses at one step are those of other documents
+from harness.explain.ledger import Blocks, RunLedger
+from harness.explain.statistics import Estimate, from_amounts, from_block_values
+from harness.explain.step_losses import LAST_STEPS, at_common_steps
+from harness.judge import policy
+from harness.study.records import RunRecord
 
 
 @dataclass(frozen=True)
@@ -55,17 +49,21 @@ class Losses:
             return True
         apart = self.candidate - self.baseline
         expected = apart * math.log(self.tokens_ratio) <= 0 if self.tokens_ratio > 0 else True
-        most = explained_by(self.tokens_ratio) if expected else OTHER_DOCUMENTS
+        most = explained_by(self.tokens_ratio) if expected else policy.OTHER_DOCUMENTS_WITHIN
         return abs(apart) <= most * min(abs(self.baseline), abs(self.candidate))
 
 
 def explained_by(tokens_ratio: float) -> float:
     """How far apart, relatively, losses at the same step may be where a step has ``tokens_ratio`` times the tokens.
 
-    Losses fall as a power of the tokens, with an exponent below :data:`EXPONENT` (Kaplan et al. 2020; Hoffmann et al.
-    2022), so by no more than that times the logarithm of their ratio.
+    Losses fall as a power of the tokens, with an exponent below :data:`LOSS_EXPONENT_MAX` (Kaplan et al. 2020;
+    Hoffmann et al. 2022), so by no more than that times the logarithm of their ratio.
     """
-    return min(FAR, ALIKE + EXPONENT * abs(math.log(tokens_ratio))) if tokens_ratio > 0 else FAR
+    if tokens_ratio <= 0:
+        return policy.LOSSES_EXPLAINED_MAX
+    return min(
+        policy.LOSSES_EXPLAINED_MAX, policy.LOSSES_WITHIN + policy.LOSS_EXPONENT_MAX * abs(math.log(tokens_ratio))
+    )
 
 
 def compare_losses(
@@ -93,7 +91,7 @@ def compare_losses(
     if tokens_ratio == 1 and (apart := _apart(pairs, baseline, control)):  # else they are of other documents
         ours, theirs = (median(side) for side in zip(*apart, strict=True))
         some = len(apart), len(pairs)
-        return Losses(ours, theirs, diverged, len(apart) >= SOME, tokens_ratio, some)
+        return Losses(ours, theirs, diverged, len(apart) >= policy.BLOCKS_APART_MIN, tokens_ratio, some)
     return Losses(ours, theirs, diverged, tokens_ratio=tokens_ratio)
 
 
@@ -129,31 +127,119 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
     if found is None or found.ci_low is None or found.ci_high is None:  # too few blocks
         return False
     size = median(abs(ours) for ours, _ in pairs)
-    surely = not found.ci_low <= 0 <= found.ci_high or abs(found.median) > CLEAR * size
+    surely = not found.ci_low <= 0 <= found.ci_high or abs(found.median) > policy.LOSSES_CLEARLY_APART * size
     apart = [theirs - ours for ours, theirs in pairs]
     least = max(min(apart), -max(apart))  # by which all of them differ in one direction; negative where they do not
-    if not surely and least <= ALIKE * size:
+    if not surely and least <= policy.LOSSES_WITHIN * size:
         return False
     alike = _pairs(baseline, control)
     most = max((abs(theirs - ours) for ours, theirs in alike), default=0.0)
-    if len(alike) >= len(apart) and least > max(most, ALIKE * size):
+    if len(alike) >= len(apart) and least > max(most, policy.LOSSES_WITHIN * size):
         return True
     scatter = _difference(alike)
     reach = 0.0
     if scatter is not None and scatter.ci_low is not None and scatter.ci_high is not None:
         reach = max(abs(scatter.ci_low), abs(scatter.ci_high))
-    return surely and abs(found.median) > max(reach, ALIKE * size)
+    return surely and abs(found.median) > max(reach, policy.LOSSES_WITHIN * size)
 
 
 def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
     """Those of ``pairs`` that are clearly apart, whatever the others say: far beyond the A/A ``control``, too."""
-    far = [(ours, theirs) for ours, theirs in pairs if abs(theirs - ours) > CLEAR * min(abs(ours), abs(theirs))]
+    far = [
+        (ours, theirs)
+        for ours, theirs in pairs
+        if abs(theirs - ours) > policy.LOSSES_CLEARLY_APART * min(abs(ours), abs(theirs))
+    ]
     alike = _pairs(baseline, control)
     if not far or not alike:  # without a control nothing shows how the same training scatters
         return []
     most = max(abs(theirs - ours) for ours, theirs in alike)
-    return [(ours, theirs) for ours, theirs in far if abs(theirs - ours) > BEYOND * most]
+    return [(ours, theirs) for ours, theirs in far if abs(theirs - ours) > policy.LOSSES_BEYOND_CONTROL * most]
 
 
 def _difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
-    return from_block_values([theirs - ours for ours, theirs in pairs], SURE)
+    return from_block_values([theirs - ours for ours, theirs in pairs], policy.LOSS_CONFIDENCE)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One arm. None: not measured, or not reached.
+
+    ``loss``: after its last step; None where a run diverged. ``steps``, ``tokens``: trained until its loss was
+    ``target``, medians over all ``runs``: one that did not come there counts as later than any other, so there is a
+    median where most came, and an interval where all did. ``trained_steps``: of its shortest run, warm-up steps too, as
+    they train.
+    """
+
+    arm: str
+    target: float
+    loss: Estimate | None
+    steps: Estimate | None
+    tokens: float | None
+    seconds: float | None  # those steps, at the arm's typical step
+    reached: int
+    runs: int
+    trained_steps: int | None
+    peak_memory_bytes: float | None  # the processes' resident memory, median over runs
+    peak_device_bytes: float | None
+    left: int = 0  # runs that reached it and whose last loss was above it again: by chance, or they diverged
+    diverged: int = 0  # runs whose last losses are not finite
+    failed: int = 0  # runs that did not finish: not among ``runs``
+
+
+def learned(
+    arm: str,
+    target: float,
+    runs: Mapping[int, RunLedger],
+    records: Sequence[RunRecord],
+    tokens_per_step: float | None,
+    step_ms: float | None,
+    failed: int = 0,
+) -> Learned:
+    """``runs``: its ledgers by block; ``records``: of the same runs; ``failed``: how many others did not finish."""
+    curves = [one for run in runs.values() if len((one := run.losses.recorded())[0])]
+    last = [float(losses[-LAST_STEPS:].mean()) for _, losses in curves]
+    first = [steps_to(target, steps, losses) for steps, losses in curves]
+    diverged = sum(not math.isfinite(one) for one in last)
+    steps = _steps(first)
+    return Learned(
+        arm=arm,
+        target=target,
+        loss=None if diverged else from_block_values(last),
+        steps=steps,
+        tokens=None if steps is None or tokens_per_step is None else steps.median * tokens_per_step,
+        seconds=None if steps is None or step_ms is None else steps.median * step_ms / 1e3,
+        reached=sum(one is not None for one in first),
+        runs=len(curves),
+        trained_steps=min((int(steps[-1]) + 1 for steps, _ in curves), default=None),
+        peak_memory_bytes=_median([one.peak_memory_bytes for one in records]),
+        peak_device_bytes=_median([one.peak_device_bytes for one in records]),
+        left=sum(one is not None and not end <= target for one, end in zip(first, last, strict=True)),
+        diverged=diverged,
+        failed=failed,
+    )
+
+
+def _steps(first: Sequence[int | None]) -> Estimate | None:
+    """The median over runs, None for one that did not come there: without an interval, and none below half of them."""
+    if all(one is not None for one in first):
+        return from_amounts([float(one) for one in first if one is not None])
+    middle = median(math.inf if one is None else one for one in first)
+    return Estimate(float(middle), None, None, len(first)) if math.isfinite(middle) else None
+
+
+def steps_to(target: float, steps: NDArray[np.int64], losses: NDArray[np.float64]) -> int | None:
+    """How many steps it took until the mean loss of the last :data:`LAST_STEPS` was ``target`` or less; None: never.
+
+    ``losses`` may be NaN: no mean with one of them is anything.
+    """
+    if len(losses) < LAST_STEPS:
+        return None
+    means = np.lib.stride_tricks.sliding_window_view(losses, LAST_STEPS).mean(axis=1)
+    below = np.flatnonzero(means <= target)
+    return int(steps[below[0] + LAST_STEPS - 1]) + 1 if len(below) else None
+
+
+def _median(values: Sequence[int | None]) -> float | None:
+    known = [one for one in values if one]
+    return float(median(known)) if known else None

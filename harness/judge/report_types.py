@@ -28,16 +28,14 @@ from harness.explain.stragglers import RanksReport
 from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
 from harness.judge.confounds import Confound
-from harness.judge.data_paths import DataPath
-from harness.judge.doubts import Doubt
-from harness.judge.judgement import Bar
+from harness.judge.controls import DataPath, ProbeCost
+from harness.judge.doubts import Bar, Doubt
 from harness.judge.learning import Learning
-from harness.judge.probes.probe_cost import ProbeCost
+from harness.judge.losses import Learned
 from harness.judge.problems import ProbeProblem, StudyProblem
 from harness.judge.scaling import Scaling
-from harness.judge.target_loss import Learned
-from harness.judge.uneven import UnevenSpeed, UnevenWaits
 from harness.judge.unseen import Unseen
+from harness.judge.unsteady import UnevenSpeed, UnevenWaits
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
 
@@ -133,7 +131,7 @@ class ArmExplained:
     replay_error: float | None = None  # fraction: the unedited replay's step time / the measured one - 1
     resampled_error: float | None = None  # the same from resampled durations, as predictions are made
     within_tolerance: bool = False  # whether both are typically small enough to believe what is replayed
-    ideal_predicted: Estimate | None = None  # step time / that of its replay without data work
+    ideal_predicted: Estimate | None = None  # its replay / the same without data work; both replayed
     ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
     no_ideal: Absent | None = None  # why not
     # Both where blocks wait for unlike shares of a step: the median of all is then that of one kind, or of none.
@@ -195,6 +193,7 @@ class WhatIf:
     measured_ms: Estimate | None = None  # of the candidate, where it ran what the edits make of the baseline
     reason: ReplayGap | None = None  # why nothing could be predicted
     candidate_reason: ReplayGap | None = None  # why nothing could be predicted of the candidate
+    doubts: tuple[Doubt, ...] = ()  # about the predictions of both arms, by precedence
 
 
 @dataclass(frozen=True)

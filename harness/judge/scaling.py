@@ -17,15 +17,13 @@ from numpy.typing import NDArray
 
 from harness.explain.ledger import column
 from harness.explain.statistics import Estimate, inverse
+from harness.judge.policy import LOSS_FALL_ERRORS, LOSS_WINDOW_SHARE, SAME_BATCH_WITHIN
 from harness.scenario.overrides import differing
 from harness.study.run_data import RunData
 
 Float = NDArray[np.float64]
-SAME_BATCH = 0.1  # relative: batches of other documents differ by less in their tokens
-FALLEN = 4.0  # standard errors of a mean loss: one that has fallen by less has reached nothing but chance
 # Sections and keys that say how many ranks there are and what each of them computes of a step, or change no step.
 OF_RANKS = ("launch", "data.batch_size", "optimizer.accumulation", "compute.threads", "evaluation", "log_every")
-WINDOW = 0.1  # of the tokens: a loss is the mean over so many
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def scaling(
     reached, fallen = [], True
     for both in blocks:
         ends = [float(one.loss[-1]) for one in both]
-        fallen &= all(float(one.loss[0]) - max(ends) > FALLEN * one.error for one in both)
+        fallen &= all(float(one.loss[0]) - max(ends) > LOSS_FALL_ERRORS * one.error for one in both)
         reached.append((*ends, max(ends), *(float(one.seconds[np.argmax(one.loss <= max(ends))]) for one in both)))
     losses, target, seconds = np.split(np.mean(reached, axis=0), (2, 3))
     found = replace(found, losses=(float(losses[0]), float(losses[1])))
@@ -125,9 +123,9 @@ def _tokens_per_step(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple
 
 def _is_weak(batch: float, ranks: float) -> bool | None:
     """Whether the global batch grew as the ranks did; None where it neither did nor stayed."""
-    if abs(batch / ranks - 1) <= SAME_BATCH:
+    if abs(batch / ranks - 1) <= SAME_BATCH_WITHIN:
         return True
-    return False if abs(batch - 1) <= SAME_BATCH else None
+    return False if abs(batch - 1) <= SAME_BATCH_WITHIN else None
 
 
 def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
@@ -153,7 +151,7 @@ def _curves(one: tuple[Float, Float, Float], other: tuple[Float, Float, Float]) 
 def _curve(tokens: Float, seconds: Float, loss: Float, most: float) -> LossCurve | None:
     reached = np.cumsum(tokens)
     until = int(np.searchsorted(reached, most, side="right"))
-    width = max(1, round(WINDOW * most / tokens.mean()))
+    width = max(1, round(LOSS_WINDOW_SHARE * most / tokens.mean()))
     if until < width:
         return None
     sums = np.concatenate([[0.0], np.cumsum(loss[:until])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 
@@ -16,13 +17,12 @@ from harness.explain.replay.predict import Replays
 from harness.explain.replay.refusals import ReplayError
 from harness.explain.slow_causes import slow_causes
 from harness.explain.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
-from harness.explain.statistics import Estimate, Likeness, estimate
+from harness.explain.statistics import MIN_BLOCKS, Estimate, Likeness, estimate
 from harness.explain.step_kinds import step_kinds
 from harness.explain.step_times import step_times
 from harness.explain.stragglers import ranks_of, ranks_of_run
 from harness.explain.whole_run import release, work_out
 from harness.judge.advice import advise
-from harness.judge.all_doubts import arm_doubts
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import (
     Controls,
@@ -37,13 +37,14 @@ from harness.judge.comparisons import (
     waited_range,
 )
 from harness.judge.confounds import confounds, used_lead, useful_fraction
-from harness.judge.data_paths import data_paths
-from harness.judge.drift import drift
+from harness.judge.controls import data_paths, probe_costs
+from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, doubt, in_order
 from harness.judge.explain import explain, explain_arm
 from harness.judge.learning import learning
-from harness.judge.losses import loss_of
+from harness.judge.losses import Learned, learned, loss_of
+from harness.judge.policy import ENOUGH_BLOCKS
+from harness.judge.predictions import declared_floor, few_blocks_remedy
 from harness.judge.probes.device_health import device_health, differences
-from harness.judge.probes.probe_cost import probe_costs
 from harness.judge.problems import failures, probe_problems, study_problems
 from harness.judge.report_types import (
     ArmAdvice,
@@ -57,9 +58,8 @@ from harness.judge.report_types import (
     StudyReport,
 )
 from harness.judge.scaling import scaling
-from harness.judge.target_loss import Learned, learned
-from harness.judge.uneven import uneven_waits
-from harness.judge.unseen import unseen
+from harness.judge.unseen import Unseen, unseen
+from harness.judge.unsteady import drift, uneven_waits
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
 from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
@@ -79,6 +79,7 @@ class _Arms:
     declared: Sequence[ArmRecord]  # as in study.json
     controls: Controls
     blocks: int  # planned
+    few_blocks: RemedyKind  # what to ask for where blocks are too few
 
     def of(self, name: str) -> Blocks:
         return self.ledgers.get(name, {})
@@ -114,7 +115,7 @@ def analyse(
         environment=study.environment or next((r.environment for r in records if r.environment), {}),
         probe_costs=tuple(probe_costs(arms.declared, arms.ledgers, runs)),
         probe_problems=probe_problems(runs),
-        advice=_advice(comparisons, arms, _declared_floor(study)),
+        advice=_advice(comparisons, arms, declared_floor(study)),
         step_times=step_times([run for group in arms.runs.values() for run in group]),
         learned=_learned(study, arms),
         uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items() if name in plain),
@@ -212,7 +213,7 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
     declared = _arms(study, records)
     controls = {(arm.control, arm.of): ledgers.get(arm.name, {}) for arm in declared if arm.control and arm.of}
     blocks = study.blocks or len({record.block for group in records.values() for record in group})
-    return _Arms(records, ledgers, measured, ranks, declared, Controls(controls), blocks)
+    return _Arms(records, ledgers, measured, ranks, declared, Controls(controls), blocks, few_blocks_remedy(study))
 
 
 def _splits(runs: Sequence[RunData], blocks: Blocks) -> bool:
@@ -233,7 +234,9 @@ def _advice(
     if not comparisons:
         alone = [arm.name for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)]
         floors = {name: arm_floor(name, arms.ledgers, arms.controls, allowance) for name in alone}
-    return tuple(advise(arm, arms.runs, arms.of, floor, arms.alike(arm)) for arm, floor in floors.items())
+    return tuple(
+        advise(arm, arms.runs, arms.of, floor, arms.alike(arm), arms.few_blocks) for arm, floor in floors.items()
+    )
 
 
 def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
@@ -243,7 +246,8 @@ def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measur
         {arm.name: arms.of(arm.name) for arm in arms.declared},
         arms.controls,
         comparisons=len(study.comparisons),
-        allowance=_declared_floor(study),
+        allowance=declared_floor(study),
+        few_blocks=arms.few_blocks,
     )
 
 
@@ -266,12 +270,6 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
             *differences(cards, *names),
         ),
     )
-
-
-def _declared_floor(study: StudyRecord) -> float | None:
-    """The noise floor of the scenario, as a fraction; None where it declares none, or a study.json no fraction."""
-    declared = study.scenario_text.get("noise_floor")
-    return declared if isinstance(declared, float) and 0 < declared < 1 else None
 
 
 def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[ArmRecord]:
@@ -313,7 +311,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         step_ends=facts.step_ends,
         unseen=hidden,
         parts=parts_without_waits(arms.runs[name], blocks) if hidden is not None and hidden.reason == "no core" else (),
-        doubts=arm_doubts(name, totals, hidden, explained, blocks),
+        doubts=arm_doubts(name, totals, hidden, explained, blocks, arms.few_blocks),
         causes=slow_causes([run.record.facts for run in arms.runs.get(name, ())]),
         optimizer_steps=sum(
             one.step_count for one in arms.runs.get(name, ()) if one.record.facts.skipped_steps is not None
@@ -421,3 +419,66 @@ def _over_repetitions(runs: Iterable[RunLedger], value: Rate) -> Estimate | None
         found = {number: value(totals) for number, totals in run.repetitions.items()}
         values[run.record.block] = {number: one for number, one in found.items() if one is not None}
     return estimate(values)
+
+
+_KINDS: Mapping[str, DoubtKind] = {kind: kind for kind in get_args(DoubtKind)}
+
+
+def arm_doubts(
+    arm: str,
+    totals: ArmTotals,
+    hidden: Unseen | None,
+    explained: ArmExplained,
+    blocks: Blocks,
+    few_blocks: RemedyKind = "more blocks",
+) -> tuple[Doubt, ...]:
+    """Everything that a reader must know beside the figures of one arm."""
+    found = [*hidden.doubts(arm)] if hidden is not None else []
+    attached = hidden is not None
+    if 0 < len(blocks) < MIN_BLOCKS:  # of an attached program blocks are parts of its one run
+        found.append(
+            doubt("too few blocks", arm, blocks=ENOUGH_BLOCKS, remedy="more steps" if attached else few_blocks)
+        )
+    if explained.replay_error is not None and not explained.within_tolerance:
+        found.append(doubt("replay off", arm, share=explained.replay_error))
+    found += [doubt("diverged", arm, share=totals.diverged / len(blocks))] if totals.diverged else []
+    found += [doubt("uneven", arm)] if totals.uneven is not None else []
+    if totals.step_kinds is not None:
+        found.append(doubt("step kinds", arm, share=totals.step_kinds.above_share))
+    if totals.long_steps is not None:
+        found.append(doubt("rare long steps", arm, share=totals.long_steps.steps / totals.long_steps.of))
+    use = arm_lead(blocks)
+    if use is not None and use.is_worth_saying:
+        sliced = any(run.record.interleave == "slices" for run in blocks.values())
+        how: RemedyKind = "more --warmup steps" if attached else "longer slices" if sliced else "more warm-up steps"
+        found.append(doubt("used lead", arm, share=use.share, remedy=how))
+    compiled = sum(bool(run.record.facts.measured_compilations) for run in blocks.values())
+    found += [doubt("compiled", arm, share=compiled / len(blocks))] if compiled else []
+    return in_order(found)
+
+
+def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
+    """The doubts of the verdict, then what else differs between both arms, undeclared."""
+    m = c.measured
+    found = [*m.doubts]
+    for one in c.confounds:
+        if one.kind not in ("diverged", "losses", "lead"):  # the verdict's own doubts have these
+            found.append(doubt(_KINDS[one.kind], *(name for name in one.names if name), where=one.key))
+    if m.ceilings is not None:
+        found.append(doubt("ceilings apart", c.baseline, share=m.ceilings[1] / m.ceilings[0] - 1))
+    if c.drift is not None:
+        found.append(doubt("drift", c.candidate, share=c.drift.median - 1))
+    return in_order(found)
+
+
+def study_doubts(report: StudyReport) -> tuple[Doubt, ...]:
+    """Every doubt about a figure of ``report``, each once."""
+    return in_order(
+        [
+            *(one for arm in report.arms for one in arm.doubts),
+            *(one for c in report.compared for one in comparison_doubts(c)),
+            *(one for advice in report.advice for one in advice.doubts),
+            *(doubt("probe problem", *one.runs) for one in report.probe_problems),
+            *(doubt("profiled", arm.name) for arm in report.study.arms if arm.control == PROFILED),
+        ]
+    )

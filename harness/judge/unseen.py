@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.judge.doubts import Doubt, barred, doubt, in_order
+from harness.judge.policy import CORE_WAIT_SHARE_MAX, UNSEEN_SHARE_MAX
 from harness.study.run_data import RunData
 from harness.study.run_facts import RunFacts
-
-MOST_UNSEEN = 0.10  # of the time: blocked where nothing looks. What is not seen may be the wait for data.
-MOST_WAITING = 0.10  # of the time: ready without a core. Times then say more of the neighbours than of the program.
-MOST_RESTARTING = 0.01  # of the time: waits in which an epoch ends and its loader begins anew
-
 
 _REASONS: Mapping[str, Literal["no core", "blocked", "device", "ranks"]] = {
     "no core": "no core",
@@ -46,9 +42,9 @@ class Unseen:
         """What of its time was not seen. ``recorded``: the device's work was, but for other streams."""
         arms = (arm,) if arm else ()
         found = []
-        if self.waiting > MOST_WAITING:
+        if self.waiting > CORE_WAIT_SHARE_MAX:
             found.append(doubt("no core", *arms, share=self.waiting))
-        if self.blocked > MOST_UNSEEN:
+        if self.blocked > UNSEEN_SHARE_MAX:
             found.append(doubt("blocked", *arms, share=self.blocked, where=self.place or ""))
         if self.device:
             found.append(doubt("one stream" if recorded else "device", *arms))

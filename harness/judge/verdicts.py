@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from harness.explain.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, student_t
+from harness.judge import policy
 from harness.judge.doubts import Doubt, RemedyKind, barred, doubt, in_order
 from harness.judge.losses import Losses
 
@@ -31,12 +32,6 @@ UndecidedKind = Literal[
     "a-a apart",
     "long steps",
 ]
-APART = 0.005  # an A/A control whose interval stays this far from 1 differs from its arm, which is the same program
-COARSE = 0.1  # a difference this large is worth knowing of: a study that could not see it has not seen "no difference"
-USELESS = 2.0  # times as fast, and as slow: an interval that includes both shows nothing
-USELESS_FLOOR = 1.0  # as a fraction: the same program again seems to be up to twice as fast
-ENOUGH_BLOCKS = 5  # blocks to ask for where there are too few: the least whose interval is about as narrow as the data
-MOST_ASKED = 100  # blocks: more are no remedy
 _UNDECIDED: Mapping[str, UndecidedKind] = {kind: kind for kind in get_args(UndecidedKind)}
 
 
@@ -78,6 +73,7 @@ def judge(
     step_time: Estimate | None = None,
     cores: tuple[float, float] | None = None,
     no_floor: RemedyKind = "a-a control",
+    few_blocks: RemedyKind = "more blocks",
 ) -> Judged:
     """``ratio``: with the interval that holds for all comparisons of the study together.
 
@@ -94,12 +90,14 @@ def judge(
     verdict stands that it contradicts.
     ``shown``: the ratio with the interval that a reader sees, where that is another one.
     ``step_time``: of the same blocks, which tells scatter of times from scatter of what steps hold. ``cores``: used by
-    other processes, and how many there are. ``no_floor``: what to ask for where there is no noise floor.
+    other processes, and how many there are. ``no_floor``, ``few_blocks``: what to ask for without either of both.
     """
     if ratio.distance is None:
-        found = in_order([*doubts, doubt("too few blocks", blocks=ENOUGH_BLOCKS), *_of_losses(losses)])
+        found = in_order(
+            [*doubts, doubt("too few blocks", blocks=policy.ENOUGH_BLOCKS, remedy=few_blocks), *_of_losses(losses)]
+        )
         return Judged("undecided", None, barred(found, "gain"), doubts=found)
-    missing = [doubt("no noise floor", remedy=no_floor, blocks=ENOUGH_BLOCKS)] if noise_floor is None else []
+    missing = [doubt("no noise floor", remedy=no_floor, blocks=policy.ENOUGH_BLOCKS)] if noise_floor is None else []
     floor = noise_floor or 0.0
     direction, resolution = _direction(ratio, floor), max(ratio.distance, floor)
     unnoticed = resolution + max(used_lead) if direction == "none" else resolution
@@ -124,16 +122,16 @@ def judge(
 
 
 def is_useless(ratio: Estimate) -> bool:
-    """True if the interval includes :data:`USELESS` times as fast and as slow."""
+    """True if the interval includes :data:`USELESS_RATIO` times as fast and as slow."""
     low, high = ratio.ci_low, ratio.ci_high
-    return low is not None and high is not None and low <= 1 / USELESS and high >= USELESS
+    return low is not None and high is not None and low <= 1 / policy.USELESS_RATIO and high >= policy.USELESS_RATIO
 
 
 def is_apart(same_again: Estimate | None) -> bool:
-    """Whether an A/A control differs from its arm, surely and by more than :data:`APART`."""
+    """Whether an A/A control differs from its arm, surely and by more than :data:`CONTROL_APART_MIN`."""
     if same_again is None or same_again.ci_low is None or same_again.ci_high is None:
         return False
-    return same_again.ci_low > 1 + APART or same_again.ci_high < 1 / (1 + APART)
+    return same_again.ci_low > 1 + policy.CONTROL_APART_MIN or same_again.ci_high < 1 / (1 + policy.CONTROL_APART_MIN)
 
 
 def _direction(ratio: Estimate, noise_floor: float) -> Direction:
@@ -147,7 +145,7 @@ def _direction(ratio: Estimate, noise_floor: float) -> Direction:
 def _of_size(direction: Direction, ratio: Estimate, noise_floor: float, step_time: Estimate | None) -> Iterator[Doubt]:
     """Yield a doubt where no difference was seen, and none could have been."""
     resolution = max(ratio.distance or 0.0, noise_floor)
-    if direction != "none" or resolution <= COARSE:
+    if direction != "none" or resolution <= policy.COARSE_RESOLUTION:
         return
     if holds_other_work(step_time, ratio):
         yield doubt("too coarse", share=resolution, remedy="more steps a block")
@@ -165,7 +163,7 @@ def _of_noise(
 ) -> Iterator[Doubt]:
     """Yield a doubt where the figure itself says nothing, and that is not for what steps hold."""
     noisy = is_useless(shown) and not holds_other_work(step_time, shown)
-    if direction == "none" and (noisy or noise_floor > USELESS_FLOOR):
+    if direction == "none" and (noisy or noise_floor > policy.USELESS_FLOOR):
         yield doubt("too noisy", share=max(shown.distance or 0.0, noise_floor), cores=cores)
 
 
@@ -174,7 +172,7 @@ def _of_lead(
 ) -> Iterator[Doubt]:
     most = max(used_lead)
     applies = {
-        "none": 0 < most >= resolution or (resolution <= COARSE < resolution + most),
+        "none": 0 < most >= resolution or (resolution <= policy.COARSE_RESOLUTION < resolution + most),
         "loss": ratio.median * (1 + used_lead[0]) >= 1 > ratio.median,
         "gain": ratio.median / (1 + used_lead[1]) <= 1 < ratio.median,
     }
@@ -218,7 +216,7 @@ def _of_total(direction: Direction, resolution: float, noise_floor: float, in_to
 def holds_other_work(step_time: Estimate | None, ratio: Estimate) -> bool:
     """True if the times of steps are steady, and only how much is in a step scatters: no other machine mends that."""
     steps, found = (_spread(one) for one in (step_time, ratio))
-    return steps is not None and found is not None and steps <= COARSE < found and 2 * steps < found
+    return steps is not None and found is not None and steps <= policy.COARSE_RESOLUTION < found and 2 * steps < found
 
 
 def _spread(one: Estimate | None) -> float | None:
@@ -229,7 +227,7 @@ def _spread(one: Estimate | None) -> float | None:
 
 
 def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
-    """About how many blocks would decide, or show that there is no difference of :data:`COARSE`; None: too many.
+    """About how many blocks would decide, or show no difference of :data:`COARSE_RESOLUTION`; None: too many.
 
     Interval and floor shrink as Student's quantile / sqrt(blocks).
     """
@@ -238,10 +236,10 @@ def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
     centre, level = math.log(ratio.median), (1 + CONFIDENCE) / 2
     below, above = centre - math.log(ratio.ci_low), math.log(ratio.ci_high) - centre
     now = student_t(level, ratio.n - 1) / math.sqrt(ratio.n)
-    for blocks in range(ratio.n + 1, MOST_ASKED + 1):
+    for blocks in range(ratio.n + 1, policy.BLOCKS_ASKED_MAX + 1):
         shrunk = student_t(level, blocks - 1) / math.sqrt(blocks) / now
         low, high, floor = centre - below * shrunk, centre + above * shrunk, noise_floor * shrunk
         decided = not low <= 0 <= high and abs(math.expm1(centre)) > floor
-        if decided or max(math.expm1(max(abs(low), abs(high))), floor) <= COARSE:
+        if decided or max(math.expm1(max(abs(low), abs(high))), floor) <= policy.COARSE_RESOLUTION:
             return blocks
     return None

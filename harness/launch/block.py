@@ -40,7 +40,7 @@ class Repetitions:
 
 
 # Of a repetition with ``interleave: runs``: a recorder holds about 3 KiB a batch until the repetition ends.
-MOST_BATCHES = 10_000
+MAX_PLANNED_BATCHES = 10_000
 NO_REPETITIONS = Repetitions(0, 0, 0)  # of a profiled run
 
 
@@ -57,7 +57,7 @@ def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -
     """
     warmup = config.data.workers * config.data.prefetch + 1
     if interleave == "runs":
-        most_steps = max(1, MOST_BATCHES // config.optimizer.accumulation)
+        most_steps = max(1, MAX_PLANNED_BATCHES // config.optimizer.accumulation)
         steps = math.ceil(config.steps / math.ceil(config.steps / most_steps))
         return Repetitions(math.ceil(config.steps / steps), warmup, steps)
     return Repetitions(math.ceil(config.steps / slice_steps), warmup, slice_steps)

@@ -24,7 +24,7 @@ from trainer.files import read_json
 COST = "cost.json"
 # At most so much of what a killed training spent is not known; of a study that, or what a repetition takes.
 NOTE_INTERVAL_S = 10.0
-SCHEMA = 1
+BUDGET_SCHEMA = 1
 
 
 class Deadline:
@@ -114,7 +114,7 @@ class Allowance(Deadline):
 
 def cost_json(predicted: PredictedCost) -> dict[str, object]:
     """The content of cost.json."""
-    return {"schema": SCHEMA, **asdict(predicted)}
+    return {"schema": BUDGET_SCHEMA, **asdict(predicted)}
 
 
 def read_cost(folder: Path) -> PredictedCost | None:
@@ -126,8 +126,8 @@ def read_cost(folder: Path) -> PredictedCost | None:
         return None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not readable JSON ({getattr(error, 'strerror', None) or error})") from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise InputError(f"{path}: expected an object with schema {SCHEMA}")
+    if not isinstance(content, dict) or content.get("schema") != BUDGET_SCHEMA:
+        raise InputError(f"{path}: expected an object with schema {BUDGET_SCHEMA}")
     try:
         found = made_of(PredictedCost, content)
     except ValidationError as error:

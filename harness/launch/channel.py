@@ -19,7 +19,7 @@ from harness.launch.protocol import (
     TrialStart,
 )
 
-_MOST_BYTES = 65536  # received at once
+_MAX_MESSAGE_BYTES = 65536  # received at once
 
 
 class Channel:
@@ -70,7 +70,7 @@ class Channel:
         while b"\n" not in self._received:
             if not readable(self._socket, None if end_s is None else end_s - time.monotonic()):
                 raise TimeoutError(f"no message within {timeout_s:g} s")
-            some = self._socket.recv(_MOST_BYTES)
+            some = self._socket.recv(_MAX_MESSAGE_BYTES)
             if not some:
                 raise EOFError("the other side closed the channel")
             self._received += some

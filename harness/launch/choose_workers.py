@@ -22,7 +22,7 @@ from trainer.worker_trial import WorkerTrial, can_have_workers
 
 KEY = "data.workers"
 TRIAL = ("-m", "trainer.worker_trial")
-_SHOWN = 4  # last lines of a trial that ended without an answer
+_LOG_LINES_SHOWN = 4  # last lines of a trial that ended without an answer
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,8 @@ def _tried(config: TrainerConfig, start_s: float) -> WorkerTrial:
         if "error" not in found:
             return WorkerTrial(**found)
     except (ValueError, TypeError) as error:
-        last = one_line(" / ".join(errors.decode(errors="replace").splitlines()[-_SHOWN:])) or "it said nothing"
+        last = (
+            one_line(" / ".join(errors.decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])) or "it said nothing"
+        )
         raise InputError(f"{KEY}: its trial ended with exit code {process.returncode}: {last}") from error
     raise InputError(str(found["error"]))

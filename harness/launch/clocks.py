@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, rank_file
-from harness.study.tables import ROW_GROUP, TableFile
+from harness.study.tables import TABLE_ROW_GROUP, TableFile
 
 EXCHANGES = 20  # a few ms in all; the quickest of them is hardly ever disturbed
 MOMENTS = ("start_ns", "end_ns")  # columns that hold moments; the others hold durations
@@ -71,7 +71,7 @@ def align_tables(folder: Path, rank: int, first: ClockOffset, last: ClockOffset)
         written = TableFile(path, columns)
         try:
             with ParquetFile(path) as file:
-                for batch in file.iter_batches(ROW_GROUP):
+                for batch in file.iter_batches(TABLE_ROW_GROUP):
                     rows: dict[str, Any] = {
                         name: batch.column(name) for name, _ in columns if name in batch.schema.names
                     }

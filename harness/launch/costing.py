@@ -14,16 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.judge.cost import (
-    AFTER,
-    STEPS,
-    WORST_OF,
-    ArmMeasurement,
-    ArmWork,
-    Undertaking,
-    passes_within,
-    training_work,
-)
+from harness.judge.cost import ArmMeasurement, ArmWork, Undertaking, passes_within, training_work
+from harness.judge.policy import COSTED_STEPS, STEPS_AFTER_CHECKPOINT, WORST_OF_STEPS
 from harness.launch.block import plan_repetitions
 from harness.launch.budget import Deadline
 from harness.launch.child import EVALUATED
@@ -165,7 +157,7 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
             else None,
             "resume": None if trains else config.resume,  # it is measured as a study, which begins at step 0
             "warmup_steps": 0,
-            "steps": plain + (1 + AFTER if saves else 0) - warmup,
+            "steps": plain + (1 + STEPS_AFTER_CHECKPOINT if saves else 0) - warmup,
         }
     )
 
@@ -183,7 +175,7 @@ def _warmup_steps(config: TrainerConfig) -> int:
 
 
 def _plain_steps(config: TrainerConfig) -> int:
-    return max(STEPS, _warmup_steps(config) + WORST_OF)
+    return max(COSTED_STEPS, _warmup_steps(config) + WORST_OF_STEPS)
 
 
 def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from harness.launch.code import Code
 
 RUN = "harness.launch.child"  # what a forked process runs where the request does not say
-_MOST_BYTES = 4096  # of one request
+_MAX_REPLY_BYTES = 4096  # of one request
 _CLOSED_S = 10.0  # for a server that has closed its socket to come to its own end
 
 
@@ -126,7 +126,7 @@ class ForkServer:
             self._end()
             raise ForkServerSilent(f"the fork server gave no answer for {timeout_s:g} s: {state}")
         try:
-            answer = self._socket.recv(_MOST_BYTES)
+            answer = self._socket.recv(_MAX_REPLY_BYTES)
         except OSError as error:
             raise self._gone() from error
         if not answer:
@@ -167,7 +167,7 @@ def main() -> int:
     gc.enable()
     codes: dict[int, int] = {}
     while True:
-        request, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 2)
+        request, descriptors, _, _ = socket.recv_fds(connection, _MAX_REPLY_BYTES, 2)
         if not request:
             return 0
         message: ForkRequest | WaitRequest = json.loads(request)

@@ -25,7 +25,7 @@ from trainer.config import TrainerConfig
 # how batches differ.
 ENOUGH = 0.02
 MOST_PERIOD = 20  # steps between two waits of the host for the device that a repetition is made whole for
-MOST_STEPS = 60  # more: a run whose lead lasts longer is measured with what is left of it, and the report says so
+MAX_ADDED_STEPS = 60  # more: a run whose lead lasts longer is measured with what is left of it, and the report says so
 
 
 def most_extra_steps(config: TrainerConfig) -> int:
@@ -34,12 +34,12 @@ def most_extra_steps(config: TrainerConfig) -> int:
     None on a CPU where nothing lies ready that lasts. None of several ranks: all of them take the same steps, and each
     knows its own batches and device only.
     """
-    return MOST_STEPS if config.ranks == 1 and config.compute.device != "cpu" else most_waiting_steps(config)
+    return MAX_ADDED_STEPS if config.ranks == 1 and config.compute.device != "cpu" else most_waiting_steps(config)
 
 
 def most_waiting_steps(config: TrainerConfig) -> int:
     """How many of them a run may take that waits for its data. (A host takes a few to get ahead of its device.)"""
-    return MOST_STEPS if config.ranks == 1 and batches_may_last(config) else 0
+    return MAX_ADDED_STEPS if config.ranks == 1 and batches_may_last(config) else 0
 
 
 def batches_may_last(config: TrainerConfig) -> bool:

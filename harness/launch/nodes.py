@@ -30,7 +30,7 @@ from trainer.json_types import JsonObject
 TOKEN = "HARNESS_NODE_TOKEN"
 AGENT = "harness.launch.node_agent"
 HELLO_S = 10.0  # for one that has connected to say who it is
-LOOK_S = 1.0
+NODE_LOOK_S = 1.0
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))  # a dead node: 1 minute
 
 StartAgents = Callable[[list[str], dict[str, str]], "subprocess.Popen[bytes]"]
@@ -84,7 +84,7 @@ class Nodes:
         end_s = time.monotonic() + self._timeout_s
         while self._importing:
             agent = self._importing[0]
-            while not readable(agent.connection, LOOK_S):
+            while not readable(agent.connection, NODE_LOOK_S):
                 self._check(end_s, "import what the runs need", {agent.number})
             try:
                 agent.channel.receive_node_event(HELLO_S)
@@ -122,7 +122,7 @@ class Nodes:
     def _wait(self, listening: socket.socket, end_s: float) -> None:
         while len(self._agents) < self.count - 1:
             self._check(end_s, "come", set(range(1, self.count)) - set(self._agents))
-            if readable(listening, LOOK_S):
+            if readable(listening, NODE_LOOK_S):
                 self._admit(listening.accept()[0])
 
     def _admit(self, connection: socket.socket) -> None:

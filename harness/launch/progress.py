@@ -15,6 +15,7 @@ from trainer.errors import visible
 if TYPE_CHECKING:
     from rich.live import Live
 
+TERMINAL_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 15.0  # often enough to see that it is alive, rare enough for a log file
 LONG_S = 10.0  # what takes longer is shown with its time
 ALIVE_INTERVAL_S = 30.0  # a log without a line for longer seems dead

@@ -7,12 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.launch.progress import PLAIN_INTERVAL_S, fitted, is_terminal
+from harness.launch.progress import PLAIN_INTERVAL_S, TERMINAL_INTERVAL_S, fitted, is_terminal
 from trainer.errors import InputError, visible
 from trainer.sample import Sample
 from trainer.telemetry import Validation
-
-TERMINAL_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ KEY = "upload"
 MARKER, UNFINISHED = ".upload-check-", ".uploading"  # names of what an upload itself leaves there for a moment
 ATTEMPTS = 5  # of each file, in one pass over the folder
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before the second attempt, doubled before each further one
-END_S = 600.0  # for what is left when the training has ended
+UPLOAD_END_S = 600.0  # for what is left when the training has ended
 CHECK_S = 60  # for a place to take a small file before anything is trained
 NICE = 10  # of the thread: where a core is short, steps get it
 WITHOUT = "or go on without --upload and call harness upload later"
@@ -427,7 +427,7 @@ class Uploader:
         """Copy what is new, soon. Returns at once."""
         self._asked.set()
 
-    def end(self, limit_s: float = END_S) -> Uploaded:
+    def end(self, limit_s: float = UPLOAD_END_S) -> Uploaded:
         """Copy what is left, and say what could not be. Waits ``limit_s`` at most."""
         self._end_s = time.monotonic() + limit_s
         self._ending.set()

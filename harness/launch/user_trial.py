@@ -25,7 +25,7 @@ from trainer.model import shape_of
 KEY = "data.source"
 TRIAL = ("-m", "trainer.data.user_trial")
 VARIABLE = "HARNESS_TRIAL"  # by which all that a trial has started is found
-SHOWN = 6  # last lines of what he printed
+PRINTED_LINES_SHOWN = 6  # last lines of what he printed
 
 
 class TriedSources:
@@ -141,7 +141,7 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
     try:
         found: dict[str, Any] = json.loads(out)
     except ValueError as error:
-        last = one_line(" / ".join(printed.splitlines()[-SHOWN:])) or "it said nothing"
+        last = one_line(" / ".join(printed.splitlines()[-PRINTED_LINES_SHOWN:])) or "it said nothing"
         number = process.returncode
         how = f"{name} ended its process (exit code {number})"
         if number < 0:

@@ -32,8 +32,8 @@ from harness.machine.limits import Look
 from harness.machine.needs import Needs
 from trainer.json_types import JsonObject
 
-READ_S = 5.0  # for plain files; longer only on a disk that does not answer
-TOOLS_S = 3 * toolchain.TRY_S + READ_S
+FILE_READ_LIMIT_S = 5.0  # for plain files; longer only on a disk that does not answer
+TOOLS_S = 3 * toolchain.COMPILE_TRY_LIMIT_S + FILE_READ_LIMIT_S
 
 
 class Examination:
@@ -45,25 +45,25 @@ class Examination:
         self._load_found: load.Load | None = None
         self._before = load.read_counters(cpu.allowed_cpus(root), root)
         # Programs have a timeout of their own, after which they are killed. It comes first, or they would outlive us.
-        self.torch = Look(torch_facts.read_torch, torch_facts.LIMIT_S + READ_S)
-        self.imports = Look(imports.read_imports, imports.LIMIT_S + imports.KILL_S + READ_S)
-        self.nvml = Look(gpu.read_nvml, gpu.LIMIT_S + READ_S)
-        self.py_spy = Look(tracing.try_py_spy, 2 * tracing.TRY_S + READ_S)
+        self.torch = Look(torch_facts.read_torch, torch_facts.TORCH_LIMIT_S + FILE_READ_LIMIT_S)
+        self.imports = Look(imports.read_imports, imports.IMPORT_LIMIT_S + imports.KILL_S + FILE_READ_LIMIT_S)
+        self.nvml = Look(gpu.read_nvml, gpu.NVIDIA_SMI_LIMIT_S + FILE_READ_LIMIT_S)
+        self.py_spy = Look(tracing.try_py_spy, 2 * tracing.TRACE_TRY_LIMIT_S + FILE_READ_LIMIT_S)
         self.toolchain = Look(lambda: toolchain.read_toolchain(environ, read_mounts(root)), TOOLS_S)
-        self.batch_system = Look(slurm.read_batch_system, slurm.LIMIT_S + READ_S)
-        self.processor = Look(lambda: cpu.read_processor(root), READ_S)
-        self.frequency = Look(lambda: cpu.read_frequency(self.processor.result().allowed, root), READ_S)
-        self.clock = Look(lambda: clock.read_clock(root), READ_S)
-        self.cpu_group = Look(lambda: cgroup.find_group("cpu", root), READ_S)
-        self.quota = Look(lambda: cgroup.cpu_quota(self.cpu_group.result()), READ_S)
-        self.cpuset = Look(lambda: cgroup.cpuset(cgroup.find_group("cpuset", root)), READ_S)
-        self.memory = Look(lambda: memory.read_memory(root), READ_S)
-        self.memory_limit = Look(lambda: cgroup.memory_limit(cgroup.find_group("memory", root)), READ_S)
-        self.shared_memory = Look(lambda: memory.read_shared_memory(read_mounts(root), root), READ_S)
-        self.permissions = Look(lambda: tracing.read_permissions(root), READ_S)
-        self.driver = Look(lambda: gpu.driver_loaded(root), READ_S)
-        self.results = Look(lambda: storage.read_storage(results, read_mounts(root)), READ_S)
-        self.cache = Look(lambda: storage.read_storage(cache, read_mounts(root)), READ_S)
+        self.batch_system = Look(slurm.read_batch_system, slurm.SLURM_LIMIT_S + FILE_READ_LIMIT_S)
+        self.processor = Look(lambda: cpu.read_processor(root), FILE_READ_LIMIT_S)
+        self.frequency = Look(lambda: cpu.read_frequency(self.processor.result().allowed, root), FILE_READ_LIMIT_S)
+        self.clock = Look(lambda: clock.read_clock(root), FILE_READ_LIMIT_S)
+        self.cpu_group = Look(lambda: cgroup.find_group("cpu", root), FILE_READ_LIMIT_S)
+        self.quota = Look(lambda: cgroup.cpu_quota(self.cpu_group.result()), FILE_READ_LIMIT_S)
+        self.cpuset = Look(lambda: cgroup.cpuset(cgroup.find_group("cpuset", root)), FILE_READ_LIMIT_S)
+        self.memory = Look(lambda: memory.read_memory(root), FILE_READ_LIMIT_S)
+        self.memory_limit = Look(lambda: cgroup.memory_limit(cgroup.find_group("memory", root)), FILE_READ_LIMIT_S)
+        self.shared_memory = Look(lambda: memory.read_shared_memory(read_mounts(root), root), FILE_READ_LIMIT_S)
+        self.permissions = Look(lambda: tracing.read_permissions(root), FILE_READ_LIMIT_S)
+        self.driver = Look(lambda: gpu.driver_loaded(root), FILE_READ_LIMIT_S)
+        self.results = Look(lambda: storage.read_storage(results, read_mounts(root)), FILE_READ_LIMIT_S)
+        self.cache = Look(lambda: storage.read_storage(cache, read_mounts(root)), FILE_READ_LIMIT_S)
 
     def checks(
         self, threads: int | None, needs: Needs | None = None, fit: Callable[[], Iterable[Check]] = tuple

@@ -14,7 +14,7 @@ from harness.machine.files import ROOT, read_text
 from harness.machine.limits import facts_of_module
 from trainer.errors import in_words
 
-LIMIT_S = 20.0
+NVIDIA_SMI_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def driver_loaded(root: Path = ROOT) -> str | None:
 def read_nvml() -> Nvml:
     """Ask NVML in another process. A hang or a crash is an answer too."""
     try:
-        facts: Any = dict(facts_of_module("harness.machine.gpu", LIMIT_S))
+        facts: Any = dict(facts_of_module("harness.machine.gpu", NVIDIA_SMI_LIMIT_S))
     except (TimeoutError, RuntimeError) as error:
         return Nvml(None, None, (), str(error), broken=True)
     devices = (Device(**{**device, "slowed_by": tuple(device["slowed_by"])}) for device in facts["devices"])

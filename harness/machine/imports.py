@@ -7,7 +7,7 @@ from functools import partial
 
 from harness.machine.limits import Look, output_of
 
-LIMIT_S = 90.0  # as for torch: a cold import from a network file system takes a minute
+IMPORT_LIMIT_S = 90.0  # as for torch: a cold import from a network file system takes a minute
 KILL_S = 5.0  # for ending a process that did not answer
 # Package -> module, dependencies first. transformers checks the versions of what it needs and imports the rest on use.
 # torch and nvidia-ml-py have readings of their own.
@@ -31,13 +31,13 @@ def read_imports() -> dict[str, str]:
 
     Each import runs in its own process, all at once: a library that crashes or hangs does not affect the others.
     """
-    tries = {package: Look(partial(_try, module), LIMIT_S + KILL_S) for package, module in MODULES.items()}
+    tries = {package: Look(partial(_try, module), IMPORT_LIMIT_S + KILL_S) for package, module in MODULES.items()}
     found = {package: _outcome(tried) for package, tried in tries.items()}
     return {package: problem for package, problem in found.items() if problem is not None}
 
 
 def _try(module: str) -> str | None:
-    status, _, errors = output_of([sys.executable, "-c", f"import {module}"], LIMIT_S)
+    status, _, errors = output_of([sys.executable, "-c", f"import {module}"], IMPORT_LIMIT_S)
     if status == 0:
         return None
     lines = errors.strip().splitlines()

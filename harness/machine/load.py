@@ -14,7 +14,7 @@ from time import monotonic_ns
 
 from harness.machine.files import ROOT, read_text
 
-LEAST_S = 0.5
+LEAST_LOAD_S = 0.5
 MOST_NAMED = 3
 LEAST_NAMED = 0.05  # cores
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -37,7 +37,7 @@ class LoadReading:
 
     def missing_s(self) -> float:
         """How long to wait until a second reading is meaningful."""
-        return max(self.t_s + LEAST_S - monotonic_ns() / 1e9, 0.0)
+        return max(self.t_s + LEAST_LOAD_S - monotonic_ns() / 1e9, 0.0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.machine.limits import output_of
 
 COMMANDS = ("sbatch", "squeue", "scancel")  # that launch.slurm uses
-LIMIT_S = 12.0  # sinfo itself gives up after MessageTimeout, 10 s by default
+SLURM_LIMIT_S = 12.0  # sinfo itself gives up after MessageTimeout, 10 s by default
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def read_batch_system() -> BatchSystem:
     if missing := missing_commands():
         return BatchSystem(missing)
     try:
-        status, output, errors = output_of(["sinfo", "--noheader", "--format=%P"], LIMIT_S)
+        status, output, errors = output_of(["sinfo", "--noheader", "--format=%P"], SLURM_LIMIT_S)
     except OSError as error:  # a timeout is one
         return BatchSystem((), problem=str(error))
     if status:

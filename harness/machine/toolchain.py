@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.machine.files import Mount, mount_of
 from harness.machine.limits import output_of
 
-TRY_S = 20
+COMPILE_TRY_LIMIT_S = 20
 # Inductor's CPU kernels include omp.h (torch/_inductor/cpp_builder.py), Triton's launcher includes Python.h.
 _PROGRAM = "#include <Python.h>\n#include <cmath>\n{openmp}int main() {{ return 0; }}\n"
 
@@ -55,7 +55,7 @@ def read_toolchain(environ: Mapping[str, str], mounts: list[Mount]) -> Toolchain
 def _version(cxx: str) -> str | None:
     """Return the first line of --version."""
     try:
-        status, output, _ = output_of([*cxx.split(), "--version"], TRY_S)
+        status, output, _ = output_of([*cxx.split(), "--version"], COMPILE_TRY_LIMIT_S)
     except OSError:
         return None
     return output.splitlines()[0].strip() if status == 0 and output else None
@@ -66,7 +66,7 @@ def _reads(cxx: str, *, openmp: bool) -> str | None:
     include = sysconfig.get_path("include")
     command = [*cxx.split(), "-fsyntax-only", *(["-fopenmp"] if openmp else []), f"-I{include}", "-x", "c++", "-"]
     program = _PROGRAM.format(openmp="#include <omp.h>\n" if openmp else "")
-    status, _, errors = output_of(command, TRY_S, program)
+    status, _, errors = output_of(command, COMPILE_TRY_LIMIT_S, program)
     if status == 0:
         return None
     lines = [line.strip() for line in errors.splitlines() if "error" in line]

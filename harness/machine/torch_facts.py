@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.machine.limits import facts_of_module
 
-LIMIT_S = 90.0  # a cold import from a network file system takes a minute
+TORCH_LIMIT_S = 90.0  # a cold import from a network file system takes a minute
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Torch:
 def read_torch() -> Torch:
     """Read the facts. Raises TimeoutError, or ImportError with the reason where torch cannot be imported."""
     try:
-        facts: Any = dict(facts_of_module("harness.machine.torch_facts", LIMIT_S))
+        facts: Any = dict(facts_of_module("harness.machine.torch_facts", TORCH_LIMIT_S))
     except RuntimeError as error:
         raise ImportError(str(error)) from error
     return Torch(**{**facts, "cuda_devices": tuple(facts["cuda_devices"])})

@@ -16,7 +16,7 @@ from harness.machine.limits import output_of
 from harness.machine.ptrace import allow_tracing, find_py_spy
 
 CAP_SYS_PTRACE = 19  # capabilities(7)
-TRY_S = 10
+TRACE_TRY_LIMIT_S = 10
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def read_permissions(root: Path = ROOT) -> Permissions:
     )
 
 
-def try_py_spy(limit_s: float = TRY_S) -> PySpyTool:
+def try_py_spy(limit_s: float = TRACE_TRY_LIMIT_S) -> PySpyTool:
     """Dump this process with py-spy, as it samples a run. It takes some tenths of a second; ``limit_s`` is per call."""
     program = find_py_spy()
     if program is None:

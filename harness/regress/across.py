@@ -2,7 +2,7 @@
 
 The two did not alternate, so a change of the machine in between (clocks, neighbours, temperature) looks like a
 regression, and no interval over blocks shows it. So the intervals allow for what days differ by, as the sessions kept
-of a baseline show it or, without enough of them, as is assumed (harness.regress.days). `harness regress` has no such
+of a baseline show it or, without enough of them, as is assumed (harness.regress.series). `harness regress` has no such
 gap.
 Numbers and kinds only; harness.regress.text makes the sentences.
 """
@@ -16,26 +16,29 @@ from statistics import median
 from typing import Any
 
 from harness.explain.statistics import CONFIDENCE, Estimate, from_block_values
-from harness.judge.confounds import LOAD, USEFUL, alike_environment
-from harness.judge.unseen import MOST_WAITING
-from harness.regress.days import STARTUP, BetweenDays, Days
-from harness.regress.decision import Decision, fractions, judge
-from harness.regress.records import PARTS, Difference, Gate, Limits, Part, StateComparison, WhyUndecided, nothing
-from harness.regress.rounds import STEP
-from harness.regress.series import MACHINE, BlockSeries
-from harness.regress.thresholds import (
-    CLOCK_ALIKE,
-    COMMON_MOVE_ARMS,
-    COMMON_MOVE_SHARE,
-    NOTICEABLE,
+from harness.judge.confounds import alike_environment
+from harness.judge.policy import CORE_WAIT_SHARE_MAX, OTHER_CORES_MAX, SM_CLOCKS_WITHIN, USEFUL_TOKENS_WITHIN
+from harness.regress.decision import (
+    PARTS,
+    Decision,
+    Difference,
+    Gate,
+    Limits,
+    Part,
+    StateComparison,
+    WhyUndecided,
+    fractions,
+    judge,
+    nothing,
 )
+from harness.regress.policy import COMMON_MOVE_ARMS, COMMON_MOVE_SHARE, DAY_LOSSES_WITHIN, NOTICEABLE_PART
+from harness.regress.series import MACHINE, STARTUP, STEP, BetweenDays, BlockSeries, Days
 from trainer.config import BEFORE
 from trainer.json_types import JsonObject
 
 # Configuration that decides how much a step has to do, or how: other values, another question. Corpus and tokenizer
 # are compared by the fingerprints of what they hold. A key that one side lacks came later: it forbids nothing.
 WORK = ("model.", "data.", "compute.", "optimizer.accumulation")
-LOSS_ALIKE = 0.05  # relative: other kernels and another order of sums move a loss by less
 SYNCHRONOUS = ("cpu", "none")  # devices that have done what they were asked when a call returns
 FINGERPRINTED = ("data.corpus.", "data.tokenizer.", "compute.threads")
 
@@ -136,16 +139,16 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
         work = known and key.startswith(WORK) and not key.startswith(FINGERPRINTED)
         check(key, configs[0].get(key), configs[1].get(key), work)
     ours, theirs = baseline.useful_fraction, candidate.useful_fraction
-    if ours is not None and theirs is not None and abs(theirs - ours) > USEFUL * max(ours, theirs):
+    if ours is not None and theirs is not None and abs(theirs - ours) > USEFUL_TOKENS_WITHIN * max(ours, theirs):
         found.append(Difference("useful tokens", ours, theirs, True, "share"))
     clocks = baseline.sm_clock_mhz, candidate.sm_clock_mhz
-    if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) > CLOCK_ALIKE:
+    if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) > SM_CLOCKS_WITHIN:
         found.append(Difference("SM clock", *clocks, True, "MHz"))
     loads = baseline.other_cpu_cores, candidate.other_cpu_cores
-    if max((load or 0.0 for load in loads), default=0.0) > LOAD:
+    if max((load or 0.0 for load in loads), default=0.0) > OTHER_CORES_MAX:
         found.append(Difference("load by other processes", *loads, False, "cores"))
     waits = baseline.waiting_share, candidate.waiting_share
-    if max((share or 0.0 for share in waits), default=0.0) > MOST_WAITING:
+    if max((share or 0.0 for share in waits), default=0.0) > CORE_WAIT_SHARE_MAX:
         found.append(Difference("waiting for a core", *waits, True, "share"))
     if baseline.diverged_runs or candidate.diverged_runs:
         found.append(Difference("diverged runs", baseline.diverged_runs, candidate.diverged_runs, True))
@@ -170,7 +173,7 @@ def _with_before(config: JsonObject, synchronous: bool) -> JsonObject:
 
 def _alike_losses(ours: float | None, theirs: float | None) -> bool:
     """Whether both learned the same; older baselines do not say."""
-    return ours is None or theirs is None or abs(theirs - ours) <= LOSS_ALIKE * min(abs(ours), abs(theirs))
+    return ours is None or theirs is None or abs(theirs - ours) <= DAY_LOSSES_WITHIN * min(abs(ours), abs(theirs))
 
 
 def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
@@ -206,7 +209,7 @@ def _comparison(
         for name in PARTS
         if name in baseline.part_ms
         and name in candidate.part_ms
-        and max(median(one.part_ms[name]) for one in (baseline, candidate)) >= NOTICEABLE * median(step_ms)
+        and max(median(one.part_ms[name]) for one in (baseline, candidate)) >= NOTICEABLE_PART * median(step_ms)
     ]
     level = 1 - (1 - CONFIDENCE) / max(len(parts), 1)
 

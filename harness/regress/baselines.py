@@ -17,16 +17,14 @@ from pathlib import Path
 
 from harness.explain.statistics import CONFIDENCE
 from harness.machine.environment import OWN_PACKAGE, PACKAGES
-from harness.regress.days import Days, Session, apart, session_of
-from harness.regress.rounds import STEP
-from harness.regress.series import MACHINE, BlockSeries
-from harness.regress.thresholds import KEPT_SESSIONS, MS_DIGITS
+from harness.regress.policy import KEPT_SESSIONS, MS_DIGITS
+from harness.regress.series import MACHINE, STEP, BlockSeries, Days, Session, apart, session_of
 from harness.study.names import check_folder_name
 from trainer.errors import InputError
 from trainer.files import read_json, write_text
 from trainer.json_types import Json, JsonObject
 
-SCHEMA = 1
+BASELINE_SCHEMA = 1
 MEND = "restore it from version control, or delete it to begin anew"
 LEAST_MS, MOST_MS = 10.0**-MS_DIGITS, 1e12  # what a time may be: those that are saved are rounded, and a run has an end
 # Not the kernel's release, which changes with every security update, nor the package that baselines are kept to judge.
@@ -125,7 +123,7 @@ def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
     path = path_of(folder, series)
     history = _after(path, series, anew)
     figures = {**asdict(series), "facts": series.facts.to_json()}
-    content = {"schema": SCHEMA, "environment_key": environment_key(series), **figures}
+    content = {"schema": BASELINE_SCHEMA, "environment_key": environment_key(series), **figures}
     content |= {"level": history.level, "earlier": [asdict(one) for one in history.earlier]}
     lines = [f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in content.items()]
     write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
@@ -154,8 +152,8 @@ def read(path: Path) -> Baseline:
         schema = content["schema"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not a baseline ({error}); {MEND}") from error
-    if schema != SCHEMA:
-        raise InputError(f"{path}: schema {schema!r}; this version reads schema {SCHEMA}; {MEND}")
+    if schema != BASELINE_SCHEMA:
+        raise InputError(f"{path}: schema {schema!r}; this version reads schema {BASELINE_SCHEMA}; {MEND}")
     known = {one.name for one in fields(BlockSeries)}
     try:
         series = TypeAdapter(BlockSeries).validate_python({key: content[key] for key in content if key in known})

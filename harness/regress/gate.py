@@ -12,10 +12,10 @@ from statistics import median
 
 from harness.explain.ledger import Blocks, RunLedger, measure
 from harness.judge.comparisons import used_share, without_core
-from harness.judge.confounds import USEFUL, Confound, ConfoundKind, confounds, used_lead
+from harness.judge.confounds import Confound, ConfoundKind, confounds, used_lead
 from harness.judge.losses import compare_losses
-from harness.regress.decision import confidence_at, decide
-from harness.regress.records import (
+from harness.judge.policy import USEFUL_TOKENS_WITHIN
+from harness.regress.decision import (
     PARTS,
     Gate,
     Limits,
@@ -23,10 +23,12 @@ from harness.regress.records import (
     Part,
     StateComparison,
     WhyUndecided,
+    confidence_at,
+    decide,
     nothing,
 )
-from harness.regress.rounds import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
-from harness.regress.thresholds import NOTICEABLE
+from harness.regress.policy import NOTICEABLE_PART
+from harness.regress.series import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 
@@ -105,7 +107,7 @@ def _comparison(
     losses = compare_losses(names, *ledgers)
     differing = [*confounds(ledgers[0], ledgers[1], records, names, len(shared), losses)]
     tokens = [_tokens_per_step(ledger) for ledger in ledgers[:2]]
-    if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL:
+    if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL_TOKENS_WITHIN:
         missing = WhyUndecided("other tokens per step", tokens=(tokens[0], tokens[1]))
         return nothing(name, ours_is, theirs_is, limits.step, missing, len(shared), differing)
     step = decide(_typical(ours, theirs, aa), limits.step, _typical(ours, aa), level)
@@ -199,7 +201,7 @@ def _parts(
     for name in PARTS:
         if all(name in side[block].parts for block in blocks for side in (baseline, candidate)):
             times = _median_ms(baseline, blocks, name), _median_ms(candidate, blocks, name)
-            if max(times) >= NOTICEABLE * step_ms:
+            if max(times) >= NOTICEABLE_PART * step_ms:
                 found.append((name, times))
     one = 1 - (1 - level) / max(len(found), 1)
     return [

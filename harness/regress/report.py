@@ -11,8 +11,8 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from harness.regress.decision import Decision, Outcome
-from harness.regress.records import Gate, StateComparison
+from harness.regress.decision import Decision, Gate, Outcome, StateComparison
+from harness.regress.policy import REGRESSION_SENTENCES_MAX
 from harness.regress.text import (
     APART,
     SAME_STUDY,
@@ -40,8 +40,7 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORST_FIRST: tuple[Outcome, ...] = ("slower", "undecided", "faster", "same")
 _JUNIT = {"slower": "failure", "undecided": "skipped", "error": "error"}
 _GATE = {"slower": "grew", "faster": "shrank"}
-SCHEMA = 1
-MOST_SENTENCES = 5  # comparisons with a sentence each at the top of a page
+REGRESSION_SCHEMA = 1
 
 
 def write(
@@ -63,7 +62,7 @@ def overall(comparisons: Sequence[StateComparison]) -> Outcome:
 def as_json(comparisons: Sequence[StateComparison], notes: Sequence[str] = ()) -> JsonObject:
     """The dataclasses field by field, and the words for every kind; ``contests``: schema 1's word for comparisons."""
     found = [{**_plain(one), "verdict": one.verdict, "sentence": sentence(one)} for one in comparisons]
-    return {"schema": SCHEMA, "verdict": overall(comparisons), "contests": found, "notes": list(notes)}
+    return {"schema": REGRESSION_SCHEMA, "verdict": overall(comparisons), "contests": found, "notes": list(notes)}
 
 
 def _plain(value: Any) -> Any:
@@ -92,7 +91,7 @@ def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), 
     """
     parts = [f"### {headline(overall(comparisons), len(comparisons))}"]
     worst_first = sorted(comparisons, key=lambda one: _WORST_FIRST.index(one.verdict))
-    parts.append("\n".join(f"- **{safe(sentence(one))}**" for one in worst_first[:MOST_SENTENCES]))
+    parts.append("\n".join(f"- **{safe(sentence(one))}**" for one in worst_first[:REGRESSION_SENTENCES_MAX]))
     parts += [f"> {safe(note)}." for note in notes]
     rows = [row for c in comparisons for row in _rows(c)]
     parts.append(table(["", "baseline", "candidate", "change [interval]", "noise floor", "decision"], rows))

@@ -1,7 +1,8 @@
-"""Finds states of somebody's own repository: a folder as it is, or a revision unpacked into a temporary folder.
+"""Finds two states of a user's own repository, and runs a check of them: of a scenario's arms, or of commands.
 
-A revision is unpacked beside the repository's history (``git archive``): nothing is registered in it. What git does not
-hold is not there.
+A state is a folder as it is, or a revision that is unpacked into a temporary folder (``git archive``). Untracked files
+are not in a revision. Both sides run the harness that is installed here. A run has the state of its side as working
+directory. Files that a scenario names by a relative path are the same for both sides.
 """
 
 from __future__ import annotations
@@ -10,15 +11,41 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.machine.git import describe_checkout, git
-from harness.regress.plan import BASE, HEAD
-from harness.regress.text import same_code_note
+from harness.attach.comparison import run_comparison
+from harness.launch.code import OWN_FOLDER, Code, holds_code
+from harness.launch.protocol import VERSION
+from harness.launch.study import create_folder
+from harness.machine.environment import record_environment
+from harness.machine.git import checkout_fingerprint, describe_checkout, git
+from harness.regress.decision import Limits
+from harness.regress.gate import comparisons
+from harness.regress.policy import MOST_BLOCKS_PLANNED
+from harness.regress.run import (
+    BASE,
+    HEAD,
+    ComparisonPlan,
+    RegressionResult,
+    UntilDecided,
+    records_of,
+    run_comparisons,
+    side_of,
+    unless_changed,
+)
+from harness.regress.text import left_out_note, same_code_note
+from harness.scenario.commands import CommandArm, CommandPlan
+from harness.scenario.load import LOOP
+from harness.study.records import ArmRecord, ComparisonRecord
+from trainer.config import TrainerConfig
+from trainer.devices.profiles import is_file_name
 from trainer.errors import InputError
+from trainer.files import expanded
 from trainer.user_code import files
 
 _BRANCHES = 5  # that a message lists
@@ -166,3 +193,149 @@ def _path(root: Path, stands_for: Path, imported: Sequence[Path]) -> tuple[str, 
 def _archive(top: Path, commit: str) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["git", "-C", str(top), "archive", commit], stdout=subprocess.PIPE) as archive:
         yield archive
+
+
+def is_of_user_code(asked: ComparisonPlan, *states: str) -> bool:
+    """Whether an arm names code of the user's own, and none of ``states`` (folders or revisions) is of the harness."""
+    named = any(arm.config.user_functions for arm in asked.plan.arms)
+    return named and not any(holds_code(state, Path.cwd()) for state in states)
+
+
+def run_user_states(
+    asked: ComparisonPlan, base: str, head: str, out: Path, command: Sequence[str], source: str, limits: Limits,
+    budget_s: float,
+) -> RegressionResult:  # fmt: skip
+    """Run the arms of ``asked`` with the user's code at ``base`` (twice) and ``head`` until all is decided.
+
+    Raises InputError where a side is neither a folder nor a revision of the repository around this folder, or lacks
+    what an arm names.
+    """
+    begun_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="harness-states-") as place:
+        states = dict(zip((BASE, HEAD), find_states(base, head, Path(place)), strict=True))
+        fitted, arms = with_states(asked, states)
+        left_s = budget_s - (time.monotonic() - begun_s)
+        return run_comparisons(fitted, out, command, source, limits, max(left_s, 0.0), arms)
+
+
+def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
+    """The comparisons of arms that name code of the user's own, and what study.json says of each arm.
+
+    Raises InputError where a state lacks what an arm names, or where none of it lies in the two states.
+    """
+    kept = _only(asked, {arm.name for arm in asked.plan.arms if arm.config.user_functions})
+    functions = {one for arm in kept.plan.arms for one in arm.config.user_functions}
+    codes = {side: _code(state) for side, state in states.items()}
+    shared = check_functions(functions, states.values())
+    if len(shared) == len(functions):
+        raise InputError(
+            f"{', '.join(shared)}: both sides import what is installed; install it with pip install -e, or "
+            "call harness from the folder in which it lies"
+        )
+    note_same_code([*states.values()])
+    environment = record_environment()
+    planned = []
+    for arm in kept.plan.arms:
+        code = codes[side_of(arm.name)]
+        planned.append(replace(arm, config=_anchored(arm.config), declared={**arm.declared, "code": code.label}))
+    kept = replace(kept, plan=replace(kept.plan, arms=tuple(planned)))
+    records = {}
+    for name, record in records_of(kept).items():
+        code = codes[side_of(name)]
+        records[name] = replace(record, code=code, environment={**environment, "git_commit": code.label})
+    return kept, records
+
+
+def _only(asked: ComparisonPlan, names: set[str]) -> ComparisonPlan:
+    """``asked`` without arms that run the same code on both sides."""
+    plan = asked.plan
+    if left_out := sorted({asked.names[arm.name] for arm in plan.arms if arm.name not in names}):
+        print(left_out_note(left_out), file=sys.stderr)
+    return replace(
+        asked,
+        plan=replace(
+            plan,
+            arms=tuple(arm for arm in plan.arms if arm.name in names),
+            comparisons=tuple(one for one in plan.comparisons if one.baseline in names),
+            blocks=tuple(tuple(name for name in block if name in names) for block in plan.blocks),
+        ),
+    )
+
+
+def _code(state: State) -> Code:
+    return Code(str(OWN_FOLDER), sys.executable, state.label, VERSION, str(state.folder), state.path)
+
+
+def _anchored(config: TrainerConfig) -> TrainerConfig:
+    """``config`` with the files that it names by relative paths named from here, as its run starts elsewhere."""
+    nested = config.model_dump(mode="json")
+    data, device = nested["data"], nested["compute"]["device"]
+    corpus, tokenizer, model = data["corpus"], data["tokenizer"], nested["model"]
+    for key in ("config", "pretrained"):
+        if isinstance(model[key], str):
+            model[key] = str(expanded(model[key]).absolute())
+    files = ("parquet", "path", "chat_template")
+    corpora = [one for one in (corpus, (nested["evaluation"] or {}).get("corpus")) if one is not None]
+    for section, key in (
+        *((one, key) for one in corpora for key in files),
+        (tokenizer, "sentencepiece"),
+        (tokenizer, "pretrained"),
+    ):
+        name = section[key]
+        # Whatever is not here may be a name on the hub.
+        if name is not None and "://" not in name and (key != "pretrained" or expanded(name).exists()):
+            section[key] = str(expanded(name).absolute())
+    if (questions := (nested["evaluation"] or {}).get("multiple_choice")) is not None:
+        questions["path"] = str(expanded(questions["path"]).absolute())
+    if isinstance(device, dict):
+        for key in ("emulated", "recorded"):
+            if device[key] is not None and (key == "recorded" or is_file_name(device[key])):
+                device[key] = str(expanded(device[key]).absolute())
+    return TrainerConfig.model_validate(nested)
+
+
+def run_command_states(
+    plan: CommandPlan, base: str, head: str, out: Path, command: Sequence[str], source: str, limits: Limits,
+    budget_s: float,
+) -> RegressionResult:  # fmt: skip
+    """Run each command of ``plan`` at ``base`` (twice) and ``head`` until all is decided, or the budget is spent.
+
+    A block that runs then, because it is slow or hangs, is ended and left out.
+
+    InputError where a side is neither a folder nor a revision of the repository around this folder, or lacks a function
+    that trains.
+    """
+    end_ns = time.monotonic_ns() + round(budget_s * 1e9)
+    with tempfile.TemporaryDirectory(prefix="harness-states-") as place:
+        states = find_states(base, head, Path(place))
+        check_functions({(LOOP, arm.call.partition("(")[0]) for arm in plan.arms if arm.call is not None}, states)
+        note_same_code(states)
+        before = {str(state.folder): checkout_fingerprint(state.folder) for state in states}
+        folder = create_folder(out, plan.scenario.name)
+        enough = UntilDecided(limits, budget_s)
+        asked = at_states(plan, *states)
+        outcome = run_comparison(folder, asked, command, source, enough, end_ns)
+        decided = comparisons(folder.read_study(), list(folder.runs()), limits)
+        after = {where: checkout_fingerprint(Path(where)) for where in before}
+        decided = unless_changed(decided, before, after, limits)
+    return RegressionResult(folder.path, outcome.status, decided, enough.spent_s, outcome.cut)
+
+
+def at_states(plan: CommandPlan, base: State, head: State) -> CommandPlan:
+    """Each arm of ``plan`` as ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``; its own controls are left out."""
+    arms: list[CommandArm] = []
+    compared = []
+    for arm in (one for one in plan.arms if one.control is None):
+        ours, theirs = f"{arm.name}@{BASE}", f"{arm.name}@{HEAD}"
+        here = replace(arm, comparison=arm.name)
+        first = replace(here, name=ours, folder=str(base.folder), path=base.path, code=base.label)
+        arms += [
+            first,
+            replace(first, name=f"{ours}+a-a", control="a-a", of=ours),
+            replace(here, name=theirs, folder=str(head.folder), path=head.path, code=head.label),
+        ]
+        compared.append(ComparisonRecord(ours, theirs))
+    names = [arm.name for arm in arms]
+    # Another one begins each block.
+    blocks = tuple((*names[block % len(names) :], *names[: block % len(names)]) for block in range(MOST_BLOCKS_PLANNED))
+    return replace(plan, arms=tuple(arms), comparisons=tuple(compared), blocks=blocks)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from harness.explain.statistics import MIN_BLOCKS, Estimate
 from harness.judge.doubts import barred
 from harness.regress.across import CommonMove
-from harness.regress.decision import Decision, Outcome
-from harness.regress.records import TOTAL, Cause, Difference, Part, StateComparison
-from harness.regress.thresholds import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
+from harness.regress.decision import TOTAL, Cause, Decision, Difference, Outcome, Part, StateComparison
+from harness.regress.policy import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
 from harness.show.text.doubts import confound_lines, doubt_text
 from harness.show.words import capitalised, count, listing, ms, percent
 from harness.study.records import OtherDefault

@@ -18,9 +18,9 @@ import yaml
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json
 
-MAX_BYTES = 2**24  # of a file; the longest here have 10 kB
+MAX_YAML_BYTES = 2**24  # of a file; the longest here have 10 kB
 MAX_DEPTH = 64  # libyaml's composer recurses in C: deeper input would overflow its stack
-MAX_VALUES = 200_000  # after aliases are expanded: a billion laughs stops here
+MAX_YAML_VALUES = 200_000  # after aliases are expanded: a billion laughs stops here
 MAX_ARMS = 256  # with matrix and controls; beyond that no study finishes, and a slip is more likely
 
 KeyPath = tuple[str | int, ...]
@@ -79,9 +79,9 @@ def read_document(path: Path, order: int = 0) -> Document:
     """Read the YAML file at ``path``; InputError (one line) where it is missing, unreadable or not valid YAML."""
     try:
         with path.open("rb") as file:  # a device, such as /dev/zero, never ends
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise InputError(f"{path}: more than {MAX_BYTES // 2**20} MiB; that is no file written by hand")
+            content = file.read(MAX_YAML_BYTES + 1)
+        if len(content) > MAX_YAML_BYTES:
+            raise InputError(f"{path}: more than {MAX_YAML_BYTES // 2**20} MiB; that is no file written by hand")
         text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file{_neighbours(path)}") from error
@@ -155,8 +155,8 @@ class _Builder:
 
     def build(self, node: yaml.Node, path: KeyPath, open_nodes: tuple[int, ...]) -> Json:
         self._values += 1
-        if self._values > MAX_VALUES:
-            raise self._refuse(node, path[:1], f"expands to more than {MAX_VALUES} values (aliases that repeat?)")
+        if self._values > MAX_YAML_VALUES:
+            raise self._refuse(node, path[:1], f"expands to more than {MAX_YAML_VALUES} values (aliases that repeat?)")
         self._document.marks.setdefault(path, self._mark(node))
         if id(node) in open_nodes:
             raise self._refuse(node, path, "an alias refers to the value that holds it (a cycle)")

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from harness.explain.replay.handover import MOST_HANDOVER
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import MIN_BLOCKS, Estimate
-from harness.judge.advice import ALIKE, LEAST_GAIN
-from harness.judge.doubts import doubt
-from harness.judge.judgement import Bar
+from harness.judge.doubts import RULE_OF, Bar, doubt
+from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
 from harness.show.assumptions import assumption_lines
 from harness.show.names import ArmNames
@@ -134,7 +133,7 @@ def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> st
     """Where the arm without any data work was measured, and no change of its data path can be worth so much."""
     if one.cost == "late check" or ideal is None or ideal.ci_high is None or one.speedup.ci_low is None:
         return ""
-    if one.speedup.ci_low <= ideal.ci_high * (1 + max(advice.noise_floor or 0.0, LEAST_GAIN)):
+    if one.speedup.ci_low <= ideal.ci_high * (1 + max(advice.noise_floor or 0.0, ADVISED_GAIN_MIN)):
         return ""
     measured = f"{ratio(ideal.median)} as fast ({interval(ideal)})"
     return f"; do not rely on it: without any data work, {measured} was measured"
@@ -172,14 +171,14 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
 
 def _least_gain(found: Sequence[ArmAdvice]) -> str:
     """Return the gain that a recommendation must exceed, with its reason: ``the noise floor (8.6 %)``."""
-    bars = [(max(one.noise_floor or 0.0, one.error, LEAST_GAIN), one) for one in found]
+    bars = [(max(one.noise_floor or 0.0, one.error, ADVISED_GAIN_MIN), one) for one in found]
     least, most = min(bar for bar, _ in bars), max(bar for bar, _ in bars)
     if percent(least) != percent(most):
         return f"its bar ({percent(least)} to {percent(most)}: noise floor or error of the replay)"
     _, one = bars[0]
-    if (one.noise_floor or 0.0) >= max(one.error, LEAST_GAIN):
+    if (one.noise_floor or 0.0) >= max(one.error, ADVISED_GAIN_MIN):
         return f"the noise floor ({percent(least)})"
-    return f"the error of the replay ({percent(least)})" if one.error >= LEAST_GAIN else percent(least)
+    return f"the error of the replay ({percent(least)})" if one.error >= ADVISED_GAIN_MIN else percent(least)
 
 
 def cannot_be_replayed(named: str, why: str) -> str:
@@ -189,7 +188,8 @@ def cannot_be_replayed(named: str, why: str) -> str:
 
 def barred_text(bar: Bar, name: str) -> str:
     """Return why other numbers of workers or of prefetched batches are not predicted, also for ``harness whatif``."""
-    return f"No prediction of other loader settings (workers, prefetch) for {name}: {doubt_text(doubt(bar))}."
+    settings = "numbers of workers" if RULE_OF[bar].bars == "workers" else "loader settings (workers, prefetch)"
+    return f"No prediction of other {settings} for {name}: {doubt_text(doubt(bar))}."
 
 
 def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
@@ -199,7 +199,7 @@ def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
     for one in sorted(found.options, key=lambda one: one.speedup.median):  # sorted, as a larger number must be better
         if one.bar is not None and one.measured is None:
             best = bars.get(one.bar)
-            if best is None or one.speedup.median > best.speedup.median * (1 + ALIKE):
+            if best is None or one.speedup.median > best.speedup.median * (1 + AS_GOOD_WITHIN):
                 bars[one.bar] = one
     lines = [barred_text(found.barred, name)] if found.barred is not None else []
     for bar, one in bars.items():
@@ -239,8 +239,8 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
     parts.append(
         "Each arm replayed under one change at a time, times as fast [95 % interval], for the time of a step. *worth "
         "it*: the interval lies above 1, the median clears the noise floor, the error of the unedited replay and "
-        f"{percent(LEAST_GAIN)}, and that error is within {percent(TOLERANCE)}; of several numbers of workers the "
-        "smallest that is as good as the best. "
+        f"{percent(ADVISED_GAIN_MIN)}, and that error is within {percent(TOLERANCE)}; of several numbers of workers "
+        "the smallest that is as good as the best. "
         + (_OR if any(one.serial is not None for advice in found for one in advice.options) else "")
         + f"{NOT_MEASURED}: no arm of this study is so. Costs: "
         + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in _KINDS.items())

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from harness.explain.ledger import derived_steps
 from harness.explain.probes.torch_profile import TorchProfile
-from harness.judge.probes.device_busy import with_device_busy
-from harness.judge.probes.results import ProbeResults, probe_results
+from harness.judge.probes.results import ProbeResults, probe_results, with_device_busy
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.show import html, learning, markdown, profile, timeline

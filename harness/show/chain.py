@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from harness.explain.bounds import NOTICEABLE, Bound
-from harness.judge.comparisons import SAME, Measured, Waits
+from harness.judge.comparisons import Measured, Waits
+from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import Comparison, PredictedRatio
 from harness.show.dose import dose_line
 from harness.show.policy import WORTH_SHARE
@@ -200,9 +201,9 @@ def _measured(m: Measured) -> Iterator[ChainLink]:
     if m.step_time is not None and (text := steps_text(m.step_time, m.steps)) is not None:
         yield ChainLink("measured", m.step_time.median, text)
     each = m.measured_per_step
-    if each is not None and abs(each - 1) > SAME:
+    if each is not None and abs(each - 1) > SAME_TOKENS_WITHIN:
         trains = m.measure == "trained tokens/s"
-        padding = trains and m.positions_per_step is not None and abs(m.positions_per_step - 1) <= SAME
+        padding = trains and m.positions_per_step is not None and abs(m.positions_per_step - 1) <= SAME_TOKENS_WITHIN
         yield ChainLink(
             "trained tokens" if trains else "tokens",
             m.ratio.median,

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.judge.cost import HOUR_S, WORST_OF, ArmCost, HourlyPrice, PredictedCost, SpendingLimit, Spread
+from harness.judge.cost import HOUR_S, ArmCost, HourlyPrice, PredictedCost, SpendingLimit, Spread
+from harness.judge.doubts import Doubt, barred
+from harness.judge.policy import WORST_OF_STEPS
 from harness.judge.report_types import ArmTotals
-from harness.show.as_json import record_json
+from harness.show.as_json import doubt_json, record_json
 from harness.show.tables import NOT_MEASURED, safe, table
 from harness.show.terminal import aligned
 from harness.show.words import capitalised, count, listing, ms, number, percent, signed_percent
 from trainer.json_types import Json
 
 _MINUTE_S = 60.0
-MUCH_WAITING = 0.05  # of the steps' time
 _NAMES = {
     "option": "--price",
     "scenario": "price_usd_per_hour",
@@ -51,7 +52,7 @@ def hours(seconds: float) -> str:
 def lines(found: PredictedCost) -> list[str]:
     """The table of `harness cost`, and what it is made of."""
     what = "training" if found.of == "training" else "run of the study"
-    header = ["arm", "steps", "step [95 %]", f"slowest of {WORST_OF}", "hours [95 %]", "worst hours"]
+    header = ["arm", "steps", "step [95 %]", f"slowest of {WORST_OF_STEPS}", "hours [95 %]", "worst hours"]
     has_price = found.per_hour_usd is not None
     header += ["USD", "worst USD"] if has_price else []
     rows = [_row(one, price, has_price) for one, price in zip(found.arms, found.prices, strict=True)]
@@ -69,7 +70,8 @@ def _headline(found: PredictedCost) -> str:
     total, usd = found.total, found.total_usd
     cost = "" if usd is None else f" and {money(usd.likely)}"
     worst = duration(total.worst) + ("" if usd is None else f" and {money(usd.worst)}")
-    return f"about {duration(total.likely)}{cost}, at worst {worst} (predicted from a few steps of every arm)"
+    text = f"about {duration(total.likely)}{cost}, at worst {worst} (predicted from a few steps of every arm)"
+    return f"not to be trusted, {text}" if barred(found.doubts, "prediction") else text
 
 
 def _row(arm: ArmCost, price: HourlyPrice | None, has_price: bool) -> list[str]:
@@ -148,12 +150,7 @@ def notes(found: PredictedCost) -> list[str]:
         for one in found.measured
         if one.emulated
     ]
-    noted += [
-        f"{one.arm}: for {percent(one.waiting_share)} of the measured steps' time it was ready to run without a core: "
-        "other work slowed them. Measure again on a quiet machine"
-        for one in found.measured
-        if one.waiting_share >= MUCH_WAITING
-    ]
+    noted += [text for one in found.doubts if (text := _doubt_note(one))]
     if found.of == "study":
         noted.append("it ends with the last run: preparing the data and writing the report are not in it")
     fewest = min(len(one.plain_s) for one in found.measured)
@@ -162,6 +159,24 @@ def notes(found: PredictedCost) -> list[str]:
         f"1 in {fewest}: measure again on a quiet machine if others use this one"
     )
     return noted
+
+
+def _doubt_note(one: Doubt) -> str:
+    """Say what a doubt about measured steps means, and what to do; "" where the figures allow for it already."""
+    share = percent(abs(one.share or 0.0))
+    match one.kind:
+        case "no core":
+            return (
+                f"{one.arms[0]}: for {share} of the measured steps' time it was ready to run without a core: other "
+                "work slowed them. Measure again on a quiet machine"
+            )
+        case "drift":
+            more = "longer" if (one.share or 0.0) > 0 else "less"
+            return (
+                f"{one.arms[0]}: the later half of the measured steps took {share} {more} than the earlier, and later "
+                "steps may go on so. A short harness train shows where they settle"
+            )
+    return ""
 
 
 def price_line(found: PredictedCost) -> str:
@@ -336,6 +351,7 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
         "standing": found.standing,
         "error": found.error,
         "notes": list(notes(found)),
+        "doubts": [doubt_json(one) for one in found.doubts],
     }
 
 

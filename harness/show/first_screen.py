@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import SAME, Absent, Measured
+from harness.judge.comparisons import Absent, Measured
 from harness.judge.confounds import ConfoundKind
 from harness.judge.doubts import DoubtKind, barred
+from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.judge.verdicts import Verdict
 from harness.show.advice import NextSteps, next_steps
@@ -220,7 +221,7 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
         and m.step_time is not None
         and m.steps is not None
         and each is not None
-        and abs(each - 1) > SAME
+        and abs(each - 1) > SAME_TOKENS_WITHIN
     ):
         unsure = " unclear" if m.steps.verdict in ("none", "undecided") else ""
         figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling is per step, too.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from harness.explain.choices import RightShare, right_share
 from harness.explain.step_losses import LAST_STEPS
 from harness.judge.learning import ArmCurves, CurvesCompared, Learning
-from harness.judge.target_loss import Learned
+from harness.judge.losses import Learned
 from harness.show.as_json import finite, record_json
 from harness.show.names import ArmNames
 from harness.show.tables import NOT_MEASURED, Markdown, estimate_cell, number_cell, safe, table

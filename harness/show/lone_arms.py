@@ -14,10 +14,10 @@ from harness.explain.ranks import GroupGain
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import Estimate
 from harness.explain.step_kinds import BETWEEN
-from harness.judge.comparisons import AGREE
+from harness.judge.policy import CORE_WAIT_SHARE_MAX, RESTART_SHARE_MAX, UNSEEN_SHARE_MAX, WITNESSES_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals
-from harness.judge.uneven import UnevenSpeed
-from harness.judge.unseen import MOST_RESTARTING, MOST_UNSEEN, MOST_WAITING, Unseen
+from harness.judge.unseen import Unseen
+from harness.judge.unsteady import UnevenSpeed
 from harness.show.dose import dose_line
 from harness.show.names import ArmNames
 from harness.show.policy import MEAN_APART_SHARE, WAIT_SHARE, WAITS_ALIKE_SHARE, WORTH_SHARE
@@ -351,13 +351,14 @@ def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
 
 
 def _apart(measured: Estimate, replayed: Estimate) -> bool:
-    """Whether both say otherwise: their intervals do not meet (:data:`AGREE`). Where one of them has none, the medians
-    differ by more than a replay may be off.
+    """True if their intervals do not meet by :data:`WITNESSES_WITHIN`.
+
+    Where one of them has none: if the medians differ by more than a replay may be off.
     """
     ends = [(one.ci_low or one.median, one.ci_high or one.median) for one in (measured, replayed)]
     known = all(one.ci_low is not None for one in (measured, replayed))
     (low, high), (other_low, other_high) = ends
-    return max(low, other_low) > min(high, other_high) * (1 + (AGREE if known else TOLERANCE))
+    return max(low, other_low) > min(high, other_high) * (1 + (WITNESSES_WITHIN if known else TOLERANCE))
 
 
 def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str:
@@ -378,7 +379,7 @@ def _restarts(arm: ArmReport) -> str:
     """What replay leaves as it is: the start of a loader's workers, and the batches that they begin with."""
     if arm.unseen is not None and arm.unseen.never_restarted:
         return " No epoch ends in these steps, so the cost of restarting the loader is in no figure."
-    if arm.unseen is None or arm.unseen.restarting <= MOST_RESTARTING:
+    if arm.unseen is None or arm.unseen.restarting <= RESTART_SHARE_MAX:
         return ""
     part, step_ms = part_of(_mean_ms(arm)), _mean_ms(arm)
     restarting = part(arm.unseen.restarting * step_ms)
@@ -391,7 +392,7 @@ def _restarts(arm: ArmReport) -> str:
 
 def _sampler(arm: ArmReport) -> str:
     """Say how long a sampler keeps the main thread, where that is so much that more workers are not advised."""
-    if arm.unseen is None or arm.unseen.sampling <= MOST_RESTARTING:
+    if arm.unseen is None or arm.unseen.sampling <= RESTART_SHARE_MAX:
         return ""
     step_ms = _mean_ms(arm)
     return (
@@ -425,8 +426,8 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
     if one.reason == "no core":
         yield Headline(
             "Not to be trusted",
-            f"the main thread waited for a core for {percent_over(one.waiting, MOST_WAITING)} of the time (at most "
-            f"{percent(MOST_WAITING)} is trusted)",
+            f"the main thread waited for a core for {percent_over(one.waiting, CORE_WAIT_SHARE_MAX)} of the time (at "
+            f"most {percent(CORE_WAIT_SHARE_MAX)} is trusted)",
             "Causes and places above still hold. Other processes, more threads than cores, or a CPU quota took the "
             "core. Repeat on a free machine: until then no saving is predicted.",
         )
@@ -435,5 +436,5 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
         yield Headline(
             "Not timed",
             f"the main thread is blocked for {part(one.blocked * step_ms)} of a step outside of all phases{place}",
-            f"That is over {percent(MOST_UNSEEN)} and may be a wait for data, so no saving is predicted.",
+            f"That is over {percent(UNSEEN_SHARE_MAX)} and may be a wait for data, so no saving is predicted.",
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.explain.statistics import RESAMPLES, Estimate
-from harness.judge.probes.probe_cost import ProbeCost, is_probe_control
+from harness.judge.controls import ProbeCost, is_probe_control
 from harness.judge.probes.results import NO_RESULTS, ProbeResults
 from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.scenario.overrides import lookup

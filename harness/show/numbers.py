@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import SAME, Measured
-from harness.judge.data_paths import DataPath
+from harness.judge.comparisons import Measured
+from harness.judge.controls import DataPath
+from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison
 from harness.show.first_screen import could_gain
 from harness.show.names import ArmNames, without_point
@@ -52,7 +53,7 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
         for c in compared
     ]
     # Where steps train as many tokens, their time says the same as the throughput.
-    timed = any(abs((c.measured.trained_per_step or 1) - 1) > SAME for c in compared)
+    timed = any(abs((c.measured.trained_per_step or 1) - 1) > SAME_TOKENS_WITHIN for c in compared)
     was = [
         [
             names.pair(c.candidate, c.baseline),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.explain.probes.memory_timeline import MemoryTimeline
 from harness.explain.probes.torch_profile import TorchProfile
-from harness.judge.comparisons import SAME
-from harness.judge.probes.probe_cost import is_probe_control
+from harness.judge.controls import is_probe_control
+from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, Comparison, StudyReport
 from harness.show import learning
 from harness.show.chain import chain
@@ -128,7 +128,7 @@ def isolated(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = 
             for name, one in (("isolated", m.isolated), ("ceiling", ceiling), ("training", training))
             if one is not None
         ]
-        if training is not None and abs(math.log(m.ratio.median / training.median)) > SAME:
+        if training is not None and abs(math.log(m.ratio.median / training.median)) > SAME_TOKENS_WITHIN:
             shown.append(m.ratio)
             point(axes, m.ratio, row + 0.2, CURVES[5], "s", legend.pop("trained", None), hollow=True)
             figures[-1] += f" ({ratio(m.ratio.median)} trained)"
@@ -174,7 +174,7 @@ def forest(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WI
             colours.append(colour)
             continue
         point(axes, m.figure, row, colour, "o", None)
-        if m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME:
+        if m.trained_per_step is not None and abs(m.trained_per_step - 1) > SAME_TOKENS_WITHIN:
             verdict += f", {ratio(m.trained_per_step)} tokens a step"
         texts.append(f"{verdict}\n{ratio(m.ratio.median)} ({interval(m.ratio)})")
         colours.append(colour)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness.judge.controls import is_probe_control
 from harness.judge.cost import PredictedCost
-from harness.judge.probes.probe_cost import is_probe_control
 from harness.judge.probes.results import ProfiledRun
 from harness.launch.budget import read_cost
 from harness.show.timeline.sources import Sources, read_sources

@@ -10,12 +10,12 @@ from itertools import accumulate
 
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import AGREE, SAME, Measured, Waits
+from harness.judge.comparisons import Measured, Waits
 from harness.judge.doubts import barred
+from harness.judge.policy import COARSE_RESOLUTION, CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN, WITNESSES_WITHIN
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
-from harness.judge.uneven import UnevenWaits
-from harness.judge.unseen import MOST_WAITING
-from harness.judge.verdicts import COARSE, Judged
+from harness.judge.unsteady import UnevenWaits
+from harness.judge.verdicts import Judged
 from harness.show.dose import dose_line
 from harness.show.policy import BEHIND_PHASES, BEHIND_SHARE, HARDLY_SHARE, WORTH_SHARE
 from harness.show.text.verdicts import absent_text, also_noteworthy, finding, missing_text
@@ -107,7 +107,11 @@ def _together(m: Measured) -> str:
 def _more_tokens(m: Measured) -> str:
     """Names a change of padding or batch size, which could pass as a change of speed."""
     per_step = m.measured_per_step
-    return "" if per_step is None or abs(per_step - 1) <= SAME else f" with {ratio(per_step)} as many of them per step"
+    return (
+        ""
+        if per_step is None or abs(per_step - 1) <= SAME_TOKENS_WITHIN
+        else f" with {ratio(per_step)} as many of them per step"
+    )
 
 
 def _floor(m: Measured, baseline: str) -> str:
@@ -123,7 +127,11 @@ def _steps(m: Measured) -> str | None:
     """What became of the steps themselves, where each of them trains or computes another amount of tokens."""
     positions = m.positions_per_step
     trained = positions if m.trained_per_step is None else m.trained_per_step
-    if trained is None or positions is None or (abs(trained - 1) <= SAME and abs(positions - 1) <= SAME):
+    if (
+        trained is None
+        or positions is None
+        or (abs(trained - 1) <= SAME_TOKENS_WITHIN and abs(positions - 1) <= SAME_TOKENS_WITHIN)
+    ):
         return None
     if m.undecided in (
         "long steps",
@@ -134,7 +142,11 @@ def _steps(m: Measured) -> str | None:
     ):  # what bars the verdict bars these times as well
         return None
     text = capitalised(steps_text(m.step_time, m.steps) or "the time of a step was not measured")
-    if abs(trained / positions - 1) <= SAME or abs(positions - 1) <= SAME or m.tokens_ratio is None:
+    if (
+        abs(trained / positions - 1) <= SAME_TOKENS_WITHIN
+        or abs(positions - 1) <= SAME_TOKENS_WITHIN
+        or m.tokens_ratio is None
+    ):
         return text
     rate = f"{ratio(m.tokens_ratio.median)} the tokens/s, {interval(m.tokens_ratio)}"
     return f"{text} for {ratio(positions)} as many positions, padding included ({rate})"
@@ -257,7 +269,7 @@ def _for_a_core(waits: Waits) -> str:
     """Hidden work costs nothing by replay, which does not know the cores that it takes from the step. Where much of a
     step goes by like that, other processes take them.
     """
-    least = WORTH_SHARE if sum(waits.hidden_ms.values()) else MOST_WAITING
+    least = WORTH_SHARE if sum(waits.hidden_ms.values()) else CORE_WAIT_SHARE_MAX
     if waits.contended_ms is None or waits.contended_ms < least * waits.step_ms:
         return ""
     return f"; a step waits {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} for a core"
@@ -324,10 +336,10 @@ def _witnesses(c: Comparison) -> str:
 
 
 def disagreements(c: Comparison) -> list[str]:
-    """List pairs of witnesses that differ by more than their intervals, the noise floor and :data:`AGREE` allow."""
+    """List pairs of witnesses further apart than their intervals, the noise floor and :data:`WITNESSES_WITHIN`."""
     m, waits = c.measured, c.measured.baseline_waits
     found = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
-    floor = 1 + max(m.noise_floor or 0.0, AGREE)
+    floor = 1 + max(m.noise_floor or 0.0, WITNESSES_WITHIN)
     if m.ceiling is None:
         return found
     core = "" if waits.contended_ms is None else f" (waiting for a core: {ms(waits.contended_ms)} per step)"
@@ -349,7 +361,7 @@ def disagreements(c: Comparison) -> list[str]:
                 "so part of the wait is not caused by data work"
             )
     step = m.step_time
-    same_positions = m.positions_per_step is None or abs(m.positions_per_step - 1) <= SAME
+    same_positions = m.positions_per_step is None or abs(m.positions_per_step - 1) <= SAME_TOKENS_WITHIN
     top = (m.ceiling.ci_high or m.ceiling.median) * floor
     if step is not None and step.ci_low is not None and same_positions and step.ci_low > top:
         found.append(
@@ -396,7 +408,7 @@ def _doses_against_ledger(c: Comparison) -> list[str]:
         if exposed is None or dose.slope is None or dose.slope.ci_low is None:
             continue
         share, low, high = exposed / waits.step_ms, dose.slope.ci_low, dose.slope.ci_high or dose.slope.median
-        if dose.kind == "hidden" and share > max(COARSE / 2, c.measured.noise_floor or 0.0):
+        if dose.kind == "hidden" and share > max(COARSE_RESOLUTION / 2, c.measured.noise_floor or 0.0):
             found.append(
                 f"the step waits {ms(exposed)} for {dose.what}, but more of it costs nothing "
                 f"(slope of the injected slowdown {low:.2f} to {high:.2f})"

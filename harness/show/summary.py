@@ -7,11 +7,10 @@ from dataclasses import asdict
 
 from harness.explain.bounds import BoundShares
 from harness.explain.dose import Dose
-from harness.judge.all_doubts import comparison_doubts, study_doubts
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Figure
+from harness.judge.controls import DataPath
 from harness.judge.cost import PredictedCost
-from harness.judge.data_paths import DataPath
 from harness.judge.probes.results import NO_RESULTS, ProbeResults
 from harness.judge.report_types import (
     ArmAdvice,
@@ -22,6 +21,7 @@ from harness.judge.report_types import (
     StudyReport,
     WhatIf,
 )
+from harness.judge.study import comparison_doubts, study_doubts
 from harness.show.as_json import doubt_json, estimate_json, finite, record_json
 from harness.show.chain import chain
 from harness.show.claims import claim_text
@@ -334,7 +334,7 @@ _NOTHING: JsonObject = {
 def _whatif(one: WhatIf) -> dict[str, Json]:
     """With its reasons as texts, which earlier versions wrote."""
     why = {name: None if (gap := getattr(one, name)) is None else GAPS[gap] for name in ("reason", "candidate_reason")}
-    return {**asdict(one), **why}
+    return {**asdict(one), **why, "doubts": [doubt_json(doubt) for doubt in one.doubts]}
 
 
 def _reasons(c: Comparison) -> dict[str, str]:

@@ -12,6 +12,7 @@ from harness.explain.replay.pipeline import MOST_STEPS as MOST_REPLAYED
 from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.replay.removals import REPLICATES, Removal
 from harness.explain.spans import UNANNOUNCED
+from harness.judge.doubts import RULE_OF
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf
 from harness.show.chain import ChainLink, chain
 from harness.show.names import ArmNames
@@ -92,7 +93,14 @@ def _whatif_candidate(one: WhatIf) -> str:
 
 def _whatif_note(comparisons: Sequence[Comparison]) -> str:
     checked = any(one.measured_ms is not None for c in comparisons for one in c.explained.whatifs)
-    return WHATIF_NOTE + (WHATIF_MEASURED if checked else "")
+    doubted = dict.fromkeys(
+        f"\n- {safe(', '.join((one.edits or 'as it is', *doubt.arms)))}: {RULE_OF[doubt.kind].applies}"
+        for c in comparisons
+        for one in c.explained.whatifs
+        for doubt in one.doubts
+    )
+    lines = "\n\nDoubts about these predictions:\n" + "".join(doubted) if doubted else ""
+    return WHATIF_NOTE + (WHATIF_MEASURED if checked else "") + lines
 
 
 WHATIF_MEASURED = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.explain.statistics import Estimate
-from harness.judge.probes.probe_cost import ProbeCost
+from harness.judge.controls import ProbeCost
 from harness.show.policy import LIMIT_DIGITS, SMALLEST_SHARE
 
 PROBES = {

@@ -8,15 +8,15 @@ from pydantic import AfterValidator
 
 from trainer.errors import InputError, visible
 
-MAX_BYTES = 255  # of one part of a path, on every common file system
+MAX_NAME_BYTES = 255  # of one part of a path, on every common file system
 
 
 def folder_name(name: str) -> str:
     """``name`` itself; ValueError where it is no name of one folder within another."""
     if not name or name in (".", "..") or "/" in name or "\\" in name or not name.isprintable():
         raise ValueError(f"not usable as a folder's name: {_short(name)}")
-    if len(name.encode()) > MAX_BYTES:
-        raise ValueError(f"longer than the {MAX_BYTES} bytes that a folder's name may have: {_short(name)}")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"longer than the {MAX_NAME_BYTES} bytes that a folder's name may have: {_short(name)}")
     return name
 
 

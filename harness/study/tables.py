@@ -13,7 +13,7 @@ from trainer.leftovers import temporary_path
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROW_GROUP = 1 << 18  # rows at most: a reader who wants some steps reads the row groups that have them
+TABLE_ROW_GROUP = 1 << 18  # rows at most: a reader who wants some steps reads the row groups that have them
 
 
 def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
@@ -68,7 +68,7 @@ class TableFile:
             if self._writer is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._writer = pq.ParquetWriter(self._temporary, table.schema, **_options(table.schema))
-            self._writer.write_table(table, ROW_GROUP)
+            self._writer.write_table(table, TABLE_ROW_GROUP)
 
     def close(self) -> None:
         """Give the file its name: until then nobody sees it."""
@@ -92,7 +92,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
     """Write ``table`` to ``path`` as all tables are written here; not atomically."""
     import pyarrow.parquet as pq
 
-    pq.write_table(table, path, ROW_GROUP, **_options(table.schema))
+    pq.write_table(table, path, TABLE_ROW_GROUP, **_options(table.schema))
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:

@@ -21,7 +21,9 @@ WORSE = 2  # so many smaller rates in a row that are worse than the best close t
 # Losses that differ by less than this share of them count as the same, as the seed alone may do that: on a flat part of
 # the curve noise would end the search above its optimum. A rate more may be trained for it.
 FLAT = 0.01
-SURE = 2.0  # standard errors of the difference of two means, where rates have several seeds: no less counts as worse
+SURE_DEVIATIONS = (
+    2.0  # standard errors of the difference of two means, where rates have several seeds: no less counts as worse
+)
 
 
 class GreedyStrategy(Config):
@@ -97,7 +99,7 @@ def noise_of(loss: float, spreads: Sequence[Sequence[float]]) -> float:
     squares = sum(variance(one) * (len(one) - 1) for one in spreads if len(one) > 1)
     freedom = sum(len(one) - 1 for one in spreads)
     error = math.sqrt(2 * squares / freedom / len(spreads[0])) if freedom else 0.0
-    return max(FLAT * abs(loss), SURE * error)
+    return max(FLAT * abs(loss), SURE_DEVIATIONS * error)
 
 
 def doubled(space: SearchSpace) -> list[float]:

@@ -27,7 +27,7 @@ from trainer.model import resolve_shape
 
 DEFAULT_ARM = "trial"
 STEPS = "must be a number of steps from 1 to 10,000,000, compute-optimal, or {tokens: N}"
-LONGEST = 1_000_000_000  # optimizer.schedule_steps allows no more
+MAX_TRIAL_STEPS = 1_000_000_000  # optimizer.schedule_steps allows no more
 OPTIONS = 1_000_000  # Mark.order of options: after every file
 # What the search itself sets in each trial, and the key of the sweep that says it.
 SET_BY_SWEEP = {
@@ -175,7 +175,7 @@ def _config_of(settings: SweepConfig, base: _Base, document: Document) -> Traine
     """The configuration that the trials share."""
     over = dict(settings.base)
     # Of the length of a schedule nothing is known yet: each trial has its own.
-    over["optimizer"] = {**merge(section(over, "optimizer"), _optimizer(settings)), "schedule_steps": LONGEST}
+    over["optimizer"] = {**merge(section(over, "optimizer"), _optimizer(settings)), "schedule_steps": MAX_TRIAL_STEPS}
     try:
         # Strictly what is written here; what the arm holds was checked before.
         return TrainerConfig.model_validate(merge(base.config, over), strict=not base.config)

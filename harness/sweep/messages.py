@@ -11,7 +11,7 @@ from harness.show.words import count, ms, number
 from harness.sweep.budget import Resource, Shortage, Spending, TrialsNeed
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
 
-SHOWN = 5  # sizes in one line
+SIZES_SHOWN = 5  # sizes in one line
 
 INTERVAL = (
     "These trials cannot distinguish the rates inside the interval (one-sided, 95 %). For a narrower one, add seeds or "
@@ -52,7 +52,9 @@ def smaller_than_the_sizes(short: Shortage, needs: Sequence[TrialsNeed], spent: 
         f"{one.group}: {count(one.trials, 'trial')}, {_arithmetic(short.resource, one)} = {_total(short.resource, one)}"
         for one in needs
     ]
-    shown = "; ".join(sizes[:SHOWN]) + (f"; and {len(sizes) - SHOWN} more" if len(sizes) > SHOWN else "")
+    shown = "; ".join(sizes[:SIZES_SHOWN]) + (
+        f"; and {len(sizes) - SIZES_SHOWN} more" if len(sizes) > SIZES_SHOWN else ""
+    )
     measured, whole = "", short.needed + short.budget - short.left  # with what is spent
     if short.resource != "tokens" and spent.seconds:
         measured = f"; measuring what a step takes, which is spent: {duration(spent.seconds)}"
@@ -142,8 +144,8 @@ def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> l
     short = sorted({stage.steps for stage in stages if stage.steps // 2 < warmup_steps}, reverse=True)
     if not short:
         return []
-    cut = ", ".join(f"{steps // 2:,} in trials of {count(steps, 'step')}" for steps in short[:SHOWN])
-    more = f", and {len(short) - SHOWN} more lengths" if len(short) > SHOWN else ""
+    cut = ", ".join(f"{steps // 2:,} in trials of {count(steps, 'step')}" for steps in short[:SIZES_SHOWN])
+    more = f", and {len(short) - SIZES_SHOWN} more lengths" if len(short) > SIZES_SHOWN else ""
     return [
         f"{key}: {count(warmup_steps, 'step')}, but the warm-up is at most half of a trial: {cut}{more}; give fewer "
         "warm-up steps, or longer trials"

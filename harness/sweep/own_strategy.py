@@ -29,8 +29,8 @@ from trainer.errors import InputError
 from trainer.json_types import Json
 
 KEY = "strategy"
-LONGEST = 10_000_000  # steps that a sweep file allows
-ROUNDING = 1e-9  # share by which a computed learning rate may pass a limit of the range
+MAX_STRATEGY_STEPS = 10_000_000  # steps that a sweep file allows
+RATE_ROUNDING = 1e-9  # share by which a computed learning rate may pass a limit of the range
 
 
 class OwnStrategy(Config):
@@ -112,7 +112,8 @@ class OwnStrategy(Config):
         steps = found.steps
         try:
             json.dumps(asdict(found))  # The journal stores plans as JSON.
-            is_sound = _in_range(found.learning_rate, space) and 0 < steps <= LONGEST and isinstance(steps, int)
+            is_allowed = isinstance(steps, int) and 0 < steps <= MAX_STRATEGY_STEPS
+            is_sound = is_allowed and _in_range(found.learning_rate, space)
         except (TypeError, ValueError):
             is_sound = False
         if not is_sound:
@@ -121,11 +122,11 @@ class OwnStrategy(Config):
 
 
 def _in_range(rate: float, space: SearchSpace) -> bool:
-    return space.low * (1 - ROUNDING) <= rate <= space.high * (1 + ROUNDING)
+    return space.low * (1 - RATE_ROUNDING) <= rate <= space.high * (1 + RATE_ROUNDING)
 
 
 def _allowed(space: SearchSpace) -> str:
     return (
         f"allowed: a learning rate from {space.low:g} to {space.high:g}, or a TrialPlan with one and with 1 to "
-        f"{LONGEST:,} steps"
+        f"{MAX_STRATEGY_STEPS:,} steps"
     )

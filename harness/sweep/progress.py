@@ -6,13 +6,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from harness.launch.progress import PLAIN_INTERVAL_S, fitted, is_terminal
+from harness.launch.progress import PLAIN_INTERVAL_S, TERMINAL_INTERVAL_S, fitted, is_terminal
 from harness.show.cost import duration
 from harness.show.words import count
 from harness.sweep.messages import rate, trial_line
 from harness.sweep.trials import Trial, TrialStage
-
-TERMINAL_INTERVAL_S = 0.5
 
 
 class SweepProgress:

@@ -14,15 +14,15 @@ from harness.sweep.model import SweepConfig
 from harness.sweep.store import SweepRecord
 from harness.sweep.trials import Trial
 
-FAR = 100.0  # times beyond the tried rates, where an end of an interval says no more than that it is open
+FAR_BEYOND_TRIED = 100.0  # times beyond the tried rates, where an end of an interval says no more than that it is open
 
 
 def interval(low: float | None, high: float | None, curve: RateCurve | None = None) -> str:
     """``1.1e-03 to 2.3e-03``; names an end that is open, or lies far beyond the rates of ``curve``."""
     tried = [one for one, _ in curve.points] if curve is not None else []
-    if tried and low is not None and low < min(tried) / FAR:
+    if tried and low is not None and low < min(tried) / FAR_BEYOND_TRIED:
         low = None
-    if tried and high is not None and high > max(tried) * FAR:
+    if tried and high is not None and high > max(tried) * FAR_BEYOND_TRIED:
         high = None
     if low is None and high is None:
         return "no interval"

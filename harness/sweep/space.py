@@ -18,7 +18,7 @@ from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
 from trainer.model import shape_of
 
-MOST_STEPS = 10_000_000  # of a trial, however they are asked for
+MAX_STEPS_ASKED = 10_000_000  # of a trial, however they are asked for
 
 
 class TrialConfigs:
@@ -130,8 +130,8 @@ def _checked(content: JsonObject) -> TrainerConfig:
 
 
 def _allowed(steps: int, each: int) -> int:
-    if steps > MOST_STEPS:
-        raise InputError(f"steps: {steps:,} steps of {each:,} tokens; allowed: at most {MOST_STEPS:,} steps")
+    if steps > MAX_STEPS_ASKED:
+        raise InputError(f"steps: {steps:,} steps of {each:,} tokens; allowed: at most {MAX_STEPS_ASKED:,} steps")
     return steps
 
 

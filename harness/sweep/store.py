@@ -26,7 +26,7 @@ from trainer.errors import InputError
 from trainer.files import read_json, write_text
 from trainer.json_types import Json, JsonObject
 
-SCHEMA = 1
+SWEEP_SCHEMA = 1
 SweepStatus = Literal["running", "done", "interrupted", "failed", "budget", "diverged"]
 CHECKPOINTS, SPENT, PILOT = "checkpoints", "spent.json", "pilot"
 
@@ -111,7 +111,7 @@ class SweepFolder:
         return self.path / "trials" / f"{number:04d}"
 
     def write(self, record: SweepRecord) -> None:
-        write_text(self.sweep_json, json.dumps({"schema": SCHEMA, **asdict(record)}, indent=1) + "\n")
+        write_text(self.sweep_json, json.dumps({"schema": SWEEP_SCHEMA, **asdict(record)}, indent=1) + "\n")
 
     def read(self) -> SweepRecord:
         """sweep.json. Raises InputError where there is none that can be read, or no journal beside it."""
@@ -123,9 +123,9 @@ class SweepFolder:
             raise InputError(f"{self.sweep_json}: cannot be read ({error})") from error
         try:
             content = dict(found)
-            if content.pop("schema") != SCHEMA:
+            if content.pop("schema") != SWEEP_SCHEMA:
                 raise InputError(
-                    f"{self.sweep_json}: of another version of this program; this one reads schema {SCHEMA}"
+                    f"{self.sweep_json}: of another version of this program; this one reads schema {SWEEP_SCHEMA}"
                 )
             record = made_of(SweepRecord, content)
         except ValidationError as error:

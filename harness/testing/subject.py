@@ -15,11 +15,9 @@ import pytest
 from harness.explain.statistics import MIN_BLOCKS
 from harness.regress import BASELINES
 from harness.regress.across import compare_series
-from harness.regress.quantities import read_limit, read_seconds, read_share
-from harness.regress.records import Limits, StateComparison
-from harness.regress.rounds import STEP, Rounds, rounds
-from harness.regress.series import BlockSeries, series_of
-from harness.regress.thresholds import ALTERNATED, APART
+from harness.regress.decision import Limits, StateComparison, read_limit, read_seconds, read_share
+from harness.regress.policy import ALTERNATED_WITHIN, APART_WITHIN
+from harness.regress.series import STEP, BlockSeries, Rounds, rounds, series_of
 from harness.study.contract import PHASES
 from harness.study.records import ArmRecord
 from harness.study.store import StudyFolder
@@ -27,8 +25,7 @@ from harness.testing import PROPERTY
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.regress.plan import ComparisonPlan
-    from harness.regress.run import RegressionResult
+    from harness.regress.run import ComparisonPlan, RegressionResult
     from harness.scenario.commands import CommandScenario
     from harness.scenario.model import Scenario
 
@@ -90,7 +87,7 @@ class Subject:
         scenario = open_scenario(self.path, self.sets)
         an_arm = not isinstance(scenario, CommandScenario) and other in {one.name for one in variants(scenario)}
         limits = Limits(
-            read_share(within or (ALTERNATED if base or an_arm else APART), "within"),
+            read_share(within or (ALTERNATED_WITHIN if base or an_arm else APART_WITHIN), "within"),
             read_limit(memory, "memory_within"),
             read_limit(startup, "startup_within"),
         )
@@ -108,7 +105,7 @@ class Subject:
                 )
             return self._command(scenario, base, limits, budget_s)
         if an_arm:
-            from harness.regress.plan import between_arms
+            from harness.regress.run import between_arms
 
             asked = between_arms(scenario, str(self.path), other, self.arm, self.control)
             return self._comparison(asked, limits, budget_s)
@@ -116,9 +113,8 @@ class Subject:
             raise InputError(f"{self.path}: no arm {other!r} to be no slower than; allowed: an arm, or {BASELINE!r}")
         if base:
             from harness.launch.code import holds_code
-            from harness.regress.plan import between_states
-            from harness.regress.run import with_codes
-            from harness.regress.user_code import is_of_user_code, run_user_states
+            from harness.regress.run import between_states, with_codes
+            from harness.regress.states import is_of_user_code, run_user_states
 
             asked = between_states(scenario, str(self.path), [self.arm], self.control)
             if is_of_user_code(asked, base):
@@ -133,8 +129,8 @@ class Subject:
 
     def _command(self, scenario: CommandScenario, base: str, limits: Limits, budget_s: float) -> StateComparison:
         """The arm's command at that state and as it is."""
-        from harness.regress.commands import run_command_states
-        from harness.regress.plan import unknown_arm
+        from harness.regress.run import unknown_arm
+        from harness.regress.states import run_command_states
         from harness.scenario.commands import plan_commands
 
         plan = plan_commands(scenario)
@@ -183,7 +179,7 @@ class Subject:
         from harness.machine.environment import record_environment
         from harness.regress import baselines
         from harness.regress import report as regression
-        from harness.regress.plan import alone, records_of
+        from harness.regress.run import alone, records_of
 
         folder = Path(self.config.getoption("--harness-baselines"))
         saves = self.config.getoption("--harness-save-baselines")

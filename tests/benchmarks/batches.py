@@ -190,7 +190,7 @@ def stages(base: DataConfig, prepared: Prepared) -> None:
 
 
 def copies() -> None:
-    """Where one gather is as fast as a copy of each piece (trainer.data.flat_pipeline.MOST_PIECES)."""
+    """Where one gather is as fast as a copy of each piece (trainer.data.flat_pipeline.MAX_PIECES_OF_A_ROW)."""
     tokens = np.random.default_rng(0).integers(0, 50_000, 20_000_000).astype(np.uint16)
     wide, narrow, at = np.empty(8192, np.int64), np.empty(8192, np.uint16), np.arange(8192)
     print(f"{'pieces':>7s}{'each, us':>10s}{'gather, us':>11s}")

@@ -11,10 +11,9 @@ import pytest
 
 from harness.explain.ledger import measure
 from harness.probes.ledger.steps import StepRecorder
-from harness.regress.decision import decide
+from harness.regress.decision import Limits, decide
 from harness.regress.gate import comparisons
-from harness.regress.records import Limits
-from harness.regress.rounds import rounds
+from harness.regress.series import rounds
 from tests.harness.regress.tables import study
 from trainer import telemetry
 from trainer.config import DataConfig

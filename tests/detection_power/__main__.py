@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from harness.launch.study import run_study
-from harness.regress.rounds import rounds
+from harness.regress.series import rounds
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import make_plan
 from harness.study.store import StudyFolder

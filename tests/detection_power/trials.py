@@ -16,9 +16,8 @@ from itertools import pairwise
 from pytest_benchmark.utils import parse_compare_fail
 
 from harness.explain.ledger import measure
-from harness.regress.decision import decide, is_look
-from harness.regress.records import StateComparison
-from harness.regress.rounds import rounds, total_log, typical_log
+from harness.regress.decision import StateComparison, decide, is_look
+from harness.regress.series import rounds, total_log, typical_log
 from harness.study.run_data import RunData
 
 LEVELS = (0, 1, 2, 3, 5, 10)  # per cent longer

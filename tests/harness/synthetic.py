@@ -12,9 +12,9 @@ import pyarrow as pa
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Absent, Figure
 from harness.judge.doubts import doubt
-from harness.judge.in_total import InTotal
 from harness.judge.losses import Losses
 from harness.judge.report_types import StudyReport
+from harness.judge.unsteady import InTotal
 from harness.judge.verdicts import judge
 from harness.show import markdown
 from harness.show.first_screen import first_screen

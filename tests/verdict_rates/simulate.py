@@ -18,9 +18,8 @@ from harness.explain.ledger import Blocks, RepetitionTotals, RunLedger
 from harness.explain.statistics import from_block_values
 from harness.judge.comparisons import Controls, Measured, compare
 from harness.regress.across import compare_series
-from harness.regress.days import Days, session_of
-from harness.regress.records import Limits
-from harness.regress.series import BlockSeries
+from harness.regress.decision import Limits
+from harness.regress.series import BlockSeries, Days, session_of
 from harness.study.records import RunRecord
 from tests.ledgers import ledger
 

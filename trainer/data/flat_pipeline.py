@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Pieces of a batch up to which each is copied by itself. A piece costs some 0.25 us beside its tokens, a gather some
 # 1 ns for each token: of 8192 tokens they are even at 35 pieces (python -m tests.benchmarks.batches --copies).
-MOST_PIECES = 32
+MAX_PIECES_OF_A_ROW = 32
 
 
 class EveryNth(NamedTuple):
@@ -144,7 +144,7 @@ class FlatPipeline:
         if found.adjacent or len(found.sources) == 1:
             begin = found.sources.item(0) + found.cut
             ids[:] = tokens[begin : begin + size]
-        elif len(found.sources) <= MOST_PIECES:
+        elif len(found.sources) <= MAX_PIECES_OF_A_ROW:
             begins, ends = found.sources.tolist(), found.ends.tolist()
             begins[0] += found.cut
             ends[-1] -= found.overhang

@@ -12,7 +12,7 @@ from trainer.data.engines.base import Encoded, Engine, concatenated
 
 PART_CHARACTERS = 1 << 20
 AROUND_CHARACTERS = 1 << 12  # before and after a place that is tried: hundreds of words
-TRIED = 8  # places of each kind before the next part's end is tried
+ENDS_TRIED = 8  # places of each kind before the next part's end is tried
 
 
 def encode_long(engine: Engine, text: str) -> Encoded:
@@ -43,7 +43,7 @@ def _places(text: str, start: int) -> Iterator[int]:
     """Single line ends, then single spaces, from ``start`` on, within a part's length."""
     for separator in ("\n", " "):
         place = start - 1
-        for _ in range(TRIED):
+        for _ in range(ENDS_TRIED):
             place = text.find(separator, place + 1, start + PART_CHARACTERS)
             if place < 1:
                 break

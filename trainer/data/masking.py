@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PREDICTED = 0.15
 REPLACED, RANDOM = 0.8, 0.1  # of the predicted ones; the others stay
 _NAMES = ("[MASK]", "<mask>")  # BERT's and RoBERTa's
-_STREAM = 0x6D61736B  # keeps these draws apart from others of the same seed
+_MASK_STREAM = 0x6D61736B  # keeps these draws apart from others of the same seed
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Masker:
 
     def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0, every: int = 1) -> None:
         """``batches``: the number of the first, where an earlier run masked some. ``every``: from one to the next."""
-        self._masking, self._key = masking, (_STREAM, seed, worker)
+        self._masking, self._key = masking, (_MASK_STREAM, seed, worker)
         self._batches, self._every = batches, every
 
     def mask(self, batch: Batch) -> Batch:

@@ -38,7 +38,7 @@ from trainer.errors import InputError
 # Slots of a worker beside those that are on their way: of the batch that is handed over, and of the one that the loop
 # still holds while it asks for the next.
 MORE_SLOTS = 2
-_END_S = 5.0  # for a worker to end after the order to, as DataLoader gives it
+_RING_END_S = 5.0  # for a worker to end after the order to, as DataLoader gives it
 _LOOK_MS = 2000  # an idle worker looks this often whether its parent is still there
 _NAME = "pt_data_worker"  # as DataLoader's workers are called: whoever looks at a run knows them by it
 _VALUE_BYTES = 8
@@ -230,10 +230,10 @@ class RingBatches:
             with suppress(OSError):
                 worker.connection.send_bytes(b"")
         for process in self._workers:
-            process.join(_END_S)
+            process.join(_RING_END_S)
             if process.exitcode is None:
                 process.terminate()
-                process.join(_END_S)
+                process.join(_RING_END_S)
             if process.exitcode is None:
                 process.kill()
                 process.join()

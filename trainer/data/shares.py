@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.data.corpus import ROW_GROUP, Corpus, iter_texts
+from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, iter_texts
 from trainer.data.formats.flat import PLACES, TOKENS, FlatWriter, open_flat, token_type
 from trainer.data.token_groups import TokenGroup, encoded_groups, text_groups
 from trainer.data.tokenizers import TokenizerInfo
@@ -39,8 +39,8 @@ class ShareJob:
     @classmethod
     def of(cls, corpus: Corpus, tokenizer: TokenizerInfo, folder: Path) -> ShareJob:
         """Shares of whole row groups."""
-        documents = -(-corpus.documents // _SHARES // ROW_GROUP) * ROW_GROUP
-        return cls(corpus, tokenizer, str(folder), max(ROW_GROUP, min(documents, _MOST_DOCUMENTS)))
+        documents = -(-corpus.documents // _SHARES // CORPUS_ROW_GROUP) * CORPUS_ROW_GROUP
+        return cls(corpus, tokenizer, str(folder), max(CORPUS_ROW_GROUP, min(documents, _MOST_DOCUMENTS)))
 
     @property
     def count(self) -> int:
@@ -105,8 +105,8 @@ def read_share(job: ShareJob, number: int, skip: int = 0) -> Iterator[TokenGroup
         whole, text_bytes = False, 0
     if not whole:
         raise InputError(f"{place}: was changed after it was written; delete the folder, and it will be made again")
-    for first in range(skip, flat.documents, ROW_GROUP):
-        last = min(first + ROW_GROUP, flat.documents)
+    for first in range(skip, flat.documents, CORPUS_ROW_GROUP):
+        last = min(first + CORPUS_ROW_GROUP, flat.documents)
         places = flat.places[first : last + 1]
         share = text_bytes * last // flat.documents - text_bytes * first // flat.documents  # for the progress alone
         yield TokenGroup(flat.tokens[places[0] : places[-1]], places[1:] - places[:-1], share)
@@ -155,7 +155,8 @@ def _from_row_groups(corpus: Corpus, first: int) -> Iterator[list[str]]:
                     if skip >= file.metadata.row_group(number).num_rows:
                         skip -= file.metadata.row_group(number).num_rows
                         continue
-                    for batch in file.iter_batches(ROW_GROUP, [number], columns=[corpus.column], use_threads=False):
+                    batches = file.iter_batches(CORPUS_ROW_GROUP, [number], columns=[corpus.column], use_threads=False)
+                    for batch in batches:
                         if skip < len(batch):
                             yield batch.column(0).slice(skip).to_pylist()
                         skip = max(skip - len(batch), 0)

@@ -28,8 +28,8 @@ from trainer.errors import InputError, one_line
 from trainer.json_types import JsonObject
 from trainer.lifetime import die_with_parent
 
-_LOOK_S = 0.2  # how often it is looked for what is finished
-_END_S = 5.0
+_SPARK_LOOK_S = 0.2  # how often it is looked for what is finished
+_SPARK_END_S = 5.0
 _MOST_CHARACTERS = 400
 _HOW = "--engine spark"
 _ROOT = str(Path(__file__).parents[2])
@@ -131,7 +131,7 @@ class SparkProcess:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
+            self._process.wait(_SPARK_END_S)
         if self._events >= 0:
             os.close(self._events)
             self._events = -1
@@ -139,12 +139,12 @@ class SparkProcess:
 
     def _read_events(self) -> None:
         """Take what the driver reports, waiting for a moment. Raises InputError of an error that it reports."""
-        readable, _, _ = select.select([self._events], [], [], _LOOK_S)
+        readable, _, _ = select.select([self._events], [], [], _SPARK_LOOK_S)
         if not readable:
             return
         content = os.read(self._events, 1 << 16)
         if not content:
-            time.sleep(_LOOK_S)  # it has closed its end
+            time.sleep(_SPARK_LOOK_S)  # it has closed its end
         *lines, self._partial = (self._partial + content).split(b"\n")
         for line in lines:
             event = json.loads(line)

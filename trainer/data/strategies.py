@@ -19,8 +19,8 @@ from trainer.data.engines.base import Encoded, Engine, concatenated
 from trainer.errors import InputError, LostBatchError
 from trainer.lifetime import die_with_parent
 
-_LOOK_S = 2.0  # an idle process looks this often whether its parent is still there
-_END_S = 5.0
+_STRATEGY_LOOK_S = 2.0  # an idle process looks this often whether its parent is still there
+_STRATEGY_END_S = 5.0
 
 
 def by_strategy(tokenizer: Engine, config: DataConfig) -> Engine:
@@ -143,7 +143,7 @@ class InProcesses:
             worker.connection.close()
         for worker in workers:
             worker.process.terminate()
-            worker.process.join(_END_S)
+            worker.process.join(_STRATEGY_END_S)
 
     def _start(self) -> _Worker:
         context = multiprocessing.get_context("fork")
@@ -176,7 +176,7 @@ class InProcesses:
 
 
 def _ended(worker: _Worker) -> LostBatchError:
-    worker.process.join(_END_S)
+    worker.process.join(_STRATEGY_END_S)
     code = worker.process.exitcode
     return LostBatchError(f"process {worker.process.pid} of data.tokenize ended with exit code {code}")
 
@@ -186,7 +186,7 @@ def _serve(connection: Connection, tokenizer: Engine, parent: int) -> None:
     die_with_parent(parent)  # while it is suspended it could not look
     while os.getppid() == parent:
         # Another worker, forked later, holds the parent's end of this pipe as well: it may never be seen closed.
-        if not connection.poll(_LOOK_S):
+        if not connection.poll(_STRATEGY_LOOK_S):
             continue
         try:
             method, texts = connection.recv()

@@ -20,7 +20,7 @@ from errno import ENOMEM
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trainer.data.corpus import ROW_GROUP, Corpus, iter_encoded, iter_texts
+from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, iter_encoded, iter_texts
 from trainer.data.engines.base import Encoded, Engine, with_end_of_text
 from trainer.data.engines.own import Slow
 from trainer.data.long_document import encode_long
@@ -36,7 +36,7 @@ GROUP_BYTES = 1 << 20  # of text in a group: 10 ms of the fastest engine, and 12
 LONG_CHARACTERS = 2 << 20  # of a document that is encoded in parts
 IN_FLIGHT_BYTES = 64 << 20  # of text that is being encoded or waits to be written; a larger document goes by itself
 _AHEAD = 16  # of that, one part more may lie ready to be encoded
-_ENDING_S = 5.0
+_GROUP_ENDING_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
         first = 0
         for place, size in enumerate(map(utf8_bytes, batch)):
             held = len(texts) + place - first  # empty ones among them: a long document goes by itself all the same
-            if held and (total + size > GROUP_BYTES or held == ROW_GROUP):
+            if held and (total + size > GROUP_BYTES or held == CORPUS_ROW_GROUP):
                 yield TextGroup(texts + batch[first:place], total)
                 texts, total, first = [], 0, place
             total += size
@@ -155,7 +155,7 @@ class _ReadAhead:
         with self._state:
             self._ended = True
             self._state.notify_all()
-        self._thread.join(_ENDING_S)
+        self._thread.join(_GROUP_ENDING_S)
 
     def __iter__(self) -> Iterator[TextGroup]:
         while True:

@@ -101,7 +101,7 @@ def _named(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
         return sentencepiece_info(train_sentencepiece.trained(corpus, config.train.vocab_size))
     if config.train is not None:
         kind, vocab_size = config.train.kind, config.train.vocab_size
-        key = [train_tokenizer.RECIPE, corpus.fingerprint, kind, vocab_size]
+        key = [train_tokenizer.TOKENIZER_RECIPE, corpus.fingerprint, kind, vocab_size]
 
         def build(to: Path) -> None:
             train_tokenizer.train(kind, vocab_size, corpus, to)

@@ -10,15 +10,15 @@ from trainer.data.corpus import Corpus
 from trainer.data.train_tokenizer import sample
 from trainer.errors import InputError, one_line
 
-RECIPE = 1  # raise it when training changes: it is part of the cache key
+SENTENCEPIECE_RECIPE = 1  # raise it when training changes: it is part of the cache key
 MODEL = "sentencepiece.model"
 _SAMPLE_CHARACTERS = 1_000_000  # its EM takes some 10 s for them on one core
-_LONGEST_LINE = 4_000  # bytes; the trainer leaves out longer ones
+_MAX_LINE_BYTES = 4_000  # bytes; the trainer leaves out longer ones
 
 
 def trained(corpus: Corpus, vocab_size: int) -> str:
     """The model file, trained once for this corpus and size. Raises InputError where it cannot be."""
-    key = [RECIPE, corpus.fingerprint, vocab_size]
+    key = [SENTENCEPIECE_RECIPE, corpus.fingerprint, vocab_size]
     return str(cache.folder("sentencepiece", key, lambda to: _train(corpus, vocab_size, to), _check) / MODEL)
 
 
@@ -46,7 +46,7 @@ def _train(corpus: Corpus, vocab_size: int, to: Path) -> None:
 
 def _lines(corpus: Corpus) -> Iterator[str]:
     for text in sample(corpus, _SAMPLE_CHARACTERS):
-        yield from (line for line in text.splitlines() if line.strip() and len(line.encode()) <= _LONGEST_LINE)
+        yield from (line for line in text.splitlines() if line.strip() and len(line.encode()) <= _MAX_LINE_BYTES)
 
 
 def _check(folder: Path) -> None:

@@ -19,7 +19,7 @@ from trainer.errors import InputError, one_line
 from trainer.files import read_json
 
 MAX_VOCABULARY = 2**27  # rows of an embedding; hundreds of times the largest vocabulary in use
-RECIPE = 2  # raise it when training changes: it is part of the cache key
+TOKENIZER_RECIPE = 2  # raise it when training changes: it is part of the cache key
 
 FACTS = "facts.json"
 END_OF_TEXT = "<|endoftext|>"

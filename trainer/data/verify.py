@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainer.config import DataConfig
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.corpus import ROW_GROUP, Corpus, by_row, iter_texts, prepare_corpus
+from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, by_row, iter_texts, prepare_corpus
 from trainer.data.dataset import Epoch, is_packed
 from trainer.data.manifest import Format, Pretokenized
 from trainer.data.prepare import Prepared, format_of
@@ -198,7 +198,7 @@ def _counted(documents: Iterator[list[int]], progress: Progress) -> Iterator[lis
 def _rows(data: Path, column: str) -> Iterator[list[int]]:
     import pyarrow.parquet as pq
 
-    for batch in pq.ParquetFile(data).iter_batches(ROW_GROUP, columns=[column]):
+    for batch in pq.ParquetFile(data).iter_batches(CORPUS_ROW_GROUP, columns=[column]):
         yield from batch.column(0).to_pylist()
 
 

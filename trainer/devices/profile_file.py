@@ -15,8 +15,8 @@ from trainer.errors import InputError, literal, one_line
 SPARSE = ("sparse", "sparsity")
 SHOWN_CHARACTERS = 60  # of a wrong value
 MERGE = "tag:yaml.org,2002:merge"  # the key <<
-MAX_BYTES = 2**18  # of a file; the longest here have 4 kB
-MAX_VALUES = 10_000  # after aliases are expanded; a profile has under a hundred
+MAX_PROFILE_BYTES = 2**18  # of a file; the longest here have 4 kB
+MAX_PROFILE_VALUES = 10_000  # after aliases are expanded; a profile has under a hundred
 PLAIN = {"a valid tuple": "a list", "a valid string": "text", "a valid ": "a "}
 
 
@@ -30,8 +30,8 @@ class _ProfileLoader(yaml.SafeLoader):
                 message = "an alias refers to the mapping that holds it (a cycle)"
                 raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
         super().flatten_mapping(node)
-        if len(node.value) > MAX_VALUES:
-            message = f"merges more than {MAX_VALUES} keys (an alias that repeats)"
+        if len(node.value) > MAX_PROFILE_VALUES:
+            message = f"merges more than {MAX_PROFILE_VALUES} keys (an alias that repeats)"
             raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -50,9 +50,9 @@ def read_yaml(path: Path) -> Mapping[str, object]:
     """The mapping in ``path``; InputError where it cannot be read or states anything sparse."""
     try:
         with path.open("rb") as file:  # a device, such as /dev/zero, never ends
-            text = file.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise InputError(f"{path}: more than {MAX_BYTES // 1024} KiB; that is no device profile")
+            text = file.read(MAX_PROFILE_BYTES + 1)
+        if len(text) > MAX_PROFILE_BYTES:
+            raise InputError(f"{path}: more than {MAX_PROFILE_BYTES // 1024} KiB; that is no device profile")
         content = yaml.load(text.decode("utf-8"), _ProfileLoader)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; give a device profile (YAML)") from error
@@ -134,8 +134,8 @@ def _keys(content: Any, path: Path) -> Iterator[str]:
     while waiting:
         key, value = waiting.pop()
         found += 1
-        if found > MAX_VALUES:
-            raise InputError(f"{path}: more than {MAX_VALUES} values (an alias that repeats, or a cycle)")
+        if found > MAX_PROFILE_VALUES:
+            raise InputError(f"{path}: more than {MAX_PROFILE_VALUES} values (an alias that repeats, or a cycle)")
         if key is not None:
             yield key
         if isinstance(value, dict):

@@ -28,11 +28,11 @@ COUNTED = 15  # kind of event: (kind, RETRIES or COMPILED, how often in the step
 RETRIES, COMPILED = "retries", "compiled"
 WAIT, COPY, PAGEABLE = "device wait", "copy", "pageable"  # kinds of a noted cause
 FIRST = watching.FIRST + watching.STEPS  # step that is audited first: sys.setprofile slows those before
-STEPS = 4  # that are audited
-LEAST_STEPS = 2  # of these, in which a place waits that is named
+CAUSE_STEPS = 4  # that are audited
+LEAST_CAUSE_STEPS = 2  # of these, in which a place waits that is named
 SPARSELY = 10  # steps from one look at the allocator to the next, until it is seen to retry
 MOST_NOTED, MOST_CODE = 3, 16  # places, and code objects that are monitored
-MOST_SHOWN = 60  # characters of a line of code
+MAX_CODE_SHOWN = 60  # characters of a line of code
 LARGE_BYTES = 1 << 20  # a step: less pageable memory is no matter
 _MESSAGE = re.compile(r".*(called a synchronizing CUDA operation|ynchronization debug mode is a prototype)", re.DOTALL)
 _SYNCHRONIZING = "called a synchronizing"
@@ -89,7 +89,7 @@ def _on_step(number: int) -> None:
             if hasattr(cuda, "_cuda_set_sync_debug_mode") and cuda._cuda_get_sync_debug_mode() == _DEFAULT:
                 _audit = _WaitAudit()
                 _audit.start()
-        elif number >= FIRST + STEPS and _audit is not None:
+        elif number >= FIRST + CAUSE_STEPS and _audit is not None:
             audit, _audit = _audit, None
             if audit.on:  # else it ended early
                 audit.stop()
@@ -164,9 +164,9 @@ class _WaitAudit:
     def note(self) -> None:
         """Note the places with the longest waits, and what was copied from pageable memory."""
         # Compiling and autotuning wait hundreds of times in one step.
-        found = [one for one in self.places.items() if len(one[1].steps) >= LEAST_STEPS]
+        found = [one for one in self.places.items() if len(one[1].steps) >= LEAST_CAUSE_STEPS]
         found.sort(key=lambda one: (-one[1].wait_ns, -one[1].calls))
-        per_step = self.pageable_bytes // STEPS
+        per_step = self.pageable_bytes // CAUSE_STEPS
         for (file, line, before_forward), place in found[:MOST_NOTED]:
             code = " ".join(linecache.getline(file, line).split())
             is_copy = before_forward and not _VALUE.search(code)
@@ -174,10 +174,10 @@ class _WaitAudit:
             content = {
                 "kind": COPY if is_copy else WAIT,
                 "place": f"{os.path.basename(file)}:{line}",
-                "code": code[:MOST_SHOWN],
-                "times": place.calls / STEPS,
-                "share": len(place.steps) / STEPS,
-                "ms": place.wait_ns / STEPS / 1e6 if place.timed else None,
+                "code": code[:MAX_CODE_SHOWN],
+                "times": place.calls / CAUSE_STEPS,
+                "share": len(place.steps) / CAUSE_STEPS,
+                "ms": place.wait_ns / CAUSE_STEPS / 1e6 if place.timed else None,
                 "bytes": size,
             }
             record.note("cause", content)

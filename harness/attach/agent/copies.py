@@ -23,7 +23,7 @@ from torch import Tensor
 
 BATCHES = 2  # hashed batches per worker; a single batch may be equal by chance
 MOST_COMPARED = 64  # batches of a loader that are compared, enough for each worker to have made some
-MOST_BYTES = 1 << 22  # bytes of a batch; hashing them takes milliseconds, once for each of the first batches
+MAX_COPY_BYTES = 1 << 22  # bytes of a batch; hashing them takes milliseconds, once for each of the first batches
 ITEM_BYTES = 128  # bytes that a value outside a tensor counts for, as it takes longer
 LEAST_NEW = 32  # distinct values of a batch that the worker's other batches lack
 MOST_COUNTED = 1 << 14  # values of a tensor, and of a batch, that are counted
@@ -90,7 +90,7 @@ class _Content:
 
     def __init__(self, batch: Any) -> None:
         self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        self._left = MOST_BYTES
+        self._left = MAX_COPY_BYTES
         self.values: set[Any] = set()
         self._add(batch, 0)
         self.digest = self._hash.digest()

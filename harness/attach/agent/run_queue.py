@@ -18,7 +18,7 @@ from _harness_agent import forks, switches
 if TYPE_CHECKING:
     from _harness_agent.stages import CpuReading
 
-MOST_THREADS = 16  # a reading per thread and step
+MAX_COMPUTE_THREADS = 16  # a reading per thread and step
 # So many times in a row lines are not read. A program can stop the counting of its switches (prctl(2),
 # PR_TASK_PERF_EVENTS_DISABLE): lines that changed all the same show it.
 MOST_SKIPPED = 32
@@ -124,7 +124,7 @@ def find_threads() -> None:
         return
     python = {thread.native_id for thread in threading.enumerate()}
     for name in os.listdir("/proc/self/task"):
-        if int(name) not in python | own and int(name) not in _known and len(_known) < MOST_THREADS:
+        if int(name) not in python | own and int(name) not in _known and len(_known) < MAX_COMPUTE_THREADS:
             counted = len(_counts) == len(_descriptors)
             if _open(int(name)) and counted and (count := switches.count_of(int(name))) is not None:
                 _counts.append(count)

@@ -13,7 +13,7 @@ from typing import Any
 
 Piece = tuple[str, int, int, int]  # stage, start, end (CLOCK_MONOTONIC), CPU time of the thread (see add_others())
 # Of one batch: more are merged stage by stage, which keeps their sums.
-MOST_PIECES = 64
+MAX_PIECES_OF_A_BATCH = 64
 # The CPU time of a thread is a system call, the clock is not: so soon after a reading the thread is taken to have been
 # on its core since, where nobody counts its switches. The error is at most this.
 NEAR_NS = 20_000
@@ -200,7 +200,7 @@ def take() -> list[Piece]:
     """The pieces since the last call, in their order."""
     making = _thread.making
     pieces, making.pieces = making.pieces, []
-    return pieces if len(pieces) <= MOST_PIECES else _merged(pieces)
+    return pieces if len(pieces) <= MAX_PIECES_OF_A_BATCH else _merged(pieces)
 
 
 def _merged(pieces: list[Piece]) -> list[Piece]:

@@ -392,6 +392,7 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
         starved_ms=_idle_ms([one.after for one in found]),
         unedited_starved_ms=_idle_ms([one.before for one in found]),
         block_ms={one.run.recording.block: float(one.after.step_ms.mean()) for one in found},
+        unedited_ms={one.run.recording.block: float(one.before.step_ms.mean()) for one in found},
         assumptions=assumed,
         emulated=any(one.run.recording.emulated for one in found),
     )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from harness.explain.ledger import column
 from harness.explain.probes.samples import Array, Split, mean, most, pooled, split, total
+from harness.judge import policy
 from harness.judge.confounds import Confound
 from harness.study.run_data import RunData
 
@@ -27,12 +28,6 @@ REASONS = {
     0x80: "an external power brake",
 }
 IDLE = 0x1
-THROTTLED = 0.01  # of the samples
-FELL = 0.03  # of the clock: less is the governor's normal play
-DIFFERENT = 0.01  # of the mean clock of two arms
-UNEVEN = 0.05  # difference of two arms' share of throttled samples
-PARTS = 4  # of a run, in time, whose clocks are compared
-MISSED = 0.01
 DeviceFindingKind = Literal["clock fell", "slowed down", "other processes", "missed readings"]
 
 
@@ -100,12 +95,12 @@ def differences(devices: Sequence[DeviceHealth], baseline: str, candidate: str) 
         if other is None:
             continue
         clocks = one.sm_clock_mhz, other.sm_clock_mhz
-        if clocks[0] and clocks[1] and abs(clocks[1] - clocks[0]) > DIFFERENT * max(clocks[0], clocks[1]):
+        if clocks[0] and clocks[1] and abs(clocks[1] - clocks[0]) > policy.SM_CLOCKS_WITHIN * max(clocks[0], clocks[1]):
             found.append(Confound("SM clock", names, values=clocks, device=one.device))
         recorded = [health.throttled for health in (one, other) if health.throttled is not None]
         for reason in sorted(set().union(*recorded)) if len(recorded) == 2 else ():
             shares = recorded[0].get(reason, 0.0), recorded[1].get(reason, 0.0)
-            if abs(shares[1] - shares[0]) > UNEVEN:
+            if abs(shares[1] - shares[0]) > policy.THROTTLED_APART_MAX:
                 found.append(Confound("throttled", names, reason, shares, device=one.device))
         if one.other_processes or other.other_processes:
             found.append(Confound("other processes", names, device=one.device))
@@ -203,16 +198,18 @@ def throttled(reasons: Array) -> dict[str, float] | None:
 
 
 def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
-    """(from, to): the largest fall between the median clocks of the run's parts, in time; None under FELL.
+    """(from, to): the largest fall between the median clocks of the run's parts, in time; None if it is small.
 
-    PARTS equal parts of the samples, so that one odd sample decides nothing.
+    All parts have as many samples, so that one odd sample decides nothing.
     """
     parts = [
-        float(np.median(part)) for part in np.array_split(mhz[np.argsort(t_ns, kind="stable")], PARTS) if part.size
+        float(np.median(part))
+        for part in np.array_split(mhz[np.argsort(t_ns, kind="stable")], policy.CLOCK_PARTS)
+        if part.size
     ]
     falls = [(parts[i], parts[j]) for i in range(len(parts)) for j in range(i + 1, len(parts))]
     before, after = max(falls, key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
-    return (before, after) if before - after > FELL * before else None
+    return (before, after) if before - after > policy.CLOCK_FALL_MIN * before else None
 
 
 def _fall(one: Split, source: str) -> tuple[float, float] | None:
@@ -228,9 +225,9 @@ def _findings(health: DeviceHealth, fall: tuple[float, float] | None) -> Iterato
     if fall is not None:
         yield DeviceFinding("clock fell", *fall)
     for reason, share in (health.throttled or {}).items():
-        if share > THROTTLED:
+        if share > policy.GPU_THROTTLED_MIN:
             yield DeviceFinding("slowed down", share, reason=reason)
     if health.other_processes:
         yield DeviceFinding("other processes", health.other_processes, health.other_memory_bytes or 0.0)
-    if health.missed > MISSED * (health.missed + health.taken):
+    if health.missed > policy.READINGS_MISSED_MAX * (health.missed + health.taken):
         yield DeviceFinding("missed readings", health.missed, health.missed + health.taken)

@@ -11,20 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harness.explain.probes.samples import Split, mean, most, pooled, split, total
-from harness.judge.confounds import LOAD
+from harness.judge import policy
 from harness.study.run_data import RunData
-
-# Below these a finding would be noise.
-THROTTLED = 0.01  # of the quota's periods
-DELAYED = 0.05  # seconds a process's threads waited for a core, per second
-FAULTS_PER_S = 1.0
-DISK_BYTES_PER_S = 2**20
-STALLED = 0.05  # of the time, some process waited for the disk
-SHORT_OF_MEMORY = 0.01  # of the time, some process waited for memory
-NEAR_LIMIT = 0.9  # of the memory limit
-MISSED = 0.01  # of the deadlines
-WINDOW_S = 0.5  # a tick is then 2 % of a core
-UNCOUNTED = 0.1  # of the run's own CPU
 
 ROLES = ("main", "loaders", "ranks", "sampler")  # main and loaders: of rank 0, ranks: the others and their workers
 HostFindingKind = Literal[
@@ -146,16 +134,16 @@ def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> t
 
     ``cores``: all that were used, less this run's: where that is below zero by more than a clock tick makes, the
     kernel did not count the rest.
-    The most is over windows of ``WINDOW_S`` or more: the kernel counts others in ticks of 10 ms.
+    The most is over windows of ``OTHERS_WINDOW_S`` or more: the kernel counts others in ticks of 10 ms.
     """
-    if cores is None or cores < -UNCOUNTED * own_cores:
+    if cores is None or cores < -policy.UNCOUNTED_CPU_MAX * own_cores:
         return None, None
     most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over joined repetitions, >= 0.5 s
     for one in splits:
         if ("host", "others_cpu_s") in one and ("host", "interval_s") in one:
             used, interval_s = one["host", "others_cpu_s"].values, one["host", "interval_s"].values
             if len(used) == len(interval_s):
-                long = interval_s >= WINDOW_S
+                long = interval_s >= policy.OTHERS_WINDOW_S
                 most_cores.append(float((used[long] / interval_s[long]).max()) if long.any() else None)
     known = [value for value in most_cores if value is not None]
     return max(cores, 0.0), max(max(known), 0.0) if known else None
@@ -198,31 +186,31 @@ def _count(by_run: Iterable[Mapping[str, int]], source: str) -> int:
 def _findings(load: HostLoad, threads: int) -> Iterator[HostFinding]:
     """The gravest first."""
     yield from _limits(load, threads)
-    held = (load.throttled_share or 0) > THROTTLED
+    held = (load.throttled_share or 0) > policy.QUOTA_THROTTLED_MIN
     for role in load.roles:
-        if (role.delay or 0) > DELAYED:
+        if (role.delay or 0) > policy.CORE_DELAY_MIN:
             yield HostFinding("waited for the quota" if held else "waited for a core", role.delay or 0, role=role.role)
-        if (role.disk_bytes_per_s or 0) > DISK_BYTES_PER_S:
+        if (role.disk_bytes_per_s or 0) > policy.DISK_BYTES_PER_S_MIN:
             yield HostFinding("read from disk", role.disk_bytes_per_s or 0, role=role.role)
-        if (role.faults_per_s or 0) > FAULTS_PER_S:
+        if (role.faults_per_s or 0) > policy.FAULTS_PER_S_MIN:
             yield HostFinding("page faults", role.faults_per_s or 0, role=role.role)
-    if (load.other_cores or 0) > LOAD:
+    if (load.other_cores or 0) > policy.OTHER_CORES_MAX:
         yield HostFinding("other processes", load.other_cores or 0, load.other_cores_max)
-    if (load.stolen_cores or 0) > LOAD:
+    if (load.stolen_cores or 0) > policy.OTHER_CORES_MAX:
         yield HostFinding("stolen cores", load.stolen_cores or 0)
-    if load.missed > MISSED * (load.missed + load.taken):
+    if load.missed > policy.READINGS_MISSED_MAX * (load.missed + load.taken):
         yield HostFinding("missed readings", load.missed, load.missed + load.taken)
 
 
 def _limits(load: HostLoad, threads: int) -> Iterator[HostFinding]:
     quota, limit = load.quota_cores, load.memory_limit_bytes
-    if quota is not None and (load.throttled_share or 0) > THROTTLED:
+    if quota is not None and (load.throttled_share or 0) > policy.QUOTA_THROTTLED_MIN:
         yield HostFinding("quota throttled", load.throttled_share or 0, quota)
     if quota is not None and threads > quota:
         yield HostFinding("threads over quota", threads, quota)
-    if limit and (load.memory_bytes or 0) > NEAR_LIMIT * limit:
+    if limit and (load.memory_bytes or 0) > policy.MEMORY_LIMIT_NEAR * limit:
         yield HostFinding("near the memory limit", load.memory_bytes or 0, limit)
-    if load.pressure.get("memory", 0) > SHORT_OF_MEMORY:
+    if load.pressure.get("memory", 0) > policy.MEMORY_PRESSURE_MIN:
         yield HostFinding("waited for memory", load.pressure["memory"])
-    if load.pressure.get("io", 0) > STALLED:
+    if load.pressure.get("io", 0) > policy.DISK_PRESSURE_MIN:
         yield HostFinding("waited for the disk", load.pressure["io"])

@@ -1,15 +1,24 @@
-"""Analyses what the probes of a study recorded: the machine, operators, memory and stacks."""
+"""Analyses what the probes of a study recorded, and narrows with it how long a device worked.
+
+The brackets of the ledger leave that open for some phases (``harness.explain.launches``). torch.profiler slows the
+host, not the kernels: the time of those of a profiled step is that of any. SM activity (GPM: the share of time in which
+an SM held a warp, a mean over all SMs) is the least share of time in which the device worked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from harness.explain.bounds import Bound
 from harness.explain.probes.stacks import StackReport, explain
 from harness.explain.probes.torch_profile import TorchProfile, torch_profile
+from harness.judge.comparisons import Waits
+from harness.judge.policy import GPU_SAMPLES_MIN, PROFILED_STEP_RATIO_MAX
 from harness.judge.probes.device_health import DeviceHealth, device_health
 from harness.judge.probes.host_load import HostLoad, host_load
+from harness.judge.report_types import ArmReport, Comparison, NotCompared, StudyReport
 from harness.study.probes_json import TorchProfilerRecord
 from harness.study.run_data import RunData
 
@@ -60,3 +69,69 @@ def probe_results(runs: Sequence[RunData], profiled: Sequence[ProfiledRun]) -> P
     }
     profiles = tuple(profile for profile in found if profile is not None)
     return ProbeResults(host_load(measured), device_health(measured), profiles, stacks)
+
+
+def with_device_busy(
+    report: StudyReport, profiles: Sequence[TorchProfile], cards: Sequence[DeviceHealth] = ()
+) -> StudyReport:
+    """``report`` with the busy time, or the least of it, and the bound of arms whose busy time is open."""
+    kernel_ms = {
+        one.arm: (one.operators.device_ms if one.launched_ms is None else one.launched_ms) / one.steps
+        for one in profiles
+        if one.operators.device_ms is not None and one.steps and not one.gaps
+    }
+    arms = tuple(_narrowed(arm, kernel_ms.get(arm.name), _sm_active(arm.name, cards)) for arm in report.arms)
+    bounds = {arm.name: arm.totals.bounds for arm in arms}
+    return replace(report, arms=arms, comparisons=tuple(_as_known(one, bounds) for one in report.comparisons))
+
+
+def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Bound, int]]) -> Comparison | NotCompared:
+    """``found``, whose arms are said to be bound by what is known of them now."""
+    if isinstance(found, NotCompared):
+        return found
+    measured = found.measured
+
+    def known(arm: str, own: Waits) -> Waits:
+        return replace(own, bounds=bounds[arm]) if "device or launch" in own.bounds and bounds.get(arm) else own
+
+    waits = known(found.baseline, measured.baseline_waits), known(found.candidate, measured.candidate_waits)
+    return replace(found, measured=replace(measured, baseline_waits=waits[0], candidate_waits=waits[1]))
+
+
+def _sm_active(arm: str, cards: Sequence[DeviceHealth]) -> float | None:
+    """Of the one card of ``arm``; None of several, and where kernels of others are in it, or may be."""
+    own = [card for card in cards if card.arm == arm]
+    if len(own) != 1 or own[0].other_processes != 0 or own[0].taken - own[0].missed < GPU_SAMPLES_MIN:
+        return None
+    share = own[0].sm_active
+    return share if share is not None and 0 < share <= 1 else None
+
+
+def _narrowed(arm: ArmReport, kernel_ms: float | None, sm_active: float | None) -> ArmReport:
+    totals, wall_ms = arm.totals, sum(arm.totals.phase_ms.values())
+    open_ms = totals.device_unknown_ms
+    if totals.device_busy_ms is not None or not open_ms or not wall_ms:
+        return arm
+    most_ms = wall_ms - (totals.device_starved_ms or 0.0)  # kernels of several streams may add up to more
+    shares = totals.bound_shares
+    if (
+        kernel_ms is not None
+        and totals.p50_ms is not None
+        and PROFILED_STEP_RATIO_MAX * totals.p50_ms < kernel_ms < most_ms
+    ):
+        kernel_ms = None  # Few long steps raise the mean: the typical one does not hold the work of a profiled one.
+    if kernel_ms is not None:
+        busy_ms = min(kernel_ms, most_ms)
+        if shares is not None:  # what was no work in there was waiting for launches, wherever it lay
+            shares = replace(shares, launch=min(open_ms, most_ms - busy_ms) / wall_ms, open=0.0)
+        totals = replace(totals, device_busy_ms=busy_ms, busy_from="profiled window")
+    elif sm_active is not None and sm_active * wall_ms > most_ms - open_ms:  # else the events know more
+        least_ms = min(sm_active * wall_ms, most_ms)
+        idle = (most_ms - least_ms) / wall_ms
+        if shares is not None:  # at most so much was no work, wherever it lay
+            shares = replace(shares, launch=min(shares.launch, idle), open=min(shares.open, idle))
+        totals = replace(totals, busy_at_least_ms=least_ms)
+    else:
+        return arm
+    bounds = totals.bounds if shares is None else {shares.bound: arm.blocks}
+    return replace(arm, totals=replace(totals, bound_shares=shares, bounds=bounds))

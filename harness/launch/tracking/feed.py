@@ -15,7 +15,7 @@ from time import monotonic
 
 from trainer.json_types import JsonObject
 
-MOST_WAITING = 1024  # messages in the queue; a message has up to 500 steps
+MAX_WAITING_MESSAGES = 1024  # messages in the queue; a message has up to 500 steps
 # Nothing may call home: what these libraries send by themselves, or would look up.
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -43,7 +43,7 @@ class TrackerFeed:
     def __init__(self, name: str, folder: Path) -> None:
         """``name``: as the scenario has it. ``folder``: where the tracker keeps what it is given."""
         self.name, self.folder = name, folder
-        self._messages: queue.Queue[JsonObject | None] = queue.Queue(MOST_WAITING)
+        self._messages: queue.Queue[JsonObject | None] = queue.Queue(MAX_WAITING_MESSAGES)
         self._given = 0  # messages that were to be recorded
         self._done = self._failed = 0
         self._error: str | None = None  # the first one

@@ -30,7 +30,7 @@ from trainer.errors import in_words
 from trainer.json_types import Json, JsonObject, section
 
 ROWS = 500  # steps in a message
-MOST_STEPS = 20_000  # of a run that a tracker gets: of more, so many evenly spread
+MAX_TRACKED_STEPS = 20_000  # of a run that a tracker gets: of more, so many evenly spread
 RUNS_SHARE = 0.5  # of the time limit, for the runs: one that hangs in them must not cost others the report
 NOTE = "tracking: "  # what a note of the study begins with where a tracker lost something
 
@@ -182,7 +182,7 @@ def metric_rows(run: RunData) -> list[Json]:
     found: list[tuple[int, int, JsonObject]] = []
     table = run.step_columns(["step", "start_ns", "wall_ns", "tokens", "loss", "learning_rate"])
     if table is not None:
-        kept = np.unique(np.linspace(0, len(table) - 1, min(len(table), MOST_STEPS)).astype(np.int64))
+        kept = np.unique(np.linspace(0, len(table) - 1, min(len(table), MAX_TRACKED_STEPS)).astype(np.int64))
         for row in table.take(kept).to_pylist():
             wall_ns, tokens = row["wall_ns"], row["tokens"]
             values: dict[str, Json] = {name: row[name] for name in ("loss", "learning_rate") if row[name] is not None}

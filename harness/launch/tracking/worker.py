@@ -19,11 +19,11 @@ from harness.machine.lifetime import die_with_parent
 from trainer.errors import in_words, one_line
 from trainer.json_types import JsonObject
 
-MOST_FAILURES = 3  # in a row: then the tracker is given up
+MAX_TRACKER_FAILURES = 3  # in a row: then the tracker is given up
 
 
 def serve(tracker: Tracker, messages: TextIO, answer: Callable[[JsonObject], None]) -> None:
-    """Pass each message on and answer it; end after :data:`MOST_FAILURES` in a row that failed."""
+    """Pass each message on and answer it; end after :data:`MAX_TRACKER_FAILURES` in a row that failed."""
     failures = 0
     for line in messages:
         message = json.loads(line)
@@ -34,7 +34,7 @@ def serve(tracker: Tracker, messages: TextIO, answer: Callable[[JsonObject], Non
         except Exception as error:
             failures += 1
             answer({"failed": message["number"], "error": one_line(in_words(error))})
-            if failures == MOST_FAILURES:
+            if failures == MAX_TRACKER_FAILURES:
                 return
 
 

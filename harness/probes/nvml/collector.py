@@ -20,7 +20,7 @@ from harness.probes.nvml.metrics import make_readers
 from harness.probes.nvml.reader import FINAL, LOST, Reader, is_one_of, reason_of
 from harness.probes.sampler.series import SampleSeries
 
-MOST_FAILURES = 3  # in a row, of a metric that may yet come back
+MAX_READING_FAILURES = 3  # in a row, of a metric that may yet come back
 SLOW_NS = 1_000_000_000
 
 
@@ -145,7 +145,7 @@ class _CardReader:
             reader.failures += 1
             if is_one_of(self._nvml, error, LOST):
                 self._lost, self._readers = str(error), []
-            elif is_one_of(self._nvml, error, FINAL) or reader.failures >= MOST_FAILURES:
+            elif is_one_of(self._nvml, error, FINAL) or reader.failures >= MAX_READING_FAILURES:
                 self._readers.remove(reader)
                 self._lacks(reader.text, reason_of(self._nvml, error))
             return False

@@ -12,7 +12,7 @@ from harness.probes.sampler.series import ClosableSeries, SampleSeries
 from trainer.errors import in_words
 
 OPEN_S = 50  # to wake a node's devices takes seconds each; less than sampler.ANSWER_S
-READ_S = 20
+NVML_READ_LIMIT_S = 20
 
 
 def open_with_timeout(
@@ -20,7 +20,7 @@ def open_with_timeout(
 ) -> tuple[TimedNvml | None, list[str]]:
     """Like ``collector.open_nvml``, but a driver that hangs, or whatever it raises, becomes a problem to report.
 
-    ``timeout_s``: how long it may take to open and for each reading of all cards; None: OPEN_S and READ_S.
+    ``timeout_s``: how long it may take to open and for each reading of all cards; None: OPEN_S and NVML_READ_LIMIT_S.
     """
     gate, worker = ClosableSeries(series), Worker("nvml")
     try:
@@ -30,7 +30,7 @@ def open_with_timeout(
         return None, [f"nvml: the driver gave {error}: nvidia-smi must work first; probes.nvml: false does without"]
     except Exception as error:  # of the bindings: a name that is no UTF-8, a version they do not know
         return None, [f"nvml: cannot be used: {in_words(error)}"]
-    return None if collector is None else TimedNvml(collector, worker, gate, timeout_s or READ_S), problems
+    return None if collector is None else TimedNvml(collector, worker, gate, timeout_s or NVML_READ_LIMIT_S), problems
 
 
 class TimedNvml:

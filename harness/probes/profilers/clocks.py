@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic_ns, time_ns
 
-TRIES = 32  # a read takes under 0.1 us; the tightest of some was not interrupted
+CLOCK_READINGS = 32  # a read takes under 0.1 us; the tightest of some was not interrupted
 
 
 def realtime_minus_monotonic() -> tuple[int, int]:
@@ -13,7 +13,7 @@ def realtime_minus_monotonic() -> tuple[int, int]:
     Both clocks tick at the same rate on Linux, so the figure holds until the clock is set.
     """
     best_width, best = None, 0
-    for _ in range(TRIES):
+    for _ in range(CLOCK_READINGS):
         before = monotonic_ns()
         realtime = time_ns()
         after = monotonic_ns()

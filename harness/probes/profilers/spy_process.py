@@ -16,7 +16,7 @@ from time import monotonic_ns
 from harness.machine.ptrace import allow_tracing, find_py_spy, remedy
 
 READY_S = 60.0  # py-spy reads the symbols of every library first: under a second, on a busy network disk much more
-END_S = 60.0  # from SIGINT until its file is written
+SPY_END_S = 60.0  # from SIGINT until its file is written
 # py-spy 0.4.3 where it may not trace: the kernel's words by way of its log, or its own where it may not even follow
 # /proc/PID/exe, which with --subprocesses is the only sign.
 _REFUSED = re.compile(
@@ -102,9 +102,9 @@ class SpyRecording:
         try:
             self._process.send_signal(signal.SIGINT)
             try:
-                rest, _ = self._process.communicate(timeout=END_S)
+                rest, _ = self._process.communicate(timeout=SPY_END_S)
             except subprocess.TimeoutExpired:
-                raise SpyFailed(f"py-spy: killed, as it had not ended {END_S:.0f} s after SIGINT") from None
+                raise SpyFailed(f"py-spy: killed, as it had not ended {SPY_END_S:.0f} s after SIGINT") from None
             self._printed += rest
             if self._process.returncode != 0 or not self.output.exists():
                 raise self._failure()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from harness.probes.probe import Pausable, Probe, ProbeReport
 from harness.probes.profilers.clocks import realtime_minus_monotonic
 from harness.probes.profilers.torch_session import (
-    MOST_BYTES,
+    MAX_TRACE_BYTES,
     TorchProfilerSettings,
     describe,
     export,
@@ -126,8 +126,8 @@ class TorchProfiler(Probe):
             return
         if cut:
             self._add_problem(
-                f"torch_profiler: window {number} is cut after {MOST_BYTES / 1e6:.0f} MB of text and in no table of "
-                "operators; profile fewer steps (probes.torch_profiler.active)"
+                f"torch_profiler: window {number} is cut after {MAX_TRACE_BYTES / 1e6:.0f} MB of text and in no "
+                "table of operators; profile fewer steps (probes.torch_profiler.active)"
             )
 
     def begin_repetition(self) -> None:

@@ -18,10 +18,10 @@ from harness.study.traces.profiles import CUT, HEADER, OFFSET
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-MOST_BYTES = 400_000_000  # of text, about a million events: what viewers still open
+MAX_TRACE_BYTES = 400_000_000  # of text, about a million events: what viewers still open
 _CLOSE = f'\n  }}\n  ],\n  "traceName": "{CUT_NAME}"\n}}'.encode()
 _PIECE_BYTES = 1 << 20
-_LEVEL = 3  # of gzip: a fifth of the time of its default, a tenth more bytes
+_TRACE_GZIP_LEVEL = 3  # of gzip: a fifth of the time of its default, a tenth more bytes
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def describe(profiler: profile, offsets: list[int], cut: str | None = None) -> N
 
 
 def export(profiler: profile, path: Path) -> bool:
-    """Write the last window of ``profiler``, once, to ``path`` (.json.gz); whether it had to be cut to MOST_BYTES.
+    """Write the last window of ``profiler``, once, to ``path`` (.json.gz); whether it had to be cut to MAX_TRACE_BYTES.
 
     OSError as writing does.
     """
@@ -77,15 +77,15 @@ def export(profiler: profile, path: Path) -> bool:
 
 
 def keep(text: Path, path: Path) -> bool:
-    """Write ``path`` (.json.gz) from the trace that torch wrote to ``text``; whether it had to be cut to MOST_BYTES.
+    """Write ``path`` (.json.gz) from the trace that torch wrote to ``text``.
 
-    OSError as writing does, or where the trace is not whole.
+    Return True if it had to be cut to MAX_TRACE_BYTES. Raise OSError if writing fails or the trace is not whole.
     """
     packed = path.with_name(f".{path.name}.{os.getpid()}.gz.tmp")
     try:
         if not _is_whole(text):  # torch raises nothing where it could not write
             raise OSError(errno.EIO, "torch could not write all of it: is the disk full, or the size of files limited?")
-        cut = pack(text, packed, MOST_BYTES)
+        cut = pack(text, packed, MAX_TRACE_BYTES)
         packed.replace(path)
     finally:
         packed.unlink(missing_ok=True)
@@ -108,7 +108,7 @@ def pack(text: Path, packed: Path, most_bytes: int) -> bool:
     Whether it was cut.
     """
     whole = text.stat().st_size <= most_bytes
-    with open(text, "rb") as source, gzip.open(packed, "wb", compresslevel=_LEVEL) as target:
+    with open(text, "rb") as source, gzip.open(packed, "wb", compresslevel=_TRACE_GZIP_LEVEL) as target:
         left = most_bytes
         while piece := source.read(_PIECE_BYTES if whole else min(_PIECE_BYTES, left)):
             left -= len(piece)

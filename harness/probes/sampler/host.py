@@ -23,7 +23,7 @@ FULL_SHARE = 0.002
 PSS_NS = 5_000_000_000
 PSS_SHARE = 0.01
 OWN = "sampler"  # the role of this very process
-LEAST_S = 0.5  # of running: a clock tick of the kernel's (10 ms) is then 2 % of a core
+LEAST_SAMPLED_S = 0.5  # of running: a clock tick of the kernel's (10 ms) is then 2 % of a core
 LEAST_NS = 5_000_000  # a rate over a shorter interval says little
 
 UNITS = {
@@ -49,7 +49,7 @@ class RepetitionLoad:
         self._before = None if machine is None else (now_ns / 1e9, own_s, *machine)
 
     def end(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> list[tuple[str, float]]:
-        """(metric, cores) where this repetition and those not yet reported last at least LEAST_S; else nothing."""
+        """Return (metric, cores) if the repetitions not yet reported last LEAST_SAMPLED_S or longer, else nothing."""
         if machine is None or self._before is None:
             return []
         now = (now_ns / 1e9, own_s, *machine)
@@ -58,7 +58,7 @@ class RepetitionLoad:
         ]
         self._before = None
         elapsed_s, own, busy, stolen = self._sums
-        if elapsed_s < LEAST_S:
+        if elapsed_s < LEAST_SAMPLED_S:
             return []
         self._sums = [0.0, 0.0, 0.0, 0.0]
         return [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-MOST_THREADS = 64  # of one process; with more, the sums over its threads are lower bounds
+MAX_SAMPLED_THREADS = 64  # of one process; with more, the sums over its threads are lower bounds
 _STATUS_BYTES = 8192
 _CPUCLOCK_SCHED = 2  # clock_getcpuclockid(3) of a process: its complement in the upper bits, this in the lower
 
@@ -84,8 +84,8 @@ class ProcessCounters:
         """Add what its threads did since the last call; False where the kernel does not count it."""
         with os.scandir(f"/proc/{self.pid}/task") as tasks:
             tids = sorted(int(task.name) for task in tasks)
-        self._too_many |= len(tids) > MOST_THREADS
-        for tid in tids[:MOST_THREADS]:
+        self._too_many |= len(tids) > MAX_SAMPLED_THREADS
+        for tid in tids[:MAX_SAMPLED_THREADS]:
             if tid not in self._threads:
                 try:
                     self._threads[tid] = _Thread(self.pid, tid, from_birth=not self._too_many)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from harness.explain.statistics import MIN_BLOCKS
-from harness.judge.confounds import LOAD, Confound, ConfoundKind
+from harness.judge.confounds import Confound, ConfoundKind
 from harness.judge.doubts import Doubt, DoubtKind, Remedy, RemedyKind
+from harness.judge.policy import ENOUGH_BLOCKS, OTHER_CORES_MAX
 from harness.judge.problems import LeadRemedy, ProbeProblem, RunFailure, StudyProblem
-from harness.judge.verdicts import ENOUGH_BLOCKS
 from harness.show.policy import LOAD_ALIKE_CORES, RUNS_NAMED
 from harness.show.words import blocks_named, count, listing, number, percent, percent_range, ratio
 
@@ -137,9 +137,16 @@ def doubt_text(one: Doubt) -> str:
 def too_noisy_text(cause: Doubt | None) -> str:
     """``this run was too noisy to see even a 2x change: others used 1.6 of 2 cores``."""
     others = ""
-    if cause is not None and cause.cores is not None and cause.cores[0] > LOAD:
+    if cause is not None and cause.cores is not None and cause.cores[0] > OTHER_CORES_MAX:
         others = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
     return f"this run was too noisy to see even a 2x change{others}"
+
+
+def more_blocks_text(cause: Doubt | None) -> str:
+    """Return what to do if blocks are too few for an interval."""
+    if cause is not None and cause.remedy is not None and cause.remedy.kind == "finish the study":
+        return REMEDIES["finish the study"]
+    return f"repeat with --repeats {ASK_FOR}"
 
 
 def remedy_text(one: Remedy) -> str:
@@ -219,6 +226,7 @@ DOUBTS: Mapping[DoubtKind, Callable[[Doubt], str]] = {
 }
 REMEDIES: Mapping[RemedyKind, str] = {
     "more blocks": "repeat with more blocks",
+    "finish the study": "finish the study with --resume",
     "more steps": "let the program run longer",
     "more steps a block": "repeat with more steps a block",
     "quiet machine": "repeat on a quieter machine",

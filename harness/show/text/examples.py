@@ -12,14 +12,13 @@ from harness.explain.slow_causes import SlowCause
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Absent, AbsentKind, Measured, Missing, MissingKind, Waits
 from harness.judge.confounds import Confound, ConfoundKind
-from harness.judge.doubts import RULE_OF, DoubtKind, Remedy, RemedyKind, doubt
-from harness.judge.in_total import InTotal
-from harness.judge.judgement import BARS
+from harness.judge.doubts import RULE_OF, Bar, DoubtKind, Remedy, RemedyKind, doubt
 from harness.judge.losses import Losses
 from harness.judge.probes.device_health import DeviceFinding, DeviceFindingKind
 from harness.judge.probes.host_load import HostFinding, HostFindingKind
 from harness.judge.problems import RunFailure, StudyProblem, StudyProblemKind
 from harness.judge.report_types import Advice, AdviceCost, NoMfu
+from harness.judge.unsteady import InTotal
 from harness.judge.verdicts import UndecidedKind, Verdict
 from harness.show.advice import advice_line, barred_text
 from harness.show.names import ArmNames
@@ -181,6 +180,6 @@ SECTIONS: Sequence[KindsSection] = (
     KindsSection("Findings on the host", get_args(HostFindingKind), lambda kind: host_finding(_HOST[kind])),
     KindsSection("Findings on a device", get_args(DeviceFindingKind), lambda kind: device_finding(_DEVICE[kind])),
     KindsSection("Causes of slow steps", tuple(TEXTS), _cause),
-    KindsSection("Loader settings without a prediction", tuple(BARS), lambda kind: barred_text(kind, "text")),
+    KindsSection("Loader settings without a prediction", get_args(Bar), lambda kind: barred_text(kind, "text")),
     KindsSection("Advice, by what it costs", get_args(AdviceCost), _advice),
 )

@@ -7,14 +7,14 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from harness.explain.statistics import MIN_BLOCKS, Estimate
-from harness.judge.comparisons import SAME, Absent, Figure, Measured, Missing
+from harness.judge.comparisons import Absent, Figure, Measured, Missing
 from harness.judge.doubts import barred
-from harness.judge.in_total import InTotal
+from harness.judge.policy import CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN
 from harness.judge.report_types import NoMfu
-from harness.judge.unseen import MOST_WAITING
+from harness.judge.unsteady import InTotal
 from harness.judge.verdicts import Verdict, holds_other_work, is_apart
 from harness.show.policy import DOUBLED_SPEED, LOPSIDED_RATIO, LOPSIDED_SHARE
-from harness.show.text.doubts import ASK_FOR, GAPS, ending_text, too_noisy_text
+from harness.show.text.doubts import ASK_FOR, GAPS, ending_text, more_blocks_text, too_noisy_text
 from harness.show.words import capitalised, count, interval, listing, ms, percent, percent_limit, percent_range, ratio
 
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
@@ -52,7 +52,7 @@ def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) ->
 
 def _counts_more(m: Measured) -> bool:
     """Whether steps of both hold other amounts of what is counted, or may."""
-    return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME
+    return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME_TOKENS_WITHIN
 
 
 def _lopsided(m: Measured) -> tuple[float, float] | None:
@@ -84,11 +84,11 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
         case None:
             return None
         case "too few blocks":
-            return f"an interval needs {MIN_BLOCKS} blocks; repeat with --repeats {ASK_FOR}"
+            return f"an interval needs {MIN_BLOCKS} blocks; {more_blocks_text(m.cause)}"
         case "no noise floor":
             few = _few_aa_blocks(m)
             what = absent_text(m, "noise_floor") if few else "no A/A control on this device"
-            enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else f"repeat with --repeats {ASK_FOR}"
+            enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else more_blocks_text(m.cause)
             how = enough if few else "add controls: [a-a]"
             return f"{what}; {how}, or declare noise_floor"
         case "too noisy":
@@ -109,8 +109,8 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
             )
         case "no core":
             return (
-                f"a main thread waited for a core for over {percent(MOST_WAITING)} of the time; repeat when other "
-                "processes, its own threads and a CPU quota leave it one"
+                f"a main thread waited for a core for over {percent(CORE_WAIT_SHARE_MAX)} of the time; repeat when "
+                "other processes, its own threads and a CPU quota leave it one"
             )
         case "lead":
             most = percent(max(m.used_lead))

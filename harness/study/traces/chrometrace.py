@@ -32,7 +32,7 @@ _THREAD = re.compile(r"thread \((0x[0-9A-Fa-f]+|\d+)\)(?:: (.*))?")
 # (pid, pthread id) -> (its system id, or the pthread id; its name in Python)
 Threads = dict[tuple[int, int], tuple[int, str]]
 # The file is read as a whole and takes four times its size in memory. A trainer and two workers at 100 Hz write 5 MB/s.
-MOST_BYTES = 512_000_000
+MAX_TRACE_BYTES_READ = 512_000_000
 
 
 class FrameArgs(TypedDict):
@@ -67,7 +67,7 @@ def read_events(source: Path | bytes) -> list[StackEvent]:
     try:
         with open_trace(source) as file:
             content = file.read()
-        if len(content) > MOST_BYTES:
+        if len(content) > MAX_TRACE_BYTES_READ:
             raise InputError(f"{len(content) / 1e9:.1f} GB are too many to read: fewer seconds, or a lower rate_hz")
         events = json.loads(content)
     except FileNotFoundError as error:

@@ -18,7 +18,7 @@ from harness.attach.command import SHIM
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import COUNTED, ENDED, EVALUATION, INTERRUPTED, NOT_FINITE, TOKENIZED, WORK, write_tables
 from harness.attach.study import unseen_place
-from harness.judge.unseen import MOST_UNSEEN
+from harness.judge.policy import UNSEEN_SHARE_MAX
 from harness.probes.ledger import rows
 from harness.study.contract import RECEIVE
 from harness.study.store import StudyFolder
@@ -322,7 +322,7 @@ def test_a_wait_that_no_seam_shows_is_found_and_placed(
     ran, processes = seen
     one = processes[ran["threaded 40 8"].pid]
     totals = write_tables(one, {}, lambda block: tmp_path / str(block), 0)
-    assert min(block.unseen_share for block in totals) > MOST_UNSEEN
+    assert min(block.unseen_share for block in totals) > UNSEEN_SHARE_MAX
     place, blocked_ns = one.noted("blocked")[0]
     assert place.startswith("threaded.py:")
     assert blocked_ns > 0

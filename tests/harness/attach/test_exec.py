@@ -26,7 +26,7 @@ from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import record
 from harness.explain.replay.removals import without_stages
 from harness.explain.replay.simulate import simulate
-from harness.judge.judgement import bar_of
+from harness.judge.predictions import bar_of
 from harness.scenario.edits import parse_edits
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder

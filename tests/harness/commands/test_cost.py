@@ -10,7 +10,8 @@ from statistics import fmean, median
 
 import pytest
 
-from harness.judge.cost import LONG, ArmMeasurement, ArmWork, PredictedCost, SpendingLimit
+from harness.judge.cost import ArmMeasurement, ArmWork, PredictedCost, SpendingLimit
+from harness.judge.policy import COSTED_LONG_RATIO
 from harness.launch.budget import COST, Deadline, cost_json, read_cost
 from harness.launch.costing import short_config, works_of
 from harness.launch.study import run_study
@@ -68,7 +69,7 @@ def refused(done: Done) -> str:
 
 def each_of_many_s(plain_s: list[float], step_s: dict[str, float]) -> float:
     """What each of many steps takes: the mean where some are long, as on a machine that is busy with something else."""
-    usual = next(place for place, seconds in enumerate(plain_s) if seconds <= LONG * step_s["likely"])
+    usual = next(place for place, seconds in enumerate(plain_s) if seconds <= COSTED_LONG_RATIO * step_s["likely"])
     mean = fmean(plain_s[usual:])
     return step_s["likely"] if mean <= step_s["high"] else mean
 

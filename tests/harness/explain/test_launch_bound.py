@@ -20,7 +20,7 @@ from harness.explain.probes.torch_profile import TorchProfile
 from harness.explain.replay import parse_edits, predict
 from harness.explain.replay.predict import Replays, unedited_error
 from harness.explain.spans import COLUMNS, RunSpans, begun_when_launched, read_spans
-from harness.judge.probes.device_busy import with_device_busy
+from harness.judge.probes.results import with_device_busy
 from harness.judge.study import analyse
 from harness.show.assumptions import assumption_lines
 from harness.show.names import ArmNames

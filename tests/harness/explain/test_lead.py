@@ -16,8 +16,8 @@ from harness.explain.ledger import measure
 from harness.explain.statistics import Estimate
 from harness.judge.study import analyse
 from harness.judge.verdicts import judge
+from harness.regress.decision import Limits
 from harness.regress.gate import comparisons
-from harness.regress.records import Limits
 from harness.regress.text import sentence as regression_sentence
 from harness.show.sentences import sentence
 from harness.show.text.doubts import confound_lines, problem_lines

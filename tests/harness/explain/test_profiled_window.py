@@ -15,8 +15,7 @@ from harness.explain.ledger import RunLedger, measure
 from harness.explain.probes.operators import launched_work, read_events
 from harness.explain.replay import parse_edits, predict
 from harness.explain.spans import spans_of
-from harness.judge.probes.device_busy import with_device_busy
-from harness.judge.probes.results import ProfiledRun, probe_results
+from harness.judge.probes.results import ProfiledRun, probe_results, with_device_busy
 from harness.judge.study import analyse
 from harness.show.recorded import read_recorded
 from harness.study.records import ArmRecord, StudyRecord

@@ -9,8 +9,9 @@ import pytest
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.prediction import ReplayValidation
 from harness.explain.statistics import Estimate
-from harness.judge.advice import _contradicts, _Option, advise
+from harness.judge.advice import advise
 from harness.judge.doubts import doubt
+from harness.judge.predictions import contradicts
 from harness.judge.report_types import Advice, ArmAdvice
 from harness.judge.study import analyse
 from harness.show.advice import next_steps
@@ -90,7 +91,7 @@ def test_a_number_of_workers_that_measured_otherwise_than_predicted_withholds_th
 
 
 @pytest.mark.parametrize(
-    ("predicted", "measured", "serial", "contradicts"),
+    ("predicted", "measured", "serial", "is_contradicted"),
     [
         ((2.56, 2.2, 2.9), (1.51, 1.21, 2.04), None, True),
         ((2.56, 2.2, 2.9), (1.51, 1.21, 2.04), 1.4, False),  # one worker at a time gets what its stages wait for
@@ -105,11 +106,11 @@ def test_a_prediction_is_contradicted_where_neither_interval_holds_the_other_med
     predicted: tuple[float, float, float],
     measured: tuple[float, float, float],
     serial: float | None,
-    contradicts: bool,
+    is_contradicted: bool,
 ) -> None:
-    option = _Option("workers=2", "processes", None, "two", Estimate(*predicted, 5), serial)  # type: ignore[arg-type]
-    assert _contradicts(option, Estimate(*measured, 5), 0.05) == contradicts
-    assert not _contradicts(option, None, 0.05)
+    replayed = Estimate(*predicted, 5)
+    assert contradicts(replayed, serial, Estimate(*measured, 5), 0.05) == is_contradicted
+    assert not contradicts(replayed, serial, None, 0.05)
 
 
 def test_advice_of_workers_for_an_iterable_dataset_says_that_each_serves_all_of_it() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
+import pytest
 
 import harness
-from harness.judge.all_doubts import comparison_doubts, study_doubts
 from harness.judge.confounds import ConfoundKind
 from harness.judge.doubts import DoubtKind
-from harness.judge.study import analyse
+from harness.judge.predictions import few_blocks_remedy
+from harness.judge.study import analyse, comparison_doubts, study_doubts
 from harness.judge.verdicts import UndecidedKind
+from harness.show.sentences import sentence
+from harness.study.records import COMMAND, ArmRecord
 from harness.study.store import StudyFolder
 from tests.harness.synthetic import Arm, build, write
 
@@ -57,3 +62,42 @@ def test_a_loaded_study_has_them(tmp_path: Path) -> None:
     assert verdict.cause in verdict.doubts
     assert verdict.cause in loaded.doubts
     assert all(one.parts == () for one in loaded.ledger)
+
+
+@pytest.mark.parametrize(
+    ("status", "planned", "blocks", "remedy"),
+    [
+        ("interrupted", 5, 2, "finish the study"),
+        ("failed", 3, 2, "finish the study"),
+        ("done", 5, 2, "more blocks"),
+        ("interrupted", 2, 1, "more blocks"),  # the rest of it would be no interval either
+    ],
+)
+def test_an_unfinished_study_is_to_be_finished_before_more_blocks_are_asked_for(
+    status: str, planned: int, blocks: int, remedy: str
+) -> None:
+    study, runs = build([Arm("text"), Arm("tokens", tokenize=0.5)], [("text", "tokens")], blocks=blocks)
+    report = analyse(replace(study, status=status, blocks=planned), runs)
+    (c,) = report.compared
+    few = [one for one in study_doubts(report) if one.kind == "too few blocks"]
+    assert {one.remedy.kind for one in few if one.remedy is not None} == {remedy}
+    assert {one.arms for one in few} == {(), ("text",), ("tokens",)}
+    assert c.measured.cause in few
+    assert ("--resume" in sentence(c)) == (remedy == "finish the study")
+
+
+def test_an_a_a_control_of_too_few_blocks_is_to_be_finished_too() -> None:
+    text = Arm("text")
+    short = [replace(one, failed_blocks=(2, 3, 4)) for one in text.controls("a-a")]
+    study, runs = build([text, *short, Arm("tokens", tokenize=0.5)], [("text", "tokens")], status="failed")
+    (c,) = analyse(study, runs).compared
+    assert c.measured.cause is not None
+    assert c.measured.cause.remedy is not None
+    assert (c.measured.cause.kind, c.measured.cause.remedy.kind) == ("no noise floor", "finish the study")
+
+
+@pytest.mark.parametrize("own", [{"scenario_file": ""}, {"arms": [ArmRecord("text", declared={COMMAND: "train.py"})]}])
+def test_what_cannot_be_resumed_takes_more_blocks(own: dict[str, Any]) -> None:
+    study, _ = build([Arm("text")], status="interrupted")
+    assert few_blocks_remedy(study) == "finish the study"
+    assert few_blocks_remedy(replace(study, **own)) == "more blocks"

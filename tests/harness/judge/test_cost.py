@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.judge.cost import (
-    AFTER,
     ArmMeasurement,
     ArmWork,
     HourlyPrice,
@@ -20,6 +19,8 @@ from harness.judge.cost import (
     rounded_up,
     training_work,
 )
+from harness.judge.doubts import barred
+from harness.judge.policy import STEPS_AFTER_CHECKPOINT
 
 EVEN = ArmMeasurement(
     "even", (9.0, *[0.1] * 19), unsettled=1, startup_s=3.0, import_s=2.0, launcher_s=1.0, ending_s=4.0
@@ -109,7 +110,7 @@ def test_a_checkpoint_costs_its_copy_and_what_its_writing_takes_of_the_next_step
     waits = replace(SAVING, asynchronous=False, saving_s=2.3)
     assert waits.one_checkpoint(60.0).likely == hours(2.3)
     assert SAVING.last_checkpoint.likely == hours(2.3)
-    assert len(SAVING.steps_s) == 20 + 1 + AFTER
+    assert len(SAVING.steps_s) == 20 + 1 + STEPS_AFTER_CHECKPOINT
     assert SAVING.step.likely == hours(0.1)
 
 
@@ -205,3 +206,23 @@ def test_the_slowest_of_the_last_ten_steps_is_named(slow: int, saves: bool) -> N
         measured = replace(EVEN, steps_s=(*walls, 5.0, 0.5), checkpoint=20)
     assert arm_cost(measured, ArmWork(100)).slowest_step == slow
     assert measured.step.worst == 0.3
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "waiting", "doubts"),
+    [
+        ((9.0, *[0.1] * 19), 0.0, []),
+        ((9.0, *[0.1] * 19), 0.11, ["no core"]),
+        ((9.0, *[0.1] * 19), 0.09, []),
+        ((9.0, *[0.1] * 10, 1.0, *[0.1] * 8), 0.0, ["rare long steps"]),
+        ((9.0, *(0.1 + 0.002 * step for step in range(19))), 0.0, ["drift"]),
+        ((9.0, *(0.1 + 0.0002 * step for step in range(19))), 0.0, []),  # 2 % in all
+        ((9.0, *(0.1 + 0.002 * step for step in range(12))), 0.0, []),  # too few steps
+    ],
+)
+def test_a_cost_has_the_doubts_that_a_report_of_these_steps_would_have(
+    steps_s: tuple[float, ...], waiting: float, doubts: list[str]
+) -> None:
+    found = replace(EVEN, steps_s=steps_s, waiting_share=waiting).doubts
+    assert [one.kind for one in found] == doubts
+    assert (barred(found, "prediction") is not None) == ("no core" in doubts)

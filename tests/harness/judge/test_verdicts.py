@@ -8,7 +8,8 @@ from harness.explain.statistics import Estimate
 from harness.judge.comparisons import without_data
 from harness.judge.doubts import barred, doubt
 from harness.judge.losses import Losses
-from harness.judge.verdicts import COARSE, ENOUGH_BLOCKS, blocks_to_decide, judge
+from harness.judge.policy import COARSE_RESOLUTION, ENOUGH_BLOCKS
+from harness.judge.verdicts import blocks_to_decide, judge
 
 GAIN = Estimate(1.2, 1.15, 1.25, 5)
 NOISY = Estimate(1.225, 0.088, 542.2, 4)
@@ -103,7 +104,7 @@ def test_steps_that_hold_other_work_are_no_noise() -> None:
 def test_the_lead_that_hides_a_difference_keeps_the_resolution_of_the_measurement() -> None:
     found = judge(Estimate(1.0, 0.98, 1.02, 5), 0.01, used_lead=(0.05, 0.05))
     assert (found.undecided, found.resolution) == ("lead", pytest.approx(0.02))
-    assert (found.resolution or 0) < COARSE
+    assert (found.resolution or 0) < COARSE_RESOLUTION
 
 
 @pytest.mark.parametrize(

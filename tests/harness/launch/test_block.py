@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from harness.launch import block, study
-from harness.launch.block import MOST_BATCHES, Repetitions, plan_repetitions
+from harness.launch.block import MAX_PLANNED_BATCHES, Repetitions, plan_repetitions
 from harness.launch.code import Code
 from harness.machine.environment import has_nvidia_driver
 from harness.study.records import ArmRecord, StudyRecord
@@ -57,12 +57,12 @@ def test_a_base_and_its_control_have_fork_servers_of_their_own(servers: block._F
     ("steps", "accumulation", "expected"),
     [
         (1, 1, Repetitions(1, 5, 1)),
-        (MOST_BATCHES, 1, Repetitions(1, 5, MOST_BATCHES)),
-        (MOST_BATCHES + 1, 1, Repetitions(2, 5, MOST_BATCHES // 2 + 1)),
-        (MOST_BATCHES, 8, Repetitions(8, 5, MOST_BATCHES // 8)),
-        (10, 2 * MOST_BATCHES, Repetitions(10, 5, 1)),  # a repetition has one step at least
-        (100, MOST_BATCHES * 7 // 10, Repetitions(100, 5, 1)),  # two would be too many batches
-        (7, MOST_BATCHES // 5, Repetitions(2, 5, 4)),
+        (MAX_PLANNED_BATCHES, 1, Repetitions(1, 5, MAX_PLANNED_BATCHES)),
+        (MAX_PLANNED_BATCHES + 1, 1, Repetitions(2, 5, MAX_PLANNED_BATCHES // 2 + 1)),
+        (MAX_PLANNED_BATCHES, 8, Repetitions(8, 5, MAX_PLANNED_BATCHES // 8)),
+        (10, 2 * MAX_PLANNED_BATCHES, Repetitions(10, 5, 1)),  # a repetition has one step at least
+        (100, MAX_PLANNED_BATCHES * 7 // 10, Repetitions(100, 5, 1)),  # two would be too many batches
+        (7, MAX_PLANNED_BATCHES // 5, Repetitions(2, 5, 4)),
     ],
 )
 def test_a_run_of_its_own_is_one_repetition_unless_its_recorder_would_grow(

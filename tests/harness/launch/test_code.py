@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.launch.code import Code, describe_checkout, environment_for, examine, find_code, fit_config
-from harness.regress.plan import between_states
-from harness.regress.run import with_codes
+from harness.regress.run import between_states, with_codes
 from harness.scenario.load import load_scenario
 from harness.study.records import OtherDefault
 from tests.repositories import git

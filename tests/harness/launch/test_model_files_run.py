@@ -12,7 +12,7 @@ import harness.launch.study as launch
 from harness.launch.block import modules_of
 from harness.launch.facts import check_unchanged, model_fingerprint
 from harness.launch.preparation import prepare_data
-from harness.regress.user_code import _anchored
+from harness.regress.states import _anchored
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
 from trainer.config import TrainerConfig

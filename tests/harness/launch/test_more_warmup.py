@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.launch.more_warmup import MOST_STEPS, batches_needed, cycle_steps, lives_off_lead, most_extra_steps
+from harness.launch.more_warmup import MAX_ADDED_STEPS, batches_needed, cycle_steps, lives_off_lead, most_extra_steps
 from harness.probes.ledger.recent import recent_batches
 from harness.probes.ledger.rows import ENTER, EXIT, PAUSE, RECEIVED, STEP, UNPACKED
 from tests.studies import run_study
@@ -106,7 +106,7 @@ def test_batches_are_read_from_the_end_and_pauses_with_them() -> None:
 @pytest.mark.parametrize(
     ("keys", "most"),
     [
-        ({"data": {"workers": 2}}, MOST_STEPS),
+        ({"data": {"workers": 2}}, MAX_ADDED_STEPS),
         ({"data": {"workers": 0}, "compute": {"device": "cpu"}}, 0),
         ({"data": {"workers": 2, "prefetch": 1}, "compute": {"device": "cpu"}}, 0),
         ({"data": {"workers": 2}, "launch": {"torchrun": {"nproc": 2}}}, 0),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import harness.launch.study as launch
-from harness.launch.more_warmup import MOST_STEPS
+from harness.launch.more_warmup import MAX_ADDED_STEPS
 from harness.launch.preparation import StudyData
 from harness.launch.study import resume_study
 from harness.machine.processes import descendants
@@ -43,7 +43,7 @@ def test_a_study_leaves_what_the_contract_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interleave: str, repetitions: int
 ) -> None:
     if interleave == "runs" and repetitions == 2:  # what a long run does: its recorder writes after each of them
-        monkeypatch.setattr("harness.launch.block.MOST_BATCHES", 3)
+        monkeypatch.setattr("harness.launch.block.MAX_PLANNED_BATCHES", 3)
     page = tmp_path / "step-summary.md"
     words = ("--out", str(tmp_path / "out"), "--interleave", interleave)
     done = harness("run", scenario(tmp_path), *words, GITHUB_STEP_SUMMARY=str(page))
@@ -72,7 +72,7 @@ def test_a_study_leaves_what_the_contract_says(
         settle = 3 if run.record.arm == "tokens" else 1  # workers x prefetch + 1
         warmup = 1 + repetitions * settle
         if run.record.arm == "tokens":  # and until prefetched batches are used up
-            assert warmup <= len(rows) - 6 <= warmup + repetitions * MOST_STEPS
+            assert warmup <= len(rows) - 6 <= warmup + repetitions * MAX_ADDED_STEPS
         else:
             assert len(rows) - 6 == warmup
         assert all(row["loss"] is not None for row in rows)

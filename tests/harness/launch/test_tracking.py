@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.launch.tracking import tracked_study
-from harness.launch.tracking.feed import MOST_WAITING, TrackerFeed
+from harness.launch.tracking.feed import MAX_WAITING_MESSAGES, TrackerFeed
 from harness.launch.tracking.tracked_study import NOTE, StudyTrackers, tracked
 from harness.launch.tracking.trackers import KINDS, TrackerKind, warn_of_missing
 from harness.scenario.model import TRACKERS, Scenario
@@ -250,10 +250,11 @@ def test_a_tracker_that_hangs_is_ended_and_nobody_waits_for_it(own: Path) -> Non
     feed = TrackerFeed("own_trackers:hangs", own / "kept")
     feed.send(begin())
     assert feed.lost(monotonic() + 60) is None  # it works so far
-    for _ in range(2 * MOST_WAITING):  # more than the queue and any pipe hold: no call blocks
+    for _ in range(2 * MAX_WAITING_MESSAGES):  # more than the queue and any pipe hold: no call blocks
         feed.send(rows(50))
     assert (
-        feed.end(monotonic()) == f"own_trackers:hangs: 1 of {2 * MOST_WAITING + 2} messages recorded: no answer in time"
+        feed.end(monotonic())
+        == f"own_trackers:hangs: 1 of {2 * MAX_WAITING_MESSAGES + 2} messages recorded: no answer in time"
     )
     with pytest.raises(ProcessLookupError):
         os.kill(feed._process.pid, 0)

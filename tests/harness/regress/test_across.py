@@ -13,9 +13,8 @@ import pytest
 from harness.explain.statistics import student_t, widening
 from harness.regress import report as regression
 from harness.regress.across import common_move, compare_series
-from harness.regress.days import Days, Session, session_of
-from harness.regress.records import Limits
-from harness.regress.series import BlockSeries, series_of
+from harness.regress.decision import Limits
+from harness.regress.series import BlockSeries, Days, Session, series_of, session_of
 from harness.study.run_facts import RunFacts
 from tests.harness.regress.tables import HEAD, recorded, study
 from trainer.errors import InputError

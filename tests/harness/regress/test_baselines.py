@@ -10,7 +10,7 @@ import pytest
 
 from harness.regress import baselines
 from harness.regress.across import compare_series
-from harness.regress.records import Limits
+from harness.regress.decision import Limits
 from tests.harness.regress.test_across import series
 from trainer.errors import InputError
 

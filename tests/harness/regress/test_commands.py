@@ -11,9 +11,8 @@ import pytest
 
 from harness.attach.command import environment_of
 from harness.machine.git import checkout_fingerprint
-from harness.regress.commands import at_states
 from harness.regress.run import UntilDecided
-from harness.regress.states import State, find_states
+from harness.regress.states import State, at_states, find_states
 from harness.scenario.commands import CommandScenario, plan_commands
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder

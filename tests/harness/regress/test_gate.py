@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from harness.judge.confounds import Confound
-from harness.regress.decision import confidence_at
+from harness.regress.decision import Limits, OneSidedProblem, WhyUndecided, confidence_at
 from harness.regress.gate import comparisons
-from harness.regress.records import Limits, OneSidedProblem, WhyUndecided
 from harness.regress.report import markdown
 from harness.regress.text import default, sentence
 from harness.show.tables import safe

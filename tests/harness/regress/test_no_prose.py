@@ -44,7 +44,7 @@ def test_every_cause_of_undecided_has_a_text() -> None:
     """A kind without one would end a check with a KeyError."""
     from typing import get_args
 
-    from harness.regress.records import Cause
+    from harness.regress.decision import Cause
     from harness.regress.text import CAUSES
 
     kinds = {kind for part in get_args(Cause) for kind in get_args(part)} or set(get_args(Cause))

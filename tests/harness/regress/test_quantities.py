@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.regress.quantities import read_seconds, read_share
+from harness.regress.decision import read_seconds, read_share
 from trainer.errors import InputError
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from harness.regress import report as regression
+from harness.regress.decision import Limits
 from harness.regress.gate import comparisons
-from harness.regress.records import Limits
 from harness.regress.text import sentence
 from harness.show.tables import safe
 from harness.study.records import CodeRecord

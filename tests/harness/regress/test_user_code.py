@@ -13,10 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.launch.code import Code
-from harness.regress.plan import BASE, HEAD, ComparisonPlan, between_states
-from harness.regress.run import UntilDecided, code_fingerprints
-from harness.regress.states import find_states
-from harness.regress.user_code import is_of_user_code, with_states
+from harness.regress.run import BASE, HEAD, ComparisonPlan, UntilDecided, between_states, code_fingerprints
+from harness.regress.states import find_states, is_of_user_code, with_states
 from harness.scenario.load import load_scenario
 from harness.study.records import ArmRecord
 from harness.study.store import StudyFolder

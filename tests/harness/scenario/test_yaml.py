@@ -79,7 +79,7 @@ def test_a_value_is_marked_where_it_is_written_and_one_of_an_alias_where_its_anc
 
 
 def test_a_large_file_is_read_and_a_larger_one_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yaml_module, "MAX_VALUES", 401)  # instead of 200,000, which take seconds
+    monkeypatch.setattr(yaml_module, "MAX_YAML_VALUES", 401)  # instead of 200,000, which take seconds
     row = "- {a: 1, b: 2.5, c: true}\n"  # four values each, the mapping among them, and the list itself
     fits = 100
     assert len(parse_document(row * fits, "x").data) == fits

@@ -14,10 +14,10 @@ from harness.explain.ledger import measure
 from harness.explain.statistics import Estimate, from_amounts, from_block_values
 from harness.judge import claims
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, use_of
+from harness.judge.losses import Learned, learned, steps_to
 from harness.judge.probes.host_load import HostLoad, RoleLoad
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
-from harness.judge.target_loss import Learned, learned, steps_to
 from harness.scenario.load import load_scenario
 from harness.scenario.model import Scenario
 from harness.show import claims as claims_text

@@ -10,6 +10,7 @@ import pytest
 
 from harness.explain.statistics import Estimate
 from harness.judge.cost import ArmWork, HourlyPrice, PredictedCost, SpendingLimit, Standing, sum_of, training_work
+from harness.judge.doubts import doubt
 from harness.judge.report_types import ArmTotals
 from harness.show import cost as said
 from tests.harness.judge.test_cost import EVEN, SAVING
@@ -162,8 +163,17 @@ def test_the_steps_say_why_a_prediction_was_off() -> None:
     assert "- other: a step was predicted" in said.section(replace(TWO, spent_s=30.0), totals)
 
 
-def test_steps_that_waited_for_a_core_are_said() -> None:
+def test_steps_that_had_no_core_predict_nothing_that_is_certain() -> None:
     waited = tuple(replace(one, waiting_share=share) for one, share in zip(TWO.measured, (0.2, 0.01), strict=True))
-    lines = [line for line in said.notes(replace(TWO, measured=waited)) if "without a core" in line]
-    assert len(lines) == 1
-    assert lines[0].startswith("even: for 20 % of the measured steps' time")
+    found = replace(TWO, measured=waited)
+    (note,) = [line for line in said.notes(found) if "without a core" in line]
+    assert note.startswith("even: for 20 % of the measured steps' time")
+    assert said.cost_json(found)["doubts"] == [said.doubt_json(doubt("no core", "even", share=0.2))]
+    assert "not to be trusted" in said.lines(found)[0]
+    assert "not to be trusted" not in said.lines(TWO)[0]
+
+
+def test_steps_that_get_slower_are_noted_with_what_to_do() -> None:
+    slower = replace(EVEN, steps_s=(9.0, *(0.1 + 0.002 * step for step in range(19))))
+    (note,) = [line for line in said.notes(replace(TWO, measured=(slower, slower))) if "later half" in line][:1]
+    assert "% longer than the earlier" in note

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.judge.data_paths import DataPath
+from harness.judge.controls import DataPath
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.show import numbers

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from harness.explain.bounds import Bound
+from harness.judge.policy import CORE_WAIT_SHARE_MAX, UNSEEN_SHARE_MAX
 from harness.judge.report_types import ArmReport
 from harness.judge.study import analyse
-from harness.judge.unseen import MOST_UNSEEN, MOST_WAITING
 from harness.show.first_screen import FirstScreen, first_screen
 from harness.show.lone_arms import group_lines, lone_lines
 from harness.show.names import ArmNames
@@ -67,10 +67,10 @@ def test_steps_with_an_evaluation_within_are_said_to_be_left_out() -> None:
     ("facts", "words"),
     [
         (
-            {"unseen_share": MOST_UNSEEN + 0.01, "unseen_place": "f.py:38 (get)"},
+            {"unseen_share": UNSEEN_SHARE_MAX + 0.01, "unseen_place": "f.py:38 (get)"},
             "outside of all phases, mostly in f.py:38 (get)",
         ),
-        ({"waiting_share": MOST_WAITING + 0.01}, "waited for a core for 11 % of the time"),
+        ({"waiting_share": CORE_WAIT_SHARE_MAX + 0.01}, "waited for a core for 11 % of the time"),
     ],
 )
 def test_where_too_much_was_not_seen_it_promises_nothing(facts: dict[str, Any], words: str) -> None:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from harness.explain.long_steps import LongSteps
 from harness.explain.statistics import Estimate
-from harness.judge.in_total import InTotal
 from harness.judge.losses import Losses
+from harness.judge.policy import COARSE_RESOLUTION
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
-from harness.judge.verdicts import COARSE, UndecidedKind, Verdict
+from harness.judge.unsteady import InTotal
+from harness.judge.verdicts import UndecidedKind, Verdict
 from harness.show import html, markdown, plots, terminal
 from harness.show.first_screen import first_screen
 from harness.show.sentences import sentence
@@ -176,4 +177,4 @@ def test_views_of_text_agree_whatever_was_measured(ratio: Estimate, floor: float
     measured = report.compared[0].measured
     if measured.verdict == "none":
         assert measured.resolution is not None
-        assert measured.resolution <= COARSE
+        assert measured.resolution <= COARSE_RESOLUTION

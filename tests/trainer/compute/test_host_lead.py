@@ -8,7 +8,7 @@ import pytest
 
 from harness.explain.lead_use import lead_use
 from harness.explain.ledger import measure
-from harness.launch.more_warmup import MOST_STEPS, most_extra_steps
+from harness.launch.more_warmup import MAX_ADDED_STEPS, most_extra_steps
 from tests.cuda_stream import LAUNCH_BOUND, Declared, record
 from trainer.compute.host_lead import HostLead
 from trainer.config import TrainerConfig
@@ -38,7 +38,7 @@ def step_ms(declared: Declared) -> float:
 
 def test_steps_from_an_idle_device_are_too_fast_until_the_host_is_as_far_ahead_as_it_gets() -> None:
     assert step_ms(BEHIND) < 0.97 * DEVICE_MS, "the host still gets ahead"
-    settled = replace(BEHIND, settle=MOST_STEPS)
+    settled = replace(BEHIND, settle=MAX_ADDED_STEPS)
     assert 0 < record(settled).settling < 8
     assert step_ms(settled) == pytest.approx(DEVICE_MS, rel=0.005)
     assert step_ms(replace(BEHIND, warmup=60)) == pytest.approx(DEVICE_MS, rel=0.005)
@@ -53,7 +53,7 @@ def test_the_tables_tell_by_how_much_further_ahead_the_host_was_at_the_end() -> 
     assert found is not None
     assert found.by_host
     assert found.is_worth_saying
-    settled = measure(record(replace(BEHIND, settle=MOST_STEPS)).run)
+    settled = measure(record(replace(BEHIND, settle=MAX_ADDED_STEPS)).run)
     assert settled is not None
     (use,) = settled.used_leads.values()
     assert abs(use.ahead_ns) < 0.005 * use.wall_ns
@@ -69,7 +69,7 @@ def test_the_tables_tell_by_how_much_further_ahead_the_host_was_at_the_end() -> 
     ],
 )
 def test_loops_whose_steps_are_all_alike_take_next_to_no_more_warm_up(declared: Declared, most: int) -> None:
-    assert record(replace(declared, settle=MOST_STEPS)).settling <= most
+    assert record(replace(declared, settle=MAX_ADDED_STEPS)).settling <= most
 
 
 def test_one_step_in_which_the_device_runs_dry_says_nothing_of_the_next_ones() -> None:
@@ -119,8 +119,8 @@ def test_a_device_is_held_for_longer_than_the_fastest_step_once_three_steps_are_
     ("keys", "most"),
     [
         ({"compute": {"device": "cpu"}}, 0),
-        ({"compute": {"device": "auto"}}, MOST_STEPS),
-        ({"compute": {"device": {"emulated": "gh200"}}}, MOST_STEPS),
+        ({"compute": {"device": "auto"}}, MAX_ADDED_STEPS),
+        ({"compute": {"device": {"emulated": "gh200"}}}, MAX_ADDED_STEPS),
     ],
 )
 def test_a_cpu_with_batches_made_inline_takes_no_more(keys: dict[str, object], most: int) -> None:
@@ -129,5 +129,5 @@ def test_a_cpu_with_batches_made_inline_takes_no_more(keys: dict[str, object], m
 
 def test_a_host_that_waits_in_each_step_takes_one_more_after_it_was_suspended() -> None:
     """An H200's had nothing left to do when such a host began its second step."""
-    assert record(replace(BEHIND, sync="norm", settle=MOST_STEPS)).settling == 1
+    assert record(replace(BEHIND, sync="norm", settle=MAX_ADDED_STEPS)).settling == 1
     assert record(replace(BEHIND, sync="norm", settle=0)).settling == 0

@@ -27,7 +27,7 @@ from trainer.config import CorpusConfig, DataConfig, DataInject, EvaluationConfi
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.buffers import BatchBuffers
 from trainer.data.dataset import Epoch, make_pipeline
-from trainer.data.flat_pipeline import MOST_PIECES, FlatPipeline
+from trainer.data.flat_pipeline import MAX_PIECES_OF_A_ROW, FlatPipeline
 from trainer.data.flat_plan import DocumentPlan
 from trainer.data.formats.flat import FlatTokens
 from trainer.data.loader import open_batches
@@ -221,10 +221,10 @@ def test_few_long_and_many_short_documents_are_copied_alike(
     corpus = CorpusConfig(parquet=str(write_parquet(tmp_path / "a.parquet", texts)))
     config = make_config(path="tokens-mmap", corpus=corpus, sequence_length=128, batch_size=4)
     found = {}
-    for most in (0, MOST_PIECES, 10**9):
-        monkeypatch.setattr("trainer.data.flat_pipeline.MOST_PIECES", most)
+    for most in (0, MAX_PIECES_OF_A_ROW, 10**9):
+        monkeypatch.setattr("trainer.data.flat_pipeline.MAX_PIECES_OF_A_ROW", most)
         found[most] = batches_of(make_pipeline(config, prepare(config), 0, 0, 1), 10)
-    for others in (found[MOST_PIECES], found[10**9]):
+    for others in (found[MAX_PIECES_OF_A_ROW], found[10**9]):
         for left, right in zip(found[0], others, strict=True):
             assert_same(left, right)
 

@@ -14,8 +14,8 @@ Split = Literal["file", "line", "blank-line"]
 # Reasons that a file or a folder is not read; finding.REASONS has the text of each.
 Reason = Literal["hidden", "output", "repeated", "folder", "special", "format", "suffix", "unnamed"]
 
-ROW_GROUP = 1000  # rows per row group of every parquet file this package writes
-MOST_BYTES = 16 * 2**20  # of documents that are handed on together, unless a single one is larger
+CORPUS_ROW_GROUP = 1000  # rows per row group of every parquet file this package writes
+MAX_ROW_GROUP_BYTES = 16 * 2**20  # of documents that are handed on together, unless a single one is larger
 LARGEST_DOCUMENT = 2**31 - 1  # bytes: the offsets of Arrow's strings and lists are int32
 MOST_CHARACTERS = 300  # of another library's message in one of ours
 
@@ -65,11 +65,11 @@ class Corpus:
 
 
 def bounded(values: Any, rows: int) -> Iterator[Any]:
-    """Cut an Arrow array into slices of at most ``rows`` and, unless it is one row, :data:`MOST_BYTES`."""
+    """Cut an Arrow array into slices of at most ``rows`` and, unless it is one row, :data:`MAX_ROW_GROUP_BYTES`."""
     start = 0
     while start < len(values):
         piece = values.slice(start, rows)
-        while len(piece) > 1 and piece.nbytes > MOST_BYTES:
+        while len(piece) > 1 and piece.nbytes > MAX_ROW_GROUP_BYTES:
             piece = piece.slice(0, len(piece) // 2)
         yield piece
         start += len(piece)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.corpus import places
-from trainer.data.corpus.base import MOST_BYTES, ROW_GROUP, first_line
+from trainer.data.corpus.base import CORPUS_ROW_GROUP, MAX_ROW_GROUP_BYTES, first_line
 from trainer.errors import InputError
 
-_BUFFER_BYTES = 8 * 2**20  # of one read over the network
+_READ_BUFFER_BYTES = 8 * 2**20  # of one read over the network
 _LOCAL_BUFFER_BYTES = 2**20
 
 
@@ -22,7 +22,7 @@ def open_parquet(name: str) -> Any:
     if places.is_remote(name):
         file = places.open_file(name)
         try:
-            return pq.ParquetFile(file, buffer_size=_BUFFER_BYTES)
+            return pq.ParquetFile(file, buffer_size=_READ_BUFFER_BYTES)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             file.seek(0)
             raise _not_parquet(name, file.read(4), error) from error
@@ -91,7 +91,7 @@ def damaged(name: str, error: BaseException) -> InputError:
 
 
 def _rows(metadata: Any) -> int:
-    """So many rows that they hold about :data:`MOST_BYTES`, by the mean of the row group whose rows are largest."""
+    """Return how many rows hold about :data:`MAX_ROW_GROUP_BYTES`, by the row group with the largest rows."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     mean = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
-    return max(1, min(ROW_GROUP, int(MOST_BYTES / mean))) if mean else ROW_GROUP
+    return max(1, min(CORPUS_ROW_GROUP, int(MAX_ROW_GROUP_BYTES / mean))) if mean else CORPUS_ROW_GROUP

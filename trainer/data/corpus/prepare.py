@@ -12,7 +12,7 @@ from typing import Any
 from trainer.config import CorpusConfig
 from trainer.data import cache, python_docs
 from trainer.data.corpus import chat, columns, finding, formats, places, pretokenized
-from trainer.data.corpus.base import ROW_GROUP, Content, Corpus, Format, Identity
+from trainer.data.corpus.base import CORPUS_ROW_GROUP, Content, Corpus, Format, Identity
 from trainer.data.corpus.reading import pieces
 from trainer.data.formats.flat import PLACES
 from trainer.data.manifest import Pretokenized, check_data
@@ -237,9 +237,9 @@ def _builtin_file() -> Path:
         import pyarrow.parquet as pq
 
         table = pa.table({"text": pa.array(python_docs.collect(root), pa.string())})
-        pq.write_table(table, folder / "data.parquet", row_group_size=ROW_GROUP, compression="snappy")
+        pq.write_table(table, folder / "data.parquet", row_group_size=CORPUS_ROW_GROUP, compression="snappy")
 
-    key = ["python-docs", python_docs.RECIPE, sys.version, sys.implementation.name, str(root)]
+    key = ["python-docs", python_docs.PYTHON_DOCS_RECIPE, sys.version, sys.implementation.name, str(root)]
     return cache.folder("corpus", key, build) / "data.parquet"
 
 

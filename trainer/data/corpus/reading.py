@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trainer.data.corpus import columns
-from trainer.data.corpus.base import MOST_BYTES, ROW_GROUP, Corpus, bounded
+from trainer.data.corpus.base import CORPUS_ROW_GROUP, MAX_ROW_GROUP_BYTES, Corpus, bounded
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, An
                     return
 
 
-def iter_texts(corpus: Corpus, rows: int = ROW_GROUP) -> Iterator[list[str]]:
+def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[str]]:
     """Yield the documents in order, in lists of at most ``rows``: of fewer where they are large.
 
     Raises InputError for a corpus of token ids, which has no text.
@@ -52,7 +52,7 @@ def iter_texts(corpus: Corpus, rows: int = ROW_GROUP) -> Iterator[list[str]]:
         yield [text for piece in group for text in piece.to_pylist()]
 
 
-def iter_encoded(corpus: Corpus, rows: int = ROW_GROUP, eos_id: int | None = None) -> Iterator[Encoded]:
+def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | None = None) -> Iterator[Encoded]:
     """Yield the documents of a corpus of token ids in order, at most ``rows`` at a time, as they are stored.
 
     ``eos_id``: taken off the end of a document that ends with it, for readers who append one to every document.
@@ -71,7 +71,7 @@ def iter_encoded(corpus: Corpus, rows: int = ROW_GROUP, eos_id: int | None = Non
         yield encoded if eos_id is None else _without_end(encoded, eos_id)
 
 
-def iter_contents(corpus: Corpus, rows: int = ROW_GROUP) -> Iterator[list[bytes]]:
+def iter_contents(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[bytes]]:
     """Yield what each document is known by: its text as UTF-8, or its token ids as little-endian uint32."""
     if corpus.content != "tokens":
         for texts in iter_texts(corpus, rows):
@@ -92,14 +92,14 @@ def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
 
 
 def _groups(corpus: Corpus, rows: int) -> Iterator[list[Any]]:
-    """Arrow arrays, as many together as have ``rows`` rows or :data:`MOST_BYTES`."""
+    """Arrow arrays, as many together as have ``rows`` rows or :data:`MAX_ROW_GROUP_BYTES`."""
     group: list[Any] = []
     count = size = 0
     for _, _, values in pieces(corpus, corpus.documents):
         rest = values
         while len(rest):
             piece = next(bounded(rest, rows - count))
-            if group and size + piece.nbytes > MOST_BYTES:
+            if group and size + piece.nbytes > MAX_ROW_GROUP_BYTES:
                 yield group
                 group, count, size = [], 0, 0
             rest = rest.slice(len(piece))

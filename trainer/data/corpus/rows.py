@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.data import cache
 from trainer.data.corpus import columns, places
-from trainer.data.corpus.base import ROW_GROUP, Corpus
+from trainer.data.corpus.base import CORPUS_ROW_GROUP, Corpus
 from trainer.data.corpus.prepare import check_unchanged
 from trainer.data.corpus.reading import iter_texts
 from trainer.errors import InputError
@@ -55,7 +55,9 @@ def _write(corpus: Corpus, folder: Path) -> None:
     documents = 0
     with pq.ParquetWriter(folder / "data.parquet", schema, compression="snappy") as writer:
         for texts in iter_texts(corpus):
-            writer.write_table(pa.table({"text": pa.array(texts, pa.string())}, schema), row_group_size=ROW_GROUP)
+            writer.write_table(
+                pa.table({"text": pa.array(texts, pa.string())}, schema), row_group_size=CORPUS_ROW_GROUP
+            )
             documents += len(texts)
     if documents != corpus.documents:
         raise InputError(f"{corpus.name}: {documents} documents, {corpus.documents} when it was checked; run it again")

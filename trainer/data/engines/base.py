@@ -71,7 +71,7 @@ def concatenated(parts: Sequence[Encoded]) -> Encoded:
     return Encoded(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]))
 
 
-_FEW = 48  # documents, which are copied one by one: all at once would take longer
+_FEW_TEXTS = 48  # documents, which are copied one by one: all at once would take longer
 
 
 def _with_each(encoded: Encoded, lengths: NDArray[np.int64], eos_id: int) -> Encoded:
@@ -95,6 +95,6 @@ def with_end_of_text(encoded: Encoded, eos_id: int | None) -> Encoded:
         return encoded
     full = encoded.lengths > 0
     lengths = encoded.lengths + full
-    if len(lengths) <= _FEW:
+    if len(lengths) <= _FEW_TEXTS:
         return _with_each(encoded, lengths, eos_id)
     return Encoded(np.insert(encoded.ids, np.cumsum(encoded.lengths)[full], eos_id), lengths)

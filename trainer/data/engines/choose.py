@@ -24,7 +24,7 @@ from trainer.data.engines.proof import Proof, prove
 from trainer.errors import InputError, literal, one_line
 
 KEY = "data.tokenizer.engine"
-VERSION = 1  # raise it with any change of how engines are built or compared
+CHOICE_VERSION = 1  # raise it with any change of how engines are built or compared
 AS_TEXT = ", special tokens as text"  # ends an engine's name where it is so
 
 Build = Callable[[str], Any]  # the engine of a library, by its name
@@ -80,7 +80,16 @@ def choose(
         return own, None
     whole = config.prove == "corpus"
     versions = [f"{name} {version(name)}" for name in (own, *candidates)]
-    remembered = [VERSION, hard_set.VERSION, sample.VERSION, versions, key, corpus.fingerprint, whole, _processor()]
+    remembered = [
+        CHOICE_VERSION,
+        hard_set.HARD_SET_VERSION,
+        sample.SAMPLE_VERSION,
+        versions,
+        key,
+        corpus.fingerprint,
+        whole,
+        _processor(),
+    ]
     proof = Proof(
         **cache.remember("engines", remembered, lambda: asdict(_proof(own, candidates, build, corpus, whole=whole)))
     )

@@ -1,4 +1,4 @@
-"""Texts on which tokenizers are known to disagree; the same ones in every version of this file's ``VERSION``.
+"""Texts on which tokenizers are known to disagree; the same ones in every version of this file's ``HARD_SET_VERSION``.
 
 An engine must encode each of them as the reference does, whatever the corpus is (see ``proof.py``). A lone surrogate is
 not among them: no UTF-8 text holds one.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-VERSION = 1  # raise it with any change of the texts: it is part of what a proof is remembered by
+HARD_SET_VERSION = 1  # raise it with any change of the texts: it is part of what a proof is remembered by
 
 _LINE = "The quick brown fox doesn't jump over 13 lazy dogs, naïve façades or 日本語 and Ωmega; x_1 += y[i]**2 # ok\n"
 

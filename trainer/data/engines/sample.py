@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trainer.data.corpus import Corpus, iter_texts
 
-VERSION = 1  # raise it when another text is chosen: it is part of what a proof is remembered by
+SAMPLE_VERSION = 1  # raise it when another text is chosen: it is part of what a proof is remembered by
 SAMPLE_BYTES = 4_000_000  # at most, and at least half of it where the corpus has as much
 PIECE_CHARACTERS = 65_536  # longer documents are cut into such pieces, of which each may be chosen
 RARE_CHARACTERS = 500_000  # besides the sample, at most

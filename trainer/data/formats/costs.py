@@ -20,7 +20,7 @@ from trainer.data.formats.flat import FlatTokens, FlatWriter, open_flat, token_t
 from trainer.data.formats.parquet import PaddedWriter, TokenListWriter
 from trainer.errors import InputError
 
-_AT_ONCE = 1 << 20  # tokens that are widened at once
+_TOKENS_AT_ONCE = 1 << 20  # tokens that are widened at once
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def _exchanged(format: ExchangeFormat, vocabulary: Vocabulary) -> _Way:
 
 def _touch(tokens: Any) -> int:
     """Read all of them, as a loader that widens them does; returns how many there are."""
-    for start in range(0, len(tokens), _AT_ONCE):
-        np.asarray(tokens[start : start + _AT_ONCE]).astype(np.int64).sum()
+    for start in range(0, len(tokens), _TOKENS_AT_ONCE):
+        np.asarray(tokens[start : start + _TOKENS_AT_ONCE]).astype(np.int64).sum()
     return len(tokens)
 
 

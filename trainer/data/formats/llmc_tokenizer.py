@@ -21,8 +21,8 @@ from trainer.errors import InputError, one_line
 from trainer.files import expanded, write_atomically
 
 MAGIC, VERSION = 20240328, 2
-HEADER = 256  # int32 values
-LONGEST = 255  # bytes of a token: its length is one byte
+TOKENIZER_HEADER = 256  # int32 values
+MAX_TOKEN_BYTES = 255  # bytes of a token: its length is one byte
 _SPACE = "\u2581"  # SentencePiece's sign for a space
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -42,14 +42,14 @@ def write_tokenizer(info: TokenizerInfo, out: Path) -> WrittenTokenizer:
         raise InputError(f"{info.location}: it has no end-of-text id, with which llm.c begins each sample")
     tokens: list[bytes] = [b""] * info.vocab_size
     for at, token in _token_bytes(info):
-        if len(token) > LONGEST:
+        if len(token) > MAX_TOKEN_BYTES:
             raise InputError(
                 f"{info.location}: token {at} has {len(token):,} bytes ({one_line(repr(token)):.40}); llm.c's file has "
-                f"room for {LONGEST}"
+                f"room for {MAX_TOKEN_BYTES}"
             )
         tokens[at] = token
     unused = tokens.count(b"")
-    header = np.zeros(HEADER, "<i4")
+    header = np.zeros(TOKENIZER_HEADER, "<i4")
     header[:4] = MAGIC, VERSION, info.vocab_size, info.eos_id
     # llm.c refuses an empty token. A model never chooses an id that stands for none.
     named = [token or f"<|unused {at}|>".encode() for at, token in enumerate(tokens)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.data.corpus import ROW_GROUP
+from trainer.data.corpus import CORPUS_ROW_GROUP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,7 +88,7 @@ class TokenListWriter(_ParquetWriter):
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
 
-        super().__init__(path, {"tokens": pa.int32()}, ROW_GROUP)
+        super().__init__(path, {"tokens": pa.int32()}, CORPUS_ROW_GROUP)
 
     def _columns(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> list[Any]:
         return [_lists(ids.astype(np.int32), np.cumsum(lengths))]
@@ -100,7 +100,7 @@ class PaddedWriter(_ParquetWriter):
     def __init__(self, path: Path, length: int, pad_id: int) -> None:
         import pyarrow as pa
 
-        rows = max(1, min(ROW_GROUP, MOST_VALUES // length))
+        rows = max(1, min(CORPUS_ROW_GROUP, MOST_VALUES // length))
         super().__init__(path, {"input_ids": pa.int32(), "attention_mask": pa.int8()}, rows)
         self._length, self._pad_id = length, pad_id
 

@@ -10,8 +10,8 @@ import pytest
 
 from harness.explain.probes.operators import ProfiledOperators
 from harness.explain.probes.torch_profile import TorchProfile
-from harness.judge.probes.device_busy import with_device_busy
 from harness.judge.probes.device_health import DeviceHealth
+from harness.judge.probes.results import with_device_busy
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.show.names import ArmNames

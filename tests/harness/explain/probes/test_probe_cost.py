@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.judge.probes.probe_cost import is_probe_control
+from harness.judge.controls import is_probe_control
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.show.first_screen import first_screen

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.probes.sampler.host import LEAST_S, HostCollector, RepetitionLoad
+from harness.probes.sampler.host import LEAST_SAMPLED_S, HostCollector, RepetitionLoad
 from harness.probes.sampler.host_processes import ProcessCounters
 from harness.probes.sampler.series import SampleSeries, Unpacked
 from trainer.inject import spend
@@ -173,7 +173,7 @@ def test_repetitions_add_up_to_readings_of_at_least_half_a_second(steps) -> None
     pending = [0.0, 0.0, 0.0, 0.0]
     for step, cores in zip(steps, reported, strict=True):
         pending = [total + part for total, part in zip(pending, step, strict=True)]
-        assert bool(cores) == (pending[0] >= LEAST_S) or pending[0] == pytest.approx(LEAST_S, rel=1e-6)
+        assert bool(cores) == (pending[0] >= LEAST_SAMPLED_S) or pending[0] == pytest.approx(LEAST_SAMPLED_S, rel=1e-6)
         if cores:
             assert cores["own_cpu_cores"] * pending[0] == pytest.approx(pending[1], rel=1e-3)
             assert cores["other_cpu_cores"] * pending[0] == pytest.approx(pending[2], rel=1e-3)

@@ -18,7 +18,7 @@ from tests.trainer.data.corpus.corpora import WRITERS, arrow, compressed, jsonl,
 from trainer.config import CorpusConfig
 from trainer.data import cache
 from trainer.data.corpus import Corpus, by_row, iter_texts, prepare_corpus
-from trainer.data.corpus.base import MOST_BYTES
+from trainer.data.corpus.base import MAX_ROW_GROUP_BYTES
 from trainer.data.train_tokenizer import sample
 from trainer.errors import InputError
 
@@ -194,7 +194,7 @@ def test_memory_is_bounded_whatever_the_size_of_the_corpus(tmp_path: Path, name:
     tracemalloc.start()
     try:
         for texts in iter_texts(corpus):
-            assert sum(map(len, texts)) <= MOST_BYTES
+            assert sum(map(len, texts)) <= MAX_ROW_GROUP_BYTES
             assert texts[0] == documents[done]
             done += len(texts)
             most = max(most, pa.total_allocated_bytes() - before)
@@ -202,8 +202,8 @@ def test_memory_is_bounded_whatever_the_size_of_the_corpus(tmp_path: Path, name:
     finally:
         tracemalloc.stop()
     assert done == len(documents)
-    assert most < 3 * MOST_BYTES
-    assert peak < 5 * MOST_BYTES  # the texts, and the block that they were cut from
+    assert most < 3 * MAX_ROW_GROUP_BYTES
+    assert peak < 5 * MAX_ROW_GROUP_BYTES  # the texts, and the block that they were cut from
 
 
 @pytest.mark.parametrize("name", ["jsonl", "arrow file", "parquet", "jsonl.zst", "text files"])

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.corpus.base import ROW_GROUP
+from trainer.data.corpus.base import CORPUS_ROW_GROUP
 from trainer.data.corpus.dedup.new_folder import check_new, new_folder
 from trainer.data.corpus.dedup.pairs import jaccard
 from trainer.data.corpus.dedup.shingles import STEP, Shingler, Shingling, mixed
@@ -230,10 +230,10 @@ def _write_files(folder: Path, count: int, seed: int) -> None:
     labels: list[Any] = []
     with pq.ParquetWriter(folder / CORPUS_FILE, schema, compression="snappy") as writer:
         documents = labelled(count, seed)
-        while held := list(islice(documents, ROW_GROUP)):
+        while held := list(islice(documents, CORPUS_ROW_GROUP)):
             texts = [one.text for one in held]
             ids = [f"document-{one.row:09}" for one in held]
-            writer.write_table(pa.table([ids, texts, list(map(len, texts))], schema=schema), ROW_GROUP)
+            writer.write_table(pa.table([ids, texts, list(map(len, texts))], schema=schema), CORPUS_ROW_GROUP)
             columns = zip(*((one.row, one.kind, one.origin, one.similarity) for one in held), strict=True)
             arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
             labels.append(pa.record_batch(arrays, list(names)))

@@ -15,7 +15,7 @@ from trainer.data.corpus.dedup import pairs
 from trainer.data.corpus.dedup.components import Removals, removals
 from trainer.data.corpus.dedup.parts import write_parts
 from trainer.data.corpus.dedup.sketches import DedupJob, Integers, Sets, TextStream, sketched
-from trainer.data.corpus.dedup.spills import PARTS, Spill
+from trainer.data.corpus.dedup.spills import SPILL_PARTS, Spill
 from trainer.data.corpus.dedup.whole_rows import RowStream
 from trainer.data.corpus.reading import iter_texts
 
@@ -89,7 +89,7 @@ def _identical(digests: Spill, documents: int) -> tuple[Edges, NDArray[np.bool_]
     """Each document whose shingles are those of an earlier one, with the first such; and which these are."""
     repeated = np.zeros(documents, np.bool_)
     firsts, others = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for number in range(PARTS):
+    for number in range(SPILL_PARTS):
         rows = digests.read(number)
         rows = rows[np.lexsort((rows["row"], rows["low"], rows["high"]))]
         new = np.ones(len(rows), np.bool_)
@@ -105,7 +105,7 @@ def _identical(digests: Spill, documents: int) -> tuple[Edges, NDArray[np.bool_]
 def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], found: Spill) -> int:
     """Write down the pairs of all buckets; how many documents stand in one that is too large to compare all."""
     crowded = np.zeros(job.corpus.documents, np.bool_)
-    for number in range(PARTS):
+    for number in range(SPILL_PARTS):
         rows = keys.read(number)
         rows = rows[~repeated[rows["row"]]]
         rows = rows[np.lexsort((rows["row"], rows["key"]))]
@@ -120,7 +120,7 @@ def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], found: Spill
             out = right == pairs.CROWDED
             crowded[left[out]] = True
             left, right = pairs.distinct_pairs(left[~out], right[~out])
-            found.add(left * PARTS // job.corpus.documents, left=left, right=right)
+            found.add(left * SPILL_PARTS // job.corpus.documents, left=left, right=right)
     return int(crowded.sum())
 
 
@@ -128,7 +128,7 @@ def _verified(job: DedupJob, found: Spill, sets: Sets) -> tuple[int, Edges]:
     """How many pairs there are, and those that are similar enough."""
     threshold, candidates = job.settings.threshold, 0
     edges: list[Edges] = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
-    for number in range(PARTS):
+    for number in range(SPILL_PARTS):
         rows = found.read(number)
         left, right = pairs.distinct_pairs(rows["left"], rows["right"])
         candidates += len(left)

@@ -23,7 +23,7 @@ from trainer.errors import InputError
 PERMUTATIONS = 128
 FOUND = 0.99  # of the pairs right at the threshold must become candidates; of more similar ones more do
 MOST_PERMUTATIONS = 4096
-_ROUNDS = 8  # of 100 shingles, 800 places are drawn: few of 128 stay empty
+_MIXING_ROUNDS = 8  # of 100 shingles, 800 places are drawn: few of 128 stay empty
 _PART = 1 << 20  # shingles of one document that are worked on at once
 _EMPTY = np.uint64(2**64 - 1)
 _LOW = np.uint64(2**32 - 1)
@@ -97,7 +97,7 @@ class MinHash:
 
     def __init__(self, banding: Banding, seed: int) -> None:
         self._banding = banding
-        numbers = np.arange(1, _ROUNDS + banding.permutations + 1, dtype=np.uint64) * np.uint64(STEP)
+        numbers = np.arange(1, _MIXING_ROUNDS + banding.permutations + 1, dtype=np.uint64) * np.uint64(STEP)
         self._salts = mixed(mixed(numbers + mixed(np.array([seed], np.int64).view(np.uint64))))
 
     def signatures(self, sets: ShingleSets) -> Hashes:
@@ -117,7 +117,7 @@ class MinHash:
         table = found.reshape(documents, places)
         hashes = sets.hashes
         owners = np.repeat(np.arange(documents, dtype=np.int64) * places, sets.lengths)
-        for number in range(_ROUNDS):
+        for number in range(_MIXING_ROUNDS):
             drawn = mixed(hashes ^ self._salts[number])
             place = ((drawn >> np.uint64(32)) * np.uint64(places)) >> np.uint64(32)
             # An earlier round is less than every later one.
@@ -130,8 +130,8 @@ class MinHash:
                 return table
         for empty in range(places):
             kept = table[owners // places, empty] == _EMPTY
-            values = mixed(hashes[kept] ^ self._salts[_ROUNDS + empty]) & _LOW
-            np.minimum.at(found, owners[kept] + empty, values | np.uint64(_ROUNDS << 32))
+            values = mixed(hashes[kept] ^ self._salts[_MIXING_ROUNDS + empty]) & _LOW
+            np.minimum.at(found, owners[kept] + empty, values | np.uint64(_MIXING_ROUNDS << 32))
         return table
 
     def keys(self, sets: ShingleSets) -> Hashes:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.corpus.base import ROW_GROUP
+from trainer.data.corpus.base import CORPUS_ROW_GROUP
 from trainer.data.corpus.dedup.components import Removals
 from trainer.data.corpus.dedup.pairs import similarities
 from trainer.data.corpus.dedup.sketches import DedupJob, Sets, unseen
@@ -82,7 +82,7 @@ def _rows_writer(job: DedupJob, file: Path) -> Iterator[Callable[[Any], None]]:
 
     if job.corpus.format != "jsonl":
         with pq.ParquetWriter(file, job.schema, compression="snappy") as writer:
-            yield lambda table: writer.write_table(table, row_group_size=ROW_GROUP)
+            yield lambda table: writer.write_table(table, row_group_size=CORPUS_ROW_GROUP)
         return
     packed = part(job, KEPT, 0).suffix == ".zst"
     with pa.CompressedOutputStream(str(file), "zstd") if packed else file.open("wb") as stream:

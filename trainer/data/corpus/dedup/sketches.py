@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.corpus.base import ROW_GROUP, Corpus
+from trainer.data.corpus.base import CORPUS_ROW_GROUP, Corpus
 from trainer.data.corpus.dedup.minhash import Banding, MinHash, digests
 from trainer.data.corpus.dedup.shingles import Hashes, Shingler, ShingleSets, Shingling
 from trainer.data.formats.flat import FlatTokens, FlatWriter, open_flat
@@ -26,8 +26,8 @@ from trainer.errors import InputError
 from trainer.leftovers import remove
 
 Integers = NDArray[np.int64]
-_SHARES = 64  # of a corpus, where they get no larger than the most and no smaller than a row group
-_MOST_DOCUMENTS = 10_000  # of a share: what an executor does before it ends a task
+_SKETCH_SHARES = 64  # of a corpus, where they get no larger than the most and no smaller than a row group
+_MAX_SKETCHED_DOCUMENTS = 10_000  # of a share: what an executor does before it ends a task
 _OPEN_SHARES = 256  # whose memory maps are held
 _HASH = np.dtype("<u8")
 
@@ -59,8 +59,8 @@ class DedupJob:
     @classmethod
     def of(cls, corpus: Corpus, settings: DedupSettings, schema: Any, work: Path, out: Path) -> DedupJob:
         """Shares of whole row groups. They follow from the corpus alone: no engine makes others."""
-        documents = -(-corpus.documents // _SHARES // ROW_GROUP) * ROW_GROUP
-        size = max(ROW_GROUP, min(documents, _MOST_DOCUMENTS))
+        documents = -(-corpus.documents // _SKETCH_SHARES // CORPUS_ROW_GROUP) * CORPUS_ROW_GROUP
+        size = max(CORPUS_ROW_GROUP, min(documents, _MAX_SKETCHED_DOCUMENTS))
         return cls(corpus, settings, schema, str(work), str(out), size)
 
     @property

@@ -25,9 +25,9 @@ from trainer.errors import InputError
 
 MOST_ROUNDS = 60  # of joining groups: log2 of the longest chain would do, twice
 _DOCUMENTS = 20_000  # of a partition of each table of numbers
-_MOST_PARTITIONS = 4000
-_WAVES = 4  # runs of shares for each core, where a corpus cannot be read from its middle
-_LOOK_S = 2.0
+_MAX_DEDUP_PARTITIONS = 4000
+_DEDUP_WAVES = 4  # runs of shares for each core, where a corpus cannot be read from its middle
+_DEDUP_LOOK_S = 2.0
 _LOCAL = "local"  # folder of Spark's own files, on this machine
 _TABLES = "tables"  # folder of what executors write
 _EDGES = "left long, right long, jaccard double"
@@ -120,12 +120,12 @@ class _SparkTables:
     def __init__(self, session: Any, job: DedupJob, report: Callable[..., None]) -> None:
         self._session, self._job, self._report = session, job, report
         cores = max(1, session.sparkContext.defaultParallelism)
-        self._partitions = max(cores, min(job.corpus.documents // _DOCUMENTS, _MOST_PARTITIONS))
+        self._partitions = max(cores, min(job.corpus.documents // _DOCUMENTS, _MAX_DEDUP_PARTITIONS))
         session.conf.set("spark.sql.shuffle.partitions", str(self._partitions))
         session.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")  # what is broadcast passes through the driver
         # Local Parquet is read from its middle, any other corpus from its beginning: a task has a run of shares of it.
         whole = job.corpus.format == "parquet" and not any("://" in name for name in job.corpus.files)
-        self._run_length = 1 if whole else max(1, -(-job.count // (cores * _WAVES)))
+        self._run_length = 1 if whole else max(1, -(-job.count // (cores * _DEDUP_WAVES)))
 
     def make(self) -> Counts:
         """Write the result; what was counted."""
@@ -283,7 +283,7 @@ class _signs_of_life:  # noqa: N801  # a context
 
     def _run(self) -> None:
         before: list[tuple[int, int]] = []
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_DEDUP_LOOK_S):
             with suppress(Exception):  # Spark is ending
                 now = list(self._tasks())
                 if now != before:

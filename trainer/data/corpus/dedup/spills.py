@@ -9,17 +9,17 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-PARTS = 64
+SPILL_PARTS = 64
 _HELD_BYTES = 8 << 20  # before they are divided and written
 
 
 class Spill:
-    """Takes structured rows, each for one of :data:`PARTS` files of a folder."""
+    """Takes structured rows, each for one of :data:`SPILL_PARTS` files of a folder."""
 
     def __init__(self, folder: Path, dtype: np.dtype[np.void]) -> None:
         folder.mkdir(parents=True)
         self._dtype = dtype
-        self._files: list[IO[bytes]] = [(folder / f"{number:02}.bin").open("w+b") for number in range(PARTS)]
+        self._files: list[IO[bytes]] = [(folder / f"{number:02}.bin").open("w+b") for number in range(SPILL_PARTS)]
         self._held: list[NDArray[np.void]] = []
         self._held_parts: list[NDArray[np.integer[Any]]] = []
         self._held_bytes = 0
@@ -58,7 +58,7 @@ class Spill:
         rows, parts = np.concatenate(self._held), np.concatenate(self._held_parts)
         self._held, self._held_parts, self._held_bytes = [], [], 0
         order = np.argsort(parts, kind="stable")
-        rows, bounds = rows[order], np.searchsorted(parts[order], np.arange(PARTS + 1))
+        rows, bounds = rows[order], np.searchsorted(parts[order], np.arange(SPILL_PARTS + 1))
         for number, file in enumerate(self._files):
             if bounds[number] < bounds[number + 1]:
                 file.write(rows[bounds[number] : bounds[number + 1]].tobytes())

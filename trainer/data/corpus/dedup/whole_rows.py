@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.data.corpus import arrow, jsonl, parquet, text
-from trainer.data.corpus.base import ROW_GROUP, Corpus, bounded, first_line
+from trainer.data.corpus.base import CORPUS_ROW_GROUP, Corpus, bounded, first_line
 from trainer.errors import InputError
 
 LINE = "line"  # the one column of JSON Lines
@@ -116,7 +116,7 @@ def _tables(corpus: Corpus, name: str) -> Iterator[Any]:
 
     if corpus.format == "text":
         for values in text.read(name, corpus.split):
-            for piece in bounded(values, ROW_GROUP):
+            for piece in bounded(values, CORPUS_ROW_GROUP):
                 yield pa.table({corpus.column: piece})
     elif corpus.format == "jsonl":
         for rows in jsonl.rows(name):

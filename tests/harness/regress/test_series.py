@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.regress.rounds import rounds, total_log, typical_log
+from harness.regress.series import rounds, total_log, typical_log
 from tests.harness.regress.tables import run, steps_table
 
 STEPS = np.full((8, 4), 10.0)

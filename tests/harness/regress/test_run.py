@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.regress.plan import alone, between_arms, between_states
+from harness.regress.run import alone, between_arms, between_states
 from harness.scenario.load import load_scenario
 from harness.scenario.model import Scenario
 from trainer.errors import InputError

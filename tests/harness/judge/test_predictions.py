@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
@@ -13,10 +14,12 @@ import pytest
 from harness.cli import main
 from harness.explain.replay.predict import Replays
 from harness.judge.advice import advise
-from harness.judge.judgement import bar_of, refusal
-from harness.judge.report_types import ArmAdvice
+from harness.judge.doubts import Bar, Doubt, barred, doubt
+from harness.judge.predictions import StudyRuns, bar_of, edit_doubts, refusal, whatifs
+from harness.judge.report_types import ArmAdvice, WhatIf
+from harness.judge.study import analyse
 from harness.scenario.edits import parse_edits
-from harness.show.advice import next_steps
+from harness.show.advice import barred_text, next_steps
 from harness.show.names import ArmNames
 from harness.show.text.doubts import doubt_text
 from harness.show.words import interval
@@ -25,6 +28,7 @@ from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests.harness.explain.replay import oracle
 from tests.harness.explain.replay.oracle import Truth
+from tests.harness.synthetic import Arm, build
 
 LOADER = {"attached": "fetch: DataLoader with 1 worker; backward"}
 BY_HAND = {"attached": "fetch: get_batch (train.py:38); backward"}
@@ -187,3 +191,59 @@ def test_changes_of_a_loader_are_barred_where_replay_does_not_know_it(
 ) -> None:
     runs = runs_of(INLINE, 1, **LOADER, **facts)
     assert bar_of(parse_edits([edit]), runs, Replays(runs)) == bar
+
+
+def test_the_error_of_the_replay_is_no_gain() -> None:
+    """Without data work there is none to save, however far a resampled replay is from what was measured."""
+    arm = Arm("plain", read=0.0, tokenize=0.0, pack=0.0, transfer=0.0)
+    how = {"interleave": "runs", "repetitions": 1, "steps": 40, "noise": {"step": 0.8}}
+    explained = analyse(*build([arm], **how)).arms[0].explained
+    assert abs(explained.resampled_error or 0.0) > 0.01
+    assert explained.ideal_predicted is not None
+    assert explained.ideal_predicted.median == pytest.approx(1.0)
+    low, high = explained.ideal_predicted.ci_low, explained.ideal_predicted.ci_high
+    assert low is not None
+    assert high is not None
+    assert low < 1.0 < high  # as wide as the error
+
+
+@pytest.mark.parametrize("bar", get_args(Bar))
+def test_a_bar_names_the_settings_that_it_bars(bar: Bar) -> None:
+    both = barred([doubt(bar)], "prefetch") is not None
+    assert ("prefetch" in barred_text(bar, "a")) == both
+
+
+def whatif_table(truths: Mapping[str, tuple[Truth, int]], edits: str, **facts: Any) -> tuple[WhatIf, list[Doubt]]:
+    """The scenario's table under ``edits`` of the first arm against the last, and what the command doubts of it."""
+    names = list(truths)
+    runs = {}
+    for name, (truth, workers) in truths.items():
+        found = [waiting(run) for run in runs_of(truth, cores=64, **LOADER, **facts)]
+        config = {"data": {"workers": workers}}
+        runs[name] = [
+            RunData(replace(run.record, arm=name, config=config), run.steps, run.spans, run.samples) for run in found
+        ]
+    key, _, value = edits.partition("=")
+    arms = [ArmRecord(name) for name in names]
+    study = StudyRecord("s", "?", "done", arms=arms, blocks=4, scenario_text={"whatif": [{key: int(value)}]})
+    _, asked = whatifs(study, (names[0], names[-1]), runs)
+    replays = Replays(runs[names[0]])
+    return asked, [*edit_doubts(StudyRuns(study, runs), names[0], replays, replays.predict(parse_edits([edits])))]
+
+
+def test_the_table_of_a_scenario_has_the_doubts_of_the_command() -> None:
+    """An arm with fewer workers that is no slower, and workers that wait for a store."""
+    two = INLINE.having(workers=2, read=90.0)
+    asked, doubts = whatif_table({"two": (two, 2), "one": (two, 1)}, "workers=1")
+    assert "contradicted" in [one.kind for one in doubts]
+    assert {one.kind for one in doubts} <= {one.kind for one in asked.doubts}
+    asked, doubts = whatif_table({"four": (STORE, 4), "other": (STORE, 4)}, "workers=16")
+    assert "serial" in [one.kind for one in doubts]
+    assert {one.kind for one in doubts} <= {one.kind for one in asked.doubts}
+
+
+def test_the_table_of_a_scenario_has_no_figure_that_a_doubt_bars() -> None:
+    arms = {"a": (INLINE, 0), "b": (INLINE, 0)}
+    asked, _ = whatif_table(arms, "workers=2", sampling_share=0.2)
+    assert [one.kind for one in asked.doubts] == ["sampler"]
+    assert (asked.baseline_ms, asked.candidate_ms, asked.ratio) == (None, None, None)

@@ -1,0 +1,168 @@
+"""Defines every number of this room that decides what a report says: value, unit, reason, guarding test.
+
+Shares are fractions of 1. A name ends in MIN or MAX where the value is a bound, in WITHIN where smaller differences
+count as none.
+"""
+
+from __future__ import annotations
+
+# What was not seen of a program that this project did not write.
+UNSEEN_SHARE_MAX = 0.10
+"""Share of the time. Above it a wait for data may be hidden in what was not recorded.
+tests/harness/judge/test_policy.py"""
+CORE_WAIT_SHARE_MAX = 0.10
+"""Share of the time. Above it times tell more of other processes than of the program.
+tests/harness/judge/test_policy.py"""
+RESTART_SHARE_MAX = 0.01
+"""Share of the time. Above it a replay of other loader settings is wrong. tests/harness/judge/test_policy.py"""
+
+# Verdicts.
+ENOUGH_BLOCKS = 5
+"""Blocks to ask for: the fewest whose interval is about as narrow as the data. tests/harness/judge/test_policy.py"""
+BLOCKS_ASKED_MAX = 100
+"""Blocks. A study of more is no remedy. tests/harness/judge/test_policy.py"""
+CONTROL_APART_MIN = 0.005
+"""Share of the speed. An A/A control that differs surely by more is not the same. tests/harness/judge/test_policy.py"""
+COARSE_RESOLUTION = 0.1
+"""Share of the speed. A study that cannot see this has not seen "no difference".
+tests/harness/judge/test_verdicts.py"""
+USELESS_RATIO = 2.0
+"""Times as fast, and as slow. An interval that includes both shows nothing. tests/harness/judge/test_verdicts.py"""
+USELESS_FLOOR = 1.0
+"""Share of the speed. The same program seems to be twice as fast. tests/harness/judge/test_verdicts.py"""
+
+# Figures of a comparison.
+SAME_TOKENS_WITHIN = 0.01
+"""Share of the tokens in a step. Other batches of the same lengths differ by less.
+tests/harness/judge/test_policy.py"""
+CONTROL_POSITIONS_WITHIN = 0.03
+"""Share of the positions in a step. The few batches of an ideal-data control stand for all.
+tests/harness/judge/test_comparisons.py"""
+CEILING_INTERVAL_MAX = 1.5
+"""Upper / lower end. A control with a wider interval does not contradict the replay.
+tests/harness/judge/test_comparisons.py"""
+CEILINGS_WITHIN = 0.05
+"""Share of the speed. Control and replay give one figure for the ceiling. tests/harness/judge/test_policy.py"""
+WITNESSES_WITHIN = 0.01
+"""Share of the speed. Repeated steps have intervals next to 0, and still agree. tests/harness/judge/test_policy.py"""
+TOTAL_APART_MIN = 0.01
+"""Share of the ratio. Long steps that move it by less change no decision. tests/harness/judge/test_policy.py"""
+DRIFT_STEPS_MIN = 16
+"""Steps of a run with one repetition. Halves of fewer are means of too few. tests/harness/judge/test_policy.py"""
+DRIFT_MIN = 0.03
+"""Share of the speed, first to last repetition. Clocks and caches settle by less. tests/harness/judge/test_policy.py"""
+UNEVEN_APART_MIN = 0.02
+"""Share of the step, between mean and median, or both kinds of blocks. tests/harness/judge/test_policy.py"""
+UNEVEN_BLOCKS_MIN = 2
+"""Blocks of a kind. A single block that waits for long shows in the mean. tests/harness/judge/test_policy.py"""
+UNEVEN_KIND_RATIO = 0.5
+"""Times the wait of the other kind. Blocks that wait less than that are of another kind.
+tests/harness/judge/test_policy.py"""
+
+# Undeclared differences between arms.
+OTHER_CORES_MAX = 0.1
+"""Cores. Less load by other processes slows nothing measurably. tests/harness/judge/test_confounds.py"""
+USEFUL_TOKENS_WITHIN = 0.01
+"""Share of the trained share of tokens. Other documents differ by less. tests/harness/judge/test_confounds.py"""
+BLOCK_STEPS_WITHIN = 0.1
+"""Share of the steps in a block. Rounding to whole repetitions moves them by less.
+tests/harness/judge/test_policy.py"""
+MEMORY_SIZE_WITHIN = 0.05
+"""Share of the machine's memory. Each kernel keeps a few pages more or less. tests/harness/judge/test_policy.py"""
+
+# Losses.
+LOSS_EXPONENT_MAX = 0.5
+"""Exponent of losses in tokens. Published ones are 0.095 (Kaplan) and 0.28 (Hoffmann).
+tests/harness/judge/test_losses.py"""
+LOSSES_WITHIN = 0.01
+"""Share of the loss. Other kernels round by less. tests/harness/judge/test_policy.py"""
+LOSSES_EXPLAINED_MAX = 0.5
+"""Share of the loss. No number of tokens in a step explains more. tests/harness/judge/test_policy.py"""
+OTHER_DOCUMENTS_WITHIN = 0.03
+"""Share of the loss. Steps of other sizes end at other documents. tests/harness/judge/test_policy.py"""
+LOSS_CONFIDENCE = 0.99
+"""Level of the interval of a difference. One comparison in twenty would be barred by chance at 0.95.
+tests/harness/judge/test_losses.py"""
+LOSSES_CLEARLY_APART = 0.1
+"""Share of the loss, between medians. What trains badly scatters, and its interval includes anything.
+tests/harness/judge/test_losses.py"""
+LOSSES_BEYOND_CONTROL = 3.0
+"""Times the largest difference of the A/A control. A block further apart trained otherwise.
+tests/harness/judge/test_losses.py"""
+BLOCKS_APART_MIN = 2
+"""Blocks. A loss may rise in one of them by chance. tests/harness/judge/test_losses.py"""
+
+# Scaling over ranks.
+SAME_BATCH_WITHIN = 0.1
+"""Share of the tokens in a global batch. Batches of other documents differ by less.
+tests/harness/judge/test_policy.py"""
+LOSS_FALL_ERRORS = 4.0
+"""Standard errors. A loss that fell by less has reached its target by chance. tests/harness/judge/test_scaling.py"""
+LOSS_WINDOW_SHARE = 0.1
+"""Share of the tokens that one mean loss covers. tests/harness/judge/test_policy.py"""
+
+# Advice.
+ADVICE_REPLICATES = 8
+"""Replays of each run: half as many as of a prediction that a user asks for. tests/harness/judge/test_policy.py"""
+ADVISED_WORKERS = (2, 4)
+"""Numbers of loader workers to replay: one core or two beside the trainer. tests/harness/judge/test_advice.py"""
+WORKER_MULTIPLES = (2, 4)
+"""Times the present number of workers, where that is 4 or more. tests/harness/judge/test_advice.py"""
+ADVISED_GAIN_MIN = 0.01
+"""Share of the speed. No replay tells less from no change. tests/harness/judge/test_policy.py"""
+AS_GOOD_WITHIN = 0.01
+"""Share of the speed. The smaller setting is recommended. tests/harness/judge/test_policy.py"""
+
+# Predicted costs.
+COSTED_STEPS = 20
+"""Steps that are measured of each arm: step 0, and enough for an interval. tests/harness/judge/test_policy.py"""
+WORST_OF_STEPS = 10
+"""Last steps, of which the slowest is the worst case. Earlier ones may still warm up.
+tests/harness/judge/test_cost.py"""
+COSTED_LONG_RATIO = 1.5
+"""Times the median step. Longer steps before the first usual one belong to the start.
+tests/harness/judge/test_cost.py"""
+STEPS_AFTER_CHECKPOINT = 5
+"""Steps that show what writing a checkpoint beside them costs. tests/harness/judge/test_policy.py"""
+
+# The host.
+READINGS_MISSED_MAX = 0.01
+"""Share of the readings of a sampler. Fewer do not move a mean. tests/harness/judge/test_policy.py"""
+QUOTA_THROTTLED_MIN = 0.01
+"""Share of the quota's periods. tests/harness/judge/test_policy.py"""
+CORE_DELAY_MIN = 0.05
+"""Seconds per second in which threads waited for a core. Any scheduler delays by less.
+tests/harness/judge/test_policy.py"""
+FAULTS_PER_S_MIN = 1.0
+"""Major page faults per second. Start-up code is read late by fewer. tests/harness/judge/test_policy.py"""
+DISK_BYTES_PER_S_MIN = 2**20
+"""Bytes per second. Logs and libraries are read slower. tests/harness/judge/test_policy.py"""
+DISK_PRESSURE_MIN = 0.05
+"""Share of the time that some process waited for the disk. tests/harness/judge/test_policy.py"""
+MEMORY_PRESSURE_MIN = 0.01
+"""Share of the time that some process waited for memory. tests/harness/judge/test_policy.py"""
+MEMORY_LIMIT_NEAR = 0.9
+"""Share of the memory limit. The kernel reclaims the page cache from here on. tests/harness/judge/test_policy.py"""
+OTHERS_WINDOW_S = 0.5
+"""Seconds. The kernel counts in ticks of 10 ms, which are then 2 % of a core. tests/harness/judge/test_policy.py"""
+UNCOUNTED_CPU_MAX = 0.1
+"""Share of the run's own CPU time. Above it the kernel did not count all processes.
+tests/harness/judge/test_policy.py"""
+
+# GPUs.
+GPU_THROTTLED_MIN = 0.01
+"""Share of the samples. tests/harness/judge/test_policy.py"""
+CLOCK_FALL_MIN = 0.03
+"""Share of the clock. A governor moves it by less. tests/harness/explain/probes/test_device_health.py"""
+CLOCK_PARTS = 4
+"""Parts of a run, in time, whose median clocks are compared: one odd sample decides nothing.
+tests/harness/explain/probes/test_device_health.py"""
+SM_CLOCKS_WITHIN = 0.01
+"""Share of the mean clock, between two arms or two studies. tests/harness/judge/test_policy.py"""
+THROTTLED_APART_MAX = 0.05
+"""Share of the samples, between two arms. tests/harness/judge/test_policy.py"""
+GPU_SAMPLES_MIN = 3
+"""Samples of a card. Fewer are no mean. tests/harness/judge/test_policy.py"""
+PROFILED_STEP_RATIO_MAX = 1.1
+"""Times the typical step. Kernels of a profiled step that take longer are of another kind of step.
+tests/harness/judge/test_policy.py"""

@@ -1,0 +1,59 @@
+"""Defines every number of the regression check that decides: value, unit, reason, guarding test.
+
+Shares are fractions of 1 of the baseline's figure.
+"""
+
+from __future__ import annotations
+
+# What counts as the same.
+STEP_WITHIN = 0.01
+"""Share of the step's time, where both sides alternate. tests/harness/regress/test_policy.py"""
+MEMORY_WITHIN = 0.05
+"""Share of peak memory. Allocators round up by a few per cent. tests/harness/regress/test_gate.py"""
+STARTUP_WITHIN = 0.2
+"""Share of the start-up. Imports read files that may be in the page cache or not. tests/harness/regress/test_gate.py"""
+ALTERNATED_WITHIN = "1%"
+"""The default of a test whose sides alternate. tests/harness/regress/test_policy.py"""
+APART_WITHIN = "5%"
+"""The default of a test across days, which the machine's drift moves. tests/harness/regress/test_policy.py"""
+DAY_LOSSES_WITHIN = 0.05
+"""Share of the loss. Other kernels and another order of sums move it by less. tests/harness/regress/test_policy.py"""
+
+# When a decision is tried.
+FIRST_LOOK = 4
+"""Blocks. At three, Student's quantile is so wide that only landslides show. tests/harness/regress/test_decision.py"""
+LOOK_GROWTH = 1.5
+"""Blocks at one look / blocks at the look before: errors are shared by few looks.
+tests/harness/regress/test_decision.py"""
+MOST_BLOCKS_WORTH = 1000
+"""Blocks. A question that takes more is not one for this machine. tests/harness/regress/test_policy.py"""
+MOST_BLOCKS_PLANNED = 200
+"""Blocks. No budget of time lasts for more. tests/harness/regress/test_run.py"""
+HOPELESS_BLOCKS = 2
+"""Blocks in which a side failed each time: it will fail in the next one, too. tests/harness/regress/test_policy.py"""
+
+# How a run is cut and what is left out.
+ROUNDS_PER_RUN = 16
+"""Rounds that a run without repetitions is cut into: enough for a median. tests/harness/regress/test_series.py"""
+NOTICEABLE_PART = 0.01
+"""Share of the step. A phase or stage below it gets no line. tests/harness/regress/test_policy.py"""
+MS_DIGITS = 6
+"""Decimals of milliseconds in a baseline, that is nanoseconds. tests/harness/regress/test_baselines.py"""
+REGRESSION_SENTENCES_MAX = 5
+"""Comparisons with a sentence each at the top of a page. tests/harness/regress/test_report.py"""
+
+# Two studies of different times: what the machine does from one day to another.
+MIN_SESSIONS = 3
+"""Sessions kept. Of two, Student's quantile is 12.7, and only disasters show. tests/harness/regress/test_across.py"""
+SESSION_APART_H = 6.0
+"""Hours between two sessions. Studies of one afternoon share its luck. tests/harness/regress/test_baselines.py"""
+KEPT_SESSIONS = 30
+"""Sessions in a baseline file. More hardly narrow the quantile. tests/harness/regress/test_baselines.py"""
+DAY_DEVIATION = 0.08
+"""Standard deviation of a day's logarithm, where too few sessions are kept. Virtual machines of 2 cores drifted by 8 %
+between days. tests/harness/regress/test_across.py"""
+COMMON_MOVE_ARMS = 3
+"""Arms. Two move alike by chance. tests/harness/regress/test_across.py"""
+COMMON_MOVE_SHARE = 0.5
+"""Smallest change / largest change: arms that moved by unlike amounts have unlike causes.
+tests/harness/regress/test_across.py"""
