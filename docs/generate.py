@@ -311,9 +311,8 @@ def _regression_causes() -> Iterator[tuple[str, str, str]]:
     from harness.judge.confounds import Confound
     from harness.judge.doubts import doubt
     from harness.regress import text
-    from harness.regress.days import BetweenDays
-    from harness.regress.decision import Decision
-    from harness.regress.records import StateComparison, WhyUndecided
+    from harness.regress.decision import Decision, StateComparison, WhyUndecided
+    from harness.regress.series import BetweenDays
 
     change = Estimate(0.021, 0.004, 0.038, 2)
     decision = Decision("undecided", 0.02, change, 0.95, floor=0.03, between=BetweenDays(0.04, 1, known=False))

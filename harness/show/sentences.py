@@ -5,7 +5,7 @@ The reader bets a week of device time on these lines: never a bare ratio, and ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from harness.explain.replay.prediction import TOLERANCE
@@ -50,7 +50,7 @@ def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
     steps = _steps(c.measured)
     if steps:
         parts.append(f"{steps}.")
-    parts += [*also_noteworthy(c.measured), _isolated(c), data_text(c), _without_data(c)]
+    parts += [*also_noteworthy(c.measured), _isolated(c), data_text(c), *_candidate_waits(c), _without_data(c)]
     witnesses = _witnesses(c)
     if witnesses:
         parts.append(f"{witnesses}.")
@@ -286,6 +286,15 @@ def _isolated(c: Comparison) -> str:
     if (isolated := c.measured.isolated) is None:
         return f"Isolated ratio unknown: {absent_text(c.measured, 'isolated')}."
     return f"In isolation the data path of {c.candidate} is {ratio(isolated.median)} as fast ({interval(isolated)})."
+
+
+def _candidate_waits(c: Comparison) -> Iterator[str]:
+    """Yield how long a step of the candidate waits for data, if that was measured."""
+    waits = c.measured.candidate_waits
+    if waits.waited_ms is not None:
+        part, open_ms = part_of(waits.step_ms), left_open(waits.waited_range_ms, waits.step_ms)
+        waited = part(waits.waited_ms) if open_ms is None else between(open_ms, waits.step_ms)
+        yield f"{whose(c.candidate, waits)} waits {waited} of {part(waits.step_ms)} for data."
 
 
 def _without_data(c: Comparison) -> str:

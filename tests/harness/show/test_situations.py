@@ -338,7 +338,7 @@ def test_what_a_wait_may_be_by_either_reading_is_said_wherever_it_stands() -> No
     report = study(Arm("text"), Arm("tokens", tokenize=4.0))
     (c,) = report.compared
     other = replace(c.measured.candidate_waits, waited_range_ms=(0.3, 7.5))
-    assert "and tokens between 0.30 ms and 7.50 ms of 3" in sentence(
+    assert "tokens waits between 0.30 ms and 7.50 ms of 3" in sentence(
         replace(c, measured=replace(c.measured, candidate_waits=other))
     )
     assert "between" not in sentence(c)

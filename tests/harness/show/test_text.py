@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from pathlib import Path
 
 import pytest
 
+from harness.regress.text import CAUSES
 from harness.show.text.examples import SECTIONS, KindsSection
 
 JUDGE = Path(__file__).parents[3] / "harness" / "judge"
@@ -45,3 +47,15 @@ def test_every_literal_of_kinds_that_judge_defines_is_rendered() -> None:
                     found[target.id] = frozenset(map(str, members))
     assert len(found) >= 8
     assert {name for name, members in found.items() if members not in rendered} == set()
+
+
+def test_the_page_lists_every_kind_of_a_report_and_of_a_regression_check() -> None:
+    spec = importlib.util.spec_from_file_location("generate", JUDGE.parents[1] / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    page = generate.sayings()
+    for kind in (*(kind for section in SECTIONS for kind in section.kinds), *CAUSES):
+        assert f"\n| {kind} | " in page
+    assert "{" not in page
