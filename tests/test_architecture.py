@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 TRAINER_ROOMS = {"compute", "devices", "data"}
 MOST_ROOMS = 17
+REACHED_BY_PAGE_MAX = 148  # modules that building a page can import
 CLOCKS_AND_FILES = {"time", "datetime", "os", "pathlib", "io", "subprocess", "socket", "shutil", "tempfile"}
 
 
@@ -44,10 +45,22 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports(path: Path) -> set[str]:
-    """Modules of this project that the file imports, wherever in it, and names of others as they are written."""
+class _WithoutTypeChecking(ast.NodeTransformer):
+    """Removes what stands under ``if TYPE_CHECKING``."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        return node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else node
+
+
+def imports(path: Path, *, types: bool = True) -> set[str]:
+    """Modules of this project that the file imports, wherever in it, and names of others as they are written.
+
+    ``types``: also those that only a type checker imports.
+    """
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree: ast.AST = ast.parse(path.read_text())
+    for node in ast.walk(tree if types else _WithoutTypeChecking().visit(tree)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -144,6 +157,19 @@ def test_explain_and_judge_touch_no_clock_and_no_file() -> None:
         assert not {name.split(".")[0] for name in imports(path)} & CLOCKS_AND_FILES, path
         calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         assert not any(isinstance(call, ast.Name) and call.id == "open" for call in calls), path
+
+
+def test_the_page_builder_reaches_neither_launcher_nor_the_trainers_data() -> None:
+    """Imports inside functions count; what only a type checker imports does not."""
+    found, waiting = set[str](), ["harness.show.build"]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting += [one for one in imports(MODULES[module], types=False) if one in MODULES]
+    below = ("harness.launch", "harness.attach", "harness.machine.gpu", "trainer.data", "trainer.model")
+    assert not {module for module in found if module.startswith(below)}
+    assert len(found) <= REACHED_BY_PAGE_MAX
 
 
 def test_nothing_a_user_s_run_waits_for_is_imported_by_the_entrance() -> None:

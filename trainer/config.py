@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from trainer.config_base import Config, How, Milliseconds
+from trainer.config_base import BEFORE, Config, How, Milliseconds
 from trainer.config_compute import ComputeConfig, ComputeInject, Device, EmulatedDevice, KernelCounts, KernelDurations
 from trainer.config_data import CorpusConfig, DataConfig, DataInject, TokenizerConfig, TrainTokenizer
 from trainer.config_launch import LaunchConfig, SlurmConfig, Torchrun
@@ -194,10 +194,6 @@ class ResumeConfig(Config):
     optimizer's moments begin at zero. The section model must describe the same GPT-2."""
     step: int = Field(ge=0, le=1_000_000_000)
     """Optimizer steps that the weights have behind them: the number of the first one here. llm.c names its files so."""
-
-
-# Keys that came later, by what every run did before: a study, a baseline or a state of the code without one meant that.
-BEFORE: Mapping[str, Json] = {"compute.sync": "norm"}
 
 
 class TrainerConfig(Config):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from trainer.json_types import Json
+
+# Keys that came later, by what every run did before: a study, a baseline or a state of the code without one meant that.
+BEFORE: Mapping[str, Json] = {"compute.sync": "norm"}
 
 
 class Config(BaseModel):

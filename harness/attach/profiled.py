@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.attach.frames import AttachedProcess
 from harness.attach.sampling import sampled
-from harness.explain.probes.stacks import process_roles
+from harness.explain.probes.samples import process_roles
 from harness.probes.profilers.py_spy import SPEEDSCOPE, TRACE
 from harness.probes.profilers.torch_session import MAX_TRACE_BYTES, keep
 from harness.study.contract import PROFILED, SPAN_COLUMNS, STEP_COLUMNS

@@ -12,7 +12,7 @@ from typing import Any
 from harness.attach.frames import AttachedProcess, read, was_attached
 from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
 from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
-from harness.explain.slow_causes import CODE, GC, SAMPLED
+from harness.explain.causes import CODE, GC, SAMPLED
 from harness.launch.study import now
 from harness.machine.checks.check import count
 from harness.machine.environment import record_user_environment
@@ -212,7 +212,7 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
 
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...] | None:
-    """Return what slowed the steps, as rows of harness.explain.slow_causes; None if nothing did that was looked at."""
+    """Return what slowed the steps, as rows of harness.explain.causes; None if nothing did that was looked at."""
     counted: list[JsonObject] = [
         {
             "kind": kind,

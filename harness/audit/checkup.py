@@ -28,7 +28,7 @@ from harness.audit.judge import Candidate, JudgedRow, Reported, by_figures, devi
 from harness.audit.readings import search
 from harness.audit.result import Audit, Formula, RowAudit
 from harness.audit.scatter import beyond_scatter, relations, worst
-from harness.audit.solve import SAME, Excluded, FittedReading
+from harness.audit.solve import SOLVED_ROUNDING, Excluded, FittedReading
 from harness.audit.table import AuditRow, Peak, Table
 
 
@@ -174,7 +174,7 @@ def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
     counted = [one for one in readings if one.kind in ("formula", "sequence") and one.setting.flops_per_token]
     for one in counted:
         flops = one.setting.flops_per_token or 0.0
-        same = [two for two in counted if abs((two.setting.flops_per_token or 0.0) / flops - 1) <= SAME]
+        same = [two for two in counted if abs((two.setting.flops_per_token or 0.0) / flops - 1) <= SOLVED_ROUNDING]
         if len({two.kind for two in same}) > 1:
             return same
     return []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
 
-ROUNDING = 1e-12  # relative; what binary arithmetic may add to decimal ends
+FIGURE_ROUNDING = 1e-12  # relative; what binary arithmetic may add to decimal ends
 _NUMBER = r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?"
 _FIGURE = re.compile(rf"(~)?\s*({_NUMBER})(?:\s*(?:-|–|to)\s*({_NUMBER}))?")
 SMALLEST, LARGEST = Decimal("1e-30"), Decimal("1e30")
@@ -38,10 +38,10 @@ class Interval:
         return (self.low + self.high) / 2
 
     def holds(self, value: float) -> bool:
-        return self.low * (1 - ROUNDING) <= value <= self.high * (1 + ROUNDING)
+        return self.low * (1 - FIGURE_ROUNDING) <= value <= self.high * (1 + FIGURE_ROUNDING)
 
     def overlaps(self, other: Interval) -> bool:
-        return self.low <= other.high * (1 + ROUNDING) and other.low <= self.high * (1 + ROUNDING)
+        return self.low <= other.high * (1 + FIGURE_ROUNDING) and other.low <= self.high * (1 + FIGURE_ROUNDING)
 
 
 def _interval(value: Interval | float) -> Interval:
@@ -56,7 +56,7 @@ def common(intervals: list[Interval]) -> Interval | None:
     if not intervals:
         return None
     found = reduce(lambda a, b: Interval(max(a.low, b.low), min(a.high, b.high)), intervals)
-    if found.low > found.high * (1 + ROUNDING):
+    if found.low > found.high * (1 + FIGURE_ROUNDING):
         return None
     return found if found.low <= found.high else Interval(found.high, found.low)
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from harness.audit.checks import Setting, setting_of, step_s, tokens_per_step
 from harness.audit.flops import Convention
+from harness.audit.policy import ODD_FIXED_RATIO
 from harness.audit.solve import FittedReading
 from harness.audit.table import AuditRow, Table
 from trainer.devices.flops import parameters
 from trainer.devices.roofline import FOREACH_ADAMW_PASSES, FUSED_ADAMW_PASSES, NORM_PASSES
 
 # Reads and writes of parameter-sized tensors for the gradient norm (trainer/roofline.py counts the optimizer's).
-ODD = 0.8  # a fixed part this far below those of other kinds (or they below it) is not the same optimizer
 GRADIENT_PASSES = {"none": 0, "norm": 1, "clip": NORM_PASSES}
 
 
@@ -115,7 +115,7 @@ class FixedPart:
     @property
     def odd(self) -> bool:
         """Whether it is so far off that the row cannot be what it declares."""
-        return self.fixed_ms < ODD * self.low_ms or self.fixed_ms > self.high_ms / ODD
+        return self.fixed_ms < ODD_FIXED_RATIO * self.low_ms or self.fixed_ms > self.high_ms / ODD_FIXED_RATIO
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Judges what the audit may claim of a row: firm readings, mere possibilities, scatter.
 
 A reading is firm where neither honest scatter nor the number of readings that were tried explains that it fits: the
-chance of both together is at most FIRM. It is not offered at all where readings as simple fit most figures.
+chance of both together is at most FIRM_CHANCE. It is not offered at all where readings as simple fit most figures.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ from math import comb, prod
 from harness.audit.checks import AuditCheck, AuditStatus, Setting
 from harness.audit.figures import AuditedFigure, Interval
 from harness.audit.flops import Convention
+from harness.audit.policy import (
+    AS_FAR_OFF_RATIO,
+    FIRM_CHANCE,
+    NORMAL_DEVIATIONS,
+    OFFERED_SHARE,
+    SPECIFIC_SHARE,
+    UNEXPLAINED_SHARE,
+    WITNESS_ROWS_MIN,
+)
 from harness.audit.readings import FIELDS, in_unit
 from harness.audit.scatter import (
-    FEW,
     PER_DEVIATION,
     Relation,
     Scatter,
@@ -27,16 +35,8 @@ from harness.audit.scatter import (
     worst,
 )
 from harness.audit.solve import Excluded, FittedReading, UnknownKind
-from harness.audit.specificity import WINDOW, Readings
+from harness.audit.specificity import Readings
 from harness.audit.table import AuditRow, Peak
-
-# Chance that an honest row gets a firm reading, where its figures scatter apart. One factor common to all rows of a
-# table that prints two decimals can double it (results/reference/audit-rates).
-FIRM = 0.005
-SPECIFIC = 0.05  # of figures as far off; a reading as simple as others that fit more of them is never firm
-OFFERED = 0.5  # of figures as far off; beyond it a reading is not even offered
-EXPLAINS = 0.05  # of a row's discrepancy may remain where the reading of another row explains it too
-WITHIN = 2.6  # standard deviations; 99 % of normal scatter
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,10 @@ def _weigh(
             coverage = max(coverage, tried.coverage(same, joint))
         chance = coverage * chance_of_scatter(pair, [])
     # Rows that are apart for another reason, or many rows, know what scatter is: the reading must exceed it.
-    beyond = beyond_scatter(pair, outside) or (len(outside) < FEW and all(other.gap == 0 for other in outside))
-    firm = beyond and chance <= FIRM and coverage <= SPECIFIC
+    beyond = beyond_scatter(pair, outside) or (
+        len(outside) < WITNESS_ROWS_MIN and all(other.gap == 0 for other in outside)
+    )
+    firm = beyond and chance <= FIRM_CHANCE and coverage <= SPECIFIC_SHARE
     return replace(reading, firm=firm, coverage=coverage, shared=1 + len(sharing))
 
 
@@ -200,7 +202,7 @@ def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[Audi
 
 def _explains(reading: FittedReading, other: Candidate) -> bool:
     before, after = other.worst, worst(*under(reading, other.row, other.setting))
-    return before is not None and after is not None and after.gap <= EXPLAINS * before.gap
+    return before is not None and after is not None and after.gap <= UNEXPLAINED_SHARE * before.gap
 
 
 def _share(reading: FittedReading, other: Candidate) -> float:
@@ -208,7 +210,7 @@ def _share(reading: FittedReading, other: Candidate) -> float:
     before, after = other.worst, worst(*under(reading, other.row, other.setting))
     assert before is not None
     assert after is not None
-    return min((before.half + after.gap) / (WINDOW * abs(before.center)), 1.0)
+    return min((before.half + after.gap) / (AS_FAR_OFF_RATIO * abs(before.center)), 1.0)
 
 
 def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
@@ -260,15 +262,15 @@ def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[F
     """Those that say anything; why the others are not offered goes to ``excluded``."""
     useless: dict[UnknownKind, float] = {}
     for one in found:
-        if (one.coverage or 0.0) > OFFERED:
+        if (one.coverage or 0.0) > OFFERED_SHARE:
             useless[one.kind] = max(useless.get(one.kind, 0.0), one.coverage or 0.0)
     excluded += [Excluded(kind, "unspecific", coverage=coverage) for kind, coverage in useless.items()]
-    return [one for one in found if (one.coverage or 0.0) <= OFFERED]
+    return [one for one in found if (one.coverage or 0.0) <= OFFERED_SHARE]
 
 
 def widened(row: AuditRow, deviation: float) -> AuditRow:
     """``row`` with every figure as uncertain as scatter of ``deviation`` makes it."""
-    factor = 1 + WITHIN * deviation / 2
+    factor = 1 + NORMAL_DEVIATIONS * deviation / 2
     changed = {}
     for field in FIELDS.values():
         figure: AuditedFigure | None = getattr(row, field)

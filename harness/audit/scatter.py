@@ -18,12 +18,9 @@ from numpy.typing import NDArray
 
 from harness.audit.checks import STEP, TOKENS, Setting, rates, witnesses
 from harness.audit.figures import Interval
+from harness.audit.policy import COMMON_FACTOR_SPREAD, INCONSISTENT_CHANCE, USUAL_SCATTER, WITNESS_ROWS_MIN
 from harness.audit.table import AuditRow
 
-USUAL_SCATTER = 0.05  # one standard deviation; honest figures of one row are taken to differ by no more than this
-CHANCE = 0.005  # of honest scatter; below it a row is called inconsistent
-FEW = 3  # fewer other rows than this cannot overrule USUAL_SCATTER
-ALIKE = 0.2  # rows whose discrepancies differ by less than this share of them have them in common
 Distances = NDArray[np.float64]
 PER_DEVIATION = 1.4826  # standard deviations in the median distance of normal scatter
 
@@ -81,7 +78,7 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
         return usual
     scale = sorted(other.reach for other in others)[len(others) // 2]
     among = _beyond_median(one.gap / scale, len(others)) if scale > 0 else 0.0
-    if len(others) >= FEW:
+    if len(others) >= WITNESS_ROWS_MIN:
         middle = median(other.center for other in others)
         spread = sorted(abs(other.center - middle) - other.half for other in others)[len(others) // 2]
         if spread * PER_DEVIATION > USUAL_SCATTER:
@@ -92,7 +89,9 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
 def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
     """Whether honest scatter does not explain ``one``. Where most others are apart too, the tails are not known."""
     apart = sum(other.gap > 0 for other in others)
-    return chance_of_scatter(one, others) <= (CHANCE / 10 if 2 * apart > len(others) else CHANCE)
+    return chance_of_scatter(one, others) <= (
+        INCONSISTENT_CHANCE / 10 if 2 * apart > len(others) else INCONSISTENT_CHANCE
+    )
 
 
 @cache
@@ -170,5 +169,5 @@ def _scatter(first: str, second: str, apart: Mapping[str, Relation], every: Sequ
         low,
         high,
         sum(center > 0 for center in centers),
-        high - low <= ALIKE * abs(middle),
+        high - low <= COMMON_FACTOR_SPREAD * abs(middle),
     )

@@ -13,15 +13,13 @@ from typing import Literal
 from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Setting, fits, rates, witnesses
 from harness.audit.figures import Interval, common
 from harness.audit.flops import Convention
+from harness.audit.policy import LENGTH_STEP, SEQUENCE_SHORTEST, VALUES_TRIED_MAX
 from harness.audit.table import AuditRow
 
 UnknownKind = Literal[
     "formula", "scale", "sequence", "devices", "total", "unit", "peak", "padding", "average", "duration"
 ]
-LENGTH_STEP = 64  # a plausible sequence length is a power of two, or a multiple of this
-SHORTEST = 16
-MOST = 1000  # values that are tried where the digits leave very many open
-SAME = 1e-9  # relative; what binary arithmetic may do to a value that was solved for
+SOLVED_ROUNDING = 1e-9  # relative; what binary arithmetic may do to a value that was solved for
 
 
 @dataclass(frozen=True)
@@ -143,11 +141,14 @@ def _fixed_rate(row: AuditRow, rate: Mapping[str, Interval]) -> str | None:
 
 def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]:
     """Powers of two, and multiples of 64, in ``allowed``; of very many, the shortest."""
-    first, last = ceil(log2(max(allowed.low * (1 - SAME), SHORTEST))), floor(log2(max(allowed.high * (1 + SAME), 1)))
+    first, last = (
+        ceil(log2(max(allowed.low * (1 - SOLVED_ROUNDING), SEQUENCE_SHORTEST))),
+        floor(log2(max(allowed.high * (1 + SOLVED_ROUNDING), 1))),
+    )
     found = {2**power for power in range(first, last + 1)}
     if not powers_only:
-        start = ceil(allowed.low * (1 - SAME) / LENGTH_STEP)
-        end = min(floor(allowed.high * (1 + SAME) / LENGTH_STEP), start + MOST)
+        start = ceil(allowed.low * (1 - SOLVED_ROUNDING) / LENGTH_STEP)
+        end = min(floor(allowed.high * (1 + SOLVED_ROUNDING) / LENGTH_STEP), start + VALUES_TRIED_MAX)
         found |= {LENGTH_STEP * factor for factor in range(max(start, 1), end + 1)}
     return sorted(found)
 
@@ -162,8 +163,8 @@ def devices(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterat
         allowed.append(rate[TOKENS] * (row.step_ms.interval * 1e-3) / (row.batch_size * setting.sequence))
     needed = common(allowed)
     if needed is not None:
-        fewest = max(1, ceil(needed.low * (1 - SAME)))
-        numbers = range(fewest, min(floor(needed.high * (1 + SAME)), fewest + MOST) + 1)
+        fewest = max(1, ceil(needed.low * (1 - SOLVED_ROUNDING)))
+        numbers = range(fewest, min(floor(needed.high * (1 + SOLVED_ROUNDING)), fewest + VALUES_TRIED_MAX) + 1)
         hits = [n for n in numbers if n != setting.devices and fits(row, replace(setting, devices=n))]
         for n in hits[:1]:
             read = replace(setting, devices=n)

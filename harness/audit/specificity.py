@@ -16,16 +16,14 @@ from numpy.typing import NDArray
 
 from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Setting
 from harness.audit.flops import Convention
+from harness.audit.policy import AS_FAR_OFF_RATIO, DEVICES_TRIED_MAX, LENGTH_STEP, SEQUENCE_LONGEST, SEQUENCE_SHORTEST
 from harness.audit.readings import SCALES, UNITS
 from harness.audit.scatter import Relation
-from harness.audit.solve import LENGTH_STEP, SHORTEST, FittedReading
+from harness.audit.solve import FittedReading
 from harness.audit.table import AuditRow, Peak
 
 Shifts = NDArray[np.float64]
 
-WINDOW = 2.0  # times as far off as the figure that was printed
-LONGEST = 2**20  # sequence length
-MOST_DEVICES = 4096
 USUAL_LENGTHS: Shifts = 2.0 ** np.arange(7, 18, dtype=np.float64)  # 128 to 131,072
 USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
 
@@ -72,19 +70,19 @@ class Readings:
     @cached_property
     def _unusual(self) -> Shifts:
         """Every multiple of 64 and every power of two as length, every number of devices."""
-        powers = 2.0 ** np.arange(log(SHORTEST, 2), log(LONGEST, 2) + 1)
-        multiples = np.arange(LENGTH_STEP, LONGEST + 1.0, LENGTH_STEP)
+        powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
+        multiples = np.arange(LENGTH_STEP, SEQUENCE_LONGEST + 1.0, LENGTH_STEP)
         lengths = self._by_length(np.concatenate([powers, multiples]), self.setting.convention)
-        return np.concatenate([lengths, self._by_devices(np.arange(1.0, MOST_DEVICES + 1))])
+        return np.concatenate([lengths, self._by_devices(np.arange(1.0, DEVICES_TRIED_MAX + 1))])
 
     @cached_property
     def _pairs(self) -> Shifts:
         """Another formula together with a power of two as length, or with another number of devices."""
-        powers = 2.0 ** np.arange(log(SHORTEST, 2), log(LONGEST, 2) + 1)
+        powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
         declared, parts = self.setting, [np.zeros(0)]
         if declared.sequence is None or declared.flops_per_token is None:
             return parts[0]
-        devices = self._by_devices(np.arange(1.0, MOST_DEVICES + 1))
+        devices = self._by_devices(np.arange(1.0, DEVICES_TRIED_MAX + 1))
         for one in self.known:
             parts.append(self._by_length(powers, one))
             moved = log(one.flops_per_token(declared.sequence) / declared.flops_per_token)
@@ -142,8 +140,8 @@ def _is_usual(reading: FittedReading) -> bool:
 
 
 def _covered(shifts: Shifts, relation: Relation, half: float) -> float:
-    """The share of figures up to WINDOW times as far off that lie within ``half`` of a shift, but not of no shift."""
-    window = max(WINDOW * abs(relation.center), 2 * half)
+    """Share of figures as far off (AS_FAR_OFF_RATIO) that lie within ``half`` of a shift, but not of no shift."""
+    window = max(AS_FAR_OFF_RATIO * abs(relation.center), 2 * half)
     # A reading that moves the relation by t fits where the center is -t; a window around 0 holds both alike.
     near = np.unique(np.append(shifts[np.abs(shifts) <= window + half], 0.0))
     low, high = np.clip(near - half, -window, window), np.clip(near + half, -window, window)

@@ -11,15 +11,13 @@ from harness.audit.figures import Interval
 from harness.audit.fits import Clue, Fit, Traffic
 from harness.audit.flops import Attention, Convention, Weights
 from harness.audit.gains import Gain, GainVerdict, Incomparable, NotComparable, unexplained
+from harness.audit.policy import COARSE_DIGITS, LENGTH_STEP, READINGS_NAMED, ROWS_NAMED
 from harness.audit.result import Audit, RowAudit
 from harness.audit.scatter import Scatter
-from harness.audit.solve import LENGTH_STEP, SAME, Excluded, FittedReading, NamedPeak, UnknownKind
+from harness.audit.solve import SOLVED_ROUNDING, Excluded, FittedReading, NamedPeak, UnknownKind
 from harness.audit.table import Table
 from harness.show.words import capitalised, count, listing, percent, ratio
 
-NAMED_ROWS = 3  # in the first line
-NAMED_READINGS = 2  # in the first line
-COARSE = 0.01  # a ratio that its digits leave open by more is shown as a range
 PALM = "as PaLM does"
 WEIGHTS: Mapping[Weights, str] = {
     "palm": "",
@@ -112,8 +110,8 @@ def _rows_line(audit: Audit) -> str:
     if wrong:
         supported = {one.row.name for one in audit.evidence if one.supports}
         more = {row.name: "; other rows support the sequence length" for row in wrong if row.name in supported}
-        text += ": " + "; ".join(f"{row.name} ({short(row)}{more.get(row.name, '')})" for row in wrong[:NAMED_ROWS])
-        text += f"; and {len(wrong) - NAMED_ROWS} more" if len(wrong) > NAMED_ROWS else ""
+        text += ": " + "; ".join(f"{row.name} ({short(row)}{more.get(row.name, '')})" for row in wrong[:ROWS_NAMED])
+        text += f"; and {len(wrong) - ROWS_NAMED} more" if len(wrong) > ROWS_NAMED else ""
     text += f". {states['consistent']} consistent"
     if states["apart"]:
         text += f", {states['apart']} apart beyond rounding {_of_table(audit.scatters)}"
@@ -308,9 +306,9 @@ def short(row: RowAudit) -> str:
     texts = [reading(one, full=False) for one in firm or named]
     if not texts:
         return "nothing fits" if not row.readings else "cause not known"
-    rest = len(texts) - NAMED_READINGS
+    rest = len(texts) - READINGS_NAMED
     more = f", or {count(rest, 'more reading')}" if rest > 0 else ""
-    return f"{'fits with' if firm else 'may be'} {', or '.join(texts[:NAMED_READINGS])}{more}"
+    return f"{'fits with' if firm else 'may be'} {', or '.join(texts[:READINGS_NAMED])}{more}"
 
 
 def incomparable(one: Incomparable) -> str:
@@ -337,7 +335,7 @@ def formula_sentence(audit: Audit) -> str | None:
     if not equals:
         return f"{text}; no other known way fits as many."
     text += f". So do FLOPs counted {', or '.join(convention(one.convention) for one in equals)}"
-    if all(abs(one.gflops_per_token / best.gflops_per_token - 1) <= SAME for one in equals):
+    if all(abs(one.gflops_per_token / best.gflops_per_token - 1) <= SOLVED_ROUNDING for one in equals):
         text += f" (for this shape and length the same {best.gflops_per_token:.2f} GFLOP per token)"
     return f"{text}."
 
@@ -434,7 +432,7 @@ def change(gain: Gain) -> str:
     """``+0.87 %`` in tokens/s, or ``+81 to +90 %`` where the digits carry no more."""
     if gain.measured is None or gain.measured_low is None or gain.measured_high is None:
         return "not given"
-    if gain.measured_high - gain.measured_low < COARSE:
+    if gain.measured_high - gain.measured_low < COARSE_DIGITS:
         return _change(gain.measured)
     return f"{(gain.measured_low - 1) * 100:+.0f} to {(gain.measured_high - 1) * 100:+.0f} %"
 

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from harness.explain.core_waits import StepPart
+from harness.explain.causes import StepPart
 from harness.judge.doubts import Doubt
 from harness.judge.report_types import ArmReport, Comparison, StudyReport
 from harness.study.contract import RUN_COLUMNS

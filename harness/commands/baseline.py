@@ -51,7 +51,7 @@ def baseline(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _save(arguments: argparse.Namespace, folder: Path) -> int:
-    from harness.explain.statistics import MIN_BLOCKS
+    from harness.explain.policy import MIN_BLOCKS
     from harness.machine.git import is_ignored
     from harness.regress import baselines
     from harness.regress.decision import read_share

@@ -31,8 +31,8 @@ def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Count each corpus once, and print the page of each."""
     from harness.launch.progress import announced
     from harness.show import corpus as report
-    from harness.show.as_json import record_json
     from harness.show.drawing import write_picture
+    from harness.show.tables import record_json
     from trainer.data.corpus.statistics import SEQUENCE_LENGTHS, statistics_of
 
     asked: list[int] | None = arguments.lengths

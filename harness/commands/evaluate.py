@@ -99,7 +99,7 @@ def as_json(scores: ChoiceScores) -> dict[str, object]:
 
 
 def _share(scores: ChoiceScores, name: str) -> dict[str, float] | None:
-    from harness.explain.probes.stacks import wilson
+    from harness.explain.statistics import wilson
 
     share = getattr(scores, name)
     if share is None or not math.isfinite(share):

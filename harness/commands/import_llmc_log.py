@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Write the tables and the curve; say what was read."""
     from harness.launch.imported import import_log
-    from harness.show.curve import draw_losses
+    from harness.show.plotted_runs import draw_losses
     from trainer.llmc_log import read_log
 
     file = expanded(arguments.file)

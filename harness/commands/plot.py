@@ -16,7 +16,7 @@ from trainer.errors import InputError, visible
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harness.show.run_curves import LossKind, PlottedRun
+    from harness.show.curves import LossKind, PlottedRun
 
 LOSS, CHOICES, TABLE = "loss.png", "multiple-choice.png", "runs.json"
 PLOT_SCHEMA = 1
@@ -51,11 +51,10 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     if per_step is not None and not 0 < per_step < 1e12:
         raise InputError(f"--tokens-per-step: {per_step:g}; allowed: more than 0")
     from harness.launch.preparation import check_writable
-    from harness.show.curve_sources import find_curves
+    from harness.show.curves import MOST_RUNS, loss_figure
     from harness.show.drawing import NARROW, WIDE, drawn, write_picture
-    from harness.show.run_curves import MOST_RUNS, loss_figure
-    from harness.show.run_table import run_records, run_rows
-    from harness.show.terminal import aligned
+    from harness.show.plotted_runs import find_curves, run_records, run_rows
+    from harness.show.tables import aligned
     from trainer.files import expanded, write_text
 
     out = expanded(arguments.out)
@@ -88,8 +87,8 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Path, has_losses: bool) -> None:
     """Draw multiple-choice scores, if a run has any."""
+    from harness.show.curves import MEASURES, MOST_RUNS, best_measure, choices_figure
     from harness.show.drawing import NARROW, WIDE, drawn, write_picture
-    from harness.show.run_curves import MEASURES, MOST_RUNS, best_measure, choices_figure
 
     asked = [run for run in runs[:MOST_RUNS] if run.choices]
     if asked:

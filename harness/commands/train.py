@@ -70,7 +70,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
         raise InputError(f"--rate-of: arm {others[0]} has an optimizer.learning_rate of its own; leave one of them out")
     from harness.launch.tracking.trackers import warn_of_missing
     from harness.launch.train_arm import train_arm
-    from harness.show.curve import draw_losses
+    from harness.show.plotted_runs import draw_losses
 
     names = [arm.name for arm in plan.arms if arm.control is None]
     out = Path(arguments.out) if arguments.out else Path(OUT) / scenario.name / names[0]

@@ -14,7 +14,7 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.explain.replay import Edits, Prediction
-    from harness.explain.replay.sweep import Sweep
+    from harness.explain.replay.whatif import Sweep
     from harness.show.whatif import ValidationArms
     from harness.study.run_data import RunData
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them; print it, or JSON."""
     from harness.explain.replay import Replays, parse_edits
-    from harness.explain.replay.sweep import parse_sweep, sweep
+    from harness.explain.replay.whatif import parse_sweep, sweep
     from harness.judge.predictions import StudyRuns, bar_of, edit_doubts, refusal
     from harness.launch.preparation import check_writable
     from harness.show import advice as report_advice
@@ -105,7 +105,7 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
 
 def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
     """Arms of the study that are what the edits ask for, with their measured step time in ms."""
-    from harness.explain.replay.validation_arms import validation_arms
+    from harness.explain.replay.whatif import validation_arms
     from harness.judge.predictions import step_ms_of
 
     found = []

@@ -1,21 +1,17 @@
 """Computes the derived columns of the steps table: exposed, hidden, where stages ran, and what the device did.
 
-A run records only what happened: steps with their phases, spans of stages, kernels and blocking calls. These columns
-are computed whenever a study is read, so a corrected rule also applies to old studies.
+They are computed whenever a study is read, so a corrected rule also applies to old studies.
 
-    exposed       what each stage cost the step, by replay of the recorded order without it (``replay.exposed``)
-    work, during_wait, parallel, between_steps    where the time of the stages lies (``exposure``)
+    exposed       what each stage cost the step, by replay of the recorded order without it (``replay.removals``)
+    work, during_wait, parallel, between_steps    where the time of the stages lies (``waits``)
     hidden        stage time that cost nothing: it ran in a training step, outside of every wait, and is not exposed
-    device        beside an asynchronous device: idle (starved) by cause, slack, busy (``device``). While the host was
-                  still launching a phase that the device was at, nobody knows how much was work (``launches``): busy is
-                  null, idle what is known of it
+    device        beside an asynchronous device: idle (starved) by cause, slack, busy. Busy is null where the host was
+                  still launching a phase that the device was at (``launches``)
 
-Data work that runs inline on a synchronous device needs no replay: each stage costs what it takes. Where a replay is
-needed and impossible, or off by more than its tolerance, exposed and hidden are null: not derived, never zero.
-
-A batch whose builder recorded nothing makes the stages of its step null: not measured, never zero. A builder that did
-nothing (a replayed batch) leaves one empty ``transfer`` span as its mark. Older studies have no mark: there the
-recorded column ``exposed_transfer_ns`` shows the difference.
+Data work that runs inline on a synchronous device needs no replay. Where a replay is needed and impossible, or off by
+more than its tolerance, exposed and hidden are null. A batch whose builder recorded nothing makes the stages of its
+step null. A builder that did nothing (a replayed batch) leaves one empty ``transfer`` span as its mark; in older
+studies the recorded column ``exposed_transfer_ns`` shows the difference.
 """
 
 from __future__ import annotations
@@ -26,22 +22,24 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain import device
-from harness.explain.exposure import (
+from harness.explain.intervals import Int, Stretches, difference, union
+from harness.explain.launches import DeviceWork, per_step
+from harness.explain.policy import EXPOSED_ABOVE_WORK_MAX, OPEN_DEVICE_SHARE
+from harness.explain.replay.recording import Recording
+from harness.explain.replay.removals import Split, Unsplit, split
+from harness.explain.spans import FETCH, RunSpans, bounds, held_up, integers
+from harness.explain.waits import (
     TRANSFER,
     BatchWaits,
     StageSpans,
     StageTimes,
+    busy,
+    idle_per_step,
     per_row,
+    slack_at_fetches,
     stage_times,
     without_overlaps,
 )
-from harness.explain.intervals import Int, Stretches, difference, union
-from harness.explain.launches import NEGLIGIBLE, DeviceWork, per_step
-from harness.explain.replay.exposed import Split, Unsplit, split
-from harness.explain.replay.recording import Recording
-from harness.explain.spans import FETCH, RunSpans
-from harness.explain.step_columns import bounds, held_up, integers
 from harness.study.contract import CAUSES, PLACES, STAGES
 
 if TYPE_CHECKING:
@@ -58,8 +56,6 @@ DEVICE_COLUMNS = (
 )
 
 
-# Share of the measured time. Batches made before the first measured step are not in the work of the steps.
-ABOVE_WORK = 0.01
 _LONG_AGO_NS = 2**60  # before a run: sums of times stay within 64 bits
 
 
@@ -80,11 +76,9 @@ class Derived(NamedTuple):
 def with_derived(
     steps: pa.Table, spans: RunSpans, work: DeviceWork | None, recording: Recording | None = None
 ) -> Derived:
-    """Return ``steps`` with its derived columns computed by the present rules.
+    """Return ``steps`` with its derived columns; unchanged without phases, times of steps, or a span of each fetch.
 
-    Return it unchanged where the phases of steps were not recorded (a run measured bare), where steps have no times,
-    and where spans are missing or damaged: a step that fetched must have a span of it. ``work``: of the device; None of
-    a synchronous one. ``recording``: of the same run; None where it cannot be replayed.
+    ``work``: of the device; None if it is synchronous. ``recording``: of the same run; None if it cannot be replayed.
     """
     if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
         return Derived(steps, changed=False, unsplit="no times")
@@ -132,7 +126,7 @@ class _Replacing:
 
 
 def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
-    """Whether a step fetched without any span, or for less than no time: spans that are not what the run wrote."""
+    """True if a step fetched without any span, or for less than no time: spans that are not what the run wrote."""
     if (waits.ends < waits.starts).any():
         return True
     waited = np.zeros(len(steps), dtype=np.bool_)
@@ -157,7 +151,7 @@ def waits_of(steps: pa.Table, spans: RunSpans) -> BatchWaits | None:
 
 
 def _reported(steps: pa.Table, spans: RunSpans, rows: Int) -> NDArray[np.bool_]:
-    """Whether the builder of each batch recorded what it did, (batches,)."""
+    """True if the builder of each batch recorded what it did, (batches,)."""
     reported = np.zeros(len(rows), dtype=np.bool_)
     reported[spans.stages.batches[(spans.stages.batches >= 0) & (spans.stages.batches < len(rows))]] = True
     # Studies from before there was a mark: their own column tells a batch without stages from an unknown one.
@@ -187,14 +181,15 @@ def _stages(
     """Where the stages of each step lie, and what each cost it. ``training``: steps in which nothing else lay."""
     waited = union(waits.starts, waits.ends)
     if asynchronous:
-        waited = difference(waited, device.busy(spans))  # while the device works, a wait of the host costs nothing
+        waited = difference(waited, busy(spans))  # while the device works, a wait of the host costs nothing
     rows = len(step_bounds.starts)
     starts, ends = (moments[training] for moments in step_bounds)
     # What ran before the first step, perhaps in another block of the program, is taken to be like what ran in steps.
     begin = step_bounds.starts[:1]
     open_steps = union(np.append(begin - _LONG_AGO_NS, starts), np.append(begin, ends))
     times = stage_times(waits, stages, waited, open_steps, rows)
-    return times, _exposed(times, _fetched(waits, rows), asynchronous, recording)
+    waits_ns = per_row(waits.rows, waits.ends - waits.starts, rows)
+    return times, _exposed(times, waits_ns, asynchronous, recording)
 
 
 def _stage_columns(
@@ -223,12 +218,10 @@ def _stage_columns(
 
 
 def _hidden(outside: Int, work: Int, exposed: Int, weighed: NDArray[np.bool_] | None) -> Int:
-    """What of a stage cost each step nothing, (steps,): it ran outside of every wait, and is not exposed.
+    """Return the time of a stage that cost each step nothing: it ran outside of every wait, and is not exposed.
 
-    ``work``: of the stage while a step was open. What it did between steps is not hidden, and is exposed last.
-    A host that runs ahead of its device ends its steps earlier than the device does, so that what data costs lies in
-    other steps than the data: beside an asynchronous device both are summed over the measured steps (``weighed``), and
-    each step gets its part of what ran outside of waits.
+    ``work``: of the stage while a step was open. Beside an asynchronous device what data costs lies in later steps than
+    the data, so both are summed over the measured steps (``weighed``), and each step gets its part.
     """
     found: Int
     if weighed is None:
@@ -244,26 +237,21 @@ def _device_columns(
 ) -> Iterator[tuple[str, pa.Array]]:
     import pyarrow as pa
 
-    idle = device.idle_per_step(step_bounds, spans, waits, stages)
+    idle = idle_per_step(step_bounds, spans, waits, stages)
     pieces = min(len(spans.kernels), len(spans.launches))
-    slack, fetched = device.slack(
+    slack, fetched = slack_at_fetches(
         waits, spans.kernels.ends[:pieces], spans.launches.starts[:pieces], len(step_bounds.starts)
     )
     idle_ns = idle.sum(axis=1)
     wall = step_bounds.ends - step_bounds.starts
     may_wait, launch_bound = per_step(step_bounds, work.open), per_step(step_bounds, work.launch_bound_open)
-    yield "device_busy_ns", pa.array(wall - idle_ns, mask=may_wait > NEGLIGIBLE * wall)
+    yield "device_busy_ns", pa.array(wall - idle_ns, mask=may_wait > OPEN_DEVICE_SHARE * wall)
     yield "device_launch_bound_ns", pa.array(launch_bound)
     yield "device_open_ns", pa.array(may_wait - launch_bound)
     yield "device_starved_ns", pa.array(idle_ns)
     yield "device_slack_ns", pa.array(slack, mask=~fetched)
     for place, cause in enumerate(CAUSES):
         yield f"starved_{cause}_ns", pa.array(idle[:, place])
-
-
-def _fetched(waits: BatchWaits, rows: int) -> Int:
-    """The waits of each step together."""
-    return per_row(waits.rows, waits.ends - waits.starts, rows)
 
 
 def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Recording | None) -> Split | Unsplit:
@@ -278,14 +266,10 @@ def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Re
 
 
 def _above_work(exposed: Int, times: StageTimes, recording: Recording) -> bool:
-    """True if a stage cost the measured steps more than all of its work took: then the replay does not match the run.
-
-    A hand-over leaves no trace in the steps that did not wait for it. Time of a worker between two of its batches is no
-    work: where it is said to cost much, other workers made the batches.
-    """
+    """Return True if a stage cost the measured steps more than its work took: the replay is not the run."""
     steps = len(exposed)
     counted = recording.measured[:steps]
     most = times.work[:steps][counted].sum(axis=0).astype(np.float64)
     most[TRANSFER] += float(recording.batches.handover[recording.batches.usable].sum())
     above = exposed[counted].sum(axis=0) - most
-    return bool((above > ABOVE_WORK * recording.wall_ns[:steps][counted].sum()).any())
+    return bool((above > EXPOSED_ABOVE_WORK_MAX * recording.wall_ns[:steps][counted].sum()).any())

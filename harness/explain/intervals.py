@@ -1,18 +1,20 @@
 """Computes with stretches of time: sorted, disjoint [start, end) pairs of int64 nanoseconds, as two columns.
 
-Everything is done on whole columns, so that a run of a million steps takes seconds.
+Everything works on whole columns, so that a run of a million steps takes seconds.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int = NDArray[np.int64]
 SPANS_AT_ONCE = 500_000  # bounds the memory of one sweep
-NOTHING: Int = np.zeros(0, dtype=np.int64)
+NO_TIMES: Int = np.zeros(0, dtype=np.int64)
 
 
 class Stretches(NamedTuple):
@@ -36,7 +38,7 @@ def union(starts: Int, ends: Int) -> Stretches:
     if not kept.all():
         starts, ends = starts[kept], ends[kept]
     if not starts.size:
-        return Stretches(NOTHING, NOTHING)
+        return Stretches(NO_TIMES, NO_TIMES)
     if (starts[1:] < starts[:-1]).any():
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
@@ -69,7 +71,7 @@ def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
 
 
 def touches(starts: Int, ends: Int, inside: Stretches) -> NDArray[np.bool_]:
-    """Whether each span [start, end) has a moment ``inside``; one that is empty has none, but may count, (spans,)."""
+    """True if each span [start, end) has a moment ``inside``; one that is empty has none, but may count, (spans,)."""
     found: NDArray[np.bool_] = np.searchsorted(inside.starts, ends, side="left") > np.searchsorted(
         inside.ends, starts, side="right"
     )
@@ -119,7 +121,7 @@ def innermost(starts: Int, ends: Int) -> Pieces:
     order = kept[np.argsort(starts[kept], kind="stable")]
     edges = in_order(np.concatenate([starts[order], ends[order]]))
     if not edges.size:
-        return Pieces(NOTHING, NOTHING, NOTHING)
+        return Pieces(NO_TIMES, NO_TIMES, NO_TIMES)
     owner = np.full(len(edges) - 1, -1, dtype=np.int64)
     spans, place = _expanded(np.searchsorted(edges, starts[order]), np.searchsorted(edges, ends[order]))
     owner[place] = order[spans]  # of an index that is assigned several times the last one stays
@@ -131,5 +133,23 @@ def _expanded(low: Int, high: Int) -> tuple[Int, Int]:
     """Every index from low[i] to before high[i], row after row: (i of each, the index itself)."""
     counts = high - low
     rows = np.repeat(np.arange(len(counts)), counts)
-    skipped = np.repeat(low - np.append(0, np.cumsum(counts)[:-1]) if len(counts) else NOTHING, counts)
+    skipped = np.repeat(low - np.append(0, np.cumsum(counts)[:-1]) if len(counts) else NO_TIMES, counts)
     return rows, np.arange(len(rows)) + skipped
+
+
+Result = TypeVar("Result")
+STEPS_AT_ONCE = 10_000  # what one sweep over them needs stays in a core's cache
+THREADS = 2
+PARTS_AT_ONCE = 16  # whose results wait in memory
+
+
+def in_parts(steps: Stretches, work: Callable[[Stretches], Result]) -> Iterator[Result]:
+    """What ``work`` returns for each part of ``steps``, in their order. It may be called for two parts side by side."""
+    firsts = range(0, len(steps.starts), STEPS_AT_ONCE)
+    parts = [Stretches(*(column[first : first + STEPS_AT_ONCE] for column in steps)) for first in firsts]
+    if len(parts) < THREADS:
+        yield from map(work, parts)
+        return
+    with ThreadPoolExecutor(THREADS) as threads:
+        for first in range(0, len(parts), PARTS_AT_ONCE):
+            yield from threads.map(work, parts[first : first + PARTS_AT_ONCE])

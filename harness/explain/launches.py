@@ -1,8 +1,7 @@
-"""Finds the work of a device that waited for its launches: phases that the device ends as the host ends launching them.
+"""Finds the device work that waited for its launches: phases that the device ends as the host ends launching them.
 
-CUDA events (and the emulated device) tell when a phase began and ended on the device, as one bracket around all of its
-kernels. A device that is behind its host works through the bracket, and ends it when it is done. A device whose kernels
-are shorter than their launches is idle within it, which the bracket does not show:
+CUDA events give one bracket around all kernels of a phase. A device that is behind its host works through the bracket.
+A device whose kernels are shorter than their launches is idle within it, which the bracket does not show:
 
     host         |launch|launch|launch|launch|               |launch|launch|launch|launch|
     device              |k|    |k|    |k|    |k|                    |==== k ====|==== k ====|==== k ====|==== k ====|
@@ -10,57 +9,94 @@ are shorter than their launches is idle within it, which the bracket does not sh
                  |<----- not known ---->|<tail>|             it works to the end: known
                       launch-bound
 
-A bracket that ends with its launches is taken to be *launch-bound*. But no bracket tells what the device did before its
-last launch: one with a long last kernel ends late although the device waited before, and one of many kernels may end
-with its last launch although the device hardly did. From when the device came to a bracket until its last launch it may
-have worked or waited (``open``). After that, everything was queued, and the device worked (``tail``).
+A bracket that ends with its launches counts as *launch-bound*. Until its last launch the device worked or waited
+(``open``). After that, everything was queued, and the device worked (``tail``).
 
-A host that blocks within a phase, where nobody times it (``.item()`` in a model), ends it with its device as well, but
-because it waited for the device, and not the other way round:
+A host that blocks within a phase (``.item()`` in a model) waits for its device, and so ends it with the device as well.
+torch reports such calls in one audited step, without their time. A phase with such a call is never launch-bound.
 
-    host         |launch|launch|launch|== .item() ==|launch|
-    device              |==== k ====|==== k ====|==== k ====|k|
-
-torch tells of such calls in one audited step, without how long they blocked. So a phase that has one there is not
-called launch-bound in any step.
-
-A profiled window of the arm closes that. It holds how long kernels ran in each phase (``kernel_times``), so the share
-of work in an open phase is known. The readings then take the least, mean and most of the profiled steps.
-
-What depends on all that is worked out under several readings (:data:`Reading`). The likely one gives the figure, and
-the interval holds the others.
+A profiled window of the arm shows how long kernels ran in each phase. A kernel belongs to the phase in which the host
+launched it (same correlation id). The measured steps are taken to have the same kernels, for as long: the profiler only
+widens the gaps. Where the device's work stays open, figures are computed for each :data:`Reading`. The likely reading
+gives the figure, and the interval includes the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int, Stretches, clip, touches, union
-from harness.explain.kernel_times import KernelTime, kernel_times_of
+from harness.explain.intervals import Int, Stretches, clip, total, touches, union
+from harness.explain.policy import (
+    FILLED_PIECE_SHARE,
+    FULL_QUEUE_NS,
+    LAUNCH_TAIL_NS,
+    LAUNCH_TAIL_SHARE,
+    SHORT_LAUNCHES_SHARE,
+)
+from harness.explain.probes.operators import LaunchedWork, launched_work, read_events
+from harness.explain.probes.torch_profile import Window, whole_profiles
 from harness.explain.spans import RunSpans, spans_of
 from harness.study.run_data import RunData
 
-# A device that waits for launches is done one kernel after the last of them. Such a kernel is shorter than its launch
-# (5 to 50 us), and device times are mapped to the host's clock within tens of microseconds.
-TAIL_NS = 100_000
-TAIL_SHARE = 0.02  # of the bracket, where that is more: the last of at least fifty kernels
-LEAST_QUEUED_NS = 1_000_000  # that a full queue lasts: CUDA's holds 1,024 launches, and a kernel takes a microsecond
-MOST_MOMENTS = 0.05  # of the device's time: launching beside pieces that is too short to matter for one of them
-# Of a step. What brackets leave open is no more than this: then they are taken as busy, and off by no more.
-NEGLIGIBLE = 0.01
+
+class KernelTime(NamedTuple):
+    """Nanoseconds that the device was at kernels and copies of one piece of work, over the profiled pieces."""
+
+    least_ns: int
+    usual_ns: int
+    most_ns: int
+
+
+def kernel_times_of(run: RunData) -> Mapping[str, KernelTime]:
+    """Return the kernel time of the work of ``run`` by its name; nothing without a whole profiled window of its arm."""
+    window = run.window
+    if window is None:
+        return {}
+    return window.once("kernel times", lambda: _kernel_times(window))
+
+
+def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
+    facts = run.probes.torch_profiler
+    if facts is None or not facts.windows or not run.has_spans:
+        return {}
+    profiles, windows, gaps = whole_profiles(run.profiles()[0], facts.windows)
+    if gaps or not windows:
+        return {}
+    return _by_name(spans_of(run), windows, launched_work(read_events(profiles)))
+
+
+def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
+    """Sum up ``work`` by the launches of the windows' steps, without names that have a piece without kernels."""
+    inside = np.zeros(len(spans.launches), dtype=np.bool_)
+    for since, until, _, _ in windows:
+        inside |= (spans.launches.starts >= since) & (spans.launches.ends <= until)
+    pieces = spans.launches.where(inside)
+    pieces = pieces.where(np.argsort(pieces.starts, kind="stable"))
+    owner = np.searchsorted(pieces.starts, work.launched, side="right") - 1
+    owner[(owner >= 0) & (work.launched >= pieces.ends[np.maximum(owner, 0)])] = -1
+    order = np.argsort(owner, kind="stable")
+    edges = np.searchsorted(owner[order], np.arange(len(pieces) + 1))
+    found: dict[str, list[int]] = {}
+    for piece, code in enumerate(pieces.names.tolist()):
+        own = order[edges[piece] : edges[piece + 1]]
+        found.setdefault(spans.names[code], []).append(total(union(work.starts[own], work.ends[own])))
+    return {
+        name: KernelTime(min(worked), round(sum(worked) / len(worked)), max(worked))
+        for name, worked in found.items()
+        if min(worked) > 0
+    }
+
+
 # What the device did in a bracket before its last launch. likely: it waited where the bracket is launch-bound, else it
 # worked. waiting: nothing at all. working: all the time. blocking: the same, and where the host blocks untimed while it
 # launches, it did nothing else; so it is by the likely one where the bracket ends with the launches.
 Reading = Literal["likely", "waiting", "working", "blocking"]
 DEVICE_WORK = "device work"  # of a run, worked out once
-# Share of a piece: profiled kernels that take so much of it fill it. Its measured ones may be slower by the rest, as
-# clocks differ (H200: 0.976 of a forward pass behind a full queue).
-FILLED = 0.95
 # Place in KernelTime that a reading takes.
 KERNEL_TIME: Mapping[Reading, int] = {"waiting": 0, "likely": 1, "working": 2, "blocking": 2}
 
@@ -86,15 +122,12 @@ class DeviceWork:
         return np.where(self.still_launching, self._launched, self.starts)
 
     def worked_from(self, reading: Reading) -> Int:
-        """From when the device worked until the end of the piece, by this reading.
-
-        Where only the sum of its kernels is known, that is as if they ran at its end.
-        """
+        """Return when the device began to work on each piece; profiled kernels count as at its end."""
         by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
         return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
 
     def waited(self, reading: Reading) -> NDArray[np.bool_]:
-        """Whether the device waited for the launches of the piece, by this reading."""
+        """True if the device waited for the launches of the piece, by this reading."""
         idle = self._worked_ns(reading) < self.ends - self.starts
         return np.where(self.profiled, idle, self._waited_by_events(reading))
 
@@ -113,7 +146,7 @@ class DeviceWork:
         """Kernel time of each piece by this reading, at least the time after its last launch."""
         lasted = self.ends - self.starts
         found = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
-        return np.where(found >= FILLED * lasted, lasted, found)
+        return np.where(found >= FILLED_PIECE_SHARE * lasted, lasted, found)
 
     def _waited_by_events(self, reading: Reading) -> NDArray[np.bool_]:
         if reading == "likely":
@@ -121,16 +154,16 @@ class DeviceWork:
         return self.still_launching if reading == "waiting" else np.zeros_like(self.still_launching)
 
     def blocked(self, reading: Reading) -> NDArray[np.bool_]:
-        """Whether the host did nothing but wait for the device while it launched the piece, by this reading."""
+        """True if the host did nothing but wait for the device while it launched the piece, by this reading."""
         if reading == "likely":
             return self.may_block & self.ended
         return self.may_block if reading == "blocking" else np.zeros_like(self.may_block)
 
     @property
     def behind_full_queue(self) -> NDArray[np.bool_]:
-        """Whether the queue may have been full while the piece was launched: then launching it was waiting in part."""
+        """True if the queue may have been full while the piece was launched: then launching it was waiting in part."""
         lasting = self.launch_ends > self.launch_starts
-        found: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= LEAST_QUEUED_NS)
+        found: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= FULL_QUEUE_NS)
         return found
 
     def differs_ns(self, reading: Reading) -> int:
@@ -157,11 +190,7 @@ class DeviceWork:
 def device_work(
     spans: RunSpans, attached: bool = False, kernel_times: Mapping[str, KernelTime] | None = None
 ) -> DeviceWork:
-    """The work of a run's device. A piece whose launching blocked on the device did not wait for launches.
-
-    ``attached``: of a program that nobody here wrote. Where it blocks, it may have done anything before.
-    ``kernel_times``: by name of the work, from a profiled window.
-    """
+    """Return the work of a run's device. ``attached``: the program may block anywhere."""
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
     waits = union(spans.blocking.starts, spans.blocking.ends)
@@ -200,11 +229,11 @@ def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
 def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
     """How long launching must go on beside a piece to matter: a moment, or any time where moments add up to much."""
     if not len(starts):
-        return TAIL_NS
+        return LAUNCH_TAIL_NS
     meanwhile = np.minimum(launch_ends, ends) - starts
-    moments_ns = int(meanwhile[(meanwhile > 0) & (meanwhile <= TAIL_NS)].sum())
+    moments_ns = int(meanwhile[(meanwhile > 0) & (meanwhile <= LAUNCH_TAIL_NS)].sum())
     # Not of the time from the first to the last piece: between turns of its arm the device works for others.
-    return 0 if moments_ns > MOST_MOMENTS * int((ends - starts).sum()) else TAIL_NS
+    return 0 if moments_ns > SHORT_LAUNCHES_SHARE * int((ends - starts).sum()) else LAUNCH_TAIL_NS
 
 
 def device_work_of(run: RunData) -> DeviceWork:
@@ -213,17 +242,15 @@ def device_work_of(run: RunData) -> DeviceWork:
     return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached, kernel_times_of(run)))
 
 
-def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = TAIL_NS) -> NDArray[np.bool_]:
-    """Whether the host was still launching work that was on the device from ``starts`` to ``ends``, for more than
-    ``least_ns``; all (pieces,).
-    """
+def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
+    """Return True for each piece that the host launched for more than ``least_ns`` after the device began it."""
     found: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > least_ns
     return found
 
 
-def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = TAIL_NS) -> NDArray[np.bool_]:
-    """Whether it was, and the device ended that work with its last launch; all (pieces,)."""
-    ended = ends - launch_ends <= np.maximum(TAIL_NS, TAIL_SHARE * (ends - starts))
+def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
+    """True if it was, and the device ended that work with its last launch; all (pieces,)."""
+    ended = ends - launch_ends <= np.maximum(LAUNCH_TAIL_NS, LAUNCH_TAIL_SHARE * (ends - starts))
     found: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
     return found
 
@@ -235,10 +262,7 @@ def per_step(steps: Stretches, stretches: Stretches) -> Int:
 
 
 def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]) -> dict[str, float]:
-    """Of the ``steps`` that launched some work: the share in which it was launch-bound, by its name; not those of 0.
-
-    ``steps`` are in order, and need not touch one another.
-    """
+    """Return the share of the steps launching some work in which it was launch-bound, by its name, largest first."""
     row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
     inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
     found = {}

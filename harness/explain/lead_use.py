@@ -1,12 +1,23 @@
-"""Finds steps that lived off what was done ahead of them, in the tables of a study: by repetition, and by arm.
+"""Determines which worker made each batch, how long batches lay ready, and how much of that steps used up.
 
-That is batches which lay ready, or a host that got further ahead of its device: it takes no longer than launching does,
-which it cannot go on doing. An asynchronous device takes a batch when it begins to work on it: its host runs ahead of
-it at other moments.
+A DataLoader sends requests to its workers in turn. A worker without items left gets no more requests, so that the
+others make its batches. Each epoch starts a new round.
+
+A batch's lead is how long it had lain ready when its fetch began; 0 where the loop waited for it. A worker makes a
+batch in P, the loop takes one from each worker in C (a cycle: as many batches as workers). While C < P and there is
+lead, no step waits, and the lead of each worker's next batch is P - C smaller than that of its last one:
+
+    worker:  |--- batch b ---|--- batch b + W ---|            ready(b + W) = ready(b) + P + idle
+    loop:                     |..lead..|b ...... |lead|b + W  taken(b + W) = taken(b) + C
+                                                              lead(b + W)  = lead(b) + C - P - idle
+
+Steps that use up lead are faster than they could go on being, by exactly what they use up. Time that workers idled at a
+full queue is taken off. A host that gets further ahead of its asynchronous device uses up lead in the same way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,25 +25,168 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.exposure import BatchWaits
-from harness.explain.lead import Leads, MadeBatches, leads_of, used_up_ns
-from harness.explain.makers import makers_of
-from harness.explain.replay.batches import BUILT
-from harness.explain.spans import RunSpans
-from harness.explain.statistics import MIN_BLOCKS, reach_of_mean
-from harness.explain.step_columns import bounds, integers
+from harness.explain.intervals import Int
+from harness.explain.policy import (
+    LEAD_BATCHES_MIN,
+    LEAD_SHARE_MIN,
+    MIN_BLOCKS,
+    UNEQUAL_WORKER_FACTOR,
+    WORKER_HELD_SHARE,
+    WORKER_ROUNDS_MIN,
+)
+from harness.explain.spans import BUILT, NO_WORKER, RunSpans, bounds, integers
+from harness.explain.statistics import reach_of_mean
+from harness.explain.waits import BatchWaits
 from harness.study.contract import AWAITED
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-WORTH = 0.01  # of a step: what is used up faster is said, and may explain what a comparison measured
+
+class Makers(NamedTuple):
+    """``worker``: maker of each batch in order of receipt, (batches,). ``workers``: number of the loader's workers."""
+
+    worker: Int
+    workers: int
+
+    @property
+    def is_round_robin(self) -> bool:
+        """True if all workers made batches, one after the other."""
+        if not self.workers or not len(self.worker):
+            return True
+        return np.array_equal(self.worker, (self.worker[0] + np.arange(len(self.worker))) % self.workers)
+
+    @property
+    def idle(self) -> int:
+        """Number of workers that made no batch; 0 where too few batches were seen, and without workers."""
+        if not self.workers or len(self.worker) < WORKER_ROUNDS_MIN * self.workers:
+            return 0
+        return self.workers - len(np.unique(self.worker))
+
+    @property
+    def busy(self) -> int:
+        """Number of workers that made batches."""
+        return self.workers - self.idle
+
+    @property
+    def unequal(self) -> bool:
+        """True if one worker made so many batches that others made too few."""
+        if not self.workers or len(self.worker) < WORKER_ROUNDS_MIN * self.workers:
+            return False
+        return bool(np.bincount(self.worker).max() * self.workers > UNEQUAL_WORKER_FACTOR * len(self.worker))
+
+    def in_flight(self, prefetch: int) -> int:
+        """Return the number of batches in flight. A worker without items answers one request."""
+        return self.workers * prefetch - self.idle * (prefetch - 1)
+
+    def before(self) -> Int:
+        """Return the index of the same worker's previous batch for each batch; -1 for the first batch of a worker."""
+        order = np.argsort(self.worker, kind="stable")
+        found = np.full(len(order), -1)
+        same = self.worker[order[1:]] == self.worker[order[:-1]]
+        found[order[1:][same]] = order[:-1][same]
+        return found
+
+
+def round_robin(count: int, workers: int) -> Makers:
+    """Return the makers of ``count`` batches that workers make in turn, starting with the first worker."""
+    return Makers(np.arange(count) % max(1, workers), workers)
+
+
+def makers_of(recorded: NDArray[np.int16], count: int, workers: int) -> Makers:
+    """Return the makers of ``count`` batches of a loader with ``workers``; in turn where they were not recorded."""
+    worker = np.full(count, NO_WORKER, dtype=np.int64)
+    worker[: len(recorded)] = recorded[:count]
+    worker[worker >= workers] = NO_WORKER
+    known = np.flatnonzero(worker != NO_WORKER)
+    places = np.arange(count)
+    if not len(known):
+        return round_robin(count, workers)
+    nearest = known[np.maximum(0, np.searchsorted(known, places, side="right") - 1)]
+    return Makers((worker[nearest] + places - nearest) % workers, workers)
+
+
+Array = NDArray[np.float64]
+
+
+class MadeBatches(NamedTuple):
+    """Moments of consecutive batches; ns, (batches,), NaN where not known.
+
+    ``taken``: when the loop, or its device, turned to the batch. ``awaited``: it was not ready before its fetch began.
+    """
+
+    began: Array
+    ready: Array
+    received: Array
+    taken: Array
+    awaited: NDArray[np.bool_]
+
+
+class Leads(NamedTuple):
+    """Of batches that follow one another, ns, both (batches,): the lead, and how long its worker idled before it."""
+
+    lead: Array
+    idle: Array
+
+
+def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | None = None) -> Leads:
+    """Return the lead of each batch for workers with ``prefetch`` batches in flight. ``makers`` None: in turn."""
+    lead = np.where(made.awaited, 0.0, np.maximum(0.0, made.taken - made.ready))
+    count = len(lead)
+    makers = makers or round_robin(count, workers)
+    before, ahead = makers.before(), makers.in_flight(prefetch)
+    later = np.flatnonzero(before >= 0)
+    gap, asked = np.zeros(count), np.full(count, -np.inf)
+    gap[later] = made.began[later] - made.ready[before[later]]
+    asked[ahead:] = made.received[: max(0, count - ahead)]
+    busy = np.zeros(count, dtype=np.bool_)
+    busy[later] = asked[later] < made.ready[before[later]]
+    known = busy & np.isfinite(gap)
+    making = made.ready - made.began
+    between = float(np.median(gap[known])) if known.any() else 0.0
+    most = WORKER_HELD_SHARE * float(np.nanmedian(making)) if np.isfinite(making).any() else 0.0
+    idle = np.maximum(0.0, gap - between)
+    idle[busy & (idle <= most)] = 0.0
+    return Leads(np.where(np.isnan(made.ready), np.nan, lead), idle)
+
+
+def used_up_ns(leads: Leads, workers: int) -> float | None:
+    """Return by how much steps over these batches were shorter than making them; None if too little is known.
+
+    The last cycle's own use is not seen: it is taken as that of the others, but for no more than is left.
+    """
+    lead, idle = leads
+    if not 0 < workers < len(lead) or not np.isfinite(lead).all():
+        return None
+    fell = float((lead[:-workers] - lead[workers:]).mean())
+    used = min(fell, max(0.0, fell - float(idle[workers:].mean())))
+    seen = used * (len(lead) - workers) / workers
+    return seen + min(used, float(lead[-workers:].mean()))
+
+
+def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
+    """Return by which share of its time the last cycle of batches was shorter than it could go on being.
+
+    ``stood``: batches in the making while the run was suspended. Infinite if that is so of the whole cycle; 0 if too
+    few batches are known.
+    """
+    if workers < 1 or len(leads.lead) < 2 * workers:
+        return 0.0
+    seen = min(max(workers, LEAD_BATCHES_MIN), len(leads.lead) - workers)
+    lead, idle = leads.lead[-seen - workers :], leads.idle[-seen:]
+    length = float((taken[-seen:] - taken[-seen - workers : -workers]).mean())
+    if not np.isfinite(lead).all() or length <= 0:
+        return 0.0
+    known = np.ones(seen, dtype=np.bool_) if stood is None else ~stood[-seen:]
+    if not known.any():
+        return math.inf
+    return max(0.0, float((lead[:-workers] - lead[workers:] - idle)[known].mean())) / length
 
 
 class UsedLead(NamedTuple):
-    """What the measured steps of one repetition used up of ready batches, per worker, and how long they took; ns.
+    """Lead that the measured steps of a repetition used up per worker, and their time; ns.
 
-    ``ahead_ns``: by how much further the host was ahead of its device at their end; negative: less far.
+    ``ahead_ns``: how much further the host was ahead of its device at their end.
     """
 
     used_ns: float
@@ -42,10 +196,9 @@ class UsedLead(NamedTuple):
 
 @dataclass(frozen=True)
 class LeadUse:
-    """By how much the measured steps of an arm were faster than they could go on being, as a share of a step.
+    """Share of a step by which measured steps were faster than they could go on being, with its 95 % interval.
 
-    With the 95 % interval of a mean over ``n`` repetitions: each is suspended, and begins to use up lead, by itself.
-    ``by_host``: mostly as the host got further ahead of its device; else as batches that lay ready were used up.
+    ``n``: repetitions. ``by_host``: mostly as the host got further ahead of its device.
     """
 
     share: float
@@ -56,18 +209,14 @@ class LeadUse:
 
     @property
     def is_worth_saying(self) -> bool:
-        """Whether the steps surely lived off lead, and by more than next to nothing."""
-        return self.share > WORTH and self.ci_low > 0
+        """True if the steps surely lived off lead, and by more than next to nothing."""
+        return self.share > LEAD_SHARE_MIN and self.ci_low > 0
 
 
 def used_leads(
     steps: pa.Table, spans: RunSpans, waits: BatchWaits, workers: int, prefetch: int, *, asynchronous: bool
 ) -> dict[int, UsedLead]:
-    """What each repetition of a run used up; of none where an asynchronous device left no record.
-
-    ``workers``: 0 where batches are made inline, of which none lies ready. A repetition in which the loop paused (an
-    evaluation) counts up to there: its workers went on meanwhile.
-    """
+    """Return what each repetition used up, until its first pause. ``workers``: 0 if batches are made inline."""
     if asynchronous and not len(spans.kernels):
         return {}
     makers = makers_of(spans.makers, len(waits.rows), workers)
@@ -109,10 +258,7 @@ def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
 
 
 def _ahead_ns(spans: RunSpans, moments: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How long the device still had to work at each of ``moments`` on what was queued by then; both (moments,).
-
-    A device does its work in the order queued; one that the host does not run ahead of has none.
-    """
+    """Return how long the device still had to work at each moment on what was queued by then, (moments,)."""
     done = np.concatenate([[-np.inf], np.maximum.accumulate(spans.kernels.ends.astype(np.float64))])
     # A launch whose work was never recorded (the run was cut short) is not known to be ahead of anything.
     queued = np.minimum(np.searchsorted(spans.launches.starts, moments, side="left"), len(spans.kernels.ends))

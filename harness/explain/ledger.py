@@ -9,24 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.bounds import Bound, BoundShares
+from harness.explain.bounds import Bound, BoundShares, room_ns
 from harness.explain.derived import stage_spans, waits_of, with_derived
-from harness.explain.exposure import TRANSFER
-from harness.explain.intervals import Stretches, clip
+from harness.explain.intervals import clip
 from harness.explain.launches import device_work_of, launch_bound_shares
-from harness.explain.lead_use import LeadUse, UsedLead, lead_use, used_leads
-from harness.explain.long_steps import LeftOut, Places, longest_phases, without_long
-from harness.explain.makers import makers_of
+from harness.explain.lead_use import LeadUse, UsedLead, lead_use, makers_of, used_leads
+from harness.explain.policy import DIVERGED_BY, DIVERGED_TIMES, LOSS_STEPS
 from harness.explain.replay.recording import record
-from harness.explain.room import room_ns
-from harness.explain.spans import spans_of
-from harness.explain.step_columns import bounds
-from harness.explain.step_losses import LAST_STEPS, StepLosses
+from harness.explain.spans import bounds, column, loader_workers, once_per_run, spans_of
+from harness.explain.unusual_steps import LeftOut, Places, longest_phases, without_long
+from harness.explain.waits import TRANSFER
 from harness.scenario.overrides import lookup_number
 from harness.study.contract import CAUSES, PHASES, STAGES
 from harness.study.records import RunRecord
@@ -36,11 +33,41 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
+@dataclass(frozen=True, eq=False)
+class StepLosses:
+    """The losses of ``run``, of warm-up steps too; read when they are asked for, as a long run has a million."""
+
+    run: RunData | None = None
+
+    def by_step(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Steps with a finite loss, each once and ascending, and these losses."""
+        steps, losses = self.recorded()
+        finite = np.isfinite(losses)
+        return steps[finite], losses[finite]
+
+    def recorded(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The same with losses that are NaN or infinite: a run that diverged has not stopped training there."""
+        table = None if self.run is None else self.run.step_columns(["step", "loss"])
+        if table is None:
+            return np.empty(0, np.int64), np.empty(0)
+        known = table.drop_null()
+        steps, losses = (known.column(name).to_numpy() for name in ("step", "loss"))
+        steps, first = np.unique(steps, return_index=True)
+        return steps, losses[first]
+
+
+def at_common_steps(ours: StepLosses, theirs: StepLosses) -> tuple[float, float] | None:
+    """Return the mean losses over the last LOSS_STEPS steps that both runs trained; None if there is none."""
+    (our_steps, our_losses), (their_steps, their_losses) = ours.by_step(), theirs.by_step()
+    _, here, there = np.intersect1d(our_steps, their_steps, assume_unique=True, return_indices=True)
+    if not len(here):
+        return None
+    return float(our_losses[here[-LOSS_STEPS:]].mean()), float(their_losses[there[-LOSS_STEPS:]].mean())
+
+
 Array = NDArray[np.float64]
 DERIVED = "derived steps"
-# A run has diverged where the mean of its last losses is above so many times that of its first, and above it by so much
-# (nats): batches of one document differ by less, and a small loss may double by chance.
-DIVERGED_TIMES, DIVERGED_BY = 2.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)  # a long run has a hundred thousand
@@ -77,7 +104,7 @@ class RunLedger:
     launch_bound: dict[str, float]  # share of the measured steps in which a piece of the device's work was, by its name
     device_starved_ms: float | None
     device_slack_ms: float | None  # work still queued when the host began its fetch
-    device_room_ms: float | None  # what fetching could have lasted longer for next to nothing, see ``room``
+    device_room_ms: float | None  # what fetching could have lasted longer for next to nothing, see ``bounds``
     starved_ms: dict[str, float]  # device idle time by what the host did; empty without an asynchronous device
     tokens: float | None  # positions, sum over the measured steps
     trained_tokens: float | None
@@ -87,7 +114,7 @@ class RunLedger:
     diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
     used_leads: dict[int, UsedLead] = field(default_factory=dict)  # by repetition, of those of which it is known
     losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
-    longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see ``long_steps.longest_phases``
+    longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see :func:`longest_phases`
     left_out: LeftOut = field(default_factory=LeftOut)
     idle_workers: int = 0  # loader workers that made no batch
     # What a step of several ranks would be shorter by if none had any data work; None of one rank, or not known.
@@ -104,10 +131,7 @@ class RunLedger:
 
     @property
     def waited_ms(self) -> float | None:
-        """What data work cost a step: all exposed stages, or the fetch phase where nobody split it.
-
-        None on an asynchronous device where nobody did: there a wait of the host may cost nothing.
-        """
+        """Milliseconds that data work cost a step; None on an asynchronous device whose waits were not split."""
         if self.exposed_ms:
             return sum(self.exposed_ms.values())
         return None if self.record.facts.asynchronous else self.phase_ms.get("fetch")
@@ -152,7 +176,7 @@ class RunLedger:
 
     @property
     def by_repetition(self) -> bool:
-        """Whether its repetitions alternated with those of the runs of the same session."""
+        """True if its repetitions alternated with those of the runs of the same session."""
         return self.record.interleave == "slices" and bool(self.record.session)
 
 
@@ -164,11 +188,6 @@ def without_split(ledger: RunLedger) -> RunLedger:
     return replace(ledger, exposed_ms={}, hidden_ms={}, waited_otherwise_ms=(), unsplit="replay is off")
 
 
-def measure(run: RunData) -> RunLedger | None:
-    """The ledger of a finished run; None where it did not finish or left no measured step."""
-    return run.once("ledger", lambda: _measure(run))
-
-
 class DerivedSteps(NamedTuple):
     """The steps table with its derived columns as the present rules have them; see :mod:`harness.explain.derived`."""
 
@@ -178,30 +197,23 @@ class DerivedSteps(NamedTuple):
     otherwise: Array | None = None  # (readings, steps), see ``derived.Derived``
 
 
+@once_per_run(DERIVED)
 def derived_steps(run: RunData) -> DerivedSteps:
     """See :class:`DerivedSteps`; without a table there is none."""
-    return run.once(DERIVED, lambda: _derived_steps(run))
-
-
-def _derived_steps(run: RunData) -> DerivedSteps:
     if not run.step_count or not run.has_spans:
         return DerivedSteps(run.steps, changed=False)
     try:
         recording = record(run)
     except InputError:
         recording = None
-    # The table as it was has no name here: of a long run it goes column by column.
     work = device_work_of(run) if run.record.facts.asynchronous else None
-    return DerivedSteps(*with_derived(_read(run), spans_of(run), work, recording))
+    # The table has no name here: that of a long run is freed column by column.
+    return DerivedSteps(*with_derived(cast("pa.Table", run.steps), spans_of(run), work, recording))
 
 
-def _read(run: RunData) -> pa.Table:
-    steps = run.steps
-    assert steps is not None, "asked of a run without a steps table"
-    return steps
-
-
-def _measure(run: RunData) -> RunLedger | None:
+@once_per_run("ledger")
+def measure(run: RunData) -> RunLedger | None:
+    """The ledger of a finished run; None where it did not finish or left no measured step."""
     if run.record.status != "done" or (steps := derived_steps(run).table) is None:
         return None
     measured = np.not_equal(column(steps, "warmup"), 1) & (column(steps, "wall_ns") > 0)
@@ -218,16 +230,18 @@ def _measure(run: RunData) -> RunLedger | None:
     fetched = run.record.facts.times_fetches or bool(np.nansum(values("fetch_ns")))
     wall = values("wall_ns")
     tokens, trained = values("tokens"), values("trained_tokens")
-    losses = values("loss")[_known(steps, "loss")[measured]]  # null: not measured; NaN: diverged
-    diverged = _diverged(losses)
+    losses = values("loss")[steps.column("loss").is_valid().to_numpy()[measured]]  # null: not measured; NaN: diverged
+    exposed, hidden = stages("exposed"), stages("hidden")
+    made = spans_of(run).makers if (workers := loader_workers(run)) and run.has_spans else np.zeros(0, dtype=np.int16)
     return RunLedger(
         record=run.record,
         repetitions=_repetitions(np.nan_to_num(values("turn")).astype(np.int64), wall, tokens, trained),
         step_ms=wall / 1e6,
         phase_ms=_means(values, PHASES if fetched else [phase for phase in PHASES if phase != "fetch"], "{}_ns"),
-        exposed_ms=stages("exposed") if fetched else {},
-        hidden_ms=stages("hidden") if fetched else {},
-        work_ms=stages("work") or _sum_by_stage(stages("exposed"), stages("hidden")),
+        exposed_ms=exposed if fetched else {},
+        hidden_ms=hidden if fetched else {},
+        # Tables from before there was a column for it have the sum.
+        work_ms=stages("work") or {stage: value + hidden.get(stage, 0.0) for stage, value in exposed.items()},
         during_wait_ms=stages("during_wait"),
         parallel_ms=stages("parallel"),
         between_steps_ms=stages("between_steps"),
@@ -244,28 +258,20 @@ def _measure(run: RunData) -> RunLedger | None:
         starved_ms=_means(values, CAUSES, "starved_{}_ns"),
         tokens=_sum(tokens),
         trained_tokens=_sum(trained),
-        loss=float(losses[-LAST_STEPS:].mean()) if losses.size and np.isfinite(losses).all() else None,
+        loss=float(losses[-LOSS_STEPS:].mean()) if losses.size and np.isfinite(losses).all() else None,
         other_cpu_cores=_other_load(run.samples),
         loader_share=_loader_share(run, steps, measured),
-        diverged=diverged,
+        diverged=_diverged(losses),
         used_leads=_used_leads(run, steps),
         losses=StepLosses(run),
         longest=longest_phases(PHASES, lambda phase: values(f"{phase}_ns")),
         left_out=_left_out(run, steps, measured),
-        idle_workers=_idle_workers(run),
+        idle_workers=makers_of(made, len(made), workers).idle if len(made) else 0,
     )
 
 
-def _idle_workers(run: RunData) -> int:
-    workers = int(lookup_number(run.record.config, "data.workers", run.record.facts.workers or 0))
-    made = spans_of(run).makers if workers and run.has_spans else None
-    return 0 if made is None or not len(made) else makers_of(made, len(made), workers).idle
-
-
 def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
-    """Steps between measured ones that are not measured, but for the first of each turn, and for those that are no
-    training alone (an evaluation ran within): of a program, only its record knows these.
-    """
+    """Return unmeasured steps between measured ones, without first steps of a repetition and marked ones."""
     facts = run.record.facts
     inside = ~measured & (column(steps, "wall_ns") > 0)
     first, last = np.flatnonzero(measured)[[0, -1]]
@@ -300,39 +306,27 @@ def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> floa
     spans = spans_of(run)
     if (waits := waits_of(steps, spans)) is None:
         return None
-    inside = Stretches(*(moments[measured] for moments in bounds(steps)))
-    found = room_ns(inside, spans, waits, known_queue=bool(run.record.facts.emulated))
+    found = room_ns(bounds(steps, measured), spans, waits, known_queue=bool(run.record.facts.emulated))
     return None if found is None else found / 1e6
 
 
 def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float:
-    """See ``RunLedger.loader_share``; 0 without workers or an asynchronous device, of whose bound it is a part.
-
-    Only what they did within measured steps: between two of them they may go on (while held-out data is evaluated), and
-    while a batch travels its worker may rest.
-    """
-    facts = run.record.facts
-    workers = lookup_number(run.record.config, "data.workers", facts.workers or 0)
-    if not workers or not facts.asynchronous or not run.has_spans:
+    """Return the share of measured steps in which loader workers built batches; 0 without an asynchronous device."""
+    workers = loader_workers(run)
+    if not workers or not run.record.facts.asynchronous or not run.has_spans:
         return 0.0
     stages = stage_spans(spans_of(run))
     building = stages.stages != TRANSFER
-    inside = clip(
-        stages.starts[building], stages.ends[building], Stretches(*(moments[measured] for moments in bounds(steps)))
-    )
+    inside = clip(stages.starts[building], stages.ends[building], bounds(steps, measured))
     return float((inside.ends - inside.starts).sum() / (workers * column(steps, "wall_ns")[measured].sum()))
 
 
 def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
     """See ``RunLedger.used_leads``; none where the host computes and makes the batches, or nobody recorded them."""
     facts = run.record.facts
-    workers = int(lookup_number(run.record.config, "data.workers", facts.workers or 0))
-    if (
-        not (workers or facts.asynchronous)
-        or not run.has_spans
-        or steps.column("start_ns").null_count
-        or steps.column("wall_ns").null_count
-    ):
+    workers = loader_workers(run)
+    timed = not steps.column("start_ns").null_count and not steps.column("wall_ns").null_count
+    if not (workers or facts.asynchronous) or not run.has_spans or not timed:
         return {}
     spans = spans_of(run)
     if (waits := waits_of(steps, spans)) is None:
@@ -345,8 +339,7 @@ def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
     """See ``RunLedger.launch_bound``; read from the spans only where the steps say that there is some."""
     if not np.nansum(column(steps, "device_launch_bound_ns")[measured]):
         return {}
-    inside = Stretches(*(moments[measured] for moments in bounds(steps)))
-    return launch_bound_shares(inside, device_work_of(run), spans_of(run).names)
+    return launch_bound_shares(bounds(steps, measured), device_work_of(run), spans_of(run).names)
 
 
 def _repetitions(
@@ -357,38 +350,16 @@ def _repetitions(
     columns = (wall, without_long(wall), tokens, trained)
     sums = [np.bincount(place, weights=one, minlength=len(numbers)).tolist() for one in columns]
     return {
-        number: RepetitionTotals(count, total, usual, _or_none(positions), _or_none(counted))
-        for number, count, total, usual, positions, counted in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
+        number: RepetitionTotals(count, total, usual, *(None if math.isnan(one) else one for one in counts))
+        for number, count, total, usual, *counts in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
     }
 
 
-def _or_none(sum_of_tokens: float) -> float | None:
-    return None if math.isnan(sum_of_tokens) else sum_of_tokens
-
-
-def column(table: pa.Table, name: str) -> Array:
-    """A column of numbers or booleans as float64, (rows,), NaN where null."""
-    recorded = table.column(name)
-    if recorded.null_count == len(recorded):  # a third of the columns, of a run without a device
-        return np.full(len(recorded), math.nan)
-    numbers = recorded.cast("float64", safe=False)  # a clock after a hundred days is off by a nanosecond
-    if numbers.null_count:
-        numbers = numbers.fill_null(math.nan)
-    values: Array = numbers.to_numpy()
-    return values
-
-
-def _known(table: pa.Table, name: str) -> NDArray[np.bool_]:
-    """Rows of a column that are not null; NaN is a value."""
-    known: NDArray[np.bool_] = table.column(name).is_valid().to_numpy()
-    return known
-
-
 def _diverged(losses: Array) -> bool:
-    """Whether ``losses``, of the measured steps in order, are not finite or end far above where they began."""
+    """True if ``losses``, of the measured steps in order, are not finite or end far above where they began."""
     if not np.isfinite(losses).all():
         return True
-    some = min(LAST_STEPS, len(losses) // 2)
+    some = min(LOSS_STEPS, len(losses) // 2)
     if not some:
         return False
     first, last = float(losses[:some].mean()), float(losses[-some:].mean())
@@ -409,10 +380,9 @@ def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None
 def part_over(
     runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None], known: Sequence[RunLedger] | None = None
 ) -> float | None:
-    """Mean of a part of a step over all measured steps of ``runs``, which is never above the mean step.
+    """Return the mean of a part of a step over all measured steps of ``runs``.
 
-    ``known``: the runs that have it, None: those for which ``get`` does. Where others do not, it is the share of their
-    steps that it is in these, as their steps may be longer or shorter.
+    ``known``: the runs that have it; others get the same share of their steps.
     """
     known = [run for run in known or runs if get(run) is not None]
     found = mean_over(known, get)
@@ -435,11 +405,6 @@ def _busy_ms(nanoseconds: Array) -> float | None:
 def _means(values: Callable[[str], Array], names: Sequence[str], pattern: str) -> dict[str, float]:
     means = {name: _mean_ms(values(pattern.format(name))) for name in names}
     return {name: value for name, value in means.items() if value is not None}
-
-
-def _sum_by_stage(exposed: dict[str, float], hidden: dict[str, float]) -> dict[str, float]:
-    """The work in tables from before there was a column for it."""
-    return {stage: value + hidden.get(stage, 0.0) for stage, value in exposed.items()}
 
 
 def _sum(counts: Array) -> float | None:

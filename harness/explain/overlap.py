@@ -1,25 +1,23 @@
-"""Finds in a run's spans what hid the data work, and how long each blocking call took.
-
-Only time within measured steps counts. All results are mean milliseconds per measured step.
-"""
+"""Finds what hid the data work of a run and how long each blocking call took, in mean ms per measured step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.explain.derived import stage_spans
-from harness.explain.exposure import per_row
-from harness.explain.in_parts import in_parts
-from harness.explain.intervals import Int, Stretches, clip, covered, difference, intersection, union
-from harness.explain.launches import DeviceWork, device_work_of
-from harness.explain.ledger import derived_steps, measure
-from harness.explain.spans import FETCH, UNANNOUNCED, RunSpans, Spans, spans_of
-from harness.explain.step_columns import bounds
+from harness.explain.intervals import Int, Stretches, clip, covered, difference, in_parts, intersection, union
+from harness.explain.launches import DEVICE_WORK, DeviceWork, device_work_of
+from harness.explain.ledger import DERIVED, derived_steps, measure
+from harness.explain.policy import KEPT_SPANS_MAX
+from harness.explain.replay.recording import record
+from harness.explain.spans import FETCH, UNANNOUNCED, RunSpans, Spans, bounds, once_per_run, spans_of
+from harness.explain.waits import per_row
 from harness.study.run_data import RunData
+from trainer.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -34,16 +32,12 @@ class SyncCall:
     idle_ms: float  # host work in between while the device, drained by this call, had nothing to do
 
 
+@once_per_run("hidden behind")
 def hidden_behind(run: RunData) -> dict[str, float]:
-    """Sum up hidden data work by what ran meanwhile: kernels, or without a device the main thread's phases.
+    """Sum up hidden data work by kernel, or without a device by phase of the main thread; ``other``: neither ran.
 
-    Work during which neither ran (a worker ahead of a host that computes nothing) is called ``other``. Work that ran
-    behind something and cost the step all the same is not hidden: all parts shrink alike, down to the ledger's figure.
+    Work that ran behind something and cost the step is not hidden: all parts shrink alike, to the ledger's figure.
     """
-    return run.once("hidden behind", lambda: _hidden_behind(run))
-
-
-def _hidden_behind(run: RunData) -> dict[str, float]:
     measured = _measured(run)
     if measured is None:
         return {}
@@ -82,12 +76,9 @@ def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[st
     return found if on_device else {**found, "other": rest}
 
 
+@once_per_run("blocking calls")
 def sync_audit(run: RunData) -> list[SyncCall]:
     """Every place in the step that blocked on the device, in the order of the step."""
-    return run.once("blocking calls", lambda: _sync_audit(run))
-
-
-def _sync_audit(run: RunData) -> list[SyncCall]:
     measured = _measured(run)
     if measured is None:
         return []
@@ -105,9 +96,7 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
     surely, unsure = _surely_busy(spans, device_work_of(run))
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
-        """By site: how long calls blocked, what followed them, what of that the device worked for sure or perhaps; and
-        by kernel what it worked for sure.
-        """
+        """Return, by site: time blocked, time after it, of that surely and perhaps busy; and by kernel."""
         some = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
         names = calls.names[some].astype(np.int64)
         inside = clip(calls.starts[some], ends[some], part)
@@ -140,11 +129,11 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
     shown |= counted | untimed
     found = []
     for code in dict.fromkeys(calls.names[shown].tolist()):
-        site = spans.names[code]
+        site, own = spans.names[code], calls.names == code
         found.append(
             SyncCall(
                 site=site,
-                calls_per_step=_per_step(calls.names == code, counted, untimed, count),
+                calls_per_step=float((own & untimed).sum()) or int(counted[own].sum()) / count,
                 blocked_ms=None if site.endswith(UNANNOUNCED) else int(blocked[code]) / 1e6 / count,
                 hid_ms=int(busy[code]) / 1e6 / count,
                 hid_behind={
@@ -154,11 +143,6 @@ def _sync_audit(run: RunData) -> list[SyncCall]:
             )
         )
     return found
-
-
-def _per_step(own: NDArray[np.bool_], counted: NDArray[np.bool_], untimed: NDArray[np.bool_], steps: int) -> float:
-    """How many of the calls are ``own`` in a step: of ``counted`` ones the mean, of ``untimed`` ones those of one."""
-    return float((own & untimed).sum()) or int(counted[own].sum()) / steps
 
 
 def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
@@ -215,3 +199,22 @@ def mean_hidden_behind(runs: Sequence[RunData]) -> dict[str, float]:
     names = dict.fromkeys(name for one in found for name in one)
     means = {name: sum(one.get(name, 0.0) for one in found) / len(found) for name in names}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def work_out(run: RunData) -> None:
+    """Compute and keep all that needs the spans of ``run``, so that :func:`release` may free them."""
+    measure(run)
+    if run.record.status != "done":
+        return
+    hidden_behind(run)
+    sync_audit(run)
+    with suppress(InputError):
+        record(run)
+
+
+def release(run: RunData) -> None:
+    """Free the large intermediate results of a long run. They are computed again when they are needed again."""
+    if run.knows("spans") and spans_of(run).rows > KEPT_SPANS_MAX:
+        run.forget("spans")
+        run.forget(DERIVED)
+        run.forget(DEVICE_WORK)

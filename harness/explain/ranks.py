@@ -1,17 +1,15 @@
-"""What the ranks of one program would gain together without data work, as far as their record shows who waits for whom.
+"""Estimates what the ranks of one program would gain together without data work.
 
 Ranks that exchange something in each step take as long as one another; what differs is what they spend it on. A rank
-waits for another one while its main thread has no core within its backward pass, where gradients are exchanged (DDP).
-The exchange itself takes all of them as long, so the least such time of a step is nobody's wait:
+waits for another one while its main thread has no core within its backward pass (DDP). The exchange itself takes all of
+them as long, so the least such time of a step is no wait:
 
     wait of a rank    time off its core in backward passes - the least of all ranks in that step
     saved             least over ranks of: the rank's own fetch that is no longer there + its wait
 
-A step becomes shorter only by what every rank can do without, wherever in the step they meet: a rank that computes for
-as long as another one fetches waits for nobody, and then the fetch costs nothing. Being ready without a core looks like
-waiting; waits outside of all phases were not seen in single steps; and off its core in another phase a rank may wait
-for the others (FSDP) or for something of its own (an upload): the interval holds what either makes of it. A wait that
-keeps its core busy looks like work.
+The interval covers what the record leaves open: being ready without a core looks like waiting; off its core in another
+phase a rank may wait for the others (FSDP) or for something of its own. A wait that keeps its core busy looks like
+work.
 """
 
 from __future__ import annotations
@@ -23,15 +21,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.ledger import column
-from harness.explain.spans import FETCH, NOT_MEASURED, spans_of
+from harness.explain.policy import RANK_STEPS_UNLIKE
+from harness.explain.spans import FETCH, NOT_MEASURED, column, spans_of
 from harness.explain.statistics import Estimate, from_blocks, holding
 from harness.study.run_data import RunData
 
 Float = NDArray[np.float64]
 BACKWARD = "backward"
 _Edit = Callable[[Float], Float]  # of the ranks' fetches, (rank, step)
-UNLIKE = 0.03  # of the step: ranks whose steps differ by more do not wait for one another in each
 
 
 @dataclass(frozen=True)
@@ -57,9 +54,7 @@ class GroupGain:
 
 
 def rank_steps(run: RunData) -> RankSteps | None:
-    """The steps of a rank of an attached program; None of any other run, where a device computes by itself, and where
-    nobody measured when it had a core.
-    """
+    """Return the steps of a rank of an attached CPU program; None of other runs, or if core times were not measured."""
     facts = run.record.facts
     if facts.attached is None or (facts.ranks or 1) < 2 or facts.asynchronous:
         return None
@@ -78,9 +73,7 @@ def rank_steps(run: RunData) -> RankSteps | None:
 
 
 def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
-    """For how long the main thread had no core within the backward passes of each step, and within all its other phases
-    but fetches; None: not measured. ``starts``: of the steps, in order.
-    """
+    """Return the time off a core by step, in backward passes and in other phases but fetches; None: not measured."""
     spans = spans_of(run)
     phases = spans.phases
     if not len(phases) or (phases.cpu_ns == NOT_MEASURED).any() or np.isnan(starts).any():
@@ -114,7 +107,7 @@ def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None
     if not aligned:
         return None
     walls = np.array([block.wall.mean(axis=1) for block in aligned]).mean(axis=0)
-    if walls.max() / walls.min() - 1 > UNLIKE:
+    if walls.max() / walls.min() - 1 > RANK_STEPS_UNLIKE:
         return None
     fetches = np.array([block.fetch.mean(axis=1) for block in aligned]).mean(axis=0)
     last = int(fetches.argmax())

@@ -1,16 +1,19 @@
-"""The spans of one run as columns, by what they are: read once, in pieces, and kept small."""
+"""Reads the tables of a run as columns: its spans by what they are, and its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int
+from harness.explain.intervals import Int, Stretches
+from harness.explain.policy import KEPT_MAKERS_MAX, WORKER_NUMBER_MAX
+from harness.scenario.overrides import lookup_number
 from harness.study.contract import RECEIVE, SAMPLER, STAGES
 
 if TYPE_CHECKING:
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
 
     from harness.study.run_data import RunData
 
+Result = TypeVar("Result")
 FETCH = "fetch"
+BUILT = ("read", "tokenize", "pack")  # stages that make a batch and leave spans, in their order
 BLOCK_ROWS = 4096  # of spans whose times together are known
 KINDS = ("phases", "stages", "kernels", "launches", "blocking", "unpackings", "draws")
 KIND_OF_ROLE = {
@@ -26,12 +31,9 @@ KIND_OF_ROLE = {
     SAMPLER: "draws",
 }  # fmt: skip
 OTHER = len(KINDS)  # of a span that analysis does not read
-KEPT_SPANS = 1_000_000  # of one run: about 30 MB
 NOT_MEASURED = -1  # of CPU times
 NO_WORKER = -1  # maker of a batch that the main thread made, or whose maker was not recorded
 LOADER = "loader-"  # prefix of a loader worker's role, before its number
-MOST_WORKERS = 10_000  # A larger number in a role means a damaged record.
-MOST_BATCHES = 2**20  # batches of one run whose makers are kept; a replay needs far fewer
 UNANNOUNCED = "unannounced"  # how the site of a blocking call ends that nobody timed: torch told of it in one step
 # What analysis reads of the spans table.
 COLUMNS = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
@@ -49,9 +51,11 @@ class Spans:
 
     def where(self, chosen: NDArray[np.bool_] | Int | slice) -> Spans:
         """Those that are ``chosen``, as numpy selects rows."""
-        return Spans(
-            self.names[chosen], self.starts[chosen], self.ends[chosen], self.batches[chosen], self.cpu_ns[chosen]
-        )
+        return Spans(*(column[chosen] for column in self.columns))
+
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        return self.names, self.starts, self.ends, self.batches, self.cpu_ns
 
     def between(self, since_ns: int, until_ns: int) -> Spans:
         """Those that overlap [since_ns, until_ns), in the same order; only blocks that have some are looked at."""
@@ -91,19 +95,15 @@ class RunSpans:
     @property
     def rows(self) -> int:
         """Spans of all kinds."""
-        return sum(map(len, self._kinds))
+        return sum(len(getattr(self, kind)) for kind in KINDS)
 
     def between(self, since_ns: int, until_ns: int) -> RunSpans:
         """The spans that overlap [since_ns, until_ns)."""
         return replace(self, **{kind: getattr(self, kind).between(since_ns, until_ns) for kind in KINDS})
 
     @property
-    def _kinds(self) -> tuple[Spans, ...]:
-        return (self.phases, self.stages, self.kernels, self.launches, self.blocking, self.unpackings, self.draws)
-
-    @property
     def blocks_untimed(self) -> bool:
-        """Whether calls of the main thread wait for the device of which nobody knows for how long."""
+        """True if calls of the main thread wait for the device of which nobody knows for how long."""
         return any(self.names[code].endswith(UNANNOUNCED) for code in np.unique(self.blocking.names))
 
     def code(self, name: str) -> int:
@@ -115,17 +115,31 @@ class RunSpans:
         """Return the stages of all batches, the main thread's choice of items for loader workers among them."""
         if not len(self.draws):
             return self.stages
-        pairs = ((getattr(self.stages, column), getattr(self.draws, column)) for column in Spans.__dataclass_fields__)
-        return Spans(*map(np.concatenate, pairs))
+        return Spans(*map(np.concatenate, zip(self.stages.columns, self.draws.columns, strict=True)))
 
     def of(self, spans: Spans, name: str) -> Spans:
         """Those of ``spans`` that have this name."""
         return spans.where(spans.names == self.code(name))
 
 
+def once_per_run(key: str) -> Callable[[Callable[[RunData], Result]], Callable[[RunData], Result]]:
+    """Decorate a function of a run whose result is computed once, and kept with the run under ``key``."""
+
+    def decorate(work: Callable[[RunData], Result]) -> Callable[[RunData], Result]:
+        return wraps(work)(lambda run: run.once(key, lambda: work(run)))
+
+    return decorate
+
+
+@once_per_run("spans")
 def spans_of(run: RunData) -> RunSpans:
-    """The spans of ``run``, read once; see ``whole_run.release`` for long runs."""
-    return run.once("spans", lambda: begun_when_launched(read_spans(run.span_batches(COLUMNS))))
+    """The spans of ``run``, read once; see ``overlap.release`` for long runs."""
+    return begun_when_launched(read_spans(run.span_batches(COLUMNS)))
+
+
+def loader_workers(run: RunData) -> int:
+    """Return the number of loader workers, as configured or observed; 0 if batches are made inline."""
+    return int(lookup_number(run.record.config, "data.workers", run.record.facts.workers or 0))
 
 
 def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
@@ -156,7 +170,7 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
                 numbers["batch"][chosen],
                 numbers["cpu_ns"][chosen],
             )
-        kept = (numbers["batch"] >= 0) & (numbers["batch"] < MOST_BATCHES)
+        kept = (numbers["batch"] >= 0) & (numbers["batch"] < KEPT_MAKERS_MAX)
         own = np.flatnonzero((workers != NO_WORKER) & (kind == KINDS.index("stages")) & kept)
         makers = _with_makers(makers, numbers["batch"][own], workers[own])
     return RunSpans(tuple(names), **{kind: growing.spans for kind, growing in kinds.items()}, makers=makers)
@@ -164,7 +178,7 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
 
 def _worker(role: str) -> int:
     number = role.removeprefix(LOADER)
-    known = number != role and number.isdecimal() and len(number) < len(str(MOST_WORKERS))
+    known = number != role and number.isdecimal() and len(number) < len(str(WORKER_NUMBER_MAX))
     return int(number) if known else NO_WORKER
 
 
@@ -178,11 +192,7 @@ def _with_makers(makers: NDArray[np.int16], batches: Int, workers: NDArray[np.in
 
 
 def begun_when_launched(spans: RunSpans) -> RunSpans:
-    """All spans of a run, each piece of the device's work from its first launch on: nothing of it can run before.
-
-    An event that counts as reached when the work before it was done, even if that was before it was recorded, would
-    otherwise make the time that the device waited for the host look like work.
-    """
+    """Return all spans with each piece of device work beginning with its first launch at the earliest."""
     kernels, pieces = spans.kernels, min(len(spans.kernels), len(spans.launches))
     starts = kernels.starts.copy()
     starts[:pieces] = np.minimum(np.maximum(starts[:pieces], spans.launches.starts[:pieces]), kernels.ends[:pieces])
@@ -212,14 +222,7 @@ class _Growing:
     def append(self, *columns: NDArray[Any]) -> None:
         """Add rows; ``columns`` as in :class:`Spans`. Only before anyone else has the spans."""
         count = len(self.spans)
-        grown: tuple[NDArray[Any], ...] = (
-            self.spans.names,
-            self.spans.starts,
-            self.spans.ends,
-            self.spans.batches,
-            self.spans.cpu_ns,
-        )
-        for known, added in zip(grown, columns, strict=True):
+        for known, added in zip(self.spans.columns, columns, strict=True):
             known.resize(count + len(added), refcheck=False)
             known[count:] = added
 
@@ -239,4 +242,40 @@ def _integers(column: pa.Array, null: int = NOT_MEASURED) -> Int:
     if column.null_count:
         column = column.fill_null(null)
     values: Int = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return values
+
+
+def column(table: pa.Table, name: str) -> NDArray[np.float64]:
+    """A column of numbers or booleans as float64, (rows,), NaN where null."""
+    recorded = table.column(name)
+    if recorded.null_count == len(recorded):  # a third of the columns, of a run without a device
+        return np.full(len(recorded), math.nan)
+    numbers = recorded.cast("float64", safe=False)  # a clock after a hundred days is off by a nanosecond
+    if numbers.null_count:
+        numbers = numbers.fill_null(math.nan)
+    values: NDArray[np.float64] = numbers.to_numpy()
+    return values
+
+
+def bounds(steps: pa.Table, chosen: NDArray[np.bool_] | slice = slice(None)) -> Stretches:
+    """Return the start and end of each chosen step."""
+    starts = integers(steps, "start_ns")
+    return Stretches(starts[chosen], (starts + integers(steps, "wall_ns"))[chosen])
+
+
+def held_up(steps: Stretches, measured: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return True for steps with other work than training: unmeasured after measured ones without a pause."""
+    begins = np.append(True, steps.starts[1:] > steps.ends[:-1])[: len(measured)] & ~measured
+    counted = np.cumsum(measured)
+    before = np.maximum.accumulate(np.where(begins, counted, 0))  # how many counted when these steps began
+    found: NDArray[np.bool_] = ~measured & (counted > before)
+    return found
+
+
+def integers(table: pa.Table, name: str, null: int = 0) -> Int:
+    """A column as int64, (rows,); ``null`` for what was not measured."""
+    column = table.column(name)
+    if column.null_count:
+        column = column.fill_null(null)
+    values: Int = column.to_numpy().astype(np.int64, copy=False)
     return values

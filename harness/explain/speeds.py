@@ -1,12 +1,17 @@
-"""How fast an arm is: by what its steps count, in each repetition, and how many times as fast as another arm."""
+"""Compares arms by speed, by what their steps count, and by right answers of multiple-choice questions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from harness.explain.ledger import Blocks, RepetitionTotals, RunLedger
-from harness.explain.statistics import CONFIDENCE, Estimate, Likeness, from_blocks, paired_logs
+from harness.explain.policy import CONFIDENCE
+from harness.explain.statistics import Estimate, Likeness, from_blocks, paired_logs, wilson
+from harness.study.run_data import RunData
 
 Counted = Literal["tokens", "trained_tokens"]
 COUNTED: tuple[Counted, ...] = ("tokens", "trained_tokens")
@@ -61,7 +66,7 @@ def speed_logs(baseline: Blocks, candidate: Blocks, rate: Rate) -> list[float] |
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:
-    """Whether repetition k of both ran side by side in time."""
+    """True if repetition k of both ran side by side in time."""
     return first.by_repetition and second.by_repetition and first.record.session == second.record.session
 
 
@@ -83,3 +88,43 @@ def per_step_of(blocks: Blocks, name: Counted) -> float | None:
     if any(total is None for total in totals) or not totals:
         return None
     return sum(total or 0.0 for total in totals) / sum(len(run.step_ms) for run in blocks.values())
+
+
+@dataclass(frozen=True)
+class ChoicePass:
+    """Shares of ``questions`` answered right after ``step``; NaN of a diverged model, None where not known."""
+
+    step: int
+    questions: int | None
+    acc: float | None
+    acc_norm: float | None
+    acc_bytes: float | None
+    acc_tokens: float | None
+
+
+@dataclass(frozen=True)
+class RightShare:
+    """The median of runs' shares of right answers, with the 95 % interval (Wilson) of one such share."""
+
+    share: float
+    ci_low: float
+    ci_high: float
+
+
+def choice_passes(run: RunData) -> tuple[ChoicePass, ...]:
+    """The passes of one run, by step; those of a diverged one too."""
+    if run.evaluations is None:
+        return ()
+    names = ("step", "questions", "acc", "acc_norm", "acc_bytes", "acc_tokens")
+    rows = zip(*(run.evaluations.column(name).to_pylist() for name in names), strict=True)
+    return tuple(ChoicePass(*row) for row in rows if row[1] is not None)
+
+
+def right_share(passes: Sequence[ChoicePass], name: str) -> RightShare | None:
+    """Of each run's last pass the share ``name``; None where it is not known of all, or a run diverged."""
+    values = [getattr(one, name) for one in passes]
+    if not values or any(one is None or not math.isfinite(one) for one in values):
+        return None
+    questions = min(one.questions or 0 for one in passes)
+    middle = float(median(values))
+    return RightShare(middle, *wilson(round(middle * questions), questions)) if questions else None

@@ -1,26 +1,22 @@
 """Estimates medians and ratios with intervals, from few blocks of repeated measurements.
 
-The unit of resampling is the block: a fresh process of every arm, and another order of the documents. Repetitions
-within a block share their block's luck (memory layout, cache, neighbours), so they are first reduced to one value per
-block, by their totals: the cost of data comes in bursts (one long document feeds a hundred rows), and a median over
-repetitions would throw away the bursts that training pays for. Only blocks are resampled: resampling repetitions as
-well would count their scatter twice, since the block values carry it already (Davison and Hinkley 1997, section 3.8).
+The unit of resampling is the block: a fresh process of every arm, and another order of the documents. Repetitions share
+their block's luck, so they are reduced to one value per block, by their totals: a median over repetitions would drop
+the bursts of data cost that training pays for. Only blocks are resampled (Davison and Hinkley 1997, section 3.8).
 
-The interval is a percentile bootstrap with two corrections that few blocks make necessary; without them it covers the
-truth 75 % of the time at 3 blocks, where it cannot leave the range of the data:
+The interval is a percentile bootstrap with two corrections for few blocks; without them it covers the truth 75 % of the
+time at 3 blocks:
 
-- smoothed: each draw gets normal noise of variance s^2/n, which restores the variance s^2 that resampling n values
+- smoothed: each draw gets normal noise of variance s^2/n, which restores the variance that resampling n values
   understates by (n - 1)/n (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", Am. Stat. 69:4);
-- expanded from normal to Student quantiles, as Hesterberg's expanded percentile interval is. His adjusted level at
-  3 blocks lies beyond what resamples can resolve (1e-5), so the distances from the median are stretched by t/z instead.
+- expanded from normal to Student quantiles: distances from the median are stretched by t/z, as resamples cannot resolve
+  his adjusted level at 3 blocks (1e-5).
 
-Blocks follow one another in time, and a machine that drifts makes neighbours alike: n of them then say less than n
-independent ones. So the interval is widened by what the order of the values says (:func:`widening`). A few blocks
-hardly say it; the blocks of all arms of a study say more (:class:`Likeness`), and verdicts go by them.
+A machine that drifts makes neighbouring blocks alike, so the interval is widened by the order of the values
+(:func:`widening`); the blocks of all arms say more (:class:`Likeness`), and verdicts go by them.
 
-Rates and ratios are estimated on logarithms, so that a ratio and its inverse get inverse intervals; slopes and
-differences as they are. No scipy, no clock, one seed. How often the intervals hold what they should:
-``results/reference/verdict-rates``.
+Rates and ratios are estimated on logarithms, so a ratio and its inverse get inverse intervals. No scipy, no clock, one
+seed. Coverage: ``results/reference/verdict-rates``.
 """
 
 from __future__ import annotations
@@ -34,16 +30,13 @@ from statistics import NormalDist, stdev
 import numpy as np
 from numpy.typing import NDArray
 
-CONFIDENCE = 0.95
-MIN_BLOCKS = 3  # below this there is no interval: two values say nothing about their own spread
+from harness.explain.policy import CONFIDENCE, INDEPENDENT_BLOCKS, MIN_BLOCKS
+
 RESAMPLES = 2000  # pairs: each draw and its mirror image, so that swapped arms get exactly inverse intervals
-SEED = 20150401
-INDEPENDENT = 0.7  # probability, before any block is seen, that blocks do not depend on one another
+RESAMPLING_SEED = 20150401
 # Lag-1 correlations of blocks that depend on one another, equally likely. Above them a study of 20 blocks holds fewer
 # than three independent values: no interval would help.
 CORRELATIONS = tuple(round(0.05 * k, 2) for k in range(1, 17))
-# The same of verdicts without an A/A control: its blocks would be alike as well, and show what that makes of no change.
-INDEPENDENT_ALONE = 0.4
 _ROUNDING = 1e-12  # relative: values that differ by less are one value
 
 # Values of one arm: {block: {repetition: (amount, per)}}, such as tokens and seconds. A block's value is sum / sum.
@@ -79,11 +72,7 @@ def inverse(ratio: Estimate) -> Estimate:
 
 
 def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
-    """``likely`` with an interval that also holds each of ``others`` and its interval.
-
-    They are what the same blocks say under other assumptions. Where few blocks leave none an interval, the range of
-    their medians is one.
-    """
+    """Return ``likely`` with an interval that includes each of ``others`` and its interval."""
     if not others:
         return likely
     found = [bound for one in (likely, *others) for bound in (one.ci_low, one.median, one.ci_high) if bound is not None]
@@ -91,7 +80,7 @@ def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 
 def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bool] | None = None) -> list[float]:
-    """The logarithm of candidate / baseline of each block that has both, in their order.
+    """Return the logarithm of candidate / baseline of each block that has both, in their order.
 
     Where ``alternated[block]``, repetition k of both ran side by side, and only repetitions that both have count.
     """
@@ -121,12 +110,9 @@ def from_blocks(
 def from_block_values(
     values: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Median and interval over one value per block, as they are: for slopes and differences, which may be negative.
+    """Return median and interval over one value per block, in order of the blocks; values may be negative.
 
-    ``values``: in order of the blocks, as neighbours that are alike widen the interval.
-    ``confidence``: of the interval. Another one than the usual stretches the usual interval from its normal quantile to
-    Student's of the level asked for: resamples cannot resolve tails much thinner than the usual.
-    ``alike``: what is known of blocks besides these, which may widen the interval further.
+    ``confidence``: stretches the usual interval to Student's quantile of that level. ``alike``: may widen it further.
     """
     if not values:
         return None
@@ -165,18 +151,12 @@ def from_amounts(values: Sequence[float]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Likeness:
-    """How alike blocks that follow one another are: the probability of no correlation, and of each of
-    :data:`CORRELATIONS`.
-    """
+    """Probabilities that blocks are independent, and of each of :data:`CORRELATIONS`."""
 
     probabilities: tuple[float, ...]
 
     def widening(self, blocks: int) -> float:
-        """How many times as wide an interval of so many blocks must be as one of independent ones; at least 1.
-
-        The standard error is the root of the mean variance. Each correlation widens the variance by its own exact
-        factor, (1 + rho) / (1 - rho) for many blocks.
-        """
+        """Return how many times as wide an interval must be: the root of the mean variance factor."""
         return math.sqrt(float(_variance_factors(blocks) @ np.array(self.probabilities)))
 
 
@@ -184,18 +164,17 @@ _RHO = (0.0, *CORRELATIONS)
 
 
 def likeness(series: Sequence[Sequence[float]], independent: float | None = None) -> Likeness:
-    """What several ``series`` of blocks say together, each in order of the blocks.
+    """Return the likeness of several ``series`` of blocks, each in order.
 
-    By the likelihood of a first-order autoregression, its mean and scale integrated out: that has the small-sample bias
-    of the lag-1 correlation (-(1 + 4 rho) / n; Kendall 1954) built in. The prior shrinks: as few as 5 blocks hardly
-    tell correlation from chance, so blocks are independent unless their order says otherwise (:data:`INDEPENDENT`).
+    The likelihood of a first-order autoregression, its mean and scale integrated out, has the small-sample bias of the
+    lag-1 correlation (Kendall 1954) built in. The prior shrinks: 5 blocks hardly tell correlation from chance.
     """
     known = [found for one in series if (found := _log_likelihood(np.asarray(one, dtype=np.float64))) is not None]
     return _posterior(np.sum(known, axis=0) if known else np.zeros(len(_RHO)), independent)
 
 
 def _posterior(log_likelihood: NDArray[np.float64], independent: float | None = None) -> Likeness:
-    independent = INDEPENDENT if independent is None else independent
+    independent = INDEPENDENT_BLOCKS if independent is None else independent
     prior = np.array([independent, *[(1 - independent) / len(CORRELATIONS)] * len(CORRELATIONS)])
     posterior = prior * np.exp(log_likelihood - log_likelihood.max())
     return Likeness(tuple((posterior / posterior.sum()).tolist()))
@@ -231,10 +210,7 @@ def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
 
 @lru_cache(maxsize=256)
 def _variance_factors(n: int) -> NDArray[np.float64]:
-    """Variance of a mean of n values / what their scatter says of it, for no correlation and :data:`CORRELATIONS`.
-
-    Correlated values have a mean that varies more and, about that mean, scatter less.
-    """
+    """Return the variance of a mean of n values / what their scatter says, by correlation."""
     lags = np.arange(1, n)
     mean = np.array([1 + 2 * np.sum((1 - lags / n) * rho**lags) for rho in _RHO])
     factors: NDArray[np.float64] = mean / (1 - (mean - 1) / (n - 1))
@@ -294,5 +270,14 @@ def _block_log(repetitions: Mapping[int, tuple[float, float]]) -> float | None:
 @lru_cache(maxsize=64)
 def _draws(n: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Resampled indices and standard normal noise, both (RESAMPLES, n): the same for every estimate of n blocks."""
-    generator = np.random.default_rng([SEED, n])
+    generator = np.random.default_rng([RESAMPLING_SEED, n])
     return generator.integers(0, n, (RESAMPLES, n)), generator.standard_normal((RESAMPLES, n))
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """The 95 % interval of a share, ``count`` of ``total`` > 0 (Wilson 1927: also right for shares near 0 and 1)."""
+    z = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2)
+    share = count / total
+    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))

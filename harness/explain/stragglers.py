@@ -1,8 +1,7 @@
-"""Says which rank of a run made the others wait, and for which part of its step: ranks that exchange in each step.
+"""Finds which rank of a run made the others wait, and for which part of its step.
 
-Every rank of a machine has the same clock (CLOCK_MONOTONIC), so moments of different ranks are compared as they are.
-A rank *arrives* when its own work before the exchange is done: under ddp when the last of its gradients are ready,
-under fsdp when its first forward pass begins, which gathers the weights. Nobody leaves before the last one has arrived:
+Every rank of a machine has the same clock (CLOCK_MONOTONIC). A rank *arrives* when its own work before the exchange is
+done: under ddp when its last gradients are ready, under fsdp when its first forward pass begins, which gathers weights.
 
     wait of a rank      last arrival - its own arrival
     exchange            end of the backward pass's exchange - last arrival (ddp)
@@ -11,12 +10,9 @@ under fsdp when its first forward pass begins, which gathers the weights. Nobody
                         one does: its longest time becomes the other's longest, its second longest the second longest
     without data        mean over steps of: last arrival - what it were, had no rank waited for data in that step
 
-So what a step would be shorter by keeps the scatter of all ranks' arrivals, and counts a rank only where it is last. A
-rank that is slow in few steps, and much, is last in those alone: to take its mean excess from every step would say that
-nothing is to be had. An excess that is no more than scatter makes of two ranks alike is nobody's (:data:`SURE`).
-
-Under fsdp ranks wait for one another within their passes too, layer by layer, which nothing tells from computing; and
-with several micro-batches each of them begins with a wait of its own: there it is not known who waits.
+So savings keep the scatter of arrivals, and count a rank only where it is last. An excess within scatter is not
+counted. Under fsdp ranks also wait within their passes, and with several micro-batches in each: there waits are not
+known.
 """
 
 from __future__ import annotations
@@ -24,15 +20,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.ledger import column, derived_steps
-from harness.explain.spans import FETCH
+from harness.explain.ledger import derived_steps
+from harness.explain.policy import STRAGGLER_BLOCKS_SHARE, STRAGGLER_ERRORS_MIN
+from harness.explain.spans import FETCH, column, once_per_run
 from harness.explain.statistics import widening
 from harness.scenario.overrides import lookup_number
 from harness.study.contract import EXCHANGE, PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, rank_file
@@ -44,8 +40,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Float = NDArray[np.float64]
-AGREEING = 0.8  # of the blocks must name the same rank and part
-SURE = 3.0  # standard errors of a mean over steps: by so much an excess must differ from none
 Unknown = Literal["", "device", "micro-batches", "not recorded"]
 AFTER = ("optimizer", "sync", "log", "checkpoint", "other")  # phases between an exchange and the next step
 
@@ -74,10 +68,9 @@ class Straggler:
 
 @dataclass(frozen=True)
 class RanksReport:
-    """The ranks of one run, or of several blocks on average. ``exchange_ms``: of a step, None where not known.
+    """Ranks of one run, or the mean over blocks. ``exchange_ms``: of a step.
 
-    ``unknown``: why nobody knows who waits for whom, "" where it is known. ``clock_error_ms``: by how much times of
-    ranks on other machines may be wrong on rank 0's clock, None where all are on one of the ``nodes``.
+    ``unknown``: why waits are not known. ``clock_error_ms``: between nodes; None on one node.
     """
 
     parallel: str
@@ -105,9 +98,9 @@ class _RankArrivals:
     wall: Float
     tokens: Float
     arrival: Float
-    parts: dict[str, Float]  # from the exchange before to the arrival
-    data: Float  # of these, all that data takes
+    data: Float  # of its parts, all that data takes
     exchange_end: Float
+    parts: dict[str, Float]  # from the exchange before to the arrival
 
 
 def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
@@ -115,12 +108,9 @@ def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
     return _mean([found for run in runs if (found := ranks_of_run(run)) is not None])
 
 
+@once_per_run("ranks")
 def ranks_of_run(run: RunData) -> RanksReport | None:
     """As :func:`ranks_of`, of one run."""
-    return run.once("ranks", partial(_of_run, run))
-
-
-def _of_run(run: RunData) -> RanksReport | None:
     facts = run.record.facts
     count = facts.ranks or 1
     if facts.attached is not None or count < 2 or run.folder is None or run.record.status != "done":
@@ -140,7 +130,8 @@ def _of_run(run: RunData) -> RanksReport | None:
     if not common.size:
         return None
     ranks = [_only(one, common) for one in found]
-    ranks[0] = _own_tokens(ranks)
+    own_tokens = ranks[0].tokens - sum((one.tokens for one in ranks[1:]), np.zeros(len(common)))
+    ranks[0] = replace(ranks[0], tokens=own_tokens)  # its table has those of all
     error_ms = None if facts.clock_error_ns is None else facts.clock_error_ns / 1e6
     report = replace(_report(facts.parallel or "", ranks), nodes=facts.nodes or 1, clock_error_ms=error_ms)
     if all(one.wait_ms is not None for one in report.ranks):
@@ -151,7 +142,7 @@ def _of_run(run: RunData) -> RanksReport | None:
 
 
 def _gathers_often(run: RunData) -> bool:
-    """Whether a step has several forward passes that each begin with a wait for the other ranks."""
+    """True if a step has several forward passes that each begin with a wait for the other ranks."""
     accumulated = lookup_number(run.record.config, "optimizer.accumulation", 1) > 1
     return run.record.facts.parallel == "fsdp" and accumulated
 
@@ -194,7 +185,7 @@ def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
     measured = np.flatnonzero(np.not_equal(column(table, "warmup"), 1) & (wall > 0))
     tokens = column(table, "tokens")
     data = phases[FETCH] + phases["h2d"]
-    return _only(_RankArrivals(step, start, wall, tokens, arrival, parts, data, end), step[measured])
+    return _only(_RankArrivals(step, start, wall, tokens, arrival, data, end, parts), step[measured])
 
 
 def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
@@ -224,23 +215,8 @@ def _in_order(pairs: list[tuple[int, int]]) -> Float:
 
 def _only(rank: _RankArrivals, steps: Float) -> _RankArrivals:
     chosen = np.flatnonzero(np.isin(rank.step, steps))
-    return _RankArrivals(
-        rank.step[chosen],
-        rank.start[chosen],
-        rank.wall[chosen],
-        rank.tokens[chosen],
-        rank.arrival[chosen],
-        {name: values[chosen] for name, values in rank.parts.items()},
-        rank.data[chosen],
-        rank.exchange_end[chosen],
-    )
-
-
-def _own_tokens(ranks: Sequence[_RankArrivals]) -> _RankArrivals:
-    """Rank 0, with its own tokens alone: its table has those of all."""
-    first = ranks[0]
-    own = first.tokens - sum((one.tokens for one in ranks[1:]), np.zeros(len(first.step)))
-    return replace(first, tokens=own)
+    columns = {one.name: getattr(rank, one.name)[chosen] for one in fields(rank) if one.name != "parts"}
+    return replace(rank, parts={name: one[chosen] for name, one in rank.parts.items()}, **columns)
 
 
 def _report(parallel: str, ranks: Sequence[_RankArrivals]) -> RanksReport:
@@ -318,10 +294,10 @@ def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
     worst = max(places, key=places.count, default=None)
     same = [one for one in named if (one.number, one.part) == worst]
     straggler = None
-    if worst is not None and len(same) >= AGREEING * len(reports):
+    if worst is not None and len(same) >= STRAGGLER_BLOCKS_SHARE * len(reports):
         error_ms = math.sqrt(sum(one.error_ms**2 for one in same)) / len(same)
         excess_ms = _average([one.excess_ms for one in same])
-        if excess_ms > SURE * error_ms:
+        if excess_ms > STRAGGLER_ERRORS_MIN * error_ms:
             straggler = Straggler(*worst, excess_ms, _average([one.saved_ms for one in same]), error_ms)
     exchanges = [one.exchange_ms for one in reports if one.exchange_ms is not None]
     costs = [one.data_costs_ms for one in reports]

@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from harness.explain.ledger import Blocks
-from harness.explain.replay.handover import MOST_HANDOVER
+from harness.explain.policy import HANDOVER_TIMES_MAX
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.prediction import Prediction
-from harness.explain.replay.refusals import ReplayError
+from harness.explain.replay.recording import ReplayError
 from harness.explain.replay.removals import without_stages
-from harness.explain.replay.validation_arms import validation_arms
+from harness.explain.replay.whatif import validation_arms
 from harness.explain.speeds import speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness
 from harness.judge.doubts import Bar, Doubt, RemedyKind, barred, doubt, in_order
@@ -38,7 +38,7 @@ from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing, flatten, lookup, lookup_number
 from harness.study.contract import STAGES
 from harness.study.run_data import RunData
-from trainer.config import BEFORE
+from trainer.config_base import BEFORE
 
 # What another arm may do otherwise for its data path to be tried.
 PATH_KEYS = {"data.path", "data.access", "data.tokenizer.engine"}
@@ -159,7 +159,7 @@ def _with_any_handover(replays: Replays, change: str, found: Prediction) -> Esti
     """The speed-up by more workers, its interval widened where the recording shows no hand-over to a main thread."""
     if replays.workers:
         return found.speedup
-    costs_ms = (0.0, MOST_HANDOVER * replays.usual_handover_ms)
+    costs_ms = (0.0, HANDOVER_TIMES_MAX * replays.usual_handover_ms)
     others = [replays.predict(parse_edits([change, f"transfer={cost_ms:.6f}ms"])).speedup for cost_ms in costs_ms]
     every = [found.speedup, *others]
     lows, highs = [one.ci_low for one in every], [one.ci_high for one in every]

@@ -5,49 +5,31 @@ All ratios are "how many times as fast": above 1 the candidate (or the control) 
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
-from harness.explain.bounds import AT_WORK, Bound, agreed
-from harness.explain.ledger import Blocks, RunLedger, arm_lead, mean_over, part_over
+from harness.explain.ledger import Blocks, arm_lead
+from harness.explain.policy import INDEPENDENT_BLOCKS, INDEPENDENT_BLOCKS_ALONE
 from harness.explain.speeds import MEASURES, Rate, per_step_of, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
-from harness.explain.statistics import (
-    INDEPENDENT,
-    INDEPENDENT_ALONE,
-    Estimate,
-    Likeness,
-    from_blocks,
-    holding,
-    likeness,
-)
+from harness.explain.statistics import Estimate, Likeness, likeness
 from harness.judge import policy
 from harness.judge.doubts import Doubt, RemedyKind, barred, doubt
 from harness.judge.losses import Losses, compare_losses
 from harness.judge.problems import RunFailure
 from harness.judge.unseen import waiting_share
-from harness.judge.unsteady import InTotal, UnevenWaits, in_total, uneven_waits
+from harness.judge.unsteady import InTotal, in_total
 from harness.judge.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, is_useless, judge
+from harness.judge.waits import Waits, gain_from_waits, open_ranks, waits_of
 from harness.study.records import RunRecord
 
 Figure = Literal["isolated", "ideal", "ceiling", "predicted", "noise_floor"]
 AbsentKind = Literal[
-    "no data-only control",
-    "data-only controls apart",
-    "no ideal-data control",
-    "ideal-data of another length",
-    "no finite ceiling",
-    "ranks",
-    "no a-a control",
-    "too few a-a blocks",
-    "no tables",
-    "too noisy",
-    "more than the data path differs",
-    "replay refused",
-]
+    "no data-only control", "data-only controls apart", "no ideal-data control", "ideal-data of another length",
+    "no finite ceiling", "ranks", "no a-a control", "too few a-a blocks", "no tables", "too noisy",
+    "more than the data path differs", "replay refused",
+]  # fmt: skip
 MissingKind = Literal["no finished run", "no shared block", "no throughput", "nothing trained"]
 
 
@@ -69,40 +51,6 @@ class Missing:
     kind: MissingKind
     arms: tuple[str, ...] = ()
     failures: tuple[RunFailure, ...] = ()
-
-
-@dataclass(frozen=True)
-class Waits:
-    """Where one arm waits for data, in mean milliseconds per step; None and missing stages were not measured."""
-
-    step_ms: float
-    waited_ms: float | None
-    exposed_ms: Mapping[str, float]
-    hidden_ms: Mapping[str, float]
-    contended_ms: float | None
-    stage_work_ms: Mapping[str, float] = field(default_factory=dict)  # all of it, wherever it ran
-    parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while the step waited for another batch
-    between_steps_ms: Mapping[str, float] = field(default_factory=dict)  # ran between training steps
-    slack_ms: float | None = None  # only with an asynchronous device, as are the next three
-    starved_ms: Mapping[str, float] = field(default_factory=dict)
-    open_ms: float | None = None  # the device worked or waited for launches, outside of launch-bound phases
-    bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by what bounds them
-    uneven: UnevenWaits | None = None  # where blocks wait for unlike shares of a step
-    busy_loader: bool = False  # loader workers of every run were at work nearly all the time
-    room_unknown: bool = False  # how much longer fetching could have lasted is not known of some run
-    # The least and the most that ``waited_ms`` may be: it is not known when the device worked. None: it is known.
-    waited_range_ms: tuple[float, float] | None = None
-    ranks: int = 1  # of several, every figure here is one of rank 0
-
-    @property
-    def work_ms(self) -> float:
-        """All data work, waited for or not; the host does it for every step."""
-        return sum(self.stage_work_ms.values())
-
-    @property
-    def bound(self) -> Bound | None:
-        """What limits the steps of all blocks; None where they differ in it."""
-        return agreed(self.bounds)
 
 
 @dataclass(frozen=True)
@@ -262,7 +210,7 @@ def compare(
     absent: dict[Figure, Absent | None] = {
         "isolated": isolated if isinstance(isolated, Absent) else None,
         "ideal": found if isinstance(found, Absent) else None,
-        "ceiling": Absent("ranks" if _open_ranks(base) else "no finite ceiling") if limit is None else None,
+        "ceiling": Absent("ranks" if open_ranks(base) else "no finite ceiling") if limit is None else None,
         "noise_floor": by_rate.same if isinstance(by_rate.same, Absent) else None,
     }
     return Measured(
@@ -278,8 +226,8 @@ def compare(
         noise_floor_of=by_rate.floor_of,
         positions_per_step=positions,
         trained_per_step=trained,
-        baseline_waits=_waits(base),
-        candidate_waits=_waits(other),
+        baseline_waits=waits_of(base),
+        candidate_waits=waits_of(other),
         verdict=by_rate.judged.verdict,
         resolution=by_rate.judged.resolution,
         absent={figure: why for figure, why in absent.items() if why is not None},
@@ -398,7 +346,7 @@ def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) 
     pairs = [(arms[baseline], one) for one in plain if one is not arms[baseline]]
     own = [(arms.get(arm, {}), one) for (kind, arm), one in controls.by.items() if kind == "a-a" and one]
     found = [speed_logs(base, other, steps_per_s) or [] for base, other in (*pairs, *own)]
-    return likeness(found, INDEPENDENT if own else INDEPENDENT_ALONE)
+    return likeness(found, INDEPENDENT_BLOCKS if own else INDEPENDENT_BLOCKS_ALONE)
 
 
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | None) -> Estimate | Absent:
@@ -435,65 +383,6 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
     if inside and first.ci_high > policy.CEILING_INTERVAL_MAX * first.ci_low:
         return second
     return Estimate(first.median, min(first.ci_low, second.ci_low), max(first.ci_high, second.ci_high), first.n)
-
-
-def gain_from_waits(blocks: Blocks) -> Estimate | None:
-    """The largest gain in step time that removing every wait for data could give: wall / (wall - waited).
-
-    Where it is not known when the device worked, the interval holds either reading. Of several ranks none gains by what
-    it alone no longer waits for: there it is what all of them would save, and None where nobody knows that.
-    """
-    likely: list[float] = []
-    least: list[float] = []
-    most: list[float] = []
-    for run in split_runs([*blocks.values()]):
-        several = run.ranks > 1
-        waited, wall = run.data_costs_all_ms if several else run.waited_ms, run.mean_step_ms
-        if waited is None:
-            return None
-        costs = (waited,) * 3 if several else _least_likely_most(run, waited)
-        for logs, cost in zip((least, likely, most), costs, strict=True):
-            if cost >= wall * (1 - 1e-6):  # nothing but waiting: no finite ceiling
-                return None
-            logs.append(math.log(wall / (wall - cost)))
-    found = from_blocks(likely)
-    if found is None:
-        return None
-    others = [one for logs in (least, most) if logs != likely and (one := from_blocks(logs)) is not None]
-    found = holding(found, others)
-    return found if found.ci_low is None else replace(found, ci_low=min(found.median, max(1.0, found.ci_low)))
-
-
-def _open_ranks(blocks: Blocks) -> bool:
-    """Whether there are several ranks, and nobody knows what they wait for together."""
-    return any(run.ranks > 1 and run.data_costs_all_ms is None for run in blocks.values())
-
-
-def _least_likely_most(run: RunLedger, waited_ms: float) -> tuple[float, float, float]:
-    low, high = run.waited_range_ms or (waited_ms, waited_ms)
-    return low, waited_ms, high
-
-
-def split_runs(runs: Sequence[RunLedger]) -> list[RunLedger]:
-    """Return the runs that figures of data work are from: those with waits split by stage, or all if there are none."""
-    return [run for run in runs if run.exposed_ms] or list(runs)
-
-
-def waited_over(runs: Sequence[RunLedger]) -> float | None:
-    """Return the mean milliseconds that a step waits for data. No single stage costs more."""
-    return part_over(runs, lambda run: run.waited_ms, split_runs(runs))
-
-
-def waited_range(runs: Sequence[RunLedger]) -> tuple[float, float] | None:
-    """The least and the most that data work may cost a step, means over ``runs``; None where it is known of each."""
-    if all(run.waited_range_ms is None for run in runs):
-        return None
-
-    def end(run: RunLedger, place: int) -> float | None:
-        return None if run.waited_ms is None else _least_likely_most(run, run.waited_ms)[place]
-
-    low, high = (part_over(runs, lambda run, place=place: end(run, place), split_runs(runs)) for place in (0, 2))  # type: ignore[misc]
-    return None if low is None or high is None else (low, high)
 
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
@@ -546,57 +435,3 @@ def _device(blocks: Blocks) -> str | None:
 
 def _quotient(numerator: float | None, denominator: float | None) -> float | None:
     return numerator / denominator if numerator is not None and denominator else None
-
-
-def _waits(blocks: Blocks) -> Waits:
-    runs = list(blocks.values())
-    return Waits(
-        step_ms=mean_over(runs, lambda run: run.mean_step_ms) or 0.0,
-        waited_ms=waited_over(runs),
-        exposed_ms=stage_means(runs, "exposed_ms"),
-        hidden_ms=stage_means(runs, "hidden_ms"),
-        contended_ms=part_over(runs, lambda run: run.contended_ms),
-        stage_work_ms=stage_means(runs, "work_ms"),
-        parallel_ms=stage_means(runs, "parallel_ms"),
-        between_steps_ms=stage_means(runs, "between_steps_ms"),
-        slack_ms=part_over(runs, lambda run: run.device_slack_ms),
-        starved_ms=stage_means(runs, "starved_ms"),
-        open_ms=part_over(runs, lambda run: run.device_open_ms),
-        bounds=bounds_of(runs),
-        uneven=uneven_waits(split_runs(runs)),
-        busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > AT_WORK for run in runs),
-        room_unknown=any(math.isnan(run.device_room_ms or 0.0) for run in runs),
-        waited_range_ms=waited_range(runs),
-        ranks=max((run.ranks for run in runs), default=1),
-    )
-
-
-def bounds_of(runs: Sequence[RunLedger]) -> Mapping[Bound, int]:
-    """How many of ``runs`` each thing bounds, the commonest first; empty without an asynchronous device."""
-    return dict(Counter(run.bound for run in runs if run.bound is not None).most_common())
-
-
-StageFigure = Literal[
-    "exposed_ms",
-    "hidden_ms",
-    "work_ms",
-    "during_wait_ms",
-    "parallel_ms",
-    "between_steps_ms",
-    "phase_ms",
-    "starved_ms",
-]
-
-
-def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
-    """Mean milliseconds per step over ``runs`` of every stage or phase that any of them measured.
-
-    All of them are of the same runs, so that they add up to no more than their whole.
-    """
-    known = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
-    means = {}
-    for key in dict.fromkeys(key for run in known for key in getattr(run, name)):
-        found = part_over(runs, lambda run, key=key: getattr(run, name).get(key, 0.0), known)  # type: ignore[misc]
-        assert found is not None
-        means[key] = found
-    return means

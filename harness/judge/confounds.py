@@ -16,32 +16,16 @@ from harness.explain.ledger import Blocks
 from harness.explain.speeds import COUNTED, alternated, per_step_of
 from harness.judge import policy
 from harness.judge.losses import Losses
-from harness.machine.environment import OWN_PACKAGE
+from harness.machine.packages import OWN_PACKAGE
 from harness.scenario.overrides import flatten, lookup
 from harness.study.records import COMMAND, RunRecord
 from trainer.json_types import Json, JsonObject
 
 ConfoundKind = Literal[
-    "diverged",
-    "losses",
-    "lead",
-    "mixed data",
-    "mixed code",
-    "configuration",
-    "fact",
-    "environment",
-    "useful tokens",
-    "other batches",
-    "other steps",
-    "host load",
-    "sessions",
-    "unfinished",
-    "block counts",
-    "compared blocks",
-    "SM clock",
-    "throttled",
-    "other processes",
-]
+    "diverged", "losses", "lead", "mixed data", "mixed code", "configuration", "fact", "environment", "useful tokens",
+    "other batches", "other steps", "host load", "sessions", "unfinished", "block counts", "compared blocks",
+    "SM clock", "throttled", "other processes",
+]  # fmt: skip
 
 CODE = "code"  # declared by arms that are two states of it
 OWN_STATE = {"git_commit", OWN_PACKAGE}  # what then differs by declaration

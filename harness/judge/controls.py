@@ -13,8 +13,9 @@ from typing import Literal
 from harness.explain.ledger import Blocks, RepetitionTotals, RunLedger, mean_over
 from harness.explain.speeds import Rate, rates_of, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
 from harness.explain.statistics import Estimate, estimate
-from harness.judge.comparisons import Controls, Measured, Missing, waited_over
+from harness.judge.comparisons import Controls, Measured, Missing
 from harness.judge.verdicts import Judged
+from harness.judge.waits import waited_over
 from harness.scenario.overrides import lookup, lookup_number
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
 from harness.study.records import ArmRecord

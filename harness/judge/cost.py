@@ -22,8 +22,8 @@ from typing import Literal, overload
 
 import numpy as np
 
-from harness.explain.long_steps import NO_PHASE, long_steps, without_long
 from harness.explain.statistics import Estimate, from_amounts, from_blocks, reach_of_mean
+from harness.explain.unusual_steps import NO_PHASE, long_steps, without_long
 from harness.judge.doubts import Doubt, doubt, in_order
 from harness.judge.policy import (
     CORE_WAIT_SHARE_MAX,
@@ -35,6 +35,7 @@ from harness.judge.policy import (
 from harness.study.contract import PHASES
 
 HOUR_S = 3600.0
+COST, BUDGET_SCHEMA = "cost.json", 1  # keeps a PredictedCost in the folder of its training or study
 
 PriceSource = Literal["option", "scenario", "profile", "device"]
 Undertaking = Literal["training", "study"]
@@ -410,6 +411,11 @@ class PredictedCost:
     spent_s: float = 0.0
     measuring_s: float = 0.0
     standing: Standing = "unfinished"
+
+    def __post_init__(self) -> None:
+        same = len(self.measured) == len(self.work) == len(self.prices)
+        if not same or not all(one.plain_s for one in self.measured):
+            raise ValueError("its arms do not belong together")
 
     @property
     def arms(self) -> tuple[ArmCost, ...]:

@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.choices import ChoicePass, choice_passes
-from harness.explain.ledger import column
-from harness.explain.step_losses import StepLosses
+from harness.explain.ledger import StepLosses
+from harness.explain.spans import column
+from harness.explain.speeds import ChoicePass, choice_passes
 from harness.scenario.overrides import lookup
 from harness.study.records import ComparisonRecord
 from harness.study.run_data import RunData

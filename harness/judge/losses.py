@@ -10,9 +10,9 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.ledger import Blocks, RunLedger
+from harness.explain.ledger import Blocks, RunLedger, at_common_steps
+from harness.explain.policy import LOSS_STEPS
 from harness.explain.statistics import Estimate, from_amounts, from_block_values
-from harness.explain.step_losses import LAST_STEPS, at_common_steps
 from harness.judge import policy
 from harness.study.records import RunRecord
 
@@ -198,7 +198,7 @@ def learned(
 ) -> Learned:
     """``runs``: its ledgers by block; ``records``: of the same runs; ``failed``: how many others did not finish."""
     curves = [one for run in runs.values() if len((one := run.losses.recorded())[0])]
-    last = [float(losses[-LAST_STEPS:].mean()) for _, losses in curves]
+    last = [float(losses[-LOSS_STEPS:].mean()) for _, losses in curves]
     first = [steps_to(target, steps, losses) for steps, losses in curves]
     diverged = sum(not math.isfinite(one) for one in last)
     steps = _steps(first)
@@ -229,15 +229,15 @@ def _steps(first: Sequence[int | None]) -> Estimate | None:
 
 
 def steps_to(target: float, steps: NDArray[np.int64], losses: NDArray[np.float64]) -> int | None:
-    """How many steps it took until the mean loss of the last :data:`LAST_STEPS` was ``target`` or less; None: never.
+    """How many steps it took until the mean loss of the last :data:`LOSS_STEPS` was ``target`` or less; None: never.
 
     ``losses`` may be NaN: no mean with one of them is anything.
     """
-    if len(losses) < LAST_STEPS:
+    if len(losses) < LOSS_STEPS:
         return None
-    means = np.lib.stride_tricks.sliding_window_view(losses, LAST_STEPS).mean(axis=1)
+    means = np.lib.stride_tricks.sliding_window_view(losses, LOSS_STEPS).mean(axis=1)
     below = np.flatnonzero(means <= target)
-    return int(steps[below[0] + LAST_STEPS - 1]) + 1 if len(below) else None
+    return int(steps[below[0] + LOSS_STEPS - 1]) + 1 if len(below) else None
 
 
 def _median(values: Sequence[int | None]) -> float | None:

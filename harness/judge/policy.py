@@ -27,9 +27,9 @@ COARSE_RESOLUTION = 0.1
 """Share of the speed. A study that cannot see this has not seen "no difference".
 tests/harness/judge/test_verdicts.py"""
 USELESS_RATIO = 2.0
-"""Times as fast, and as slow. An interval that includes both shows nothing. tests/harness/judge/test_verdicts.py"""
+"""Times as fast, and as slow. An interval that includes both shows nothing. tests/harness/judge/test_policy.py"""
 USELESS_FLOOR = 1.0
-"""Share of the speed. The same program seems to be twice as fast. tests/harness/judge/test_verdicts.py"""
+"""Share of the speed. The same program seems to be twice as fast. tests/harness/judge/test_policy.py"""
 
 # Figures of a comparison.
 SAME_TOKENS_WITHIN = 0.01
@@ -37,10 +37,10 @@ SAME_TOKENS_WITHIN = 0.01
 tests/harness/judge/test_policy.py"""
 CONTROL_POSITIONS_WITHIN = 0.03
 """Share of the positions in a step. The few batches of an ideal-data control stand for all.
-tests/harness/judge/test_comparisons.py"""
+tests/harness/judge/test_policy.py"""
 CEILING_INTERVAL_MAX = 1.5
 """Upper / lower end. A control with a wider interval does not contradict the replay.
-tests/harness/judge/test_comparisons.py"""
+tests/harness/judge/test_policy.py"""
 CEILINGS_WITHIN = 0.05
 """Share of the speed. Control and replay give one figure for the ceiling. tests/harness/judge/test_policy.py"""
 WITNESSES_WITHIN = 0.01
@@ -61,7 +61,7 @@ tests/harness/judge/test_policy.py"""
 
 # Undeclared differences between arms.
 OTHER_CORES_MAX = 0.1
-"""Cores. Less load by other processes slows nothing measurably. tests/harness/judge/test_confounds.py"""
+"""Cores. Less load by other processes slows nothing measurably. tests/harness/judge/test_policy.py"""
 USEFUL_TOKENS_WITHIN = 0.01
 """Share of the trained share of tokens. Other documents differ by less. tests/harness/judge/test_confounds.py"""
 BLOCK_STEPS_WITHIN = 0.1

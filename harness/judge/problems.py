@@ -8,26 +8,15 @@ from typing import Literal
 
 from harness.explain.lead_use import LeadUse
 from harness.explain.ledger import RunLedger, arm_lead
-from harness.explain.statistics import MIN_BLOCKS
+from harness.explain.policy import MIN_BLOCKS
 from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 
 StudyProblemKind = Literal[
-    "nothing finished",
-    "partial",
-    "stray",
-    "status",
-    "ended",
-    "no measured step",
-    "few blocks",
-    "few steps",
-    "few parts",
-    "diverged",
-    "compiled",
-    "lead",
-    "left out",
-]
+    "nothing finished", "partial", "stray", "status", "ended", "no measured step", "few blocks", "few steps",
+    "few parts", "diverged", "compiled", "lead", "left out",
+]  # fmt: skip
 
 LeadRemedy = Literal["slices", "runs", "command"]  # turns of this trainer, whole runs of it, or a program of others
 

@@ -10,21 +10,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.explain.bounds import Bound, BoundShares, agreed
-from harness.explain.core_waits import StepPart
+from harness.explain.causes import SlowCause, StepPart
 from harness.explain.dose import Dose
 from harness.explain.lead_use import LeadUse
-from harness.explain.long_steps import LongSteps
 from harness.explain.overlap import SyncCall
 from harness.explain.ranks import GroupGain
-from harness.explain.replay.assumptions import Assumption
 from harness.explain.replay.critical_path import PathLink, PathTime
-from harness.explain.replay.refusals import ReplayGap
+from harness.explain.replay.prediction import Assumption
+from harness.explain.replay.recording import ReplayGap
 from harness.explain.replay.removals import Removal
-from harness.explain.slow_causes import SlowCause
 from harness.explain.statistics import Estimate
-from harness.explain.step_kinds import StepKinds
-from harness.explain.step_times import StepTimes
 from harness.explain.stragglers import RanksReport
+from harness.explain.unusual_steps import LongSteps, StepKinds, StepTimes
 from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
 from harness.judge.confounds import Confound
@@ -35,7 +32,7 @@ from harness.judge.losses import Learned
 from harness.judge.problems import ProbeProblem, StudyProblem
 from harness.judge.scaling import Scaling
 from harness.judge.unseen import Unseen
-from harness.judge.unsteady import UnevenSpeed, UnevenWaits
+from harness.judge.waits import UnevenSpeed, UnevenWaits
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.ledger import column
+from harness.explain.spans import column
 from harness.explain.statistics import Estimate, inverse
 from harness.judge.policy import LOSS_FALL_ERRORS, LOSS_WINDOW_SHARE, SAME_BATCH_WITHIN
 from harness.scenario.overrides import differing

@@ -9,41 +9,27 @@ from typing import get_args
 import numpy as np
 
 from harness.explain.bounds import mean_shares
-from harness.explain.core_waits import parts_without_waits
+from harness.explain.causes import parts_without_waits, slow_causes
 from harness.explain.ledger import Blocks, RunLedger, arm_lead, measure, part_over, without_split
-from harness.explain.long_steps import long_steps
+from harness.explain.overlap import release, work_out
+from harness.explain.policy import MIN_BLOCKS
 from harness.explain.ranks import RankSteps, group_gain, rank_steps
 from harness.explain.replay.predict import Replays
-from harness.explain.replay.refusals import ReplayError
-from harness.explain.slow_causes import slow_causes
+from harness.explain.replay.recording import ReplayError
 from harness.explain.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
-from harness.explain.statistics import MIN_BLOCKS, Estimate, Likeness, estimate
-from harness.explain.step_kinds import step_kinds
-from harness.explain.step_times import step_times
+from harness.explain.statistics import Estimate, Likeness, estimate
 from harness.explain.stragglers import ranks_of, ranks_of_run
-from harness.explain.whole_run import release, work_out
+from harness.explain.unusual_steps import long_steps, step_kinds, step_times
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
-from harness.judge.comparisons import (
-    Controls,
-    Measured,
-    Missing,
-    alike_blocks,
-    arm_floor,
-    bounds_of,
-    compare,
-    split_runs,
-    stage_means,
-    waited_range,
-)
+from harness.judge.comparisons import Controls, Measured, Missing, alike_blocks, arm_floor, compare
 from harness.judge.confounds import confounds, used_lead, useful_fraction
 from harness.judge.controls import data_paths, probe_costs
 from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, doubt, in_order
-from harness.judge.explain import explain, explain_arm
 from harness.judge.learning import learning
 from harness.judge.losses import Learned, learned, loss_of
 from harness.judge.policy import ENOUGH_BLOCKS
-from harness.judge.predictions import declared_floor, few_blocks_remedy
+from harness.judge.predictions import declared_floor, explain, explain_arm, few_blocks_remedy
 from harness.judge.probes.device_health import device_health, differences
 from harness.judge.problems import failures, probe_problems, study_problems
 from harness.judge.report_types import (
@@ -59,7 +45,8 @@ from harness.judge.report_types import (
 )
 from harness.judge.scaling import scaling
 from harness.judge.unseen import Unseen, unseen
-from harness.judge.unsteady import drift, uneven_waits
+from harness.judge.unsteady import drift
+from harness.judge.waits import bounds_of, split_runs, stage_means, uneven_waits, waited_range
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
 from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunRecord, StudyRecord

@@ -1,32 +1,27 @@
-"""Finds what one median over blocks does not describe: long steps, blocks that wait unlike others, and drift.
+"""Finds what one median over blocks does not describe: long steps that it passes over, and drift within runs.
 
 All time together (:func:`in_total`) shows the long steps that fall into few blocks, or into the steps that begin a
-turn. Blocks that wait for unlike shares of a step (:func:`uneven_waits`) have a mean that describes none of them: mean
-and median differ, or there are two kinds of blocks with nothing in between. Steps that become slower or faster within
-a run (:func:`drift`) have no one speed.
+turn. Steps that become slower or faster within a run (:func:`drift`) have no one speed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, median
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.ledger import Blocks, RunLedger
-from harness.explain.long_steps import FEW, LONG, LongSteps, long_steps, without_long
+from harness.explain.policy import LONG_STEP_FACTOR, LONG_STEPS_SHARE_MAX
 from harness.explain.statistics import Estimate, from_blocks
+from harness.explain.unusual_steps import LongSteps, long_steps, without_long
 from harness.judge.policy import (
     DRIFT_MIN,
     DRIFT_STEPS_MIN,
     TOTAL_APART_MIN,
-    UNEVEN_APART_MIN,
-    UNEVEN_BLOCKS_MIN,
-    UNEVEN_KIND_RATIO,
 )
 from harness.judge.verdicts import confidence_of_each
 from harness.study.contract import PHASES
@@ -62,7 +57,7 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
     shared = sorted(set(baseline) & set(candidate))
     base, other = ([blocks[block] for block in shared] for blocks in (baseline, candidate))
     # One bound for both: else the same step would be long in the one arm and typical in the other.
-    long_ms = LONG * max(float(np.median(run.step_ms)) for run in (*base, *other))
+    long_ms = LONG_STEP_FACTOR * max(float(np.median(run.step_ms)) for run in (*base, *other))
     ours, theirs = (_Times.of(runs, long_ms) for runs in (base, other))
     found = ours.mean_ms() / theirs.mean_ms()
     usual = ours.usual_ms.sum() / ours.steps.sum() / (theirs.usual_ms.sum() / theirs.steps.sum())
@@ -89,11 +84,11 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
 
 
 def _long(runs: Sequence[RunLedger], long_ms: float) -> LongSteps | None:
-    """Return the steps above ``long_ms``, including the first of a repetition; None if more than :data:`FEW` are."""
+    """Return the steps above ``long_ms``, with the first of a repetition; None if they are too many to be rare."""
     step_ms = np.concatenate([times for run in runs for times in (run.step_ms, run.left_out.step_ms)])
     longest = np.concatenate([places for run in runs for places in (run.longest, run.left_out.longest)])
-    found = long_steps(step_ms, longest, PHASES, long_ms / LONG)
-    return found if found is not None and found.steps <= FEW * found.of else None
+    found = long_steps(step_ms, longest, PHASES, long_ms / LONG_STEP_FACTOR)
+    return found if found is not None and found.steps <= LONG_STEPS_SHARE_MAX * found.of else None
 
 
 def _with_long(runs: Sequence[RunLedger], long_ms: float) -> int:
@@ -137,78 +132,6 @@ class _Times:
         """Milliseconds a step; ``but``: without that run."""
         kept = np.arange(len(self.steps)) != (-1 if but is None else but)
         return float(self.total_ms[kept].sum() / self.steps[kept].sum())
-
-
-@dataclass(frozen=True)
-class UnevenWaits:
-    """Blocks fall into two kinds; times are means per step, in milliseconds, over the blocks of a kind."""
-
-    blocks: tuple[int, ...]  # that wait for more
-    of: int
-    waited_ms: float  # of these
-    step_ms: float  # of these
-    others_ms: float  # what the others wait
-    waited_range_ms: tuple[float, float]  # the least and the most that one of these waits, of a step of ``step_ms``
-    others_range_ms: tuple[float, float]  # of the others
-
-    @property
-    def half(self) -> bool:
-        """Whether as many wait for more as do not: a median over blocks lies between both kinds."""
-        return 2 * len(self.blocks) == self.of
-
-
-@dataclass(frozen=True)
-class UnevenSpeed:
-    """A speed of either kind of blocks, medians: of those that wait for more, and of the others."""
-
-    more: float
-    others: float
-
-
-def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
-    """None where all blocks wait for about the same share of a step, or it is not known of one of them."""
-    if not runs or any(run.waited_ms is None for run in runs):
-        return None
-    typical_ms = median(run.mean_step_ms for run in runs)  # a block that one long step makes slow waits for no less
-    known = [(run, (run.waited_ms or 0.0) / typical_ms) for run in runs]
-    shares = [share for _, share in known]
-    middle = (min(shares) + max(shares)) / 2
-    more = [run for run, share in known if share > middle]
-    others = [run for run, share in known if share <= middle]
-    if abs(mean(shares) - median(shares)) <= UNEVEN_APART_MIN and not _two_kinds(shares, middle):
-        return None
-    waited_ms, others_ms = ([run.waited_ms or 0.0 for run in kind] for kind in (more, others))
-    step_ms = mean(run.mean_step_ms for run in more)
-    # A block that waits longest may be the one with the longest steps: its wait is a share of these.
-    of_step_ms = [(run.waited_ms or 0.0) / run.mean_step_ms * step_ms for run in more]
-    return UnevenWaits(
-        blocks=tuple(run.record.block for run in more),
-        of=len(known),
-        waited_ms=mean(waited_ms),
-        step_ms=step_ms,
-        others_ms=mean(others_ms),
-        waited_range_ms=(min(of_step_ms), max(of_step_ms)),
-        others_range_ms=(min(others_ms), max(others_ms)),
-    )
-
-
-def _two_kinds(shares: Sequence[float], middle: float) -> bool:
-    """Whether ``shares`` above and below ``middle`` are far apart, and those of one kind near one another."""
-    low, high = [share for share in shares if share <= middle], [share for share in shares if share > middle]
-    if not high or min(len(low), len(high)) < min(UNEVEN_BLOCKS_MIN, len(shares) // 2):
-        return False
-    gap = min(high) - max(low)
-    close = max(max(kind) - min(kind) for kind in (low, high))
-    return gap > UNEVEN_APART_MIN and gap > close and mean(low) < UNEVEN_KIND_RATIO * mean(high)
-
-
-def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> UnevenSpeed | None:
-    """``speeds``: by block. None where blocks are alike, or one kind of them has no speed."""
-    if uneven is None:
-        return None
-    more = [value for block, value in speeds.items() if block in uneven.blocks]
-    others = [value for block, value in speeds.items() if block not in uneven.blocks]
-    return UnevenSpeed(median(more), median(others)) if more and others else None
 
 
 def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: int = 1) -> Estimate | None:

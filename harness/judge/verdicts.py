@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from harness.explain.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, student_t
+from harness.explain.policy import CONFIDENCE, MIN_BLOCKS
+from harness.explain.statistics import Estimate, student_t
 from harness.judge import policy
 from harness.judge.doubts import Doubt, RemedyKind, barred, doubt, in_order
 from harness.judge.losses import Losses
@@ -21,17 +22,9 @@ Verdict = Literal["gain", "loss", "none", "undecided"]
 Direction = Literal["gain", "loss", "none"]
 # The doubts that can be the cause of "undecided".
 UndecidedKind = Literal[
-    "too few blocks",
-    "no noise floor",
-    "no core",
-    "too noisy",
-    "too coarse",
-    "lead",
-    "diverged",
-    "other loss",
-    "a-a apart",
-    "long steps",
-]
+    "too few blocks", "no noise floor", "no core", "too noisy", "too coarse", "lead", "diverged", "other loss",
+    "a-a apart", "long steps",
+]  # fmt: skip
 _UNDECIDED: Mapping[str, UndecidedKind] = {kind: kind for kind in get_args(UndecidedKind)}
 
 

@@ -11,20 +11,24 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from harness.judge.cost import ArmMeasurement, HourlyPrice, PredictedCost, SpendingLimit, Standing, rounded_up
+from harness.judge.cost import (
+    BUDGET_SCHEMA,
+    COST,
+    ArmMeasurement,
+    HourlyPrice,
+    PredictedCost,
+    SpendingLimit,
+    Standing,
+    rounded_up,
+)
 from harness.scenario.model import Scenario
 from harness.study.store import write_json
-from harness.study.validation import first_fault, made_of
+from harness.study.validation import read_record
 from trainer.devices.profiles import load_profile
 from trainer.errors import InputError, in_words
-from trainer.files import read_json
 
-COST = "cost.json"
 # At most so much of what a killed training spent is not known; of a study that, or what a repetition takes.
 NOTE_INTERVAL_S = 10.0
-BUDGET_SCHEMA = 1
 
 
 class Deadline:
@@ -119,24 +123,7 @@ def cost_json(predicted: PredictedCost) -> dict[str, object]:
 
 def read_cost(folder: Path) -> PredictedCost | None:
     """What ``folder`` says was predicted and spent; None where it says nothing. InputError for a damaged file."""
-    path = folder / COST
-    try:
-        content = read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable JSON ({getattr(error, 'strerror', None) or error})") from error
-    if not isinstance(content, dict) or content.get("schema") != BUDGET_SCHEMA:
-        raise InputError(f"{path}: expected an object with schema {BUDGET_SCHEMA}")
-    try:
-        found = made_of(PredictedCost, content)
-    except ValidationError as error:
-        raise InputError(f"{path}: {first_fault(error)}") from error
-    if not len(found.measured) == len(found.work) == len(found.prices) or not all(
-        one.plain_s for one in found.measured
-    ):
-        raise InputError(f"{path}: its arms do not belong together")
-    return found
+    return read_record(folder / COST, PredictedCost, BUDGET_SCHEMA)
 
 
 def limit_of(scenario: Scenario) -> SpendingLimit | None:

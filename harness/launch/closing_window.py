@@ -1,7 +1,7 @@
 """Decides after the measured steps of a run if torch.profiler has to close what CUDA events leave open.
 
 Events do not separate work from waiting while the host is still launching what the device is at
-(``harness.explain.launches``). If that is more than ``NOTICEABLE`` of the measured time, a few more steps are
+(``harness.explain.launches``). If that is more than ``LIMIT_SHARE_MIN`` of the measured time, a few more steps are
 profiled. They come last, because a profiler may slow its process for good.
 """
 
@@ -26,9 +26,9 @@ class OpenTime:
     @property
     def noticeable(self) -> bool:
         """True if it is enough for a closing window."""
-        from harness.explain.bounds import NOTICEABLE
+        from harness.explain.policy import LIMIT_SHARE_MIN
 
-        return self._open_ns > NOTICEABLE * self._measured_ns
+        return self._open_ns > LIMIT_SHARE_MIN * self._measured_ns
 
 
 def open_ns(kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> int:

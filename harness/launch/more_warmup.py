@@ -3,7 +3,7 @@
 A suspended run's workers use no core, but what they wait for (a disk, a network, a sleep) goes on. So each may have a
 batch at once when the run is resumed; and a run whose queue filled up while it started has as many as the queue holds.
 Where the loop takes batches little faster than workers make them, the fixed number of warm-up steps does not use that
-up (``harness.explain.lead``). Nor does it take the host of an asynchronous device as far ahead of it as it gets, where
+up (``harness.explain.lead_use``). Nor does it take the host of an asynchronous device as far ahead as it gets, where
 launching is little faster than the device: there the device is held, and one step more is enough
 (``trainer.compute.host_lead``). Nor does it take the host to a place where it waits, where it waits in few steps.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.lead import MadeBatches, falls_by, leads_of
+from harness.explain.lead_use import MadeBatches, falls_by, leads_of
 from harness.probes.ledger.recent import BatchMoments, RecentBatches
 from trainer.compute.base import Compute
 from trainer.config import TrainerConfig

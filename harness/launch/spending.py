@@ -15,8 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from harness.judge.cost import usd_of
-from harness.launch.budget import COST, read_cost
+from harness.judge.cost import COST, usd_of
+from harness.launch.budget import read_cost
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from trainer.errors import InputError, in_words

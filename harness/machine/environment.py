@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
@@ -14,10 +13,8 @@ from harness.machine.cpu import allowed_cpus, read_frequency
 from harness.machine.git import describe_checkout
 from harness.machine.gpu import driver_loaded
 from harness.machine.memory import read_memory
+from harness.machine.packages import PACKAGES, package_version
 from trainer.json_types import Json, JsonObject
-
-OWN_PACKAGE = "llm-training-harness"
-PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "pyarrow", "numpy", OWN_PACKAGE)
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ def read_environment(checkout: Path = Path(__file__).parent) -> Environment:
     quota, clock = cpu_quota(find_group("cpu")), read_frequency(allowed_cpus())
     return Environment(
         python=platform.python_version(),
-        packages={package: _version(package) for package in PACKAGES},
+        packages={package: package_version(package) for package in PACKAGES},
         git_commit=describe_checkout(checkout),
         os=f"{platform.system()} {platform.release()}",
         cpu=_cpu_name(),
@@ -84,13 +81,6 @@ def available_memory_bytes() -> int | None:
         return None
     limit = memory_limit(find_group("memory"))
     return available if limit is None or limit.free_bytes is None else min(available, limit.free_bytes)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu_name() -> str:

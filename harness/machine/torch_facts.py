@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 from harness.machine.limits import facts_of_module
+from harness.machine.packages import package_version
 
 TORCH_LIMIT_S = 90.0  # a cold import from a network file system takes a minute
 
@@ -72,14 +73,8 @@ def _look() -> Torch:
 
 
 def _triton() -> str | None:
-    import importlib.metadata
-
-    for package in ("triton", "pytorch-triton", "triton-windows"):
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    found = map(package_version, ("triton", "pytorch-triton", "triton-windows"))
+    return next((version for version in found if version is not None), None)
 
 
 def _line(problem: object) -> str:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from harness.explain.statistics import CONFIDENCE, Estimate, from_block_values
+from harness.explain.policy import CONFIDENCE
+from harness.explain.statistics import Estimate, from_block_values
 from harness.judge.confounds import alike_environment
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, OTHER_CORES_MAX, SM_CLOCKS_WITHIN, USEFUL_TOKENS_WITHIN
 from harness.regress.decision import (

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.explain.statistics import CONFIDENCE, Estimate, from_block_values, student_t
+from harness.explain.policy import CONFIDENCE
+from harness.explain.statistics import Estimate, from_block_values, student_t
 from harness.judge.confounds import Confound
 from harness.judge.doubts import Doubt, barred
 from harness.regress.policy import (

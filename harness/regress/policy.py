@@ -38,15 +38,15 @@ ROUNDS_PER_RUN = 16
 NOTICEABLE_PART = 0.01
 """Share of the step. A phase or stage below it gets no line. tests/harness/regress/test_policy.py"""
 MS_DIGITS = 6
-"""Decimals of milliseconds in a baseline, that is nanoseconds. tests/harness/regress/test_baselines.py"""
+"""Decimals of milliseconds in a baseline, that is nanoseconds. tests/harness/regress/test_policy.py"""
 REGRESSION_SENTENCES_MAX = 5
-"""Comparisons with a sentence each at the top of a page. tests/harness/regress/test_report.py"""
+"""Comparisons with a sentence each at the top of a page. tests/harness/regress/test_policy.py"""
 
 # Two studies of different times: what the machine does from one day to another.
 MIN_SESSIONS = 3
 """Sessions kept. Of two, Student's quantile is 12.7, and only disasters show. tests/harness/regress/test_across.py"""
 SESSION_APART_H = 6.0
-"""Hours between two sessions. Studies of one afternoon share its luck. tests/harness/regress/test_baselines.py"""
+"""Hours between two sessions. Studies of one afternoon share its luck. tests/harness/regress/test_policy.py"""
 KEPT_SESSIONS = 30
 """Sessions in a baseline file. More hardly narrow the quantile. tests/harness/regress/test_baselines.py"""
 DAY_DEVIATION = 0.08

@@ -20,7 +20,8 @@ from statistics import NormalDist, fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.ledger import Blocks, column, derived_steps, mean_over, measure
+from harness.explain.ledger import Blocks, derived_steps, mean_over, measure
+from harness.explain.spans import column
 from harness.explain.statistics import Estimate, student_t, widening
 from harness.judge.confounds import alike_environment, useful_fraction
 from harness.judge.losses import loss_of

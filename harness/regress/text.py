@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.explain.policy import MIN_BLOCKS
+from harness.explain.statistics import Estimate
 from harness.judge.doubts import barred
 from harness.regress.across import CommonMove
 from harness.regress.decision import TOTAL, Cause, Decision, Difference, Outcome, Part, StateComparison

@@ -22,12 +22,12 @@ from pydantic import (
 )
 
 from harness.scenario.claims import CLAIMS, SHARES, ClaimName, Figure
+from harness.scenario.overrides import Dosed
 from trainer.config import Config
 from trainer.json_types import Json
 from trainer.user_code import named_function
 
 Control = Literal["a-a", "ideal-data", "data-only", "dose"]
-Dosed = Literal["tokenize", "read", "device"]
 MAX_NAME = 80  # bytes; matrix point and control are appended to it, and a folder name may have 255
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 

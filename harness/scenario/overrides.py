@@ -6,6 +6,7 @@ Nested mappings are the working form. A leaf is anything except a non-empty mapp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from trainer.json_types import Json, JsonObject
 
@@ -17,6 +18,14 @@ EXCLUSIVE: dict[tuple[str, ...], tuple[str, ...]] = {
     ("data", "tokenizer"): ("train", "pretrained", "sentencepiece"),
     ("data", "corpus"): ("builtin", "parquet", "path"),
     ("model",): ("preset", "config", "pretrained", "factory"),
+}
+
+Dosed = Literal["tokenize", "read", "device"]
+# The key that repeats each kind of work, which it does on top of what the arm has.
+DOSES: dict[Dosed, str] = {
+    "tokenize": "data.extra_tokenizations",
+    "read": "data.extra_reads",
+    "device": "compute.extra_forwards",
 }
 
 

@@ -12,8 +12,8 @@ from typing import Literal
 from harness.machine.environment import has_nvidia_driver
 from harness.scenario.errors import did_you_mean
 from harness.scenario.matrix import Variant, variants
-from harness.scenario.model import Control, Dosed, ProbesConfig, Scenario
-from harness.scenario.overrides import Nested, expand, flatten, lookup, lookup_number, merge
+from harness.scenario.model import Control, ProbesConfig, Scenario
+from harness.scenario.overrides import DOSES, Dosed, Nested, expand, flatten, lookup, lookup_number, merge
 from harness.scenario.yaml import MAX_ARMS
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
 from harness.study.records import ComparisonRecord
@@ -29,11 +29,6 @@ CONTROLS: dict[Control, Nested] = {
     "data-only": {"compute": {"work": "none", "inject": None}},
 }
 BASELINES_ONLY: set[Control] = {"a-a", "dose"}
-DOSES: dict[Dosed, str] = {
-    "tokenize": "data.extra_tokenizations",
-    "read": "data.extra_reads",
-    "device": "compute.extra_forwards",
-}
 DOSE_TIMES = (1, 2, 4)
 MAX_EXTRA = 64  # what the keys of DOSES allow
 

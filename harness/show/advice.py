@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.explain.replay.handover import MOST_HANDOVER
-from harness.explain.replay.prediction import TOLERANCE
-from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.explain.policy import HANDOVER_TIMES_MAX, MIN_BLOCKS, REPLAY_ERROR_MAX
+from harness.explain.statistics import Estimate
 from harness.judge.doubts import RULE_OF, Bar, doubt
 from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
-from harness.show.assumptions import assumption_lines
+from harness.show.dose import assumption_lines
 from harness.show.names import ArmNames
 from harness.show.policy import STEPS_ADVISED
 from harness.show.tables import NOT_MEASURED, ratio_cell, safe, table
@@ -58,7 +57,7 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
         if handed:
             notes.append(
                 "No worker was recorded, so the time to receive a batch from one is unknown: the interval covers none "
-                f"to {MOST_HANDOVER} times the usual. Each worker is assumed to be as fast as the main thread."
+                f"to {HANDOVER_TIMES_MAX} times the usual. Each worker is assumed to be as fast as the main thread."
             )
         notes += _iterable([advice for one, advice in options[:STEPS_ADVISED] if one.cost == "processes"], names)
         if any(advice.noise_floor is None for _, advice in options[:STEPS_ADVISED]):
@@ -154,7 +153,7 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
         worst = max(one.error for one in off)
         lines.append(
             f"No recommendation for {_named([one.arm for one in off], names)}: the replay reproduces its step time "
-            f"with an error of {percent_over(worst, TOLERANCE)}, above {percent(TOLERANCE)}."
+            f"with an error of {percent_over(worst, REPLAY_ERROR_MAX)}, above {percent(REPLAY_ERROR_MAX)}."
         )
     if few:
         lines.append(f"No recommendation for {_named(few, names)}: an interval needs {MIN_BLOCKS} blocks.")
@@ -239,8 +238,8 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
     parts.append(
         "Each arm replayed under one change at a time, times as fast [95 % interval], for the time of a step. *worth "
         "it*: the interval lies above 1, the median clears the noise floor, the error of the unedited replay and "
-        f"{percent(ADVISED_GAIN_MIN)}, and that error is within {percent(TOLERANCE)}; of several numbers of workers "
-        "the smallest that is as good as the best. "
+        f"{percent(ADVISED_GAIN_MIN)}, and that error is within {percent(REPLAY_ERROR_MAX)}; of several numbers of "
+        "workers the smallest that is as good as the best. "
         + (_OR if any(one.serial is not None for advice in found for one in advice.options) else "")
         + f"{NOT_MEASURED}: no arm of this study is so. Costs: "
         + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in _KINDS.items())

@@ -11,12 +11,15 @@ from harness.explain.probes.torch_profile import TorchProfile
 from harness.judge.probes.results import ProbeResults, probe_results, with_device_busy
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
-from harness.show import html, learning, markdown, profile, timeline
+from harness.show import html, learning, markdown, profile
 from harness.show.drawing import Picture
 from harness.show.first_screen import FirstScreen, first_screen
 from harness.show.names import ArmNames
-from harness.show.recorded import RecordedFiles, read_recorded
 from harness.show.summary import summary
+from harness.show.timeline.build import timeline
+from harness.show.timeline.chrome import CHROME_NAME
+from harness.show.timeline.protobuf import PROTOBUF_NAME
+from harness.show.timeline.sources import RecordedFiles, read_recorded
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder, write_json
@@ -40,8 +43,8 @@ def build_report(folder: Path) -> FirstScreen:
     report, found, files = report_of(study, record, runs, *keep)
     screen = first_screen(report)
     pictures = draw(report, study, found.profiles, screen.names)
-    shown = timeline.timeline(record, runs, files.sources)
-    for name in (timeline.CHROME_NAME, timeline.PROTOBUF_NAME):
+    shown = timeline(record, runs, files.sources)
+    for name in (CHROME_NAME, PROTOBUF_NAME):
         if name == shown.name:
             write_bytes(study.path / name, shown.content)
         else:

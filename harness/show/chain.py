@@ -12,10 +12,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.explain.bounds import NOTICEABLE, Bound
-from harness.judge.comparisons import Measured, Waits
+from harness.explain.bounds import Bound
+from harness.explain.policy import LIMIT_SHARE_MIN
+from harness.judge.comparisons import Measured
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import Comparison, PredictedRatio
+from harness.judge.waits import Waits
 from harness.show.dose import dose_line
 from harness.show.policy import WORTH_SHARE
 from harness.show.sentences import between, ceiling_text, in_blocks, left_open, steps_text, whose
@@ -161,14 +163,14 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
         kinds = [f"{BOUNDS[one][0]} in {n} of {sum(waits.bounds.values())}" for one, n in waits.bounds.items()]
         bound = f"; blocks differ in what bounds their steps: {listing(kinds)}"
     still = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
-    if waits.bound in ("data", "host", "launch") and still > NOTICEABLE:
+    if waits.bound in ("data", "host", "launch") and still > LIMIT_SHARE_MIN:
         bound += (
             f", and for {percent(still)} of the step the device worked or waited for launches: it is not known which"
         )
     # Waiting for launches is time, not what fewer launches would save: data that takes less may be worth more.
     step_ms = waits.step_ms or math.inf
     least, most = (one / step_ms for one in waits.waited_range_ms or (waits.waited_ms or 0.0,) * 2)
-    if waits.bound in ("host", "launch") and most > NOTICEABLE:
+    if waits.bound in ("host", "launch") and most > LIMIT_SHARE_MIN:
         share = percent(most) if most - least < WORTH_SHARE else f"{percent(least)} to {percent(most)}"
         bound += f"; ending data work alone would save {share} of the step"
     ceiling = c.measured.ceiling

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from harness.show.colours import CURVES, GRID
-from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, picture_link, title
+from harness.show.drawing import CURVES, GRID, NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, picture_link, title
 from harness.show.tables import NOT_MEASURED, code, table
 from harness.show.words import count, number, percent, ratio
 from trainer.data.corpus.statistics import AtLength, CorpusStatistics, LengthBin

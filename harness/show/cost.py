@@ -1,21 +1,23 @@
-"""Says what trainings or a study cost: the table of `harness cost`, a refusal's line, and predicted against actual.
+"""Says what trainings or a study cost: predicted, against actual, and summed over folders.
 
-Money follows from hours; without a price there are hours alone, and that is said.
+Money follows from hours. Without a price there are hours alone, and a note says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from harness.judge.cost import HOUR_S, ArmCost, HourlyPrice, PredictedCost, SpendingLimit, Spread
 from harness.judge.doubts import Doubt, barred
 from harness.judge.policy import WORST_OF_STEPS
 from harness.judge.report_types import ArmTotals
-from harness.show.as_json import doubt_json, record_json
-from harness.show.tables import NOT_MEASURED, safe, table
-from harness.show.terminal import aligned
+from harness.show.tables import NOT_MEASURED, aligned, doubt_json, record_json, safe, table
 from harness.show.words import capitalised, count, listing, ms, number, percent, signed_percent
 from trainer.json_types import Json
+
+if TYPE_CHECKING:
+    from harness.launch.spending import Expense
 
 _MINUTE_S = 60.0
 _NAMES = {
@@ -362,3 +364,38 @@ def actual_line(found: PredictedCost) -> str:
     measuring = f", {duration(found.measuring_s)} of it measuring the first steps" if found.measuring_s else ""
     actual = f"actual {duration(found.spent_s)}{measuring}{price}"
     return f"cost: predicted {duration(total.likely)}, {actual}. {outcome(found)}"
+
+
+def spending_lines(found: Sequence[Expense]) -> list[str]:
+    """Return a table of all folders, with sums by kind if there are several folders of it, and of all folders."""
+    rows = [["folder", "kind", "hours", "USD"]]
+    rows += [[str(one.folder), one.kind, hours(one.seconds), _sum_usd([one])] for one in found]
+    kinds = list(dict.fromkeys(one.kind for one in found))
+    for kind in kinds if len(kinds) > 1 else ():
+        own = [one for one in found if one.kind == kind]
+        rows.append(["sum", count(len(own), kind), hours(sum(one.seconds for one in own)), _sum_usd(own)])
+    rows.append(["sum", "all", hours(sum(one.seconds for one in found)), _sum_usd(found)])
+    lines = aligned(rows)
+    unpriced = [one for one in found if one.usd is None]
+    if unpriced:
+        without = f"{count(len(unpriced), 'folder')} of {len(found)} without a price"
+        lines.append(f"{without}: the sums of money leave them out; give --price USD to price all")
+    return lines
+
+
+def spending_json(found: Sequence[Expense]) -> dict[str, Json]:
+    """Return the JSON output of ``harness spent --json``."""
+    priced = [one.usd for one in found if one.usd is not None]
+    return {
+        "expenses": [
+            {"folder": str(one.folder), "kind": one.kind, "seconds": one.seconds, "usd": one.usd} for one in found
+        ],
+        "seconds": sum(one.seconds for one in found),
+        "usd": sum(priced) if priced else None,
+        "without_price": len(found) - len(priced),
+    }
+
+
+def _sum_usd(found: Sequence[Expense]) -> str:
+    priced = [one.usd for one in found if one.usd is not None]
+    return dollars(sum(priced)) if priced else NOT_MEASURED

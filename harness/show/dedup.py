@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.show.as_json import record_json
-from harness.show.colours import CURVES, GRID, LOSS
-from harness.show.drawing import NARROW, WIDE, Picture, Sheet, drawn, fitted, picture_link, title
-from harness.show.tables import NOT_MEASURED, code, table
+from harness.show.drawing import CURVES, GRID, LOSS, NARROW, WIDE, Picture, Sheet, drawn, fitted, picture_link, title
+from harness.show.tables import NOT_MEASURED, code, record_json, table
 from harness.show.words import count, listing, percent
 from trainer.data.corpus.dedup.clusters import ClusterQuality
 from trainer.data.corpus.dedup.components import KEPT_RULE

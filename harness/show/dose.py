@@ -1,10 +1,13 @@
-"""Makes one line of the result of a slowdown injection (the scenario key ``dose``), with the figures behind it."""
+"""Makes the lines on slowdown injections (the scenario key ``dose``) and on what a replay assumes."""
 
 from __future__ import annotations
 
-from harness.explain.dose import BEND, EXPOSED, MOST_BLOCKS, Dose
-from harness.explain.dose_curves import Unfitted
-from harness.explain.statistics import MIN_BLOCKS, Estimate
+from collections.abc import Iterable
+
+from harness.explain.dose import Dose, Unfitted
+from harness.explain.policy import DOSE_BLOCKS_MAX, EXPOSED_SLOPE_MIN, HANDOVER_TIMES_MAX, KINK_BEND_MIN, MIN_BLOCKS
+from harness.explain.replay.prediction import Assumption
+from harness.explain.statistics import Estimate
 from harness.show.words import count, listing, ms, number
 
 
@@ -27,7 +30,7 @@ def dose_reason(found: Dose) -> str | None:
     if found.slope.ci_low is None:
         return f"fewer than {MIN_BLOCKS} blocks give no interval"
     if found.blocks_needed is None:
-        return f"even {MOST_BLOCKS} blocks would not decide: the work is too little for a step that varies so much"
+        return f"even {DOSE_BLOCKS_MAX} blocks would not decide: the work is too little for a step that varies so much"
     return f"about {count(found.blocks_needed - found.slope.n, 'more block')} would decide"
 
 
@@ -63,7 +66,7 @@ def _fitted(found: Dose) -> str:
     waits = (
         "" if own.waited_ms is None else f"it takes {ms(own.work_ms)} and the step waits {ms(own.waited_ms)} for data"
     )
-    if found.kind == "kink" and found.slack_ms and first and last and last.median - first.median > BEND:
+    if found.kind == "kink" and found.slack_ms and first and last and last.median - first.median > KINK_BEND_MIN:
         slack = f"{ms(max(0.0, found.slack_ms.median))} of added work per step ({_interval(found.slack_ms, ' ms')})"
         return (
             f"{subject} has slack that is used up at about {slack}: 1 ms more of it costs {_two(first.median)} ms of "
@@ -72,7 +75,9 @@ def _fitted(found: Dose) -> str:
     if found.kind == "kink":
         return f"{subject} just fits into the slack ({waits}), and {cost}"
     if found.kind == "exposed":
-        partly = found.what != "device" and own.waited_ms is not None and own.waited_ms < EXPOSED * own.work_ms
+        partly = (
+            found.what != "device" and own.waited_ms is not None and own.waited_ms < EXPOSED_SLOPE_MIN * own.work_ms
+        )
         return f"{subject} is exposed: {cost}" + (f", though today {waits}" if partly else "")
     if found.kind == "partial":
         return f"{subject} is partly exposed: {cost}" + (f", {_two(waited.median)} ms by waiting" if waited else "")
@@ -97,3 +102,84 @@ def _interval(estimate: Estimate, unit: str = "") -> str:
 def _two(value: float) -> str:
     """Two decimals, and never ``-0.00``."""
     return f"{round(value, 2) + 0.0:.2f}"
+
+
+def assumption_lines(found: Iterable[Assumption]) -> list[str]:
+    """One line each, without a full stop."""
+    return [_text(one) for one in found]
+
+
+def _cost(value_ms: float) -> str:
+    return f"{value_ms:.1f} ms" if value_ms >= 0.1 else ms(value_ms)
+
+
+def _text(one: Assumption) -> str:
+    match one.kind:
+        case "loader alone":
+            return "the loader costs what it cost in the other arm's data-only runs, where it had the machine to itself"
+        case "receive not observed":
+            return (
+                f"no batch lay ready: receiving one is taken to cost {_cost(one.cost_ms)}, and intervals hold that it "
+                "costs nothing, or all that a hand-over takes"
+            )
+        case "hand-over not observed":
+            return (
+                f"no batch was waited for: its hand-over is taken to last {_cost(one.cost_ms)}, and intervals hold "
+                f"that it lasts no longer than receiving the batch does, or {HANDOVER_TIMES_MAX} times as long, as far "
+                "as the recorded order allows that"
+            )
+        case "device not recorded":
+            return (
+                "what the device did was not recorded: time on the host stands for it, and a wait of the host counts "
+                "as one"
+            )
+        case "busy not known":
+            text = (
+                f"while {listing(list(one.names))} {'was' if len(one.names) == 1 else 'were'} still being launched the "
+                "device worked or waited for launches: the interval holds either; launching is taken to last as long "
+                "as it did"
+            )
+            return f"{text}, so the step may last longer than this where that work gets longer" if one.scaled else text
+        case "hand-over":
+            return (
+                "the recording has no workers: handing a batch over to the main thread is taken to cost "
+                f"{one.tensor_ms} ms for each of its {one.tensors} tensors"
+                f"{', as data.transport is ring' if one.ring else ''} (transfer=... sets it otherwise)"
+            )
+        case "stages inline":
+            return "without workers the stages take as long inline as they did in the workers, with no hand-over"
+        case "prefetch without workers":
+            return "prefetch has no effect without workers"
+        case "batch size":
+            return (
+                "stages, h2d, forward and backward grow in proportion to the batch (consecutive recorded batches "
+                "are put together), gradient norm and optimizer do not, nor does the hand-over"
+            )
+        case "device speed":
+            rest = "" if one.asynchronous else ", and forward, backward and optimizer are all of it"
+            held_up = (
+                "; launching is taken to last as long as it did: where a full queue held it up, a faster device gains "
+                "more"
+                if one.asynchronous
+                else ""
+            )
+            return f"all work on the device changes speed alike{rest}{held_up}"
+        case "sync on a synchronous device":
+            return "sync=off changes little here: on a synchronous device there is no queue to wait for"
+        case "deep queue":
+            return "the device's queue is taken to be deep enough to hold all that is launched between two syncs"
+        case "ranks":
+            return (
+                f"each of {one.ranks} ranks draws its own stretch of the recording and has cores of its own; "
+                "backward ends when the slowest rank's does, and the communication itself takes no time"
+            )
+        case "side by side":
+            return (
+                "what stages wait for (a disk, a network, a lock) serves several workers side by side; where it serves "
+                "one at a time, a step lasts longer than this, or with fewer workers less long"
+            )
+        case "shared cores":
+            return (
+                f"{one.cores} cores are shared fairly among {one.threads} compute threads and {one.workers} workers, "
+                "which want them independently of one another (mean field); other processes are left out"
+            )

@@ -27,20 +27,9 @@ from harness.show.lone_arms import (
     skipped_lines,
 )
 from harness.show.names import ArmNames, change
-from harness.show.policy import (
-    COMPARISONS_MANY,
-    DIFFERENCES_SHOWN,
-    REMEDY_REPEATS,
-    WORTH_SHARE,
-)
+from harness.show.policy import COMPARISONS_MANY, DIFFERENCES_SHOWN, REMEDY_REPEATS, WORTH_SHARE
 from harness.show.ranks import rank_lines, scaling_lines
-from harness.show.sentences import (
-    believed_ratio,
-    ceiling_text,
-    data_text,
-    disagreements,
-    emulated_devices,
-)
+from harness.show.sentences import believed_ratio, ceiling_text, data_text, disagreements, emulated_devices
 from harness.show.tables import NOT_MEASURED
 from harness.show.text.doubts import confound_lines, problem_lines
 from harness.show.text.verdicts import also_noteworthy, finding, missing_text, more_blocks

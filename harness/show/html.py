@@ -21,8 +21,8 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from harness.explain.step_times import StepTimes
-from harness.show import colours, outliers
+from harness.explain.unusual_steps import StepTimes
+from harness.show import drawing, machine
 from harness.show.drawing import Picture
 from harness.show.markdown import Page, Section
 from harness.show.names import ArmNames
@@ -42,7 +42,7 @@ def page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[StepTime
     return Template(_asset("page.html")).substitute(
         title=markdown.renderInline(report.title),
         hashes=" ".join(map(_hash, (plot, script))),
-        style=_asset("uplot.min.css") + colours.style() + _asset("page.css"),
+        style=_asset("uplot.min.css") + drawing.style() + _asset("page.css"),
         opening="\n".join(opening),
         contents="\n".join(f'<li><a href="#{_slug(one)}">{escape(one.title)}</a></li>' for one in report.sections),
         sections="\n".join(_details(one, markdown, steps) for one in report.sections),
@@ -58,7 +58,7 @@ def fragment(text: str) -> str:
 
 
 def _details(one: Section, markdown: MarkdownIt, steps: Sequence[StepTimes]) -> str:
-    chart = _CHART.format(note=escape(outliers.thinned(steps))) if one.title == outliers.TITLE else ""
+    chart = _CHART.format(note=escape(machine.thinned_note(steps))) if one.title == machine.STEPS_TITLE else ""
     opened = " open" if one.title in OPEN else ""
     heading = f"<summary><h2>{escape(one.title)}</h2></summary>"
     return f'<details id="{_slug(one)}"{opened}>{heading}{chart}{markdown.render(one.text)}</details>'

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.explain.choices import RightShare, right_share
-from harness.explain.step_losses import LAST_STEPS
+from harness.explain.policy import LOSS_STEPS
+from harness.explain.speeds import RightShare, right_share
 from harness.judge.learning import ArmCurves, CurvesCompared, Learning
 from harness.judge.losses import Learned
-from harness.show.as_json import finite, record_json
 from harness.show.names import ArmNames
-from harness.show.tables import NOT_MEASURED, Markdown, estimate_cell, number_cell, safe, table
+from harness.show.tables import NOT_MEASURED, Markdown, estimate_cell, finite, number_cell, record_json, safe, table
 from harness.show.words import count, listing, number, percent
 from trainer.json_types import Json
 
@@ -228,9 +227,9 @@ def target_section(found: Sequence[Learned], names: ArmNames) -> str:
     trained = [one.trained_steps for one in found if one.trained_steps is not None]
     after = f" The runs end after {_range(trained)} steps." if trained else ""
     note = (
-        f"Medians over the runs [95 % interval]. A loss is the mean over {LAST_STEPS} training steps, warm-up steps "
+        f"Medians over the runs [95 % interval]. A loss is the mean over {LOSS_STEPS} training steps, warm-up steps "
         "among them, as they train too; it is that of the batches it trains on, not of a held-out set."
-        f"{after} *Steps* (at least {LAST_STEPS}), *tokens* and *seconds* are medians over all runs: one that did not "
+        f"{after} *Steps* (at least {LOSS_STEPS}), *tokens* and *seconds* are medians over all runs: one that did not "
         "come there counts as later than any other, and then there is no interval. Seconds are those of steps alone, "
         f"at the arm's typical one. Memory is the most that a run's processes had resident"
         f"{', and torch on the device' if on_device else ''}."

@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.explain.core_waits import WAITING
-from harness.explain.long_steps import FEW, LongSteps
+from harness.explain.causes import WAITING
+from harness.explain.policy import KINDS_BETWEEN_MAX, LONG_STEPS_SHARE_MAX, REPLAY_ERROR_MAX
 from harness.explain.ranks import GroupGain
-from harness.explain.replay.prediction import TOLERANCE
 from harness.explain.statistics import Estimate
-from harness.explain.step_kinds import BETWEEN
+from harness.explain.unusual_steps import LongSteps
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, RESTART_SHARE_MAX, UNSEEN_SHARE_MAX, WITNESSES_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals
 from harness.judge.unseen import Unseen
-from harness.judge.unsteady import UnevenSpeed
+from harness.judge.waits import UnevenSpeed
 from harness.show.dose import dose_line
 from harness.show.names import ArmNames
 from harness.show.policy import MEAN_APART_SHARE, WAIT_SHARE, WAITS_ALIKE_SHARE, WORTH_SHARE
@@ -93,11 +92,11 @@ def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
     Steps far longer than both kinds are a third one: they would move the mean of the slow kind to where no step is.
     """
     found, long = totals.step_kinds, totals.long_steps
-    exception = found is not None and found.above_share <= FEW
+    exception = found is not None and found.above_share <= LONG_STEPS_SHARE_MAX
     if found is None or (exception and long is not None and 2 * long.steps >= found.above_share * found.of):
         return None
     number = "three" if found.longest_share else "two"
-    none = "though hardly a step is like that" if found.like_mean <= BETWEEN else f"of {number} kinds"
+    none = "though hardly a step is like that" if found.like_mean <= KINDS_BETWEEN_MAX else f"of {number} kinds"
     where = "" if found.slow_runs is None else f" (the long ones in {found.slow_runs} of {count(found.runs, 'block')})"
     shares = [(1 - found.above_share, found.fast_ms), (found.slow_share, found.slow_ms)]
     if found.longest_share:
@@ -358,7 +357,7 @@ def _apart(measured: Estimate, replayed: Estimate) -> bool:
     ends = [(one.ci_low or one.median, one.ci_high or one.median) for one in (measured, replayed)]
     known = all(one.ci_low is not None for one in (measured, replayed))
     (low, high), (other_low, other_high) = ends
-    return max(low, other_low) > min(high, other_high) * (1 + (WITNESSES_WITHIN if known else TOLERANCE))
+    return max(low, other_low) > min(high, other_high) * (1 + (WITNESSES_WITHIN if known else REPLAY_ERROR_MAX))
 
 
 def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str:

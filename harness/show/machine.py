@@ -1,14 +1,18 @@
-"""Writes the section "The machine" of summary.md: what host and devices were doing while steps were measured."""
+"""Writes the sections "The machine" and "Steps over time": the load of host and devices, and the slowest steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from harness.explain.policy import OUTLIER_QUARTILES
+from harness.explain.unusual_steps import StepTimes
 from harness.judge.probes.device_health import DeviceHealth
 from harness.judge.probes.host_load import HostLoad, RoleLoad
+from harness.show.names import ArmNames
+from harness.show.policy import OUTLIERS_LISTED
 from harness.show.tables import NOT_MEASURED, number_cell, safe, table
 from harness.show.text.findings import device_finding, host_finding
-from harness.show.words import number, percent
+from harness.show.words import number, percent, ratio
 
 LINKS = {"pcie": "PCIe", "nvlink": "NVLink", "c2c": "C2C"}
 
@@ -183,3 +187,46 @@ def _clock(one: DeviceHealth) -> str:
     if one.sm_clock_mhz is None or one.sm_clock_min_mhz is None:
         return NOT_MEASURED
     return f"{one.sm_clock_mhz:,.0f} ({one.sm_clock_min_mhz:,.0f})"
+
+
+STEPS_TITLE = "Steps over time"
+
+
+def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
+    """The slowest outliers; empty where no steps were measured."""
+    if not found:
+        return ""
+    slow = [
+        (wall / one.median_ms, one, place)
+        for one in found
+        for place, (wall, outlier) in enumerate(zip(one.wall_ms, one.outlier, strict=True))
+        if outlier
+    ]
+    slow.sort(key=lambda entry: -entry[0])
+    rows = [
+        [
+            names.short(one.arm),
+            str(one.block),
+            str(one.repetition[place]),
+            str(one.step[place]),
+            number(one.wall_ms[place]),
+            ratio(times),
+        ]
+        for times, one, place in slow[:OUTLIERS_LISTED]
+    ]
+    steps = sum(one.steps for one in found)
+    outliers = sum(one.outliers for one in found)
+    note = (
+        f"{outliers:,} of {steps:,} measured steps are outliers: more than {OUTLIER_QUARTILES:g} quartile ranges above "
+        "the upper quartile of their run. `summary.html` draws every step over the time of the study."
+    )
+    header = ["arm", "block", "repetition", "step", "ms", "times its run's median"]
+    return "\n\n".join([*([table(header, rows)] if rows else []), note])
+
+
+def thinned_note(found: Sequence[StepTimes]) -> str:
+    """How many steps a picture of ``found`` shows, where not all."""
+    steps, shown = sum(one.steps for one in found), sum(len(one.step) for one in found)
+    return (
+        f"{shown:,} of {steps:,} measured steps: every outlier, of the others every so many." if shown < steps else ""
+    )

@@ -11,25 +11,13 @@ from harness.judge.controls import ProbeCost, is_probe_control
 from harness.judge.probes.results import NO_RESULTS, ProbeResults
 from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.scenario.overrides import lookup
-from harness.show import (
-    advice,
-    claims,
-    cost,
-    learning,
-    machine,
-    numbers,
-    outliers,
-    profile,
-    ranks,
-    stacks,
-    why,
-)
+from harness.show import advice, claims, cost, learning, machine, numbers, profile, ranks, why
 from harness.show.first_screen import HEADER, FirstScreen, difference_lines
 from harness.show.names import ArmNames
-from harness.show.recorded import NO_FILES, RecordedFiles
 from harness.show.sentences import sentence_parts
 from harness.show.tables import NOT_MEASURED, code, fenced, number_cell, safe, table
 from harness.show.text.doubts import probe_problem_lines
+from harness.show.timeline.sources import NO_FILES, RecordedFiles
 from harness.show.words import probes_named
 from harness.study.records import COMMAND
 
@@ -100,11 +88,11 @@ def page(
         Section("The critical path", why.critical_paths(plain, names)),
         Section("Where data work ran", why.places(plain, names)),
         Section("Controls", numbers.controls(controls, names)),
-        Section(outliers.TITLE, outliers.section(report.step_times, names)),
+        Section(machine.STEPS_TITLE, machine.steps_section(report.step_times, names)),
         Section("The emulated device", why.emulation(report)),
         Section("The machine", machine.section(found.loads, found.devices)),
-        Section("Operators", profile.section(found.profiles, pictures)),
-        Section("Stacks", stacks.section(found.stacks, files.names)),
+        Section("Operators", profile.operators_section(found.profiles, pictures)),
+        Section("Stacks", profile.stacks_section(found.stacks, files.names)),
         Section("Probes", probes_section(report.probe_costs, problems)),
         Section("How to read this", how_to_read(report)),
         Section("How to reproduce", reproduction(report)),

@@ -13,21 +13,16 @@ from harness.show.first_screen import could_gain
 from harness.show.names import ArmNames, without_point
 from harness.show.policy import PADDED_SHARE
 from harness.show.sentences import believed_ratio, left_open, steps_text
-from harness.show.tables import (
-    NOT_MEASURED,
-    Markdown,
-    estimate_cell,
-    number_cell,
-    ratio_cell,
-    safe,
-    stages_cell,
-    table,
-)
+from harness.show.tables import NOT_MEASURED, Markdown, estimate_cell, number_cell, ratio_cell, safe, stages_cell, table
 from harness.show.text.verdicts import mfu_reason, reason
 from harness.show.words import listing, ms, number, part_of, percent, ratio
 from harness.study.contract import STAGES
-from trainer.devices.flops import CONVENTIONS
 
+CONVENTIONS = {
+    "palm": "PaLM's 6N + 12LHQT: N without embedding lookups, attention as the full square",
+    "causal-half": "6N + 6LHQT: as PaLM, with the half of attention that a causal mask leaves",
+    "non-embedding": "6N: N without embeddings and output projection, no attention",
+}
 STEP_TIMES = "step mean, p50, p95 (ms)"
 
 

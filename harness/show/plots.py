@@ -7,16 +7,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.explain.probes.memory_timeline import MemoryTimeline
-from harness.explain.probes.torch_profile import TorchProfile
+from harness.explain.probes.torch_profile import MemoryTimeline, TorchProfile
 from harness.judge.controls import is_probe_control
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, Comparison, StudyReport
 from harness.show import learning
 from harness.show.chain import chain
-from harness.show.colours import BAND, CURVES, GAIN, GRID, INK, LOSS, PARTS, RULE, SOFT
+from harness.show.curves import best_measure, choices_figure, loss_curves, of_arm
 from harness.show.drawing import (
+    BAND,
+    CURVES,
+    GAIN,
+    GRID,
+    INK,
+    LOSS,
     NARROW,
+    PARTS,
+    RULE,
+    SOFT,
     TEXT,
     TICKS,
     WIDE,
@@ -33,9 +41,8 @@ from harness.show.drawing import (
     title,
 )
 from harness.show.first_screen import could_gain
-from harness.show.loss_curves import loss_curves
 from harness.show.names import ArmNames, middle_out
-from harness.show.run_curves import best_measure, choices_figure, of_arm
+from harness.show.policy import MEMORY_CURVES_MAX, PICTURE_ROWS_MAX
 from harness.show.sentences import left_open
 from harness.show.text.verdicts import VERDICTS
 from harness.show.words import interval, number, percent, ratio
@@ -48,7 +55,6 @@ if TYPE_CHECKING:
 ISOLATED, LEDGER, FOREST = "isolated-vs-end-to-end.png", "ledger.png", "comparisons.png"
 WHY = "why.png"
 NAMES = (ISOLATED, LEDGER, FOREST, WHY)
-MAX_ROWS = 60  # a taller picture cannot be read; the tables have every row
 VERDICT_COLOURS = {"gain": GAIN, "loss": LOSS, "none": SOFT, "undecided": SOFT}
 # The links that have a ratio, and what the axis says about them.
 STATIONS = {
@@ -59,20 +65,19 @@ STATIONS = {
     "measured": "measured\n(time of a step)",
 }
 MOST_LINES = len(CURVES)  # lines that can still be distinguished
-MOST_CURVES = 8
 _CURVE, _PEAK = CURVES[0], LOSS
 
 
 def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
     """{file name: picture} of the pictures that have something to show."""
     makers: dict[str, Callable[[Sheet], Figure | None]] = {}
-    compared = report.compared[:MAX_ROWS]
+    compared = report.compared[:PICTURE_ROWS_MAX]
     if compared:
         makers[ISOLATED] = partial(isolated, compared, names)
         makers[FOREST] = partial(forest, compared, names)
     makers[WHY] = partial(why, compared, names)
     shown = [arm for arm in report.arms if arm.control != "a-a" and not is_probe_control(arm.control)]
-    arms = [arm for arm in shown if arm.blocks][:MAX_ROWS]
+    arms = [arm for arm in shown if arm.blocks][:PICTURE_ROWS_MAX]
     if arms:
         makers[LEDGER] = partial(ledger, arms, names)
     if report.learning is not None:
@@ -346,13 +351,13 @@ def memory(profiles: Sequence[TorchProfile], sheet: Sheet = WIDE) -> Figure | No
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = rows[:MOST_CURVES]
+    shown = rows[:MEMORY_CURVES_MAX]
     figure = Figure(figsize=(sheet.width, 1.0 + 2.1 * len(shown)), layout="constrained")
     FigureCanvasAgg(figure)
     for place, (arm, one) in enumerate(shown):
         _memory_row(figure.add_subplot(len(shown), 1, place + 1), arm, one)
     figure.axes[-1].set_xlabel("ms since the first event (profiled steps shaded alternately)")
-    left_out = f" (the first {MOST_CURVES} of {len(rows)})" if len(rows) > MOST_CURVES else ""
+    left_out = f" (the first {MEMORY_CURVES_MAX} of {len(rows)})" if len(rows) > MEMORY_CURVES_MAX else ""
     title(figure, f"Allocated memory over the profiled steps{left_out}")
     return fitted(figure, sheet)
 

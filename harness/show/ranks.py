@@ -9,12 +9,10 @@ from harness.judge.report_types import ArmReport, Comparison
 from harness.judge.scaling import Scaling
 from harness.show.lone_arms import Headline
 from harness.show.names import ArmNames
+from harness.show.policy import RANK_KEYS_NAMED, STRAGGLER_SHARE_MIN, WAITED_SHARE_MAX
 from harness.show.tables import table
 from harness.show.words import count, interval, listing, ms, number, part_of, percent, ratio
 
-NOTHING = 0.01  # of the step: less is no straggler worth a word
-MOST_KEYS = 4  # named of those in which arms differ
-MUCH = 0.05  # of the step: who waits for so much waits for somebody, named or not
 UNKNOWN: Mapping[Unknown, str] = {
     "device": "as a device computes by itself",
     "micro-batches": "as each micro-batch of a step begins with a wait of its own (fsdp)",
@@ -83,7 +81,8 @@ def _scaled_by(found: Scaling, first: str) -> list[str]:
     lines = []
     more = (open_to := found.efficiency_range) is not None and open_to[0] > 1
     if found.differs:
-        keys = listing([*found.differs[:MOST_KEYS], *(["others"] if len(found.differs) > MOST_KEYS else [])])
+        others = ["others"] if len(found.differs) > RANK_KEYS_NAMED else []
+        keys = listing([*found.differs[:RANK_KEYS_NAMED], *others])
         than = ", which is more than the ranks can give" if more else ""
         lines.append(f"The arms differ in {keys} as well: this is not the efficiency of the ranks alone{than}.")
     elif more:
@@ -101,11 +100,11 @@ def _finding(found: RanksReport) -> str:
     if all(one.wait_ms is None for one in found.ranks):
         return f"who waits for whom is not known, {UNKNOWN[found.unknown]}"
     late, part = found.straggler, part_of(found.step_ms)
-    if late is None or late.saved_ms < NOTHING * found.step_ms:
+    if late is None or late.saved_ms < STRAGGLER_SHARE_MIN * found.step_ms:
         longest = max(found.ranks, key=lambda one: one.wait_ms or 0.0)
         waits = f"{part(longest.wait_ms or 0.0)} of {part(found.step_ms)} a step"
         where = " before their first forward pass" if found.parallel == "fsdp" else ""
-        surely = "surely " if (longest.wait_ms or 0.0) >= MUCH * found.step_ms else ""  # by turns, or by scatter
+        surely = "surely " if (longest.wait_ms or 0.0) >= WAITED_SHARE_MAX * found.step_ms else ""
         return f"no rank is {surely}the one that the others wait for{where} (rank {longest.number} waits most, {waits})"
     waits = f"{part(late.saved_ms)} of {part(found.step_ms)} a step"
     what = "what it does in no phase (other)" if late.part == "other" else late.part
@@ -115,7 +114,7 @@ def _finding(found: RanksReport) -> str:
 def _support(found: RanksReport) -> str:
     late, part = found.straggler, part_of(found.step_ms)
     parts = []
-    if late is not None and late.saved_ms >= NOTHING * found.step_ms:
+    if late is not None and late.saved_ms >= STRAGGLER_SHARE_MIN * found.step_ms:
         parts.append(
             f"It takes {part(late.excess_ms)} longer for it than the next; without that a step would take "
             f"{part(found.without_straggler_ms)}, {ratio(found.step_ms / found.without_straggler_ms)} as fast, if no "

@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
-from harness.explain.replay.prediction import TOLERANCE
+from harness.explain.policy import REPLAY_ERROR_MAX
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import Measured, Waits
+from harness.judge.comparisons import Measured
 from harness.judge.doubts import barred
-from harness.judge.policy import COARSE_RESOLUTION, CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN, WITNESSES_WITHIN
+from harness.judge.policy import (
+    COARSE_RESOLUTION,
+    CORE_WAIT_SHARE_MAX,
+    SAME_TOKENS_WITHIN,
+    WITNESSES_WITHIN,
+)
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
-from harness.judge.unsteady import UnevenWaits
 from harness.judge.verdicts import Judged
+from harness.judge.waits import UnevenWaits, Waits
 from harness.show.dose import dose_line
 from harness.show.policy import BEHIND_PHASES, BEHIND_SHARE, HARDLY_SHARE, WORTH_SHARE
 from harness.show.text.verdicts import absent_text, also_noteworthy, finding, missing_text
@@ -404,7 +409,7 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
         f"replay predicts {ratio(predicted.median)} ({interval(predicted)}) and {ratio(measured.median)} "
         f"({interval(measured)}) was measured, so more than the data path changed"
     )
-    if isinstance(replayed, PredictedRatio) and replayed.error > TOLERANCE:
+    if isinstance(replayed, PredictedRatio) and replayed.error > REPLAY_ERROR_MAX:
         found += f", or the replay is wrong (unedited it is {percent(replayed.error)} off)"
     return [found]
 

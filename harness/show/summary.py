@@ -22,14 +22,15 @@ from harness.judge.report_types import (
     WhatIf,
 )
 from harness.judge.study import comparison_doubts, study_doubts
-from harness.show.as_json import doubt_json, estimate_json, finite, record_json
 from harness.show.chain import chain
 from harness.show.claims import claim_text
 from harness.show.cost import cost_json
 from harness.show.dose import dose_line, dose_reason
 from harness.show.first_screen import FirstScreen
 from harness.show.learning import learning_json
+from harness.show.policy import OPERATORS_RECORDED
 from harness.show.sentences import emulated_devices, predicted_ratio, sentence
+from harness.show.tables import doubt_json, estimate_json, finite, record_json
 from harness.show.text.doubts import GAPS, confound_lines, doubt_text, probe_problem_lines, problem_lines
 from harness.show.text.findings import device_finding, host_finding
 from harness.show.text.verdicts import mfu_reason, missing_text, reason, undecided_because
@@ -37,7 +38,6 @@ from harness.show.words import probes_named
 from trainer.json_types import Json, JsonObject
 
 SUMMARY_SCHEMA = 2  # 1 has no doubts and no figures with units; all of its keys are in 2
-TOP = 30  # operators of each role
 
 
 def summary(
@@ -92,7 +92,8 @@ def summary(
         ],
         "operators": {
             one.arm: {
-                role.role: [record_json(operator) for operator in role.operators[:TOP]] for role in one.operators.roles
+                role.role: [record_json(operator) for operator in role.operators[:OPERATORS_RECORDED]]
+                for role in one.operators.roles
             }
             for one in found.profiles
         },

@@ -6,12 +6,29 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from harness.explain.policy import CROSSING_SHARE
 from harness.explain.replay.prediction import Prediction
-from harness.explain.replay.sweep import MATTERS, Crossing, Sweep
+from harness.explain.replay.whatif import Crossing, Sweep
 from harness.explain.statistics import Estimate
-from harness.show.colours import CURVES, GRID, INK, RULE, SOFT
-from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, legend_below, title, wrapped
+from harness.show.drawing import (
+    CURVES,
+    GRID,
+    INK,
+    NARROW,
+    RULE,
+    SOFT,
+    TEXT,
+    WIDE,
+    Picture,
+    Sheet,
+    drawn,
+    fitted,
+    legend_below,
+    title,
+    wrapped,
+)
 from harness.show.names import middle_out
+from harness.show.policy import LOG_SPAN
 from harness.show.words import ms, number, percent
 
 if TYPE_CHECKING:
@@ -27,17 +44,16 @@ AXES = {
     "cores": "cores",
 }
 RECORDED, FREE, MEASURED = CURVES[1], CURVES[0], INK
-_LOG_SPAN = 4  # values further apart than this are drawn on a log scale
 
 
 def sweep_sentence(sweep: Sweep) -> str:
     """Where tokenization starts to matter, or that it does not in this range."""
     if sweep.crossings:
         texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
-        return f"crossover at {MATTERS * 100:.0f} % of the step: {texts}"
+        return f"crossover at {CROSSING_SHARE * 100:.0f} % of the step: {texts}"
     most, least = max(sweep.shares), min(sweep.shares)
     span = f"{sweep.key} from {sweep.texts[0]} to {sweep.texts[-1]}"
-    if most > MATTERS:
+    if most > CROSSING_SHARE:
         return f"no crossover: tokenization costs at least {percent(least)} of the step for {span}"
     return f"no crossover: tokenization costs at most {percent(max(0.0, most))} of the step for {span}"
 
@@ -80,7 +96,7 @@ def sweep_figure(
         linewidth=0,
         label="what tokenization costs",
     )
-    log = sweep.values[0] > 0 and sweep.values[-1] / sweep.values[0] > _LOG_SPAN
+    log = sweep.values[0] > 0 and sweep.values[-1] / sweep.values[0] > LOG_SPAN
     if sweep.was > 0 or not log:
         note = ", without the other edits" if unswept.edits else ""
         _point(axes, sweep.was, unswept.measured_ms, "*", f"measured: {ms(unswept.measured_ms.median)}{note}")

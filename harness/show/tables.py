@@ -1,16 +1,26 @@
-"""Formats cells and tables of markdown, and keeps free text from turning into markup."""
+"""Formats records as cells and tables of Markdown, as aligned lines and as JSON; free text never becomes markup."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.explain.policy import MIN_BLOCKS
+from harness.explain.statistics import Estimate
+from harness.judge.doubts import RULE_OF, Doubt
+from harness.show.policy import FUNCTION_NAME_LONGEST
+from harness.show.text.doubts import doubt_text, remedy_text
 from harness.show.words import number, times
 from trainer.errors import one_line, visible
+from trainer.json_types import Json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 NOT_MEASURED = "–"
-LONGEST_NAME = 70
 _STRUCK = re.compile(r"(?<=\S)~|~(?=~)")  # what may strike text out; not the one of ~60
 _UNDERLINED = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # between letters or figures it is one of them
 _BAR = re.compile(r"(?<!\\)\|")  # one that would end the cell, in code as well
@@ -49,7 +59,7 @@ def ratio_cell(estimate: Estimate | None) -> str:
 def _with_interval(estimate: Estimate | None, show: Callable[[float], str], unit: str = "") -> str:
     if estimate is None:
         return NOT_MEASURED
-    # Of few blocks, other assumptions that come to the same figure are no interval of it: they say nothing of luck.
+    # Below MIN_BLOCKS equal bounds come from assumptions that agree, and say nothing of chance.
     same = estimate.n < MIN_BLOCKS and estimate.ci_low == estimate.ci_high
     if same or estimate.ci_low is None or estimate.ci_high is None:
         return f"{show(estimate.median)}{unit} [no interval]"
@@ -93,4 +103,64 @@ def fenced(text: str) -> Markdown:
 def short(name: str) -> str:
     """A function's name on one line of a table: those of kernels are C++ signatures, Rust's are mangled."""
     name = visible(one_line(name.replace("`", "'")))
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    return name if len(name) <= FUNCTION_NAME_LONGEST else f"{name[: FUNCTION_NAME_LONGEST - 1]}…"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines, the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    first, *others = widths
+    return [
+        "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])
+        for row in rows
+    ]
+
+
+def estimate_json(estimate: Estimate | None) -> dict[str, Json] | None:
+    if estimate is None:
+        return None
+    return {
+        "median": finite(estimate.median),
+        "ci_low": finite(estimate.ci_low),
+        "ci_high": finite(estimate.ci_high),
+        "n": estimate.n,
+    }
+
+
+def record_json(record: DataclassInstance) -> dict[str, Json]:
+    """A dataclass as plain data, field by field; a number that is not finite is null."""
+    return {name: _plain(value) for name, value in asdict(record).items()}
+
+
+def _plain(one: Json) -> Json:
+    if isinstance(one, Mapping):
+        return {str(key): _plain(value) for key, value in one.items()}
+    if isinstance(one, list | tuple):
+        return [_plain(value) for value in one]
+    return finite(one) if isinstance(one, float) else one
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def doubt_json(one: Doubt) -> dict[str, Json]:
+    """A doubt with what it bars. ``unit``: of ``share``."""
+    rule = RULE_OF[one.kind]
+    return {
+        "kind": one.kind,
+        "text": doubt_text(one),
+        "bars": rule.bars,
+        "arms": list(one.arms),
+        "share": finite(one.share),
+        "unit": rule.unit or None,
+        "where": one.where or None,
+        "cores": None if one.cores is None else list(one.cores),
+        "remedy": None
+        if one.remedy is None
+        else {
+            "kind": one.remedy.kind,
+            "text": remedy_text(one.remedy),
+            "blocks": one.remedy.blocks,
+        },
+    }

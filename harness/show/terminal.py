@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
 from harness.show.first_screen import HEADER, FirstScreen
+from harness.show.tables import aligned
 
 WIDTH = 100
 
@@ -32,13 +32,3 @@ def lines(screen: FirstScreen) -> list[str]:
 
 def _wrapped(mark: str, text: str) -> list[str]:
     return textwrap.wrap(mark + text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines, the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    first, *others = widths
-    return [
-        "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])
-        for row in rows
-    ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.explain.replay.prediction import TOLERANCE, Prediction
-from harness.explain.replay.sweep import Sweep
+from harness.explain.policy import REPLAY_ERROR_MAX
+from harness.explain.replay.prediction import Prediction
+from harness.explain.replay.whatif import Sweep
 from harness.explain.statistics import Estimate
 from harness.judge.doubts import Doubt
-from harness.show.as_json import doubt_json, estimate_json
-from harness.show.assumptions import assumption_lines
+from harness.show.dose import assumption_lines
 from harness.show.sweeps import crossing_text, sweep_sentence
+from harness.show.tables import doubt_json, estimate_json
 from harness.show.words import count, interval, ms, number, percent, ratio, signed_percent
 from trainer.json_types import Json
 
@@ -61,7 +62,7 @@ def validation_text(prediction: Prediction) -> str:
     )
     if errors.within_tolerance:
         return text
-    return f"{text}: more than {percent(TOLERANCE)}, so do not rely on this prediction"
+    return f"{text}: more than {percent(REPLAY_ERROR_MAX)}, so do not rely on this prediction"
 
 
 def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.explain.bounds import AT_WORK
 from harness.explain.overlap import SyncCall
-from harness.explain.replay.critical_path import MOST_STEPS, PathLink, PathTime
-from harness.explain.replay.pipeline import MOST_STEPS as MOST_REPLAYED
-from harness.explain.replay.prediction import TOLERANCE
-from harness.explain.replay.removals import REPLICATES, Removal
+from harness.explain.policy import LOADERS_BUSY_SHARE, PREDICTED_STEPS_MAX, REMOVAL_REPLICATES, REPLAY_ERROR_MAX
+from harness.explain.replay.critical_path import PathLink, PathTime
+from harness.explain.replay.removals import Removal
 from harness.explain.spans import UNANNOUNCED
 from harness.judge.doubts import RULE_OF
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf
@@ -218,7 +216,7 @@ def _device_note() -> str:
         "of what data work costs the step (data), device idle time while the host did anything else (host), and time "
         "in phases that the device ends with their launches (launch), where that is more than 5 % of the step; and "
         "data, whatever is largest, where that costs more than 5 % of the step and loader workers are at work for over "
-        f"{percent(AT_WORK)} of the time. "
+        f"{percent(LOADERS_BUSY_SHARE)} of the time. "
         "Otherwise device or launch, where the device was at other phases for more than 5 % of the step while the host "
         "was still launching them: it worked, or waited for launches. Otherwise device where "
         "fetching could last 5 % of the step longer at a cost of no more than a tenth of that, else balanced."
@@ -326,7 +324,7 @@ def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
         if abs(one.speedup.median - 1) >= SAVING_SHARE_MIN
     ]
     left_out = (
-        f"Not said of {safe(listing(off))}: the unedited replay is off by more than {percent(TOLERANCE)}."
+        f"Not said of {safe(listing(off))}: the unedited replay is off by more than {percent(REPLAY_ERROR_MAX)}."
         if off
         else ""
     )
@@ -336,8 +334,8 @@ def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
         "By replay of each run without that part, beside its unedited replay; medians over blocks. Savings overlap: "
         "they need not add up. A kernel is device time, a phase the host's. Where stages of several workers wait (a "
         "disk, a lock), the interval holds that one worker at a time is served. "
-        f"Steps are replayed in the order in which they were recorded; a run of more than {MOST_REPLAYED:,} measured "
-        f"steps is replayed in {REPLICATES} stretches of its order, each that long."
+        f"Steps are replayed in the order in which they were recorded; a run of more than {PREDICTED_STEPS_MAX:,} "
+        f"measured steps is replayed in {REMOVAL_REPLICATES} stretches of its order, each that long."
         + _receiving([arm for arm in arms if arm.explained.removals and arm.explained.within_tolerance], names)
         + (
             " A real device's queue may be full (CUDA's takes about 1,000 launches), and the host's wait for it counts "
@@ -383,10 +381,10 @@ def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
         return ""
     note = (
         "The one chain of work without slack that the time of the steps consists of, in shares of it, by replay of the "
-        f"first {MOST_STEPS} measured steps in their recorded order; links under {percent(PATH_SHARE_MIN)} are left "
-        "out. Where events do not tell when the device worked: from least to most. A share is no saving (see above): "
-        "that may be less, as another chain may be hardly shorter, or more, as a phase that blocks leaves its wait to "
-        "what it waits for, and work that takes cores slows what runs beside it."
+        f"first {PREDICTED_STEPS_MAX} measured steps in their recorded order; links under {percent(PATH_SHARE_MIN)} "
+        "are left out. Where events do not tell when the device worked: from least to most. A share is no saving (see "
+        "above): that may be less, as another chain may be hardly shorter, or more, as a phase that blocks leaves its "
+        "wait to what it waits for, and work that takes cores slows what runs beside it."
     )
     return "\n\n".join(("\n".join(lines), note))
 

@@ -17,7 +17,7 @@ STAGES = ("read", "tokenize", "pack", "transfer")
 # What the host did while an asynchronous device had nothing to do; python: launching, and whatever has no other name.
 CAUSES = (*STAGES, "python", "sync", "checkpoint", "log")
 
-PLACES = ("work", "during_wait", "parallel", "between_steps")  # of a stage's time, see harness.explain.exposure
+PLACES = ("work", "during_wait", "parallel", "between_steps")  # of a stage's time, see harness.explain.waits
 
 # (column, Arrow type). *_ns are nanoseconds. A null means "not measured here", never zero.
 STEP_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -37,7 +37,7 @@ STEP_COLUMNS: tuple[tuple[str, str], ...] = (
     ("device_slack_ns", "int64"),  # work still queued on the device when the host began its (first) fetch
     *((f"starved_{cause}_ns", "int64") for cause in CAUSES),  # these sum to device_starved_ns
     ("contended_ns", "int64"),
-    # What the step would not have lasted without the stage, split additively (harness.explain.replay.exposed). On a
+    # What the step would not have lasted without the stage, split additively (harness.explain.replay.removals). On a
     # synchronous device these sum to fetch_ns. Null after the first steps of a long run that must be replayed.
     *((f"exposed_{stage}_ns", "int64") for stage in STAGES),
     *((f"hidden_{stage}_ns", "int64") for stage in STAGES),  # stage time that cost the step nothing

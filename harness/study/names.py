@@ -1,7 +1,11 @@
-"""Says which names may become a folder or a file: one part of a path, which leads nowhere else and can be printed."""
+"""Names the folders of a study, and refuses links in it that would lead elsewhere."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -34,3 +38,39 @@ def _short(name: str) -> str:
 
 
 FolderName = Annotated[str, AfterValidator(folder_name)]
+
+
+# At the top of a study's folder only these are written through; every other file is replaced by a rename.
+WRITTEN_THROUGH = {"runs", "plots", "raw", "slurm", ".lock"}
+_DEPTH = 3  # runs/<arm>/<block>/<file>
+
+
+def check_no_links(study: Path) -> None:
+    """InputError that names the first symbolic link in the folder ``study``, which itself may be reached by one."""
+    for link in _links(study):
+        raise InputError(
+            f"{link} is a link: a study's files must lie in its own folder; "
+            "copy the study with cp -rL, or remove the link"
+        )
+
+
+def _links(study: Path) -> Iterator[Path]:
+    for entry in _entries(study):
+        if entry.name in WRITTEN_THROUGH and entry.is_symlink():
+            yield Path(entry.path)
+    yield from _links_below(study / "runs", _DEPTH)
+
+
+def _links_below(folder: Path | str, depth: int) -> Iterator[Path]:
+    for entry in _entries(folder):
+        if entry.is_symlink():  # the listing says so: no file is asked
+            yield Path(entry.path)
+        elif depth > 1 and entry.is_dir(follow_symlinks=False):
+            yield from _links_below(entry.path, depth - 1)
+
+
+def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
+    """What lies in ``folder``, by name; nothing where it is gone or cannot be read."""
+    with suppress(OSError), os.scandir(folder) as found:
+        return sorted(found, key=lambda entry: entry.name)
+    return []

@@ -7,12 +7,12 @@ know (see :meth:`harness.study.store.StudyFolder.read_study`).
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from harness.study.config_numbers import possible
 from harness.study.contract import SCHEMA
 from harness.study.names import FolderName
 from harness.study.run_facts import RunFacts, RunFactsField
@@ -24,6 +24,41 @@ from trainer.json_types import Json, JsonObject
 # Declared by arms that are programs as they are (harness.scenario.commands), with their values or the whole command.
 COMMAND = "command"
 ONE_TRAINING = "one training as it is"  # the interleave_reason of what harness train writes, and of nothing else
+
+# Numbers of a recorded configuration that analyses count with. Dotted key: least, most. Wider than what a scenario may
+# ask for (trainer.config), which may change.
+CONFIG_LIMITS: Mapping[str, tuple[float, float]] = {
+    "data.batch_size": (1, 2**24),
+    "data.workers": (0, 2**16),
+    "data.prefetch": (1, 2**16),
+    "data.extra_reads": (0, 2**16),
+    "data.extra_tokenizations": (0, 2**16),
+    "data.inject.transfer_ms": (0, 1e9),
+    "optimizer.accumulation": (1, 2**24),
+    "compute.extra_forwards": (0, 2**16),
+    "compute.device.speed": (1e-6, 1e9),
+    "compute.device.queue_depth": (1, 2**31),
+}
+
+
+def possible(config: JsonObject) -> JsonObject:
+    """``config`` itself; ValueError where one of its numbers is none, or out of its limits."""
+    for key, (least, most) in CONFIG_LIMITS.items():
+        value = _at(config, key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise ValueError(f"{key}: expected a number from {least:g} to {most:g}")
+    return config
+
+
+def _at(config: JsonObject, key: str) -> Json:
+    found: Json = config
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
 RunStatus = Literal["done", "failed", "interrupted"]
 RecordedConfig = Annotated[JsonObject, AfterValidator(possible)]
 BlockNumber = Annotated[int, Field(ge=0, lt=2**31)]

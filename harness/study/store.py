@@ -25,8 +25,7 @@ from harness.study.contract import (
     arrow_schema,
 )
 from harness.study.digests import CONTENT, check, check_sealed, digest, digests_of, sealed, seals_digests
-from harness.study.links import check_no_links
-from harness.study.names import check_folder_name, folder_name
+from harness.study.names import check_folder_name, check_no_links, folder_name
 from harness.study.probes_json import ProbesRecord, read_facts
 from harness.study.records import RunRecord, StudyRecord, is_of_study
 from harness.study.run_data import RunData, StoredTable

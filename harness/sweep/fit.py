@@ -52,7 +52,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.statistics import CONFIDENCE, student_t
+from harness.explain.policy import CONFIDENCE
+from harness.explain.statistics import student_t
 
 Edge = Literal["low", "high"]
 

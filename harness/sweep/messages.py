@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.judge.cost import HOUR_S, usd_of
 from harness.show.cost import duration, hours, money
-from harness.show.terminal import aligned
+from harness.show.tables import aligned
 from harness.show.words import count, ms, number
 from harness.sweep.budget import Resource, Shortage, Spending, TrialsNeed
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage

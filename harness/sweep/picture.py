@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.show.colours import CURVES, GRID, INK
-from harness.show.drawing import NARROW, WIDE, Picture, Sheet, drawn, fitted, legend_below, title
+from harness.show.drawing import CURVES, GRID, INK, NARROW, WIDE, Picture, Sheet, drawn, fitted, legend_below, title
 from harness.sweep.findings import RateCurve
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.messages import rate

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from harness.show.colours import CURVES, INK
-from harness.show.drawing import NARROW, TEXT, WIDE, Picture, Sheet, drawn, title
+from harness.show.drawing import CURVES, INK, NARROW, TEXT, WIDE, Picture, Sheet, drawn, title
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.picture import dress, finished, logarithmic_figure
 from harness.sweep.power_law import Extrapolation, PowerLaw

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from harness.explain.statistics import MIN_BLOCKS
+from harness.explain.policy import MIN_BLOCKS
 from harness.regress import BASELINES
 from harness.regress.across import compare_series
 from harness.regress.decision import Limits, StateComparison, read_limit, read_seconds, read_share

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.explain.bounds import NOTICEABLE, Bound, BoundShares
+from harness.explain.bounds import Bound, BoundShares
+from harness.explain.policy import LIMIT_SHARE_MIN
 from harness.judge.report_types import ArmReport, StudyReport
 from harness.judge.study import analyse
 from harness.study.contract import STAGES
@@ -62,10 +63,10 @@ def nearly(shares: BoundShares, bound: Bound, allowed: float) -> bool:
     largest = max(shares.data, shares.host, shares.launch)
     if bound == "device" or bound == "balanced":
         less_room = -shares.room if bound == "device" else shares.room
-        edge = -NOTICEABLE if bound == "device" else NOTICEABLE
-        return largest <= NOTICEABLE + allowed and less_room <= edge + allowed
+        edge = -LIMIT_SHARE_MIN if bound == "device" else LIMIT_SHARE_MIN
+        return largest <= LIMIT_SHARE_MIN + allowed and less_room <= edge + allowed
     own = {"data": shares.data, "host": shares.host, "launch": shares.launch}[bound]
-    return own > NOTICEABLE - allowed and own >= largest - allowed
+    return own > LIMIT_SHARE_MIN - allowed and own >= largest - allowed
 
 
 @pytest.mark.parametrize("bound", ARMS)

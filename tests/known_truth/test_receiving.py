@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
+from harness.explain.policy import RECEIVED_SHARE
 from harness.explain.replay import parse_edits, predict
-from harness.explain.replay.handover import RECEIVED_SHARE
 from harness.explain.replay.recording import record
 from harness.launch.tables import RunTables
 from harness.probes.ledger.run_queue import RunQueue

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from harness.show.timeline import PROTOBUF_NAME, SizeLimits, timeline
+from harness.show.timeline.build import SizeLimits, timeline
+from harness.show.timeline.protobuf import PROTOBUF_NAME
 from tests.harness.show.timeline.test_timeline import ARMS, profiled
 from tests.harness.synthetic import build
 from tests.timeline_check import perfetto

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.explain.statistics import INDEPENDENT, INDEPENDENT_ALONE
+from harness.explain.policy import INDEPENDENT_BLOCKS, INDEPENDENT_BLOCKS_ALONE
 from tests.verdict_rates.simulate import (
     LIMIT,
     SCATTER,
@@ -125,7 +125,7 @@ def _coverage(studies: int) -> Iterator[str]:
         "At 0.6 the intervals still cover less than they claim: so few blocks do not tell such a correlation from",
         "chance, and widening every interval for it would cost independent blocks, the usual case, their power. The",
         f"price, by the probability that blocks are held to be independent before any is seen (`INDEPENDENT`; it is "
-        f"{INDEPENDENT:g}; {studies // 2} studies):",
+        f"{INDEPENDENT_BLOCKS:g}; {studies // 2} studies):",
         "",
         "| held independent | blocks | covered at 0.3 | at 0.6 | width at 0 / now |",
         "| ---: | ---: | ---: | ---: | ---: |",
@@ -152,7 +152,8 @@ def _alike(studies: int) -> Iterator[str]:
         "",
         "Every arm is correlated by itself, so that pairing the arms of a block does not help. Verdicts go by how",
         "alike the blocks of all arms and A/A controls of the study are together; before any is seen they are held to",
-        f"be independent with a probability of {INDEPENDENT:g}, without an A/A control of {INDEPENDENT_ALONE:g}.",
+        f"be independent with a probability of {INDEPENDENT_BLOCKS:g}, without an A/A control of "
+        f"{INDEPENDENT_BLOCKS_ALONE:g}.",
         "Share of studies with any gain or loss; the declared noise floor is 0.01 %.",
         "",
         "| comparisons | floor | blocks | " + " | ".join(f"correlation {rho:g}" for rho in STRONG) + " |",

@@ -153,12 +153,12 @@ def coverage(studies: int, blocks: int, rho: float, seed: int = 2) -> Coverage:
 @contextmanager
 def believing(probability: float) -> Iterator[None]:
     """Intervals as they would be if blocks were held to be independent with another probability."""
-    chosen = statistics.INDEPENDENT
-    statistics.INDEPENDENT = probability
+    chosen = statistics.INDEPENDENT_BLOCKS
+    statistics.INDEPENDENT_BLOCKS = probability
     try:
         yield
     finally:
-        statistics.INDEPENDENT = chosen
+        statistics.INDEPENDENT_BLOCKS = chosen
 
 
 def independent(generator: np.random.Generator, days: int, deviation: float) -> Values:

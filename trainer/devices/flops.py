@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from trainer.model import Shape
 
 Convention = Literal["palm", "causal-half", "non-embedding"]
-# What the report says of each: its formula, with N the parameters, L layers, H heads of width Q, T the sequence length.
-CONVENTIONS: Mapping[str, str] = {
-    "palm": "PaLM's 6N + 12LHQT: N without embedding lookups, attention as the full square",
-    "causal-half": "6N + 6LHQT: as PaLM, with the half of attention that a causal mask leaves",
-    "non-embedding": "6N: N without embeddings and output projection, no attention",
-}
 
 
 def parameters(shape: Shape) -> int:

@@ -13,16 +13,84 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.probes.nesting import Integers, self_times, together
 from harness.study.traces.names import DEVICE_WORK, RUNTIME_CALLS, STEP
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Integers = NDArray[np.int64]
+
+
+def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integers, Integers]:
+    """Return for each event the index of the one around it on its thread (-1: none), and its end in nanoseconds.
+
+    An event that outlasts the one around it is cut to end with it. Of events with one start the longer is the outer
+    one, of equal ones the earlier in order. An event without duration is inside nothing and around nothing.
+
+        thread 1   |--- a ---------------|  |-- d --|      a -1, b a, c b, d -1
+                     |- b -------|
+                       |- c -|
+    """
+    parents = np.full(len(start), -1, dtype=np.int64)
+    ends = end.copy()
+    solid = np.flatnonzero(end > start)
+    if not solid.size:
+        return parents, ends
+    # Threads one after the other on a common axis: then one pass does for all of them.
+    _, rank = np.unique(thread[solid], return_inverse=True)
+    first = start[solid].min()
+    offset = rank * (end[solid].max() - first + 1) - first
+    order = np.lexsort((-end[solid], start[solid] + offset))
+    index, shift = solid[order], offset[order]
+    begins, stops = start[index] + shift, end[index] + shift
+    while True:
+        around = _innermost(begins, stops)
+        limit = np.where(around >= 0, stops[around], stops)
+        # Cut each event to the one around it that is still open. Repeat until no event outlasts its parent.
+        late = (stops > limit) & (limit > begins)
+        if not late.any():
+            break
+        stops = np.where(late, limit, stops)
+    inside = around >= 0
+    parents[index[inside]] = index[around[inside]]
+    ends[index] = stops - shift
+    return parents, ends
+
+
+def _innermost(begins: Integers, stops: Integers) -> Integers:
+    """Per event, in order of their starts: the position of the last one before it that is one level further out."""
+    depth = np.arange(len(begins)) - np.searchsorted(np.sort(stops), begins, side="right")  # how many are open
+    around = np.full(len(begins), -1, dtype=np.int64)
+    by_depth = np.argsort(depth, kind="stable")  # of one depth, still in order
+    levels = np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
+    for outer, inner in pairwise(levels):
+        around[inner] = outer[np.searchsorted(outer, inner) - 1]
+    return around
+
+
+def self_times(start: Integers, end: Integers, thread: Integers) -> tuple[Integers, Integers]:
+    """Return the nanoseconds of each event outside the events directly inside it, and its parent."""
+    parents, ends = enclosing(start, end, thread)
+    lasted = ends - start
+    inside = parents >= 0
+    nested = np.bincount(parents[inside], weights=lasted[inside], minlength=len(start))  # exact below 2^53 ns
+    return lasted - nested.astype(np.int64), parents
+
+
+def together(*columns: Integers) -> Integers:
+    """One number per distinct combination of values, from 0."""
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, ranks = np.unique(column, return_inverse=True)
+        _, codes = np.unique(codes * max(len(values), 1) + ranks, return_inverse=True)
+    return codes
+
 
 # What the host did, by torch's categories. Python frames (with stack: true) are left out: they would take the self time
 # of every operator's surroundings, and py-spy samples Python.
@@ -36,10 +104,7 @@ _IDS = ("correlation", "external_id")
 
 @dataclass(frozen=True)
 class Operator:
-    """All calls of one name by one process; ``self_ms`` and ``total_ms`` on the host, milliseconds over all calls.
-
-    One directly inside another of its name is the same call, dispatched once more.
-    """
+    """All calls of one name by one process, host ms. Directly inside one of its name it is the same call."""
 
     name: str
     kind: str  # a value of KINDS
@@ -107,10 +172,7 @@ class LaunchedWork(NamedTuple):
 
 
 def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> ProfiledOperators:
-    """``profiles``: the files of one run as :func:`harness.study.traces.kineto.read_profile` gives them, at least one.
-
-    ``profiled_ns``: how long its profiled steps took, together; 0 where that is not known.
-    """
+    """Return the operators of at least one profile. ``profiled_ns``: time of its profiled steps; 0 if not known."""
     events = read_events(profiles)
     host, device = events.of(tuple(KINDS)), events.of(DEVICE_WORK)
     lasted = events.end - events.start
@@ -173,10 +235,9 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
 
 
 def launched_work(events: Events) -> LaunchedWork:
-    """Return what the device did, in the order of its starts, and when the host launched each kernel or copy.
+    """Return the device's work by start, and when the host launched each kernel or copy.
 
-    One that lay queued when the one before it ended begins then: what passes in between is the device's own time, and
-    no waiting for a launch.
+    Work that lay queued begins as the work before it ends: the time in between is no wait for a launch.
     """
     device = events.of(DEVICE_WORK)
     device = device[np.argsort(events.start[device], kind="stable")]

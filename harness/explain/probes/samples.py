@@ -1,12 +1,32 @@
-"""Splits the samples table into series, and sums up counters for every reader of it."""
+"""Sums up what probes sampled: series of counters, and stacks by phase and stage.
+
+A stack belongs to the innermost span of its own thread that holds its time:
+
+    spans    |------------- fetch -------------|--- forward ---|
+                |-- read --|---- tokenize ----|
+    samples    .     .         .      .     .      .        .     .
+             fetch  read       tokenize            forward        none
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+import heapq
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import NDArray
+
+from harness.explain.policy import KEPT_STACKS, ROUGH_PLACE_SHARE
+from harness.explain.statistics import wilson
+from harness.study.contract import STAGES
+from harness.study.probes_json import PySpyRecord
+from harness.study.traces.clock_marks import FittedClock
+from harness.study.traces.py_spy import clock_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,3 +80,239 @@ def mean(values: Array) -> float | None:
 
 def most(values: Array) -> float | None:
     return float(values.max()) if values.size else None
+
+
+MAIN, WORKERS = "main thread", "loader workers"
+OUTSIDE = "none"  # neither phase nor stage: between steps; a worker that waits until it is asked for more
+# Files of the ledger's recorder. Its system calls are met by py-spy out of proportion to what they cost.
+RECORDER = ("harness/probes/", "harness/attach/agent/", "trainer/telemetry.py")
+_LINE = re.compile(r":\d+\)$")
+
+
+class StackSpan(NamedTuple):
+    """What a thread did from ``start_ns`` until ``end_ns``, CLOCK_MONOTONIC."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+
+
+class StackRow(TypedDict):
+    """A row of the samples, as far as it is read here."""
+
+    time_ns: int
+    role: str
+    stack: list[str]
+
+
+@dataclass(frozen=True)
+class Share:
+    """``samples`` of all that were taken there, as a share with its 95 % interval (Wilson's, for independent ones)."""
+
+    name: str
+    samples: int
+    share: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """One phase or stage of the main thread, or one stage of the loader workers together."""
+
+    threads: str  # MAIN or WORKERS
+    name: str  # "forward"; an inline stage as "fetch: tokenize"; OUTSIDE
+    whole: Share  # of the samples of all that these threads did
+    functions: tuple[Share, ...]  # by self time: the innermost frame with a name, "function (file)"
+    python: Share  # the Python function met most, with what it called in other languages
+    stacks: tuple[Share, ...]  # whole ones, frames from the outermost, joined by ";"
+    near: int  # samples so close to the end of a span that they may belong beyond it (clock.doubt_ns)
+
+    @property
+    def rough(self) -> bool:
+        """True if its shares are rough: many of its samples may belong elsewhere."""
+        return self.near > ROUGH_PLACE_SHARE * self.whole.samples
+
+
+@dataclass(frozen=True)
+class StackReport:
+    """What was sampled in one run's window, by place."""
+
+    places: tuple[Place, ...]  # the main thread's first; the largest first, OUTSIDE last
+    samples: Mapping[str, int]  # by MAIN or WORKERS; also of threads that have no spans: "other threads"
+    readings: int  # how often the main thread was sampled
+    expected_readings: int  # what the rate asks for in that window
+    clock: FittedClock
+    near_edges: int  # of all places: see Place.near
+    period_ms: float  # between two samples: how far a single one may be from its true place
+    lower_bound: bool  # sampled with --gil: shares of stacks that change count for more
+
+    @property
+    def tokenization(self) -> tuple[Place, ...]:
+        """Tokenizing, of the main thread and of the workers, where it takes the most samples of all they did."""
+        found = []
+        for threads in (MAIN, WORKERS):
+            largest = next((place for place in self.places if place.threads == threads and place.name != OUTSIDE), None)
+            if largest is not None and largest.name.removeprefix("fetch: ") == "tokenize":
+                found.append(largest)
+        return tuple(found)
+
+
+class _Met(NamedTuple):
+    """A sample: the stack, outermost frame first, and whether it is near the end of a span."""
+
+    stack: tuple[str, ...]
+    near: bool
+
+
+def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
+    """Process id -> main or loader-K, from the columns pid and role of the spans table."""
+    import pyarrow as pa
+
+    pairs: set[tuple[int, str | None]] = set()
+    for batch in spans:
+        roles = batch.column("role")
+        roles = roles.cast("string") if hasattr(roles, "dictionary") else roles
+        found = pa.table({"pid": batch.column("pid"), "role": roles}).group_by(["pid", "role"]).aggregate([])
+        pairs |= set(zip(found["pid"].to_pylist(), found["role"].to_pylist(), strict=True))
+    return {pid: role for pid, role in pairs if role is not None and (role == "main" or role.startswith("loader-"))}
+
+
+def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackReport:
+    """Join sampled stacks with the spans table. What was sampled in the ledger's own recorder counts for its caller."""
+    clock = clock_of(samples)
+    native = facts.native
+    rows = samples.to_pylist()
+    found: dict[str, dict[str, list[_Met]]] = {}
+    readings = 0
+    by_role: dict[str, list[StackRow]] = {}
+    for row in rows:
+        by_role.setdefault(row["role"], []).append(row)
+    known = _spans_by_role(spans, by_role)
+    for role, own in by_role.items():
+        if role not in known:
+            continue
+        readings += len(own) if role == "main" else 0
+        times = np.array([row["time_ns"] for row in own], dtype=np.int64)
+        edges, names = segments(known[role])
+        near = (_distance(times, edges) <= clock.doubt_ns).tolist()
+        by_name = found.setdefault(MAIN if role == "main" else WORKERS, {})
+        for row, name, is_near in zip(own, names_at(times, edges, names), near, strict=True):
+            stack = _without_recorder(tuple(row["stack"]), native)
+            by_name.setdefault(name or OUTSIDE, []).append(_Met(stack, is_near))
+    placed = {threads: sum(map(len, at.values())) for threads, at in found.items()}
+    places = tuple(
+        _place(threads, name, met, placed[threads], native)
+        for threads in (MAIN, WORKERS)
+        for name, met in sorted(found.get(threads, {}).items(), key=lambda item: (item[0] == OUTSIDE, -len(item[1])))
+    )
+    start_ns, end_ns = facts.window
+    return StackReport(
+        places=places,
+        samples={**placed, "other threads": len(rows) - sum(placed.values())},
+        readings=readings,
+        expected_readings=round((end_ns - start_ns) / 1e9 * facts.rate_hz),
+        clock=clock,
+        near_edges=sum(place.near for place in places),
+        period_ms=1000 / facts.rate_hz,
+        lower_bound=facts.gil,
+    )
+
+
+def segments(spans: Iterable[StackSpan]) -> tuple[NDArray[np.int64], list[str | None]]:
+    """Return when the innermost span changes, and its name (None: no span). The latest is the innermost."""
+    begun = sorted(span for span in spans if span.end_ns > span.start_ns)
+    times = sorted({time for span in begun for time in span[:2]})
+    edges: list[int] = []
+    names: list[str | None] = []
+    stack: list[tuple[int, int, str]] = []  # a heap: latest start first, then earliest end
+    place = 0
+    for time in times:
+        while place < len(begun) and begun[place].start_ns <= time:
+            span = begun[place]
+            heapq.heappush(stack, (-span.start_ns, span.end_ns, span.name))
+            place += 1
+        while stack and stack[0][1] <= time:
+            heapq.heappop(stack)
+        edges.append(time)
+        names.append(stack[0][2] if stack else None)
+    return np.array(edges, dtype=np.int64), names
+
+
+def names_at(times: NDArray[np.int64], edges: NDArray[np.int64], names: Sequence[str | None]) -> list[str | None]:
+    """The name of the segment that holds each time."""
+    places = np.searchsorted(edges, times, side="right") - 1
+    return [names[place] if place >= 0 else None for place in places]
+
+
+def _spans_by_role(spans: pa.Table, roles: Iterable[str]) -> dict[str, list[StackSpan]]:
+    """The phases and stages of each role that was sampled; an inline stage is named with its phase."""
+    wanted = {role for role in roles if role == "main" or role.startswith("loader-")}
+    known: dict[str, list[StackSpan]] = {role: [] for role in wanted}
+    columns = (spans[name].to_pylist() for name in ("role", "start_ns", "end_ns", "name"))
+    for role, start, end, name in zip(*columns, strict=True):
+        if role in wanted:
+            known[role].append(StackSpan(start, end, f"fetch: {name}" if role == "main" and name in STAGES else name))
+    return known
+
+
+def _distance(times: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """From each time to the nearest edge, ns; very far where there is none."""
+    if not len(edges):
+        return np.full(len(times), np.iinfo(np.int64).max)
+    after = np.clip(np.searchsorted(edges, times), 0, len(edges) - 1)
+    before = np.clip(after - 1, 0, len(edges) - 1)
+    nearest: NDArray[np.int64] = np.minimum(np.abs(edges[after] - times), np.abs(edges[before] - times))
+    return nearest
+
+
+def _place(threads: str, name: str, met: Sequence[_Met], total: int, native: bool) -> Place:
+    functions = Counter(_function(_named(stack, native)) for stack, _ in met)
+    python = Counter(_function([frame for frame in stack if _is_python(frame, native)]) for stack, _ in met)
+    whole = Counter(";".join(stack) for stack, _ in met)
+    return Place(
+        threads=threads,
+        name=name,
+        whole=_share(name, len(met), total),
+        functions=_top(functions, len(met)),
+        python=_top(python, len(met))[0],
+        stacks=_top(whole, len(met)),
+        near=sum(near for _, near in met),
+    )
+
+
+def _function(frames: Sequence[str]) -> str:
+    return _LINE.sub(")", frames[-1]) if frames else "no Python frame"
+
+
+def _without_recorder(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
+    """The stack up to the function that called the ledger's recorder; the whole one where it was not met there."""
+    python = [place for place, frame in enumerate(stack) if _is_python(frame, native)]
+    others = [place for place in python if not _file(stack[place]).startswith(RECORDER)]
+    return stack[: others[-1] + 1] if others and others[-1] != python[-1] else stack
+
+
+def _named(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
+    """The stack up to the last function with a name: frames of libraries below it have none."""
+    named = [
+        place for place, frame in enumerate(stack) if _is_python(frame, native) or not frame.startswith("unnamed (")
+    ]
+    return stack[: named[-1] + 1] if named else stack
+
+
+def _is_python(frame: str, native: bool) -> bool:
+    """True if a frame is of Python; without native stacks all are, whatever their file is called."""
+    return not native or (file := _file(frame)).endswith(".py") or file.startswith("<")
+
+
+def _file(frame: str) -> str:
+    return _LINE.sub(")", frame).rpartition(" (")[2].removesuffix(")")
+
+
+def _top(counts: Counter[str], total: int) -> tuple[Share, ...]:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(_share(name, count, total) for name, count in ordered[:KEPT_STACKS])
+
+
+def _share(name: str, count: int, total: int) -> Share:
+    return Share(name, count, count / total, *wilson(count, total))

@@ -1,15 +1,14 @@
 """Finds the critical path of a run: the one chain of work, from the end of its measured steps back, that had no slack.
 
 The exact replay of a run is a recursion of maxima: a fetch ends when its batch was delivered or received, whichever is
-later; a kernel begins when it was launched or when the one before it was done. Here each moment remembers which of the
-two it followed from. Walking back from the last one gives the chain that the time of the steps consists of:
+later. Here each moment remembers which of the two it followed from. Walking back from the last one gives the chain:
 
     host:    |=fetch=|--forward--|..blocked...|--optimizer--|        forward is launched after the fetch,
     device:           |===forward===|==backward==|                   the host blocks until backward is done:
                                                                      fetch, forward (host), backward (kernel), optimizer
 
-A link's time is what it contributed to the step. It is not what its removal would save: another chain may be hardly
-shorter (``removals``). The links sum to the time of the steps exactly.
+A link's time is what it contributed to the step. It is not what its removal would save (``removals``). The links sum to
+the time of the steps exactly.
 """
 
 from __future__ import annotations
@@ -20,19 +19,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain.policy import PREDICTED_STEPS_MAX
 from harness.explain.replay.costs import Costs
 from harness.explain.replay.pipeline import Pipeline, Program, build
 from harness.explain.replay.recording import Recording, Resume
 from harness.scenario.edits import Edits
 
 Array = NDArray[np.float64]
-MOST_STEPS = 500  # measured ones that are walked; more change little
 LinkKind = Literal["stage", "phase", "kernel", "launch", "return"]
 
 
 class PathLink(NamedTuple):
-    """What a piece of the path was: a stage of whoever built the batch (``transfer``: request, hand-over, receiving),
-    a phase of the host, a kernel of the device, the launch of one, or the return of a blocking call."""
+    """A piece of the path: stage of a builder, phase of the host, kernel, launch, or return of a blocking call."""
 
     kind: LinkKind
     name: str
@@ -63,7 +61,7 @@ RETURN = PathLink("return", "blocking call")
 
 def critical_path_ms(recording: Recording) -> dict[PathLink, float]:
     """Milliseconds per measured step by link."""
-    pipeline = build(recording, Edits(), exact=True, most_steps=MOST_STEPS, merged=False)
+    pipeline = build(recording, Edits(), exact=True, most_steps=PREDICTED_STEPS_MAX, merged=False)
     total: dict[PathLink, float] = {}
     for began, end in _Walk(pipeline).windows():
         moment: _Reached | None = end

@@ -1,10 +1,15 @@
 """Applies edits to a recording and builds what the simulation runs: matrices of durations, operations per step class.
 
 The meaning of every edit is defined here and in ``costs``. ``simulate`` knows no edits.
+
+The tape is the order in which recorded steps and batches repeat. A long batch may be slow to make and slow to train, so
+the step that trains a batch keeps it. Batches go to workers in turn, so a tape holds whole rounds of all workers: where
+every other batch is slow, one of two workers makes all of those.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -12,16 +17,67 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.makers import round_robin
-from harness.explain.replay.contention import ALONE, Demand, Stretch, stretched
-from harness.explain.replay.costs import batch_costs
+from harness.explain.intervals import Int
+from harness.explain.lead_use import round_robin
+from harness.explain.policy import PREDICTED_STEPS_MAX, TAPE_KEPT_MIN, TAPE_ROUNDS_MIN
+from harness.explain.replay.costs import ALONE, Demand, Stretch, batch_costs, stretched
 from harness.explain.replay.programs import Event
 from harness.explain.replay.recording import Recording, Resume
-from harness.explain.replay.tape import Tape, tape_of
 from harness.scenario.edits import Edits
 
+# Multiples of how often batches are usually alike: every second, third, fourth or sixth. The longest one is the best.
+USUAL_PERIODS = (12, 6, 4, 3, 2)
+
+
+class Tape(NamedTuple):
+    """Rows of the recording and numbers of batches. ``aligned``: each step has as many batches."""
+
+    steps: Int
+    batches: Int
+    aligned: bool
+
+
+def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
+    """The tape for a replay with so many ``workers``; ``exact``: everything, in the order recorded."""
+    if exact:
+        return Tape(np.arange(len(recording.step_class)), np.arange(len(recording.batches)), aligned=True)
+    usable = recording.batches.usable
+    fetches = np.array([sum(event.kind == "fetch" for event in one.events) for one in recording.classes])
+    per_row = fetches[recording.step_class]
+    measured = np.flatnonzero(recording.measured)
+    count = int(per_row[measured[0]])
+    if not count or (per_row[measured] != count).any() or per_row.sum() != len(usable):
+        return Tape(measured, np.flatnonzero(usable), aligned=False)
+    numbers = (np.cumsum(per_row) - per_row)[measured, None] + np.arange(count)
+    whole = usable[numbers].all(axis=1)
+    if not whole.any():
+        return Tape(measured, np.flatnonzero(usable), aligned=False)
+    chosen = _in_rounds(measured[whole], numbers[whole, 0] // count, recording.workers or 1, workers or 1, count)
+    order = np.searchsorted(measured, chosen)
+    return Tape(chosen, numbers[order].ravel(), aligned=True)
+
+
+def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, fetches: int) -> Int:
+    """Return ``steps`` in whole rounds of all workers; ``ordinals``: places in the whole run."""
+    both = math.lcm(workers_then, workers_now)
+    longer = [math.lcm(both, period) for period in USUAL_PERIODS]
+    for period in dict.fromkeys((*longer, both, workers_then)):
+        period_steps = period // math.gcd(period, fetches)
+        by_place = [steps[(ordinals - ordinals[0]) % period_steps == place] for place in range(period_steps)]
+        fewest = min(len(one) for one in by_place)
+        least_steps = TAPE_KEPT_MIN * len(steps) if period > both else 0
+        if fewest >= TAPE_ROUNDS_MIN and fewest * period_steps >= least_steps:
+            # Evenly spread; each place leaves out other steps.
+            phases = (np.arange(period_steps) + 0.5) / period_steps
+            chosen = [
+                one[((np.arange(fewest) + phase) * len(one) / fewest).astype(np.int64)]
+                for one, phase in zip(by_place, phases, strict=True)
+            ]
+            return np.stack(chosen, axis=1).ravel()
+    return steps
+
+
 Array = NDArray[np.float64]
-MOST_STEPS = 500  # measured ones in a prediction; with all its replicates they are many times as many
 PER_SAMPLE = frozenset({"h2d", "forward", "backward"})  # grow with the batch; gradient norm and optimizer do not
 COMPUTED = frozenset({"forward", "backward", "optimizer"})  # host phases that are device time on a synchronous device
 WHOLE_PHASES = frozenset({"log", "checkpoint"})  # without such a phase, its blocking calls go as well
@@ -31,7 +87,7 @@ LAUNCHING, QUEUE_LIMIT = ("cause", "launching"), ("cause", "queue limit")
 
 class Operation(NamedTuple):
     """host: ``first`` on the host. launch: ``first`` on the device, ``second`` to queue it. sync: ``first`` beyond what
-    it waits for. reduce: all ranks wait for one another, on the device or (without one) on the host."""
+    it waits for. reduce: all ranks wait for one another."""
 
     kind: Literal["host", "fetch", "launch", "sync", "reduce"]
     back: int
@@ -41,10 +97,7 @@ class Operation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One class of steps: operations and durations in ns (rows, variants, members).
-
-    ``places``: of its members on the tape, (members,), rising.
-    """
+    """One class of steps: operations, durations in ns (rows, variants, members), places of its members on the tape."""
 
     operations: tuple[Operation, ...]
     durations: Array
@@ -53,13 +106,10 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What ``simulate`` runs. Steps refer to ``programs``; batches and members of a class repeat without end.
-
-    Its variants (one, unless :func:`together` joined several) differ in durations alone.
-    """
+    """What ``simulate`` runs. Batches and members of a class repeat without end. Variants differ in durations alone."""
 
     costs: Array  # (len(Costs._fields), variants, batches)
-    tape_steps: int  # that lend their durations, see ``tape``
+    tape_steps: int  # that lend their durations, see :class:`Tape`
     starts: NDArray[np.int64]  # where on the tape a replicate may begin: there each step meets one of its own class
     batches_per_step: int | None  # None: batches do not run along with the tape's steps
     programs: tuple[Program, ...]
@@ -85,15 +135,14 @@ def build(
     *,
     exact: bool = False,
     grown: float = 1.0,
-    most_steps: int = MOST_STEPS,
+    most_steps: int = PREDICTED_STEPS_MAX,
     merged: bool = True,
 ) -> Pipeline:
-    """``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then`` (see ``contention``).
+    """Return ``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then``.
 
-    ``grown``: how many times as large its batches already are as those that its steps were recorded with. ``exact``:
-    every step and batch with its own durations, warmup included, in the order recorded (a replay at offset 0 is then
-    the run itself); otherwise only those of measured steps serve, for steps and batches of any number. ``most_steps``:
-    that count; of a longer run its beginning. Not ``merged``: every phase of the host is an operation of its own.
+    ``grown``: size of its batches / size of those that its steps had. ``exact``: all steps and batches in the order
+    recorded; else those of measured steps, in any number. ``most_steps``: of a longer run its beginning. Not
+    ``merged``: every phase of the host is an operation of its own.
     """
     workers = recording.workers if edits.workers is None else edits.workers
     prefetch = recording.prefetch if edits.prefetch is None else edits.prefetch
@@ -149,22 +198,18 @@ def build(
 
 
 def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Stretch = ALONE) -> Pipeline:
-    """``recording`` under ``edits`` as in :func:`build`, every step and batch with its own durations, in the order
-    recorded; where the loop paused, the loader goes on from where the replay has brought it, not from where it was.
-    """
+    """Return ``recording`` under ``edits`` in the recorded order; the loader goes on from the replay's own state."""
     return replace(build(recording, edits, then, now, exact=True), exact=False)
 
 
 def _steps(
     recording: Recording, ahead: int, most: int, *, exact: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
-    """The steps in order: their programs, whether they count, and where the loop paused before them; of a long run its
-    beginning, up to ``most`` that count (their durations still come from all of it).
+    """Return the steps in order: programs, which count, and pauses before them, up to ``most`` that count.
 
-    A repetition begins with as many unmeasured steps as batches can be in flight (``ahead``) and one more, as in
-    launch/block.py (plan_repetitions). Where the recording has fewer, steps like the measured ones make up for them.
-    With other steps' durations, what lay within a step besides its training becomes a pause behind it, for which the
-    loader goes on. ``exact``: steps have their own durations.
+    A repetition begins with one more unmeasured step than batches in flight (``ahead``), as in launch/block.py;
+    measured ones make up for missing ones. Not ``exact``: what lay within a step besides training becomes a pause
+    behind it.
     """
     counting = np.flatnonzero(recording.measured)
     order: list[int] = []
@@ -198,10 +243,9 @@ def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.
 def _drained(
     recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
 ) -> NDArray[np.bool_]:
-    """Steps at whose end the host waits for the device though no recorded step says so.
+    """Return True for steps at whose end the host waits for the device though no recorded step does.
 
-    A host that no longer blocks each step runs ahead of its device: its steps would be timed by their launches. As the
-    launcher has it (launch/child.py, _take), the steps that count then begin and end with a device one step behind.
+    Without blocking calls steps would be timed by their launches (launch/child.py, _take).
     """
     events = [event for one in recording.classes for event in one.events]
     if edits.sync == "on" or not any(event.kind == "sync" and event.phase == "sync" for event in events):
@@ -226,9 +270,9 @@ def _program(
     one = recording.classes[number]
     every, members = (one.events, len(one.steps)) if exact else recording.measured_events[number]
     events = [event for event in every if not _goes(event, edits)]
-    last_backward = max(
-        (i for i, event in enumerate(events) if _is_backward(event, recording.asynchronous)), default=-1
-    )
+    computing = "launch" if recording.asynchronous else "host"
+    passes = [i for i, event in enumerate(events) if (event.name, event.kind) == ("backward", computing)]
+    last_backward = max(passes, default=-1)
     operations: list[Operation] = []
     rows: list[Array] = []
     cpu_ns = 0.0
@@ -246,8 +290,9 @@ def _program(
                 rows.append(duration)
         else:
             factor = _device_factor(event, edits, scale) if event.kind == "launch" else 1.0
+            at_once = LAUNCHING in edits.without or ("phase", event.phase) in edits.without
             operations.append(Operation(event.kind, event.back, len(rows), len(rows) + 1, event.name))
-            rows += [event.duration * factor, event.queueing * (0.0 if _launched_at_once(event, edits) else 1.0)]
+            rows += [event.duration * factor, event.queueing * (0.0 if at_once else 1.0)]
         if index == last_backward:
             operations.append(Operation("reduce", 0, 0, 0))
     if edits.sync == "late":
@@ -258,9 +303,7 @@ def _program(
 
 
 def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
-    """Add to a step what ``compute.sync: late`` does: once all of it is launched, the host waits until the device has
-    done what the step before had launched by its gradient norm. Nothing where no step blocks on the norm.
-    """
+    """Add what ``compute.sync: late`` does: once all is launched, wait for the step before up to its gradient norm."""
     blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
     launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
     if not blocking or not launches:
@@ -275,9 +318,7 @@ def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operatio
 def _on_tape(
     recording: Recording, number: int, tape: Tape, members: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which of the ``members`` of a class lend their durations, and their places on the tape; all of a class that is
-    not on it.
-    """
+    """Return the members of a class that lend their durations, and their places; all of a class not on the tape."""
     rows = recording.classes[number].steps
     if members != len(rows):
         rows = rows[recording.measured[rows]]
@@ -292,25 +333,16 @@ def _on_tape(
 
 
 def _goes(event: Event, edits: Edits) -> bool:
-    """Whether ``edits`` take the event out of its step, and not only its duration."""
+    """True if ``edits`` take the event out of its step, and not only its duration."""
     if event.phase == "sync" and edits.sync != "on":
         return True
     return event.kind == "sync" and event.phase in WHOLE_PHASES and ("phase", event.phase) in edits.without
-
-
-def _launched_at_once(event: Event, edits: Edits) -> bool:
-    """Whether ``edits`` remove the host time in which the event's kernels are launched."""
-    return LAUNCHING in edits.without or ("phase", event.phase) in edits.without
 
 
 def _device_factor(event: Event, edits: Edits, scale: float) -> float:
     if ("kernel", event.name) in edits.without:
         return 0.0
     return (scale if event.name in PER_SAMPLE else 1.0) / (edits.device or 1.0)
-
-
-def _is_backward(event: Event, asynchronous: bool) -> bool:
-    return event.name == "backward" and event.kind == ("launch" if asynchronous else "host")
 
 
 def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> tuple[Array, Array]:

@@ -1,12 +1,8 @@
 """Predicts step time and throughput by replay, with an interval, the waits behind them, and a validation error.
 
-Every run is replayed by itself, so a prediction has as many values as there are blocks. Its steps are drawn from those
-recorded, many times. Where loader workers fill their queue while the loop evaluates, a step's wait is little beside
-what they do: which batches meet an evaluation decides it. There steps and batches keep the order recorded, as far as
-the edits leave the loader as it was (:func:`_keeps_order`).
-
-The validation error is that of the unedited replay, against what was measured: where it exceeds the tolerance,
-predictions are unreliable.
+Every run is replayed by itself, so a prediction has as many values as blocks. Its steps are drawn from those recorded.
+Where loader workers fill their queue while the loop evaluates, steps and batches keep the order recorded instead, as
+far as the edits leave the loader as it was (:func:`_keeps_order`).
 """
 
 from __future__ import annotations
@@ -20,26 +16,22 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.replay.assumptions import Assumption, assumptions
+from harness.explain.policy import BATCHES_AHEAD_MAX, CONFIDENCE, MIN_BLOCKS, PREDICTED_STEPS_MAX, PREDICTION_REPLICATES
 from harness.explain.replay.batches import RecordedBatches
-from harness.explain.replay.consistent import Make, consistent, spread_offsets
-from harness.explain.replay.contention import Stretch, stretch
+from harness.explain.replay.costs import Stretch, stretch
 from harness.explain.replay.critical_path import PathLink, PathTime, critical_path_ms
-from harness.explain.replay.pipeline import MOST_STEPS, build, in_order, tokens_per_step
-from harness.explain.replay.prediction import Prediction, ReplayValidation, widened
-from harness.explain.replay.recording import READINGS, Recording, record
-from harness.explain.replay.refusals import ReplayError
+from harness.explain.replay.pipeline import build, in_order, tokens_per_step
+from harness.explain.replay.prediction import Assumption, Prediction, ReplayValidation, assumptions, widened
+from harness.explain.replay.recording import READINGS, Recording, ReplayError, record
 from harness.explain.replay.removals import Removal, removals, widened_removals
-from harness.explain.replay.simulate import Simulated, simulate
-from harness.explain.statistics import CONFIDENCE, MIN_BLOCKS, Estimate, from_blocks, holding, inverse
+from harness.explain.replay.simulate import Make, Simulated, consistent, simulate, spread_offsets
+from harness.explain.statistics import Estimate, from_blocks, holding, inverse
 from harness.scenario.edits import Edits
 from harness.study.contract import STAGES
 from harness.study.run_data import RunData
 
 __all__ = ["Prediction", "ReplayValidation", "Replays", "predict", "replace_data", "unedited_error"]
 Array = NDArray[np.float64]
-REPLICATES = 16  # per run: their mean moves by a fraction of a percent from seed to seed
-MOST_AHEAD = 4096  # batches in flight; more take minutes to replay and change nothing
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class _Edited:
 class Replays:
     """The runs of one arm (one per block), replayed as they were, and ready to be asked what would have been."""
 
-    def __init__(self, runs: Sequence[RunData], replicates: int = REPLICATES) -> None:
+    def __init__(self, runs: Sequence[RunData], replicates: int = PREDICTION_REPLICATES) -> None:
         """ReplayError where none of ``runs`` can be replayed."""
         self._replicates = replicates
         by_run = [_replayed(run, recording, replicates) for run, recording in _recordings(runs)]
@@ -119,7 +111,7 @@ class Replays:
 
     @property
     def receiving(self) -> Literal["recorded", "not recorded"] | None:
-        """Whether what receiving a worker's batch costs was recorded in every run; None without workers."""
+        """True if what receiving a worker's batch costs was recorded in every run; None without workers."""
         found = [run.recording.batches.arrivals for run in self._runs if run.recording.workers]
         if not found:
             return None
@@ -136,20 +128,16 @@ class Replays:
         return self._runs[0].recording.usual_handover_ms
 
     def predict(self, edits: Edits) -> Prediction:
-        """The step time of the runs had they run under ``edits``; InputError for too many batches in flight.
-
-        Where it is not known when the device worked, or what receiving a batch takes, the interval holds every reading.
-        """
+        """Return the step time under ``edits``, over all readings; ReplayError for too many batches in flight."""
         likely, *others = (self._predicted(runs, edits) for runs in self._by_reading)
         if self._side_by_side(edits, likely.step_ms.median):
             likely = replace(likely, assumptions=(*likely.assumptions, Assumption("side by side")))
         return widened(likely, others)
 
     def _side_by_side(self, edits: Edits, step_ms: float) -> bool:
-        """Whether it matters that several workers are taken to wait side by side for what their stages wait for.
+        """Return True if it matters that workers are taken to wait side by side.
 
-        One at a time, a step of more than one worker lasts as long as all of those waits; recorded ones hold waits for
-        one another, which fewer workers would not have.
+        One at a time, a step lasts as long as all of those waits; fewer workers would not wait for one another.
         """
         waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
         workers, busy = _either(edits.workers, self.busy_workers), self.busy_workers
@@ -159,20 +147,21 @@ class Replays:
         found = []
         for run in runs:
             ahead = _either(edits.workers, run.recording.workers) * _either(edits.prefetch, run.recording.prefetch)
-            if ahead > MOST_AHEAD:
-                raise ReplayError("too far ahead", f"replay: workers x prefetch is {ahead}; at most {MOST_AHEAD}")
+            if ahead > BATCHES_AHEAD_MAX:
+                raise ReplayError(
+                    "too far ahead", f"replay: workers x prefetch is {ahead}; at most {BATCHES_AHEAD_MAX}"
+                )
             offsets = spread_offsets(run.recording.block, self._replicates, edits.ranks or 1)
             makes = (partial(build, run.recording, edits, run.then), partial(in_order, run.recording, edits, run.then))
             kept = _keeps_order(run.recording, edits)
             tokens = tokens_per_step(run.recording, edits)
             found.append(_edited(run, makes, offsets, run.then, tokens, kept=kept, few=len(runs) < MIN_BLOCKS))
-        return _prediction(found, edits, assumptions(self._runs[0].recording, edits))
+        return _prediction(found, edits, tuple(assumptions(self._runs[0].recording, edits)))
 
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
-        """The step time of the runs had the loader of ``data_runs`` (data-only runs of another arm) fed them.
+        """Return the step time had the loader of ``data_runs`` (of another arm) fed the runs, block by block.
 
-        Compute is theirs; stages, workers and prefetch are those of ``data_runs``, block by block. ReplayError where no
-        block has both. The interval holds every reading of the runs, and of that loader.
+        The interval covers every reading of the runs and of that loader. ReplayError if no block has both.
         """
         feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
         readings = {block: {"likely": feeder, **feeder.all_readings} for block, feeder in feeders.items()}
@@ -234,9 +223,7 @@ def _mean_path(recordings: Sequence[Recording]) -> dict[PathLink, float]:
 
 
 def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[str, _Run]:
-    """The run as it was, replayed once by each reading of what is not known of it: an arm is asked about for its
-    comparisons, for itself and for its advice.
-    """
+    """Return the run as it was, by reading. It is kept: comparisons, the arm itself and its advice need it."""
 
     def replay() -> Mapping[str, _Run]:
         offsets = spread_offsets(recording.block, replicates, 1)
@@ -250,7 +237,7 @@ def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[st
 
 
 def _keeps_order(recording: Recording, edits: Edits) -> bool:
-    """Whether ``edits`` leave as many batches on their way as were recorded, for steps as recorded."""
+    """True if ``edits`` leave as many batches on their way as were recorded, for steps as recorded."""
     return (
         (edits.ranks or 1) == 1
         and _either(edits.batch_size, recording.batch_size) == recording.batch_size
@@ -261,7 +248,7 @@ def _keeps_order(recording: Recording, edits: Edits) -> bool:
 
 def _in_order(recording: Recording) -> Simulated | None:
     """See ``_Run.in_order``; of a long run steps are drawn, as its beginning is not all of it."""
-    if not recording.fills_its_queue or np.count_nonzero(recording.measured) > MOST_STEPS:
+    if not recording.fills_its_queue or np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX:
         return None
     return simulate(in_order(recording, Edits()), np.zeros((1, 1)))
 
@@ -276,10 +263,7 @@ def _edited(
     kept: bool,
     few: bool,
 ) -> _Edited:
-    """``run`` edited. ``makes``: with its steps drawn, and in the order recorded, which they have where ``kept``.
-
-    ``few``: blocks, so that the interval is the scatter of drawn steps.
-    """
+    """Return ``run`` edited. ``makes``: with drawn steps, and in the recorded order (if ``kept``)."""
     drawn, ordered = makes
     before = run.in_order if kept else None
     scattered = consistent([drawn], offsets, then)[0] if before is None or few else None
@@ -290,10 +274,7 @@ def _edited(
 
 
 def unedited_error(run: RunData) -> float:
-    """How far the replay of ``run`` in the order it ran is off: replayed / measured step time - 1.
-
-    ReplayError where it cannot be replayed.
-    """
+    """Return replayed / measured step time - 1, in the order recorded; ReplayError if it cannot be replayed."""
     return _error_of(run, record(run))
 
 
@@ -352,8 +333,9 @@ def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch
 
 
 def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:
-    """What ``found`` amounts to. Each interval also holds the figure as it would be were the edited replay off by as
-    much as the unedited one made of the same steps: resampled, rare long steps come up as often as it happens.
+    """Return the prediction of ``found``.
+
+    Each interval also covers the figure as corrected by the error of the unedited replay of the same steps.
     """
 
     def over_blocks(value: Callable[[_Edited, Array], Array]) -> Estimate:

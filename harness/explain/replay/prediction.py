@@ -1,26 +1,99 @@
-"""Defines what a replay answers: a prediction with its interval, its reasons and its validation error."""
+"""Defines the answer of a replay: a prediction with its interval, its assumptions and its validation error."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from harness.explain.replay.assumptions import Assumption
+from harness.explain.policy import REPLAY_ERROR_MAX
+from harness.explain.replay.batches import RING
+from harness.explain.replay.recording import Recording
 from harness.explain.statistics import Estimate, from_blocks, holding
 from harness.scenario.edits import Edits
 
-TOLERANCE = 0.05  # a prediction is not to be relied on where the unedited replay is further off than this
+AssumptionKind = Literal[
+    "loader alone",
+    "receive not observed",
+    "hand-over not observed",
+    "device not recorded",
+    "busy not known",
+    "hand-over",
+    "stages inline",
+    "prefetch without workers",
+    "batch size",
+    "device speed",
+    "sync on a synchronous device",
+    "deep queue",
+    "ranks",
+    "shared cores",
+    "side by side",
+]
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """Something a replay takes for granted. The figures are those of its kind; the others are 0."""
+
+    kind: AssumptionKind
+    cost_ms: float = 0.0  # of the two costs that were not observed: per batch
+    tensors: int = 0  # "hand-over": of each batch
+    tensor_ms: float = 0.0
+    ring: bool = False  # by slots of shared memory
+    asynchronous: bool = False  # "device speed": whether the recorded device was
+    ranks: int = 0
+    names: tuple[str, ...] = ()  # "busy not known": the device's work of which it is not known
+    scaled: bool = False  # "busy not known": whether the edits make that work longer or shorter
+    cores: float = 0  # "shared cores": shared by these threads and workers
+    threads: int = 0
+    workers: int = 0
+
+
+def assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
+    """Yield what the replay of ``recording`` under ``edits`` takes for granted."""
+    for cost in recording.batches.assumed:
+        kind: AssumptionKind = "receive not observed" if cost.part == "receive" else "hand-over not observed"
+        yield Assumption(kind, cost_ms=cost.ms)
+    workers = recording.workers if edits.workers is None else edits.workers
+    cores = edits.cores or recording.cores
+    if recording.device_not_recorded:
+        yield Assumption("device not recorded")
+    if recording.busy_not_known:
+        scaled = edits.device is not None or edits.batch_size not in (None, recording.batch_size)
+        yield Assumption("busy not known", names=recording.busy_not_known, scaled=scaled)
+    if workers and not recording.workers:
+        yield Assumption(
+            "hand-over",
+            tensors=recording.tensors,
+            tensor_ms=recording.transport.tensor_ms,
+            ring=recording.transport == RING,
+        )
+    if recording.workers and not workers:
+        yield Assumption("stages inline")
+    if edits.prefetch is not None and not workers:
+        yield Assumption("prefetch without workers")
+    if edits.batch_size is not None and edits.batch_size != recording.batch_size:
+        yield Assumption("batch size")
+    if edits.device is not None:
+        yield Assumption("device speed", asynchronous=recording.asynchronous)
+    if edits.sync != "on" and not recording.asynchronous:
+        yield Assumption("sync on a synchronous device")
+    if edits.sync != "on" and recording.asynchronous and recording.queue_depth is None:
+        yield Assumption("deep queue")
+    if (edits.ranks or 1) > 1:
+        yield Assumption("ranks", ranks=edits.ranks or 1)
+    if (recording.threads + recording.workers > recording.cores) or (recording.threads + workers > cores):
+        yield Assumption("shared cores", cores=cores, threads=recording.threads, workers=workers)
 
 
 @dataclass(frozen=True)
 class ReplayValidation:
-    """How far the unedited replay is off, replayed / measured - 1, by block.
+    """Error of the unedited replay, replayed / measured - 1, by block.
 
-    ``errors``: every step and batch in the order recorded. ``resampled``: as this prediction is made, mostly from the
-    durations of the measured steps alone, begun anywhere in their order.
+    ``errors``: in the order recorded. ``resampled``: from steps drawn as in this prediction.
     """
 
     errors: Mapping[int, float]
@@ -48,17 +121,16 @@ class ReplayValidation:
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether that is small enough (:data:`TOLERANCE`) to believe a prediction."""
-        return self.typical <= TOLERANCE
+        """True if that is small enough (:data:`REPLAY_ERROR_MAX`) to believe a prediction."""
+        return self.typical <= REPLAY_ERROR_MAX
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the edited run would have done. Times in milliseconds per step, ratios relative to what was measured.
+    """Step time of the edited run; milliseconds per step, ratios to what was measured.
 
-    ``waits_ms`` and ``starved_ms`` are those of the edited replay: by stage, what the step waited for (on an
-    asynchronous device: the device idle while the host waited), and all the device's idle time. ``was_waits_ms`` are
-    the same of the unedited replay. ``tokens_per_s`` counts the positions of all ranks.
+    ``waits_ms``, ``starved_ms``: waits by stage and device idle time of the edited replay; ``was_``, ``unedited_``: of
+    the unedited one. ``tokens_per_s`` counts the positions of all ranks.
     """
 
     edits: Edits
@@ -80,7 +152,7 @@ class Prediction:
 
     @property
     def gain(self) -> Estimate:
-        """What the edits alone change: unedited replay / edited replay. Its interval includes that of ``speedup``."""
+        """Return what the edits alone change: unedited replay / edited replay, with the interval of ``speedup``."""
         found = from_blocks([math.log(self.unedited_ms[block] / ms) for block, ms in self.block_ms.items()])
         assert found is not None
         return replace(self.speedup, median=found.median)

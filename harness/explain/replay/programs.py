@@ -5,12 +5,9 @@
     launch    queues work on the device (``name`` is the kernel), which takes ``duration`` there
     sync      waits until the device has done what was queued (but for the last ``back`` pieces), and ``duration`` more
 
-Steps with the same sequence (a plain one, one that logs, the last of a repetition, ...) form a class and differ only in
-durations. A synchronous device has no launches: its work is time on the host.
-
-Launching is time on the host. Work that waited for its launches (``harness.explain.launches``) takes the device only
-what it worked after the last of them, so it moves with the host: what removes host time before it makes it end that
-much earlier. Where nobody knows whether it waited, there are programs of the same steps for either reading.
+Steps with the same sequence form a class and differ only in durations. A synchronous device has no launches: its work
+is time on the host. Work that waited for its launches (``launches``) takes the device only what it worked after the
+last of them, so it moves with the host. If that is not known, there are programs for either reading.
 """
 
 from __future__ import annotations
@@ -24,12 +21,12 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain.policy import CLOCK_TOLERANCE_NS
+
 Array = NDArray[np.float64]
 EventKind = Literal["host", "fetch", "launch", "sync"]
 COPY = "read"  # the work of copying a step's values to the host
 OTHER = "other"  # host time outside of every phase
-# Device timestamps are mapped to the host's clock with an error; work that ended so little after a wait was waited for.
-_CLOCK_TOLERANCE_NS = 200_000
 
 
 class Phase(NamedTuple):
@@ -42,10 +39,10 @@ class Phase(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Work queued by the host in [start_ns, end_ns], that kept the device busy for ``busy_ns`` until ``done_ns``.
+    """Work queued by the host in [start_ns, end_ns] that kept the device busy for ``busy_ns`` until ``done_ns``.
 
-    ``waited``: the device waited for its launches (``harness.explain.launches``), and ``busy_ns`` is only what it
-    worked after the last of them. ``blocked``: launching was nothing but waiting until the device had done it.
+    ``waited``: the device waited for launches; ``busy_ns`` is after the last. ``blocked``: launching only waited for
+    it.
     """
 
     name: str
@@ -58,10 +55,7 @@ class Launch(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """The host was blocked; ``full``: only until there was room in the queue, which replay works out for itself.
-
-    ``late``: at most until the values of the step before had been copied (``compute.sync: late``).
-    """
+    """A blocked host. ``full``: until the queue had room. ``late``: at most until the step before was copied."""
 
     start_ns: int
     end_ns: int
@@ -111,10 +105,7 @@ class _Moment(NamedTuple):
 def classes(
     bounds: Sequence[tuple[int, int]], phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
 ) -> tuple[tuple[StepClass, ...], NDArray[np.int64]]:
-    """The classes of the steps with these ``bounds`` (start, end), and each step's class.
-
-    Phases, launches and syncs are sorted by start; those outside of every step are left out.
-    """
+    """Return the classes of the steps with these ``bounds``, and each step's class; rows are sorted by start."""
     found: dict[tuple[tuple[str, str, str, int], ...], list[tuple[int, list[_Moment]]]] = {}
     for row, (start, end) in enumerate(bounds):
         moments = _program(
@@ -217,7 +208,7 @@ def _sync(row: Sync, phase: str, launches: Sequence[Launch]) -> _Moment:
     """Which work this call waited for, and how long it took to return after that was done."""
     queued = bisect_left(launches, row.end_ns, key=lambda launch: launch.start_ns)
     waited_for = queued
-    while waited_for and launches[waited_for - 1].done_ns > row.end_ns + _CLOCK_TOLERANCE_NS:
+    while waited_for and launches[waited_for - 1].done_ns > row.end_ns + CLOCK_TOLERANCE_NS:
         waited_for -= 1
     late = launches[waited_for - 1].done_ns - row.end_ns if waited_for else 0
     if late > 0 and waited_for > 1 and row.end_ns - launches[waited_for - 2].done_ns < late:

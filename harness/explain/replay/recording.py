@@ -7,44 +7,72 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.intervals import Stretches
-from harness.explain.kernel_times import KernelTime, kernel_times_of
-from harness.explain.launches import NEGLIGIBLE, DeviceWork, Reading, device_work
-from harness.explain.makers import makers_of
-from harness.explain.replay.batches import FetchWait, RecordedBatches, StageRow, Unpacking, batches
-from harness.explain.replay.handover import DATALOADER, MOST_HANDOVER, RECEIVED_SHARE, RING, Transport
+from harness.explain.launches import DeviceWork, KernelTime, Reading, device_work, kernel_times_of
+from harness.explain.lead_use import makers_of
+from harness.explain.policy import (
+    HANDOVER_TIMES_MAX,
+    HELD_WORK_SHARE,
+    OPEN_DEVICE_SHARE,
+    RECEIVED_SHARE,
+    REPLAYED_STEPS_MAX,
+    SELDOM_WORK_SHARE,
+    SUSPENDED_NS_MIN,
+)
+from harness.explain.replay.batches import (
+    DATALOADER,
+    RING,
+    FetchWait,
+    RecordedBatches,
+    StageRow,
+    Transport,
+    Unpacking,
+    batches,
+)
 from harness.explain.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
-from harness.explain.replay.refusals import ReplayError
-from harness.explain.spans import FETCH, NOT_MEASURED, RunSpans, Spans, spans_of
-from harness.explain.step_columns import bounds, held_up
+from harness.explain.spans import FETCH, NOT_MEASURED, RunSpans, Spans, bounds, held_up, loader_workers, spans_of
 from harness.scenario.overrides import lookup, lookup_number
 from harness.study.contract import AWAITED, PHASES
 from harness.study.run_data import Result, RunData
+from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+ReplayGap = Literal[
+    "no run",
+    "no tables",
+    "ranks",
+    "no times",
+    "no measured step",
+    "damaged spans",
+    "no fetch",
+    "too far ahead",
+    "no shared block",
+]
+
+
+class ReplayError(InputError):
+    """A run that cannot be replayed. ``gap``: what its record lacks, or which limit an edit exceeds."""
+
+    def __init__(self, gap: ReplayGap, line: str) -> None:
+        super().__init__(line)
+        self.gap = gap
+
+
 Array = NDArray[np.float64]
-# Between two steps that are further apart the run was suspended (SIGSTOP), if the second one does not count, as none
-# does before the loader has settled again. Shorter gaps, and those before a step that counts (an evaluation), are real
-# time in which workers run on.
-RAN_ON_NS = 20_000_000
-# Measured steps of a run that are replayed, at most: more say little more, and a million take hours.
-MOST_RECORDED = 5_000
 # Readings besides those of the device's work, where a recording does not show what handing a batch over takes: the
 # least and the most. A batch that lies ready costs the main thread nothing, or all that a hand-over takes; replay takes
-# most of it to be the main thread's (``handover``) where none ever lay ready to show it. A hand-over that nobody waited
+# most of it to be the main thread's (``batches``) where none ever lay ready to show it. A hand-over that nobody waited
 # for takes nothing beyond receiving, or up to so many times what is assumed as the recorded order allows.
 AT_ONCE, LONGEST = "handed over at once", "handed over slowly"
 READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE, LONGEST)
-LEAST_HELD = 0.5  # share of the host's work in a step: what takes it less is scatter, not something else than training
-SELDOM = 0.05  # share of the pieces of work of one name: fewer that are launch-bound decide nothing
 STEP_BEFORE = "values of the step before"  # call site of the trainer that reads them with compute.sync: late
 FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
 
@@ -130,10 +158,7 @@ class Recording:
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
-        """The same, and where nobody saw what receiving a batch takes, or its hand-over, the least and the most of it.
-
-        However little of a step that is: without the stages that it waits for now, it may be much of what is left.
-        """
+        """Readings of the device's work, and the least and most that an unseen hand-over or receiving may take."""
         found: dict[str, Recording] = dict(self.other_readings.items())
         unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
         if unseen:
@@ -141,7 +166,7 @@ class Recording:
             least_receive = most_receive = made.receive
             least = most = made.handover
             if "hand-over" in unseen:
-                most = np.maximum(made.handover, np.minimum(made.handover * MOST_HANDOVER, made.most_handover))
+                most = np.maximum(made.handover, np.minimum(made.handover * HANDOVER_TIMES_MAX, made.most_handover))
             if "receive" in unseen:
                 least_receive = np.zeros(len(made))
                 most_receive = np.maximum(made.receive, np.minimum(made.receive / RECEIVED_SHARE, most))
@@ -155,9 +180,9 @@ class Recording:
 
     @cached_property
     def fills_its_queue(self) -> bool:
-        """Whether workers go on while the loop does something else than training, as beside an evaluation."""
+        """True if workers go on while the loop does something else than training, as beside an evaluation."""
         paused_ns = (resume.worked_ns for step, resume in self.resumes.items() if step and not resume.repetition)
-        return self.workers > 0 and (self.held_up or any(paused > RAN_ON_NS for paused in paused_ns))
+        return self.workers > 0 and (self.held_up or any(paused > SUSPENDED_NS_MIN for paused in paused_ns))
 
     @property
     def usual_handover_ms(self) -> float:
@@ -175,10 +200,7 @@ class Recording:
 
     @property
     def off_core_ms(self) -> Mapping[str, float]:
-        """What each stage of a step's batches waited, for a disk, a network, a lock or a core: it did not compute.
-
-        Mean over the batches of measured steps; 0 where CPU time was not recorded.
-        """
+        """Milliseconds per step that each stage waited off a core; 0 where CPU time was not recorded."""
         made = self.batches
         return {
             name: float((made.stage[name] - made.cpu[name])[made.usable].mean()) / 1e6 * self.batches_per_step
@@ -187,10 +209,7 @@ class Recording:
 
 
 def record(run: RunData) -> Recording:
-    """The recording of a finished run; ReplayError (one line) where its tables do not hold enough to replay it.
-
-    A long run is cut after :data:`MOST_RECORDED` measured steps.
-    """
+    """Return the recording of a run, cut after REPLAYED_STEPS_MAX measured steps; ReplayError if it has gaps."""
     found = run.once("recording", lambda: _record(run))
     if isinstance(found, ReplayError):
         raise found
@@ -218,8 +237,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     if not measured.any():
         raise ReplayError("no measured step", f"{name}: no measured step to replay")
     until_ns = int(np.iinfo(np.int64).max)
-    if np.count_nonzero(measured) > MOST_RECORDED:
-        shown = slice(int(np.flatnonzero(measured)[MOST_RECORDED - 1]) + 1)
+    if np.count_nonzero(measured) > REPLAYED_STEPS_MAX:
+        shown = slice(int(np.flatnonzero(measured)[REPLAYED_STEPS_MAX - 1]) + 1)
         starts, ends, measured = starts[shown], ends[shown], measured[shown]
         until_ns = int(ends[-1])
     phases, work, syncs, stages = _rows(spans_of(run), until_ns, kernel_times_of(run))
@@ -231,10 +250,10 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         raise ReplayError("no fetch", f"{name}: no fetch among its spans: nothing to replay")
 
     config, facts = run.record.config, run.record.facts
-    workers = int(lookup_number(config, "data.workers", facts.workers or 0))
+    workers = loader_workers(run)
     prefetch = int(lookup_number(config, "data.prefetch", 2))
     paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after a pause of the loop
-    suspended = ~measured & (starts - np.append(starts[:1], ends[:-1]) > RAN_ON_NS)
+    suspended = ~measured & (starts - np.append(starts[:1], ends[:-1]) > SUSPENDED_NS_MIN)
     step_of = np.searchsorted(starts, [fetch.start_ns for fetch in fetches], side="right") - 1
     inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
     packed = str(lookup(config, "data.path", "")).endswith(("-stream", "-mmap"))
@@ -302,9 +321,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
 def _rows(
     spans: RunSpans, until_ns: int, kernel_times: Mapping[str, KernelTime]
 ) -> tuple[list[Phase], DeviceWork, list[Sync], dict[int, list[StageRow]]]:
-    """Return phases, device work and syncs begun before ``until_ns``, sorted by start (the work as it was queued), and
-    the stages of their batches.
-    """
+    """Return phases, device work and syncs begun before ``until_ns``, and the stages of their batches."""
     phases = [Phase(*row) for row in _sorted(spans, spans.phases, until_ns) if row[0] in PHASES]
     begun = np.flatnonzero(spans.launches.starts < until_ns)
     early_pieces = slice(int(begun[-1]) + 1 if len(begun) else 0)
@@ -351,10 +368,7 @@ def _drawn_ns(spans: RunSpans, count: int) -> Array:
 
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
-    """The pieces of ``work`` by this reading, sorted by the start of their launches.
-
-    One whose launching blocked comes in two: what was done when the host went on, and the rest.
-    """
+    """Return the pieces of ``work`` by launch. One that blocked comes in two."""
     from_ns, blocked = work.worked_from(reading), work.blocked(reading)
     done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
     columns = (work.launch_starts, work.launch_ends, done_ns - from_ns, done_ns, work.waited(reading), blocked)
@@ -370,11 +384,8 @@ def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[
 
 
 def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Reading]:
-    """The readings of ``work`` that differ from the likely one by more than next to nothing of its steps.
-
-    Their fetches do not count: what is left of a step without a slow loader may be little, and its device most of that.
-    """
-    least_ns = NEGLIGIBLE * max(0, wall_ns - fetch_ns)
+    """Return the readings that differ from the likely one by OPEN_DEVICE_SHARE of steps without fetches."""
+    least_ns = OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
     others: tuple[Reading, ...] = ("waiting", "working", "blocking")
     if not work.may_block.any():
         others = others[:2]  # the third is the second
@@ -382,19 +393,18 @@ def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Readi
 
 
 def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
-    """Names of work that was still being launched when the device came to it, more often than once in a while.
-
-    Not those whose kernels were profiled.
-    """
+    """Return the names of unprofiled work that was often still being launched when the device came to it."""
     pieces = np.bincount(work.names)
     still = np.bincount(work.names, weights=work.still_launching & ~work.profiled)
-    return tuple(names[code] for code in dict.fromkeys(work.names.tolist()) if still[code] > SELDOM * pieces[code])
+    return tuple(
+        names[code] for code in dict.fromkeys(work.names.tolist()) if still[code] > SELDOM_WORK_SHARE * pieces[code]
+    )
 
 
 def _behind_full_queue(names: Sequence[str], work: DeviceWork) -> frozenset[str]:
     """Names of work that was launched onto a queue that may have been full, more often than once in a while."""
     pieces, behind = np.bincount(work.names), np.bincount(work.names, weights=work.behind_full_queue)
-    return frozenset(names[code] for code in np.flatnonzero(behind > SELDOM * pieces).tolist())
+    return frozenset(names[code] for code in np.flatnonzero(behind > SELDOM_WORK_SHARE * pieces).tolist())
 
 
 def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int, int, int | None]]:
@@ -442,7 +452,7 @@ def _resumes(
 
 
 def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held: NDArray[np.bool_]) -> dict[int, float]:
-    """See ``Recording.held_up_ns``; of less than :data:`LEAST_HELD` of such steps nothing is said."""
+    """See ``Recording.held_up_ns``; of less than :data:`HELD_WORK_SHARE` of such steps nothing is said."""
     found: dict[int, float] = {}
     for one in classes:
         counted, late = measured[one.steps], held[one.steps]
@@ -451,7 +461,7 @@ def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held:
         host_ns = sum((event.duration for event in one.events if event.kind == "host"), np.zeros(len(one.steps)))
         usual_ns = float(host_ns[counted].mean())
         for step, longer_ns in zip(one.steps[late].tolist(), (host_ns[late] - usual_ns).tolist(), strict=True):
-            if longer_ns > LEAST_HELD * usual_ns:
+            if longer_ns > HELD_WORK_SHARE * usual_ns:
                 found[step + 1] = longer_ns
     return found
 

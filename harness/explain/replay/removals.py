@@ -1,29 +1,49 @@
-"""Predicts what a step would save without each stage, phase, kernel and cause, by replay with that part at no cost.
+"""Computes what stages, phases, kernels and causes cost a step, by replay without them.
 
-Each part is compared with the unedited replay of the same run, both in the order recorded: every step and batch has the
-durations that it had, and the loader is where the replay itself has brought it, as it would have been without the part.
-Steps drawn from a recording in another order last longer or shorter than those that were recorded; where the loop waits
-in one replay and not in the other, that error does not cancel.
+Savings (:func:`removals`): each part alone is removed and compared with the unedited replay of the same run, both in
+the order recorded. Savings overlap and need not add up: a wait that one of two causes alone would bring about is saved
+by neither.
 
-Savings overlap, and need not add up: two stages of one worker's batch may each save what the other saves too, and a
-wait that one of two causes would have brought about alone is saved by neither.
+Exposed time (:func:`split`): the run is replayed in the order recorded, without each set S of its stages (16 sets of
+four). v(S) is how much earlier a step then ends. The share of a stage is its Shapley value: how much removing it adds
+to what was removed before, averaged over all orders of removal. Shares sum to v(all stages):
+
+    two workers, 98 ms a batch, 90 of them tokenize and 8 pack; the step computes 37 ms and lasts 49
+    v(tokenize) = 12   v(pack) = 4   v(both) = 12     tokenize: (12 + 12 - 4) / 2 = 10     pack: (4 + 12 - 12) / 2 = 2
+
+A delay belongs to the step that first keeps it: what a later step of the repetition catches up cost nothing. On a
+synchronous device v(all stages) is the wait itself, so the shares of a step sum to its wait. On an asynchronous one it
+is what the data work costs, also where nothing waited for it: a fetch that delays later launches. Cores that data work
+takes from the step are contention, and not in it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from itertools import combinations
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from harness.explain.replay.batches import BUILT
-from harness.explain.replay.consistent import consistent, spread_offsets
-from harness.explain.replay.contention import Stretch
-from harness.explain.replay.pipeline import LAUNCHING, MOST_STEPS, QUEUE_LIMIT, Pipeline, build, in_order
+from harness.explain.intervals import Int
+from harness.explain.policy import (
+    PREDICTED_STEPS_MAX,
+    REMOVAL_ERROR_MAX,
+    REMOVAL_REPLICATES,
+    REMOVED_SHARE_MIN,
+    REPLAY_ERROR_MAX,
+    REPLAYED_STEPS_MAX,
+    STEP_LEFT_MIN,
+)
+from harness.explain.replay.costs import Stretch
+from harness.explain.replay.pipeline import LAUNCHING, QUEUE_LIMIT, Pipeline, build, in_order, together
 from harness.explain.replay.recording import Recording
+from harness.explain.replay.simulate import consistent, simulate, spread_offsets
+from harness.explain.spans import BUILT
 from harness.explain.statistics import Estimate, from_block_values, from_blocks, holding
 from harness.scenario.edits import Edits, StageEdit
 from harness.study.contract import STAGES
@@ -32,10 +52,6 @@ PartKind = Literal["stage", "phase", "kernel", "cause"]
 # Causes: data (all stages), launching (host time but for logging and checkpoints, beside an asynchronous device), sync
 # (blocking on the gradient norm), queue limit (waiting for a place in the device's queue).
 DATA, SYNC = "data", "sync"
-REPLICATES = 4  # of a run too long to be replayed whole: both sides of a saving begin at the same places of it
-WORTH = 1e-3  # share of a step: a phase that lasts less is not looked at
-OFF = 0.01  # share of a step: replays are not held to be exact, and a pause of the loop may set one off by much
-LEAST_LEFT = 1e-3  # of a step is left, whatever is removed: a ratio needs something
 
 
 @dataclass(frozen=True)
@@ -48,64 +64,64 @@ class Removal:
     speedup: Estimate
 
 
-def removals(runs: Sequence[tuple[Recording, Stretch]], replicates: int = REPLICATES) -> tuple[Removal, ...]:
-    """What each part of ``runs`` (of one arm, with the contention there was) costs, the largest saving first.
+class _Removed(NamedTuple):
+    """A step of one block with and without a part, without it by the other reading, and as measured; ms."""
 
-    A run of more measured steps than :data:`MOST_STEPS` is drawn from in ``replicates``, of which each is that long.
+    was_ms: float
+    now_ms: float
+    other_ms: float
+    measured_ms: float
 
-    Where stages of several workers wait for something, the interval holds that it serves one of them at a time; where
-    the queue of a real device may have been full, that launching was waiting for a place in it; where the unedited
-    replay is off by more than :data:`OFF`, the saving against the step that was measured.
+
+def _saving(pairs: Sequence[tuple[float, float]]) -> tuple[Estimate, Estimate]:
+    """Return the time saved and the speedup over (before, after) of each block, in ms."""
+    saving = from_block_values([before - after for before, after in pairs])
+    speedup = from_blocks([math.log(before / after) for before, after in pairs])
+    assert saving is not None
+    assert speedup is not None
+    return saving, speedup
+
+
+def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
+    """Return what each part of ``runs`` costs, the largest saving first.
+
+    Of a run with more than :data:`PREDICTED_STEPS_MAX` measured steps, a few stretches of that length are drawn.
+    Intervals cover the step as measured, and what a recording leaves open (:func:`_otherwise_ms`).
     """
-    saved_ms: dict[tuple[PartKind, str], list[float]] = {}
-    logs: dict[tuple[PartKind, str], list[float]] = {}
-    other_ms: dict[tuple[PartKind, str], list[float]] = {}
-    other_logs: dict[tuple[PartKind, str], list[float]] = {}
-    measured_ms: dict[tuple[PartKind, str], list[float]] = {}
-    measured_logs: dict[tuple[PartKind, str], list[float]] = {}
+    times: dict[tuple[PartKind, str], list[_Removed]] = {}
     for recording, then in runs:
         edits = dict(_parts(recording))
-        long = np.count_nonzero(recording.measured) > MOST_STEPS
+        long = np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX
         make: Callable[..., Pipeline] = build if long else in_order
         makes = [partial(make, recording, one, then) for one in (Edits(), *edits.values())]
-        offsets = spread_offsets(recording.block, replicates, 1) if long else np.zeros((1, 1))
+        offsets = spread_offsets(recording.block, REMOVAL_REPLICATES, 1) if long else np.zeros((1, 1))
         unedited, *without = consistent(makes, offsets, then, account=False)
         was = float(unedited.step_ms.mean())
-        measured = recording.measured_ms if abs(was / recording.measured_ms - 1) > OFF else was
+        measured = recording.measured_ms if abs(was / recording.measured_ms - 1) > REMOVAL_ERROR_MAX else was
         for part, result in zip(edits, without, strict=True):
-            now = float(result.step_ms.mean())
-            if now > 0:
-                saved_ms.setdefault(part, []).append(was - now)
-                logs.setdefault(part, []).append(math.log(was / now))
-                otherwise = _otherwise_ms(recording, part, was, now)
-                other_ms.setdefault(part, []).append(was - otherwise)
-                other_logs.setdefault(part, []).append(math.log(was / otherwise))
-                measured_ms.setdefault(part, []).append(measured - now)
-                measured_logs.setdefault(part, []).append(math.log(measured / now))
+            if (now := float(result.step_ms.mean())) > 0:
+                other = _otherwise_ms(recording, part, was, now)
+                times.setdefault(part, []).append(_Removed(was, now, other, measured))
     found = []
-    for part, values in saved_ms.items():
-        saving, speedup = from_block_values(values), from_blocks(logs[part])
-        other, other_speedup = from_block_values(other_ms[part]), from_blocks(other_logs[part])
-        assert saving is not None
-        assert speedup is not None
-        assert other is not None
-        assert other_speedup is not None
-        if other != saving:
-            saving, speedup = holding(saving, [other]), holding(speedup, [other_speedup])
-        if measured_ms[part] != values:
-            saving = holding(saving, [from_block_values(measured_ms[part]) or saving])
-            speedup = holding(speedup, [from_blocks(measured_logs[part]) or speedup])
+    for part, blocks in times.items():
+        saving, speedup = _saving([(one.was_ms, one.now_ms) for one in blocks])
+        for others in (
+            [(one.was_ms, one.other_ms) for one in blocks],
+            [(one.measured_ms, one.now_ms) for one in blocks],
+        ):
+            other_saving, other_speedup = _saving(others)
+            if other_saving != saving:
+                saving, speedup = holding(saving, [other_saving]), holding(speedup, [other_speedup])
         found.append(Removal(*part, saving, speedup))
     return tuple(sorted(found, key=lambda one: -one.saved_ms.median))
 
 
 def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: float, now_ms: float) -> float:
-    """How long a step lasts without ``part`` by what a recording does not tell: the other end of the interval.
+    """Return the step time without ``part`` at the other end of what a recording leaves open.
 
-    What the stages of several workers wait for may serve one at a time, where replay has them wait side by side: then a
-    step lasts as long as the stages that are left wait; not longer than it did, as their waits hold those for one
-    another. A full queue holds the host within a launch: then a step may be shorter by all that a kernel took, and by
-    nothing without a phase that only waited.
+    Stages of several workers may wait for something that serves one at a time: a step then lasts as long as those
+    waits. A full queue holds the host within a launch: a step may be shorter by all of a kernel, and by nothing without
+    a phase.
     """
     kind, name = part
     if recording.busy_workers > 1 and part != ("cause", DATA):
@@ -113,16 +129,12 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
         if waited_ms > now_ms:
             return max(now_ms, min(waited_ms, was_ms))
     if kind == "kernel" and recording.behind_full_queue:
-        return min(now_ms, max(was_ms - _lasting(recording, "launch")[name], LEAST_LEFT * was_ms))
-    if kind == "phase" and recording.behind_full_queue & _launched_in(recording, name):
+        return min(now_ms, max(was_ms - _lasting(recording, "launch")[name], STEP_LEFT_MIN * was_ms))
+    events = (event for one in recording.classes for event in one.events)
+    launched = {event.name for event in events if event.kind == "launch" and event.phase == name}
+    if kind == "phase" and recording.behind_full_queue & launched:
         return max(now_ms, was_ms)
     return now_ms
-
-
-def _launched_in(recording: Recording, phase: str) -> set[str]:
-    """Names of the work that a phase of the host launches."""
-    events = (event for one in recording.classes for event in one.events)
-    return {event.name for event in events if event.kind == "launch" and event.phase == phase}
 
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
@@ -154,7 +166,7 @@ def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]
         yield ("stage", stage), without_stages([stage])
     if stages:
         yield ("cause", DATA), without_stages(stages)
-    worth_ms = WORTH * recording.measured_ms
+    worth_ms = REMOVED_SHARE_MIN * recording.measured_ms
     for phase in (name for name, spent in _lasting(recording, "host").items() if spent >= worth_ms):
         if phase != "sync" or not recording.asynchronous:
             yield ("phase", phase), Edits(without=frozenset({("phase", phase)}))
@@ -180,3 +192,101 @@ def _lasting(recording: Recording, kind: Literal["host", "launch"]) -> dict[str,
                 total[name] = total.get(name, 0.0) + float(event.duration[counted].sum())
     steps = int(np.count_nonzero(recording.measured))
     return {name: spent / steps / 1e6 for name, spent in total.items()}
+
+
+Array = NDArray[np.float64]
+Unsplit = Literal["not replayable", "replay is off", "above its work", "device not recorded"]
+FITTING_ROUNDS = 50  # of fitting the shares of steps to their waits
+_SEED_SHARE = 1e-3  # of a step's wait that follows the shares of the whole repetition: a step without any has these
+
+
+@dataclass(frozen=True)
+class Split:
+    """Cost of each stage, ns, (steps, stages); ``otherwise``: of all, by other readings, (readings, steps)."""
+
+    exposed: Int
+    otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))
+
+
+def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
+    """The split of a run with these waits by step; the reason where its replay says nothing about it."""
+    if recording.device_not_recorded:
+        return "device not recorded"
+    present = present_stages(recording)
+    sets = [chosen for size in range(len(present) + 1) for chosen in combinations(range(len(present)), size)]
+    replayed = _replayed(recording, [[present[place] for place in chosen] for chosen in sets])
+    steps = replayed.shape[1]
+    counted, wall_ns = recording.measured[:steps], recording.wall_ns[:steps]
+    if abs(replayed[0, counted].sum() / wall_ns[counted].sum() - 1) > REPLAY_ERROR_MAX:
+        return "replay is off"
+    saved = {chosen: replayed[0] - walls for chosen, walls in zip(sets, replayed, strict=True)}
+    shares = np.zeros((steps, len(STAGES)))
+    repetition = _repetitions(recording, steps)
+    for place, stage in enumerate(present):
+        shares[:, STAGES.index(stage)] = _kept(_shapley(saved, place, len(present)), repetition)
+    if recording.asynchronous:
+        whole = (_replayed(one, [[], present]) for one in recording.other_readings.values())
+        otherwise = [_kept(with_all - without, repetition) for with_all, without in whole]
+        return Split(np.rint(shares).astype(np.int64), np.array(otherwise).reshape(-1, steps))
+    return Split(_summing_to(waits_ns[:steps], shares, repetition * 2 + counted))
+
+
+def _replayed(recording: Recording, removed: list[list[str]]) -> Array:
+    """Step times in the order recorded without each of these sets of stages, (sets, steps)."""
+    pipelines = [
+        build(recording, without_stages(stages), exact=True, most_steps=REPLAYED_STEPS_MAX) for stages in removed
+    ]
+    count = len(pipelines)
+    return simulate(together(pipelines), np.zeros((count, 1)), np.arange(count), account=False).step_ns
+
+
+def _shapley(saved: dict[tuple[int, ...], Array], place: int, count: int) -> Array:
+    """The share of one of ``count`` stages in what removing all of them saves."""
+    total: Array = np.zeros_like(saved[()])
+    for chosen, before in saved.items():
+        if place in chosen:
+            continue
+        weight = math.factorial(len(chosen)) * math.factorial(count - len(chosen) - 1) / math.factorial(count)
+        total += weight * (saved[tuple(sorted((*chosen, place)))] - before)
+    return total
+
+
+def _repetitions(recording: Recording, steps: int) -> Int:
+    """Which repetition each step belongs to, from 0."""
+    begins = np.zeros(steps, dtype=np.int64)
+    begins[[step for step, resume in recording.resumes.items() if resume.repetition and 0 < step < steps]] = 1
+    return np.cumsum(begins)
+
+
+def _kept(delays: Array, repetition: Int) -> Array:
+    """The part of each step's delay that no later step of its repetition makes up for."""
+    found = np.zeros_like(delays)
+    for one in np.unique(repetition):
+        own = repetition == one
+        total = np.cumsum(delays[own])
+        lasting = np.maximum(0.0, np.minimum.accumulate(total[::-1])[::-1])
+        found[own] = np.diff(lasting, prepend=0.0)
+    return found
+
+
+def _summing_to(waits_ns: Int, shares: Array, group: Int) -> Int:
+    """Return whole numbers that sum to each step's wait and to the group's ``shares``, by proportional fitting."""
+    found = np.zeros_like(shares)
+    for one in np.unique(group):
+        own = group == one
+        waits, wanted = waits_ns[own].astype(np.float64), shares[own].sum(axis=0)
+        if not waits.sum() or not wanted.sum():
+            continue
+        wanted *= waits.sum() / wanted.sum()
+        fitted = shares[own] + _SEED_SHARE * np.outer(waits, wanted / wanted.sum())
+        for _ in range(FITTING_ROUNDS):
+            fitted = fitted * _ratio(wanted, fitted.sum(axis=0))
+            fitted = fitted * _ratio(waits, fitted.sum(axis=1))[:, None]
+        found[own] = fitted
+    whole = np.floor(found).astype(np.int64)
+    whole[:, STAGES.index("transfer")] += waits_ns - whole.sum(axis=1)
+    return whole
+
+
+def _ratio(wanted: Array, there: Array) -> Array:
+    return np.divide(wanted, there, out=np.zeros_like(wanted), where=there > 0)

@@ -1,7 +1,7 @@
 """Simulates the loop, the loader's workers and the device: a max-plus recursion over steps, many replicates at once.
 
-Every quantity is an array (replicates, ranks). The replicates start at different places of the recorded sequence
-(``tape``) and wrap around, and so does each rank of a replicate (a moving block: neighbouring records stay neighbours).
+Every quantity is an array (replicates, ranks). The replicates start at different places of the recorded sequence (its
+tape) and wrap around, and so does each rank of a replicate (a moving block: neighbouring records stay neighbours).
 A pipeline may hold several variants of its durations; each replicate runs one of them.
 
     fetch    ends at max(now + receive, when the batch was built + hand-over) + draw, and asks a worker for another.
@@ -10,37 +10,37 @@ A pipeline may hold several variants of its durations; each replicate runs one o
     launch   completion = max(now, completion before) + duration, and not before it was queued
     sync     now = max(now, completion) + latency
     reduce   every rank completes with the slowest one (all-reduce at the end of backward; its own time is left out)
+
+Step time and contention depend on each other: :func:`consistent` replays until they agree.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.replay.costs import Costs
-from harness.explain.replay.pipeline import Pipeline, Program
+from harness.explain.replay.costs import Costs, Stretch, stretch
+from harness.explain.replay.pipeline import Pipeline, Program, shape_of, together
 from harness.explain.replay.recording import Resume
 from harness.study.contract import STAGES
 
 Array = NDArray[np.float64]
 # An operation of numpy on the few replicates of a step costs more than its arithmetic: what does not depend on what
 # came before is done for so many steps at once.
-AT_ONCE = 256
+STEPS_PER_SWEEP = 256
 READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK, DRAW = range(len(Costs._fields))
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """Means over the measured steps, each (replicates,), in ms; and every step's time in ns, (replicates, steps).
+    """Means over the measured steps, (replicates,), in ms; ``step_ns`` (replicates, steps).
 
-    ``waits``: by stage, the time that the step waited for it: of the host, or on an asynchronous device the time that
-    the device was idle while the host waited. ``idle`` besides counts what the host did otherwise (None where the
-    device is synchronous).
+    ``waits``: by stage, of the host, or device idle time while the host waited. ``idle``: all device idle time.
     """
 
     step_ms: Array
@@ -54,8 +54,8 @@ def simulate(
 ) -> Simulated:
     """Run ``pipeline`` once per replicate. ``offsets`` (replicates, ranks) in [0, 1): where each starts.
 
-    ``variants`` (replicates,): which of the pipeline's variants each runs; the first one by default. Without
-    ``account`` waits and idle time are not added up (0), which saves half of the time.
+    ``variants``: of the pipeline, by replicate. Without ``account`` waits and idle time stay 0, which saves half the
+    time.
     """
     return _Loop(pipeline, offsets, variants, account=account).run()
 
@@ -65,12 +65,7 @@ Worker = int | tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 class _Built:
-    """A batch on its way; (replicates, ranks) each.
-
-    ``worker``, ``costs``, when its last stage ended (``end``), when its fetch ends at the earliest (``delivered``),
-    when its message arrives (``arrived``), and whether the main thread has unpacked that (``unpacked``; None: nowhere
-    yet).
-    """
+    """A batch on its way, (replicates, ranks): ``end`` of its last stage, and where it is unpacked."""
 
     __slots__ = ("_arrived", "costs", "end", "unpacked", "worker")
 
@@ -147,9 +142,9 @@ class _Loop:
         p = self.p
         steps_of = zip(p.step_program, p.measured, p.resumes, p.drained, strict=True)
         for place, (number, measured, resume, drained) in enumerate(steps_of):
-            if place % AT_ONCE == 0:
+            if place % STEPS_PER_SWEEP == 0:
                 self._add_up()
-                durations = self._durations(slice(place, place + AT_ONCE))
+                durations = self._durations(slice(place, place + STEPS_PER_SWEEP))
             if resume is not None:
                 self._resume(resume, first=not walls)
             self.counts = bool(measured) and self.account
@@ -171,10 +166,7 @@ class _Loop:
         )
 
     def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
-        """By program, the durations of one of its steps after the other: (durations, replicates, ranks) each.
-
-        The next recorded step of its class on the tape lends them to it.
-        """
+        """Return by program the durations of its next steps; the next step of its class on the tape lends them."""
         found = {}
         numbers = self.p.step_program[steps]
         for number in np.unique(numbers).tolist():
@@ -306,7 +298,7 @@ class _Loop:
         place = self.requested - self.coming_from
         if place >= len(self.coming):
             self.coming_from, place = self.requested, 0
-            batches = self.requested + np.arange(AT_ONCE)[:, None, None]
+            batches = self.requested + np.arange(STEPS_PER_SWEEP)[:, None, None]
             wanted = (self.first_batch + batches) % self.p.costs.shape[2]
             self.coming = self.p.costs[:, self.variant, wanted].swapaxes(0, 1)
         self.requested += 1
@@ -332,10 +324,9 @@ class _Loop:
         return worker_of[(self.first_batch + self.requested) % len(worker_of)], replicates, ranks
 
     def _resume(self, resume: Resume, *, first: bool) -> None:
-        """The loop goes on after standing still: the device is done, the loader has got as far as ``resume`` says.
+        """Resume after a pause: the device is done, and the loader has got as far as ``resume`` says.
 
-        An exact replay begins, and resumes after having been suspended, with the batches on their way as recorded.
-        Time that the loop spent elsewhere for a moment (shorter pauses) passes for the loader as well.
+        An exact replay takes over the batches on their way as recorded. Shorter pauses pass for the loader as well.
         """
         while len(self.on_the_way) < self.p.in_flight:
             self._request()
@@ -351,3 +342,67 @@ class _Loop:
         """Each worker is free once it has built the last of its batches that are on their way."""
         for batch in self.on_the_way:
             self.worker_free[batch.worker] = batch.end + batch.costs[AFTER]
+
+
+Make = Callable[[Stretch], Pipeline]
+OFFSETS_SEED = 20240229
+CONTENTION_REPLAYS = 12  # of step time against contention
+CONTENTION_CLOSE = 0.005
+
+
+def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
+    """Where each rank of each replicate starts, (replicates, ranks) in [0, 1): spread evenly, then shuffled."""
+    generator = np.random.default_rng([OFFSETS_SEED, block])
+    cells = (np.arange(replicates) + generator.random((ranks, replicates))) / replicates
+    return generator.permuted(cells, axis=1).T
+
+
+def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
+    """Replay what each of ``makes`` builds for a contention, which is ``then`` at first; all with the same offsets."""
+    nows = [then] * len(makes)
+    results: list[Simulated | None] = [None] * len(makes)
+    pending = list(range(len(makes)))
+    for _ in range(CONTENTION_REPLAYS):
+        pipelines = [makes[number](nows[number]) for number in pending]
+        unsettled = []
+        for number, pipeline, result in zip(
+            pending, pipelines, simulate_all(pipelines, offsets, account=account), strict=True
+        ):
+            results[number], now = result, nows[number]
+            following = stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
+            if max(abs(following.main / now.main - 1), abs(following.worker / now.worker - 1)) >= CONTENTION_CLOSE:
+                nows[number] = Stretch((now.main + following.main) / 2, (now.worker + following.worker) / 2)
+                unsettled.append(number)
+        pending = unsettled
+        if not pending:
+            break
+    return [result for result in results if result is not None]
+
+
+def simulate_all(pipelines: Sequence[Pipeline], offsets: Array, *, account: bool = True) -> list[Simulated]:
+    """One result for each of ``pipelines``; those of the same shape run side by side."""
+    by_shape: dict[object, list[int]] = {}
+    for number, pipeline in enumerate(pipelines):
+        by_shape.setdefault(shape_of(pipeline), []).append(number)
+    found: dict[int, Simulated] = {}
+    for numbers in by_shape.values():
+        joined = together([pipelines[number] for number in numbers]) if len(numbers) > 1 else pipelines[numbers[0]]
+        variants = np.repeat(np.arange(len(numbers)), len(offsets))
+        results = simulate(joined, np.tile(offsets, (len(numbers), 1)), variants, account=account)
+        found |= dict(zip(numbers, _split(results, len(offsets)), strict=True))
+    return [found[number] for number in range(len(pipelines))]
+
+
+def _split(results: Simulated, replicates: int) -> list[Simulated]:
+    """The results of each variant."""
+    count = len(results.step_ms) // replicates
+    parts = [slice(first * replicates, (first + 1) * replicates) for first in range(count)]
+    return [
+        Simulated(
+            step_ms=results.step_ms[part],
+            waits={stage: waits[part] for stage, waits in results.waits.items()},
+            idle=None if results.idle is None else results.idle[part],
+            step_ns=results.step_ns[part],
+        )
+        for part in parts
+    ]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from harness.explain.ledger import column
 from harness.explain.probes.samples import Array, Split, mean, most, pooled, split, total
+from harness.explain.spans import column
 from harness.judge import policy
 from harness.judge.confounds import Confound
 from harness.study.run_data import RunData

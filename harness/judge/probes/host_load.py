@@ -16,19 +16,10 @@ from harness.study.run_data import RunData
 
 ROLES = ("main", "loaders", "ranks", "sampler")  # main and loaders: of rank 0, ranks: the others and their workers
 HostFindingKind = Literal[
-    "quota throttled",
-    "threads over quota",
-    "near the memory limit",
-    "waited for memory",
-    "waited for the disk",
-    "waited for a core",
-    "waited for the quota",
-    "read from disk",
-    "page faults",
-    "other processes",
-    "stolen cores",
+    "quota throttled", "threads over quota", "near the memory limit", "waited for memory", "waited for the disk",
+    "waited for a core", "waited for the quota", "read from disk", "page faults", "other processes", "stolen cores",
     "missed readings",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

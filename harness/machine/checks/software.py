@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from harness.machine.checks.check import REINSTALL, Check, fail, ok, warn
+from harness.machine.packages import OWN_PACKAGE, package_version
 from harness.machine.remedies import REMEDIES, cause_in
 from harness.machine.toolchain import Toolchain
 from harness.machine.torch_facts import Torch
 
-OURS = "llm-training-harness"
 LEAST_PYTHON = (3, 11)
 SLOW_IMPORT_S = 20.0
 INSTALL = "python -m pip install -e . (in the harness's folder)"
@@ -26,12 +26,12 @@ def check_python() -> Check:
     finding = f"{version} on {platform.system()} {platform.release()}"
     if sys.version_info < LEAST_PYTHON:
         return fail("python", finding, "Python 3.11 or newer")
-    missing = sorted(name for name in _needed() if _version(name) is None)
+    missing = sorted(name for name in _needed() if package_version(name) is None)
     if missing:
         return fail("python", f"{finding}; missing: {', '.join(missing)}", INSTALL)
     if sys.platform != "linux":
         return warn("python", f"{finding}: the probes read Linux's /proc, and runs are forked as Linux does", "Linux")
-    shown = ", ".join(f"{name} {_version(name)}" for name in ("transformers", "tokenizers", "pyarrow", "numpy"))
+    shown = ", ".join(f"{name} {package_version(name)}" for name in ("transformers", "tokenizers", "pyarrow", "numpy"))
     return ok("python", f"{finding}; {shown}")
 
 
@@ -47,7 +47,7 @@ def check_imports(problems: Mapping[str, str], *, torch_works: bool) -> Iterator
             blamed.setdefault(reason, package)
     for reason, package in blamed.items():
         line = warn if package in SPARED else fail
-        if version := _version(package):  # otherwise it is not installed, and check_python reports that
+        if version := package_version(package):  # otherwise it is not installed, and check_python reports that
             limit = cause_in(reason)  # of this machine: installing again would not help
             fix = f"{REINSTALL} {package}" if limit is None else REMEDIES[limit]
             yield line("packages", f"{package} {version} cannot be imported: {reason}", fix)
@@ -68,7 +68,7 @@ def no_torch(reason: str) -> Check:
             "torch", f"{reason} to import", "the virtual environment on a local disk; a second import is faster"
         )
     again = f"{REINSTALL} torch, as pytorch.org/get-started has it for this machine"
-    return fail("torch", f"cannot be imported: {reason}", INSTALL if _version("torch") is None else again)
+    return fail("torch", f"cannot be imported: {reason}", INSTALL if package_version("torch") is None else again)
 
 
 def check_tokenizers(environ: Mapping[str, str]) -> Check:
@@ -116,15 +116,8 @@ def check_compile(toolchain: Toolchain, torch: Torch) -> Check:
 def _needed() -> set[str]:
     """Return the names of the packages that this project requires, without the optional ones."""
     try:
-        requirements = importlib.metadata.requires(OURS) or []
+        requirements = importlib.metadata.requires(OWN_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
         return {"torch", "transformers", "tokenizers", "pyarrow", "numpy", "pydantic", "PyYAML"}
     names = (re.match(r"[\w.-]+", text) for text in requirements if "extra ==" not in text)
     return {name[0] for name in names if name is not None}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

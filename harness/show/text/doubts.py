@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from harness.explain.statistics import MIN_BLOCKS
+from harness.explain.policy import MIN_BLOCKS
 from harness.judge.confounds import Confound, ConfoundKind
 from harness.judge.doubts import Doubt, DoubtKind, Remedy, RemedyKind
 from harness.judge.policy import ENOUGH_BLOCKS, OTHER_CORES_MAX

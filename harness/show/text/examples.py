@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args, get_type_hints
 
+from harness.explain.causes import SlowCause
 from harness.explain.lead_use import LeadUse
-from harness.explain.long_steps import LongSteps
-from harness.explain.slow_causes import SlowCause
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import Absent, AbsentKind, Measured, Missing, MissingKind, Waits
+from harness.explain.unusual_steps import LongSteps
+from harness.judge.comparisons import Absent, AbsentKind, Measured, Missing, MissingKind
 from harness.judge.confounds import Confound, ConfoundKind
 from harness.judge.doubts import RULE_OF, Bar, DoubtKind, Remedy, RemedyKind, doubt
 from harness.judge.losses import Losses
@@ -20,6 +20,7 @@ from harness.judge.problems import RunFailure, StudyProblem, StudyProblemKind
 from harness.judge.report_types import Advice, AdviceCost, NoMfu
 from harness.judge.unsteady import InTotal
 from harness.judge.verdicts import UndecidedKind, Verdict
+from harness.judge.waits import Waits
 from harness.show.advice import advice_line, barred_text
 from harness.show.names import ArmNames
 from harness.show.text.doubts import confound_lines, doubt_text, problem_lines, remedy_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from harness.explain.slow_causes import CODE, GC, SlowCause
+from harness.explain.causes import CODE, GC, SlowCause
 from harness.judge.probes.device_health import DeviceFinding
 from harness.judge.probes.host_load import HostFinding
 from harness.judge.report_types import ArmReport

@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from harness.explain.statistics import MIN_BLOCKS, Estimate
+from harness.explain.policy import MIN_BLOCKS
+from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Absent, Figure, Measured, Missing
 from harness.judge.doubts import barred
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN

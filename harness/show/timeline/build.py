@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.scenario.overrides import lookup_number
-from harness.show.timeline import chrome, operators, protobuf, stacks
+from harness.show.policy import TIMELINE_STEPS
+from harness.show.timeline import chrome, operators, protobuf
+from harness.show.timeline.chrome import CHROME_NAME
 from harness.show.timeline.counters import queue_depth, sampled
 from harness.show.timeline.ledger import DEVICE, MAIN, ledger
 from harness.show.timeline.model import Process, ShownRun, TimelineFacts, Trace, resolve
+from harness.show.timeline.protobuf import PROTOBUF_NAME
 from harness.show.timeline.sources import NO_SOURCES, Sources, roles
 from harness.show.timeline.windows import Window, choose, last_steps
 from harness.study.records import StudyRecord
@@ -27,9 +30,7 @@ from harness.study.run_data import RunData
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DEFAULT_STEPS = 20
 Ranked = tuple[np.ndarray, np.ndarray]  # durations, events
-CHROME_NAME, PROTOBUF_NAME = "timeline.json.gz", "timeline.perfetto-trace.gz"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def timeline(
     ``sources`` is what was recorded beside the tables, by arm name and block. A timeline that is too large for Chrome's
     format is written in Perfetto's own, or cut where that is not installed. The same input gives the same bytes.
     """
-    steps = max(1, int(lookup_number(study.scenario_text, "probes.timeline_steps", DEFAULT_STEPS)))
+    steps = max(1, int(lookup_number(study.scenario_text, "probes.timeline_steps", TIMELINE_STEPS)))
     return _fitted(study, choose(study, runs), sources or {}, steps, limits or SizeLimits())
 
 
@@ -136,7 +137,7 @@ def _key(run: RunData) -> tuple[str, int]:
 def _part(window: Window) -> TimelinePart:
     sources = window.sources
     table = None if sources.operators is None else operators.overlapping(sources.operators, window.ranges)
-    samples = None if sources.stacks is None else stacks.slices(sources.stacks, window.ranges)
+    samples = None if sources.stacks is None else operators.sample_slices(sources.stacks, window.ranges)
     return TimelinePart(window, None if table is None else operators.shown(table), samples)
 
 
@@ -174,7 +175,7 @@ def _trace(study: StudyRecord, parts: Sequence[TimelinePart], cut: Sequence[str]
                 processes.setdefault(role, Process(f"{name}: {window.run.record.facts.device or role}"))
             arrows += operators.add_operators(part.operators, name, processes, window.main_threads)
         if part.stacks is not None:
-            stacks.add_stacks(part.stacks, name, processes, roles(window.run))
+            operators.add_stacks(part.stacks, name, processes, roles(window.run))
         if window.sources.profiles:
             for role, counter in operators.memory(window.sources.profiles, window.ranges):
                 processes.get(role, processes[MAIN]).counters.append(counter)

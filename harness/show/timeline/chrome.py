@@ -1,7 +1,7 @@
 """Writes a timeline in Chrome's trace format (gzipped JSON), which ui.perfetto.dev and chrome://tracing read.
 
 Times are microseconds since the start of the trace. The importer reads a truncated file without an error, so the
-metadata at the end state the number of events.
+metadata at the end state the number of events, and ``damage`` checks a file before it is shown.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import gzip
 import io
 import json
 import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
+from pathlib import Path
 
 from harness.show.timeline.model import CounterPoint, Resolved
 from trainer.json_types import Json, JsonObject
 
 Event = dict[str, Json]
-_AT_ONCE = 2000  # events per call of the encoder and of gzip
-_LEVEL = 4  # gzip's level: half the time of its default for a tenth more bytes
+CHROME_NAME = "timeline.json.gz"
+_EVENTS_AT_ONCE = 2000  # events per call of the encoder and of gzip
+GZIP_LEVEL = 4  # gzip's level: half the time of its default for a tenth more bytes
 BEGINNING, BEFORE_FACTS = b'{"displayTimeUnit":"ms","traceEvents":[', b'\n],"otherData":'
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
@@ -29,9 +32,9 @@ def write(trace: Resolved) -> bytes:
     target = io.BytesIO()
     count = 0
     following = events(trace)
-    with gzip.GzipFile(fileobj=target, mode="wb", compresslevel=_LEVEL, mtime=0) as file:
+    with gzip.GzipFile(fileobj=target, mode="wb", compresslevel=GZIP_LEVEL, mtime=0) as file:
         file.write(BEGINNING)
-        while some := list(islice(following, _AT_ONCE)):
+        while some := list(islice(following, _EVENTS_AT_ONCE)):
             file.write((",\n" if count else "\n").encode() + _encode(some)[1:-1].encode())  # without its brackets
             count += len(some)
         facts = {"events": count, "base_monotonic_ns": trace.base_ns, **asdict(trace.facts)}
@@ -78,3 +81,33 @@ def _at(point: CounterPoint, base_ns: int) -> Event:
 
 def _metadata(pid: int, tid: int, name: str, args: JsonObject) -> Event:
     return {"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args}
+
+
+_CHECKED_BYTES = 1 << 20  # bytes
+
+
+def damage(path: Path) -> str | None:
+    """Return what is wrong with the timeline at ``path``, None where it is whole. Reads it in pieces.
+
+    gzip's checksum finds every later change. For Chrome's format the beginning and the end are checked too.
+    """
+    head, last, tail = b"", b"", b""
+    try:
+        with gzip.open(path) as file:
+            while some := file.read(_CHECKED_BYTES):
+                head = head or some
+                last, tail = tail, some
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        return str(error)
+    if not head:
+        return "it is empty"
+    if path.name != CHROME_NAME:
+        return None
+    _, found, facts = (last + tail).rpartition(BEFORE_FACTS)
+    try:
+        if found and head.startswith(BEGINNING):
+            json.loads(facts.rstrip().removesuffix(b"}"))
+            return None
+    except ValueError:
+        pass
+    return "it is not a whole timeline"

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.explain.step_columns import integers
+from harness.explain.spans import integers
+from harness.show.policy import SAMPLE_MARGIN_NS
 from harness.show.timeline.model import Counter, Process
 from harness.show.timeline.windows import Range, Window
 from harness.study.run_data import RunData
 
-MOST_AHEAD = 4096  # batches that a loader has in flight, workers x prefetch, at most
-MARGIN_NS = 500_000_000  # a sample describes the time before it, so samples just after a window belong to it
+BATCHES_AHEAD_MAX = 4096  # in flight in a loader (workers x prefetch); bounds how many spans are read
 # Metrics that count growth since the previous reading, shown per second. Energy is left out: power shows the same.
 GROWTH = {
     "run_queue_delay_s", "others_cpu_s", "stolen_cpu_s", "major_faults", "disk_read_bytes",
@@ -83,7 +83,7 @@ def _readings(window: Window, repetitions: Sequence[CountedSpan]) -> dict[tuple[
     repetition = _repetition_of(since, repetitions)
     times = samples["t_ns"].to_numpy()
     inside = samples.filter(
-        pa.array((times >= (repetition.since_ns if repetition else since)) & (times <= until + MARGIN_NS))
+        pa.array((times >= (repetition.since_ns if repetition else since)) & (times <= until + SAMPLE_MARGIN_NS))
     )
     columns = (inside.column(name).to_pylist() for name in ("t_ns", "source", "metric", "unit", "value"))
     found: dict[tuple[str, str, str], dict[int, float]] = {}
@@ -169,7 +169,7 @@ def queue_depth(run: RunData, extent: Range) -> Counter | None:
         return None
     # Batches before the first one shown were received before it; so far ahead no loader works.
     batches = [batch for batch in shown["batch"].to_pylist() if batch is not None]
-    first, last = min(batches), max(batches) + MOST_AHEAD
+    first, last = min(batches), max(batches) + BATCHES_AHEAD_MAX
     near = (pc.field("batch") >= first) & (pc.field("batch") <= last)
     stages = run.spans_where(near & pc.starts_with(pc.field("role"), "loader-"))
     fetches = run.spans_where(near & is_fetch)

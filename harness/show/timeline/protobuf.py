@@ -12,12 +12,13 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import IO, Any
 
+from harness.show.timeline.chrome import GZIP_LEVEL
 from harness.show.timeline.model import Nested, Resolved, TimelineRow
 
+PROTOBUF_NAME = "timeline.perfetto-trace.gz"
 _SEQUENCE = 1  # every packet belongs to one sequence
 _UUIDS_PER_NUMBER = 1000  # leaves room for a process's counters between two numbers
 _FACTS = "harness"
-_LEVEL = 4  # of gzip
 _BUFFER_BYTES = 1 << 18
 _PACKET_TAG = b"\x0a"  # field 1 of a Trace; a file is one Trace: its packets one after the other
 
@@ -82,7 +83,7 @@ def write(trace: Resolved) -> bytes:
     for number, bound in enumerate(trace.arrows, 1):
         for key in (bound.arrow.sender, bound.arrow.receiver):
             flows.setdefault(key, []).append(number)
-    with gzip.GzipFile(fileobj=target, mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
+    with gzip.GzipFile(fileobj=target, mode="wb", compresslevel=GZIP_LEVEL, mtime=0) as packed:
         file = io.BufferedWriter(packed, _BUFFER_BYTES)
         writer = _Writer(file, trace.base_ns)
         _processes(writer, trace)

@@ -12,8 +12,9 @@ import pytest
 
 from harness.attach.command import SHIM
 from harness.commands.exec import PROFILE_STEPS
-from harness.explain import bounds, launches
+from harness.explain import launches
 from harness.explain.intervals import Stretches
+from harness.explain.policy import LAUNCH_TAIL_NS, LIMIT_SHARE_MIN, SHORT_LAUNCHES_SHARE
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData
 from tests.harness.attach.test_device import alone
@@ -98,7 +99,7 @@ def test_the_agent_leaves_open_what_the_analysis_does(
     work = launches.device_work(drawn(*pieces), attached=True)
     expected_ns = launches.per_step(whole, work.open)[0]
     assert found.share(50 * MS) * 50 * MS == pytest.approx(expected_ns, abs=1000)
-    assert (found.share(50 * MS) > bounds.NOTICEABLE) == (expected_ns > bounds.NOTICEABLE * 50 * MS)
+    assert (found.share(50 * MS) > LIMIT_SHARE_MIN) == (expected_ns > LIMIT_SHARE_MIN * 50 * MS)
 
 
 def test_the_agent_has_the_limits_of_the_analysis() -> None:
@@ -107,5 +108,5 @@ def test_the_agent_has_the_limits_of_the_analysis() -> None:
         for one in ast.parse((SHIM.parent / "agent" / f"{name}.py").read_text()).body:
             if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant):
                 found[ast.unparse(one.targets[0])] = one.value.value
-    assert (found["TAIL_NS"], found["MOST_MOMENTS"]) == (launches.TAIL_NS, launches.MOST_MOMENTS)
-    assert (found["NOTICEABLE"], found["WARMUP"]) == (bounds.NOTICEABLE, WARMUP)
+    assert (found["TAIL_NS"], found["MOST_MOMENTS"]) == (LAUNCH_TAIL_NS, SHORT_LAUNCHES_SHARE)
+    assert (found["NOTICEABLE"], found["WARMUP"]) == (LIMIT_SHARE_MIN, WARMUP)

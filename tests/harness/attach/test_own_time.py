@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.explain.slow_causes import SlowCause, slow_causes
+from harness.explain.causes import SlowCause, slow_causes
 from tests.harness.attach.test_exec import alone, attached, losses, program, study_in
 
 pytestmark = pytest.mark.slow

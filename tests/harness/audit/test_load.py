@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.audit.load import load_published
-from harness.audit.schema import DeclaredSection, ModelSection, NoiseSection, OptimizerSection, Published, RowSection
+from harness.audit.load import (
+    DeclaredSection,
+    ModelSection,
+    NoiseSection,
+    OptimizerSection,
+    Published,
+    RowSection,
+    load_published,
+)
 from harness.audit.table import Table
 from trainer.devices.flops import parameters
 from trainer.errors import InputError

@@ -10,9 +10,9 @@ from statistics import fmean, median
 
 import pytest
 
-from harness.judge.cost import ArmMeasurement, ArmWork, PredictedCost, SpendingLimit
+from harness.judge.cost import COST, ArmMeasurement, ArmWork, PredictedCost, SpendingLimit
 from harness.judge.policy import COSTED_LONG_RATIO
-from harness.launch.budget import COST, Deadline, cost_json, read_cost
+from harness.launch.budget import Deadline, cost_json, read_cost
 from harness.launch.costing import short_config, works_of
 from harness.launch.study import run_study
 from harness.scenario.load import load_scenario

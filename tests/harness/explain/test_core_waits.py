@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.explain.core_waits import WAITING, StepPart
+from harness.explain.causes import WAITING, StepPart
 from harness.judge.report_types import ArmReport
 from harness.judge.study import analyse
 from tests.harness.synthetic import NOISE, Arm, build

@@ -12,9 +12,10 @@ from hypothesis import given
 
 from harness.explain.bounds import BoundShares
 from harness.explain.intervals import Stretches
-from harness.explain.launches import TAIL_NS, device_work, launch_bound_shares, per_step
+from harness.explain.launches import device_work, launch_bound_shares, per_step
 from harness.explain.ledger import RunLedger, derived_steps, measure
 from harness.explain.overlap import sync_audit
+from harness.explain.policy import LAUNCH_TAIL_NS
 from harness.explain.probes.operators import ProfiledOperators
 from harness.explain.probes.torch_profile import TorchProfile
 from harness.explain.replay import parse_edits, predict
@@ -22,7 +23,7 @@ from harness.explain.replay.predict import Replays, unedited_error
 from harness.explain.spans import COLUMNS, RunSpans, begun_when_launched, read_spans
 from harness.judge.probes.results import with_device_busy
 from harness.judge.study import analyse
-from harness.show.assumptions import assumption_lines
+from harness.show.dose import assumption_lines
 from harness.show.names import ArmNames
 from harness.show.sentences import either_way
 from harness.show.why import _device_table, launch_bound_lines
@@ -291,7 +292,7 @@ def test_whatever_the_kernels_are_the_truth_lies_in_what_is_said(
     recorded = record(declared)
     found, truth_ms = ledger_of(recorded), ledger_of(record(replace(declared, data_ms=0))).mean_step_ms
     # What is so short in a phase is taken as work. A host that runs ahead leaves its device a part of a step to do.
-    close_ms = 4 * TAIL_NS / MS + truth_ms / 40
+    close_ms = 4 * LAUNCH_TAIL_NS / MS + truth_ms / 40
     without = predict([recorded.run], parse_edits(NO_DATA)).step_ms
     assert without.ci_low is not None
     assert without.ci_high is not None

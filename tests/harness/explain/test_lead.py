@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.explain.lead import Leads, MadeBatches, falls_by, leads_of, used_up_ns
-from harness.explain.lead_use import LeadUse, UsedLead, lead_use
+from harness.explain.lead_use import Leads, LeadUse, MadeBatches, UsedLead, falls_by, lead_use, leads_of, used_up_ns
 from harness.explain.ledger import measure
 from harness.explain.statistics import Estimate
 from harness.judge.study import analyse

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.explain.long_steps import LONG, NO_PHASE, long_steps, longest_phases
-from harness.explain.step_kinds import step_kinds
+from harness.explain.policy import LONG_STEP_FACTOR
+from harness.explain.unusual_steps import NO_PHASE, long_steps, longest_phases, step_kinds
 from harness.judge.report_types import ArmTotals
 from harness.judge.study import analyse
 from tests.harness.show.test_situations import ATTACHED, EXACT, steps_of
@@ -26,12 +26,12 @@ def test_long_steps_and_the_others_reproduce_the_mean(blocks: list[list[float]])
     step_ms = np.concatenate(blocks)
     found = long_steps(step_ms, np.zeros(len(step_ms), dtype=np.int8), PHASES, float(np.median(step_ms)))
     if found is None:
-        assert step_ms.max() <= LONG * np.median(step_ms)
+        assert step_ms.max() <= LONG_STEP_FACTOR * np.median(step_ms)
         return
     parts_ms = found.steps * found.mean_ms + (found.of - found.steps) * found.others_ms
     assert found.of == len(step_ms)
     assert parts_ms == pytest.approx(step_ms.sum())
-    assert found.steps == (step_ms > LONG * np.median(step_ms)).sum()
+    assert found.steps == (step_ms > LONG_STEP_FACTOR * np.median(step_ms)).sum()
 
 
 @given(st.lists(st.lists(st.sampled_from([5.0, 5.2, 60.0, 61.0, 315.0]), min_size=40, max_size=80), min_size=2))

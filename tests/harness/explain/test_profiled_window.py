@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from harness.explain.kernel_times import kernel_times_of
-from harness.explain.launches import device_work_of
+from harness.explain.launches import device_work_of, kernel_times_of
 from harness.explain.ledger import RunLedger, measure
 from harness.explain.probes.operators import launched_work, read_events
 from harness.explain.replay import parse_edits, predict
 from harness.explain.spans import spans_of
 from harness.judge.probes.results import ProfiledRun, probe_results, with_device_busy
 from harness.judge.study import analyse
-from harness.show.recorded import read_recorded
+from harness.show.timeline.sources import read_recorded
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.run_data import RunData
 from tests.cuda_stream import ANY_RUN, LAUNCH_BOUND, Declared, Recorded, record

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.explain import room
+from harness.explain import bounds
 from harness.explain.bounds import BoundShares
 from harness.explain.ledger import RunLedger, measure
-from harness.explain.room import FELT
+from harness.explain.policy import ROOM_FELT_SHARE
 from tests.cuda_stream import Declared, record
 from tests.examples import examples
 from tests.harness.explain.replay import oracle
@@ -134,7 +134,7 @@ def test_what_there_is_room_for_costs_next_to_nothing(
         assert as_it_is.bound == "device"
         return
     with_more = measured(replace(declared, data_ms=data_ms + room_ms))
-    assert with_more.mean_step_ms - as_it_is.mean_step_ms <= FELT * room_ms + 0.05
+    assert with_more.mean_step_ms - as_it_is.mean_step_ms <= ROOM_FELT_SHARE * room_ms + 0.05
 
 
 @pytest.mark.parametrize("data_ms", [36.5, 37.0, 37.8])
@@ -164,6 +164,6 @@ def test_a_few_steps_do_not_tell_a_full_queue() -> None:
 
 
 def test_a_long_run_has_the_room_of_its_end_where_that_has_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MOST_STEPS", 20)
+    monkeypatch.setattr(bounds, "ROOM_STEPS_MAX", 20)
     found = measured(replace(LONG, longer=(43, 3.0), steps=80))  # and three to warm up
     assert found.device_room_ms == pytest.approx(1.7 / 0.9, abs=0.05)

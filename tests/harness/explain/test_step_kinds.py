@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness.explain.step_kinds import step_kinds
+from harness.explain.unusual_steps import step_kinds
 
 Float = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Float]

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
-from harness.explain.step_times import MOST_OUTLIERS, step_times
+from harness.explain.policy import STEP_OUTLIERS_MAX
+from harness.explain.unusual_steps import step_times
 from harness.study.run_data import RunData
 from tests.harness.synthetic import MS, Arm, build
 
 
 def long_run(steps: int, slow: set[int]) -> RunData:
-    _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=steps)
-    wall = [(500 if at in slow else 30) * MS + 1000 * (at % 7) for at in range(steps + 1)]
+    return with_wall([(500 if at in slow else 30) * MS + 1000 * (at % 7) for at in range(steps + 1)])
+
+
+def with_wall(wall: list[int]) -> RunData:
+    """A run whose steps last so long, one of warm-up first; ns."""
+    _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=len(wall) - 1)
     table = run.steps
     return RunData(
         run.record, table.set_column(table.column_names.index("wall_ns"), "wall_ns", pa.array(wall)), None, None
     )
+
+
+@pytest.mark.parametrize(("slowest_ms", "outliers"), [(324, 0), (326, 1)])
+def test_an_outlier_is_three_quartile_ranges_above_the_quartile(slowest_ms: int, outliers: int) -> None:
+    """Quartiles of 125 and 175 ms."""
+    run = with_wall([(100 + at % 101) * MS for at in range(101 * 20)] + [slowest_ms * MS])
+    (found,) = step_times([run])
+    assert found.outliers == outliers
+
+
+def test_a_picture_shows_so_many_steps() -> None:
+    (found,) = step_times([long_run(6_500, set())])
+    assert len(found.step) == 6_000
 
 
 def test_every_outlier_of_a_long_run_is_shown() -> None:
@@ -30,10 +49,10 @@ def test_every_outlier_of_a_long_run_is_shown() -> None:
 
 
 def test_of_too_many_outliers_the_slowest_are_shown_and_all_are_counted() -> None:
-    slow = set(range(10, 10 + 3 * (MOST_OUTLIERS + 50), 3))
+    slow = set(range(10, 10 + 3 * (STEP_OUTLIERS_MAX + 50), 3))
     (found,) = step_times([long_run(3000, slow)], most=100)
     assert found.outliers == len(slow)
-    assert sum(found.outlier) == MOST_OUTLIERS
+    assert sum(found.outlier) == STEP_OUTLIERS_MAX
 
 
 def test_short_runs_are_shown_whole_and_warmup_and_controls_are_not() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.explain.ledger import RunLedger, column, measure
+from harness.explain.ledger import RunLedger, StepLosses, measure
+from harness.explain.spans import column
 from harness.explain.statistics import Estimate
-from harness.explain.step_losses import StepLosses
 from harness.judge.comparisons import Controls, Measured, compare
 from harness.judge.confounds import confounds
 from harness.judge.losses import Losses, compare_losses, loss_of

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.explain.launches import TAIL_NS
 from harness.explain.ledger import RunLedger, measure
 from harness.explain.overlap import sync_audit
+from harness.explain.policy import LAUNCH_TAIL_NS
 from harness.explain.replay import parse_edits, predict
 from harness.explain.replay.predict import Replays, unedited_error
 from harness.judge.study import analyse
@@ -85,7 +85,7 @@ def test_wherever_the_host_waits_the_truth_lies_in_what_is_said(
     recorded = record(declared)
     found, truth_ms = measure(recorded.run), ledger_of(replace(declared, data_ms=0)).mean_step_ms
     assert found is not None
-    close_ms = 4 * TAIL_NS / MS + truth_ms / 40
+    close_ms = 4 * LAUNCH_TAIL_NS / MS + truth_ms / 40
     without = predict([recorded.run], parse_edits(NO_DATA)).step_ms
     assert without.ci_low is not None
     assert without.ci_high is not None
@@ -133,7 +133,7 @@ def test_without_the_launching_of_a_phase_the_truth_lies_in_what_its_removal_is_
         truth_ms = found.mean_step_ms - ledger_of(replace(declared, kernels=every | own)).mean_step_ms
         low = one.saved_ms.median if one.saved_ms.ci_low is None else one.saved_ms.ci_low
         high = one.saved_ms.median if one.saved_ms.ci_high is None else one.saved_ms.ci_high
-        close_ms = 4 * TAIL_NS / MS + found.mean_step_ms / 40
+        close_ms = 4 * LAUNCH_TAIL_NS / MS + found.mean_step_ms / 40
         assert low - close_ms <= truth_ms <= high + close_ms, (one, truth_ms)
 
 

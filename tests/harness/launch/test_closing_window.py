@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.explain.bounds import NOTICEABLE
 from harness.explain.ledger import measure
+from harness.explain.policy import LIMIT_SHARE_MIN
 from harness.launch.child import Run
 from harness.launch.closing_window import OpenTime, open_ns
 from harness.launch.heartbeat import Heartbeat
@@ -41,7 +41,7 @@ from trainer.loop import train
 from trainer.telemetry import Blocked, Kernel
 
 MS = 1_000_000
-ASKED = {"a full device": False}  # the others leave more than NOTICEABLE open
+ASKED = {"a full device": False}  # the others leave more than LIMIT_SHARE_MIN open
 REPETITION = 8
 
 
@@ -74,7 +74,7 @@ def test_a_window_is_asked_for_by_the_rule_of_the_analysis(name: str) -> None:
     assert open_ns(kernels, blocking, since_ns, until_ns) / len(measured) / MS == pytest.approx(open_ms, abs=0.001)
     time = OpenTime()
     time.add(kernels, blocking, since_ns, until_ns)
-    assert time.noticeable == ASKED.get(name, True) == (open_ms > NOTICEABLE * found.mean_step_ms)
+    assert time.noticeable == ASKED.get(name, True) == (open_ms > LIMIT_SHARE_MIN * found.mean_step_ms)
 
 
 def test_a_host_that_is_a_step_ahead_asks_for_no_window() -> None:

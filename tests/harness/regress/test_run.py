@@ -46,6 +46,7 @@ def test_sides_of_a_contest_stay_neighbours_in_ever_other_orders(scenario: Scena
     text = [tuple(name for name in names if name.startswith("text")) for names in blocks[:60]]
     assert {text.count(order) for order in text} == {10}  # each of the six orders
     assert len(set(text[:6])) == 6
+    assert 150 < len(blocks) < 400  # hours of the shortest blocks
 
 
 def test_an_arm_against_another_under_a_control(scenario: Scenario) -> None:

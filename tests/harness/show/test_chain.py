@@ -10,9 +10,10 @@ from harness.explain.bounds import Bound
 from harness.explain.dose import Dose, DosePoint
 from harness.explain.ledger import RunLedger, measure
 from harness.explain.statistics import Estimate
-from harness.judge.comparisons import Absent, Waits
+from harness.judge.comparisons import Absent
 from harness.judge.report_types import Comparison, PredictedRatio
 from harness.judge.study import analyse
+from harness.judge.waits import Waits
 from harness.show.chain import chain
 from harness.show.names import ArmNames
 from harness.show.sentences import disagreements, sentence

@@ -14,11 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from harness.explain.replay import Replays, parse_edits
-from harness.explain.replay.sweep import parse_sweep, sweep
-from harness.show import corpus, curve, dedup, sweeps
-from harness.show.colours import THEME
-from harness.show.drawing import NARROW, TEXT, WIDE, Sheet, drawn, narrow_name, picture_link, write_picture
-from harness.show.run_curves import PlottedRun, loss_figure
+from harness.explain.replay.whatif import parse_sweep, sweep
+from harness.show import corpus, curves, dedup, sweeps
+from harness.show.curves import PlottedRun, loss_figure
+from harness.show.drawing import NARROW, TEXT, THEME, WIDE, Sheet, drawn, narrow_name, picture_link, write_picture
 from harness.sweep import picture as rates
 from harness.sweep.findings import findings
 from harness.sweep.grid import grid
@@ -77,7 +76,7 @@ FIGURES: dict[str, Callable[[Sheet], Figure]] = {
     "sweep-rates": _rates(rates.loss_figure),
     "sweep-training": _rates(rates.training_figure),
     "sweep-sizes": _projected,
-    "learning-curve": lambda sheet: curve.loss_figure(STEPS, STEPS * 524_288, LOSSES, "a training", sheet),
+    "learning-curve": lambda sheet: curves.training_figure(STEPS, STEPS * 524_288, LOSSES, "a training", sheet),
     "several-runs": _runs,
     "what-if": _swept,
 }

@@ -10,9 +10,9 @@ import pytest
 
 from harness.judge.learning import Learning, learning
 from harness.judge.study import analyse
+from harness.show.curves import loss_curves
 from harness.show.first_screen import first_screen
 from harness.show.learning import agreement, cost, learning_json, section
-from harness.show.loss_curves import loss_curves
 from harness.show.markdown import page
 from harness.show.names import ArmNames
 from harness.study.contract import EVALUATION_COLUMNS, STEP_COLUMNS

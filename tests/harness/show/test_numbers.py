@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from harness.judge.study import analyse
 from harness.show import numbers
 from harness.show.names import ArmNames
 from tests.harness.synthetic import Arm, build
+from trainer.devices.flops import Convention
 
 
 def page(*trained: int) -> str:
@@ -21,3 +24,7 @@ def test_model_flops_of_padding_are_said_to_be_counted() -> None:
     assert "They are those of all positions, padding included, of which 25 % to 98 % are trained on." in page(250, 980)
     assert "padding included, of which 25 % are trained on." in page(250)
     assert "padding" not in page(980)
+
+
+def test_the_page_states_the_formula_of_every_count_of_flops() -> None:
+    assert set(numbers.CONVENTIONS) == set(get_args(Convention))

@@ -12,13 +12,28 @@ from matplotlib.text import Text
 
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
-from harness.show import colours, html, markdown, plots
-from harness.show.colours import BAND, CURVES, GAIN, INK, LOSS, PAPER, PARTS, RULE, SOFT, THEME, contrast
-from harness.show.drawing import NARROW, TEXT, WIDE, Sheet, drawn
+from harness.show import drawing, html, markdown, plots
+from harness.show.curves import choices_figure, loss_curves, of_arm
+from harness.show.drawing import (
+    BAND,
+    CURVES,
+    GAIN,
+    INK,
+    LOSS,
+    NARROW,
+    PAPER,
+    PARTS,
+    RULE,
+    SOFT,
+    TEXT,
+    THEME,
+    WIDE,
+    Sheet,
+    contrast,
+    drawn,
+)
 from harness.show.first_screen import HEADER, first_screen
-from harness.show.loss_curves import loss_curves
 from harness.show.names import ArmNames
-from harness.show.run_curves import choices_figure, of_arm
 from tests.harness.show.test_learning import asked, found
 from tests.harness.show.test_profile import profiled
 from tests.harness.synthetic import Arm, build
@@ -86,7 +101,7 @@ def test_every_colour_of_the_page_is_in_the_table() -> None:
     css = (ASSETS / "page.css").read_text()
     assert re.findall(r"#[0-9a-fA-F]{3,8}\b(?=[;\s,)])", css) == []
     assert set(re.findall(r"var\((--[\w-]+)\)", css)) <= set(THEME)
-    assert set(colours.THEMED.values()) <= set(THEME)
+    assert set(drawing.THEMED.values()) <= set(THEME)
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from harness.explain.causes import SlowCause
 from harness.explain.replay.removals import Removal
-from harness.explain.slow_causes import SlowCause
 from harness.explain.statistics import Estimate
 from harness.judge.claims import JudgedClaim
-from harness.judge.comparisons import Absent, Waits
+from harness.judge.comparisons import Absent
 from harness.judge.confounds import Confound
 from harness.judge.problems import ProbeProblem
 from harness.judge.report_types import (
@@ -26,6 +26,7 @@ from harness.judge.report_types import (
     ModelSpeed,
 )
 from harness.judge.unseen import Unseen
+from harness.judge.waits import Waits
 from harness.scenario.claims import CLAIMS
 from harness.show import claims, numbers, why
 from harness.show.advice import next_steps
@@ -56,7 +57,8 @@ def totals(**changes: Any) -> ArmTotals:
 
 def compared(waited_ms: float) -> str:
     """Return the sentence on a comparison whose baseline waits ``waited_ms`` of each 100 ms step."""
-    waits = Waits(100.0, waited_ms, {"tokenize": waited_ms}, {}, 0.0, {"tokenize": waited_ms})
+    hidden = {"tokenize": 5.0 - waited_ms}
+    waits = Waits(100.0, waited_ms, {"tokenize": waited_ms}, hidden, 0.0, {"tokenize": 5.0})
     found = replace(measured("gain"), baseline_waits=waits, candidate_waits=waits)
     return sentence(Comparison("a", "b", found, Explained({}, (), Absent("no tables"), (), ()), ()))
 

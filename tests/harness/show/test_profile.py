@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from harness.explain.probes.torch_profile import torch_profile
-from harness.show.drawing import drawn
+from harness.show.drawing import drawn, thinned
 from harness.show.plots import memory as memory_figure
-from harness.show.plots import thinned
-from harness.show.profile import MOST_OPERATORS, MOST_WORKERS, gap_line, section
+from harness.show.policy import OPERATORS_LISTED, WORKERS_LISTED
+from harness.show.profile import gap_line, operators_section
 from harness.study.probes_json import TorchProfilerRecord
 from harness.study.traces.kineto import read_profile
 from tests.harness.study.traces.kineto_text import complete, memory, trace
@@ -44,11 +44,11 @@ def row(page: str, start: str) -> list[str]:
 def test_nothing_was_profiled() -> None:
     assert torch_profile("a", [], NO_FACTS) is None
     assert torch_profile("a", [read_profile(trace([]), 0)], NO_FACTS) is None
-    assert section([], []) == ""
+    assert operators_section([], []) == ""
 
 
 def test_times_are_per_step_and_shares_of_the_steps() -> None:
-    page = section([profiled()], ["memory.png"])
+    page = operators_section([profiled()], ["memory.png"])
     assert "**main**, steps 23 to 24, 10.0 ms a step under the profiler:" in page
     assert row(page, "aten::mm")[1:] == ["operator", "0.50", "2.00", "20 %", "2.00", "2.00"]  # the last: GFLOP
     assert row(page, "step")[1:5] == ["mark", "1.00", "6.00", "60 %"]
@@ -66,7 +66,7 @@ SECOND = [
 
 
 def of_windows(*files: list[str]) -> str:
-    return section([torch_profile("text", [read_profile(trace(file), 0) for file in files], WINDOWS)], [])
+    return operators_section([torch_profile("text", [read_profile(trace(file), 0) for file in files], WINDOWS)], [])
 
 
 def test_every_window_has_its_profile() -> None:
@@ -117,7 +117,7 @@ def test_windows_whose_profiles_are_all_gone_are_said() -> None:
 
 
 def test_with_a_device_its_time_and_its_kernels_are_shown() -> None:
-    page = section([profiled(KERNEL)], [])
+    page = operators_section([profiled(KERNEL)], [])
     assert row(page, "aten::mm")[6] == "3.00"
     (kernel,) = [line for line in page.splitlines() if line.startswith("| `gemm")]
     assert kernel.endswith("x…` | 0.50 | 3.00 | 100 % | `aten::mm` |")
@@ -125,8 +125,8 @@ def test_with_a_device_its_time_and_its_kernels_are_shown() -> None:
 
 
 def test_workers_are_listed_up_to_a_few() -> None:
-    page = section([profiled(workers=MOST_WORKERS + 2)], [])
-    assert page.count("stage: tokenize") == MOST_WORKERS
+    page = operators_section([profiled(workers=WORKERS_LISTED + 2)], [])
+    assert page.count("stage: tokenize") == WORKERS_LISTED
     assert "2 more workers recorded" in page
     assert "**loader-0**, 5.00 ms recorded:" in page
     (line,) = [line for line in page.splitlines() if "stage: tokenize" in line][:1]
@@ -134,14 +134,14 @@ def test_workers_are_listed_up_to_a_few() -> None:
 
 
 def test_many_operators_are_summed_up() -> None:
-    many = [complete(f"aten::op{i}", (100 + i) * MS, MS) for i in range(2 * MOST_OPERATORS)]
-    page = section([profiled(*many)], [])
+    many = [complete(f"aten::op{i}", (100 + i) * MS, MS) for i in range(2 * OPERATORS_LISTED)]
+    page = operators_section([profiled(*many)], [])
     (rest,) = [line for line in page.splitlines() if " others |" in line]
-    assert rest.split(" | ")[0] == f"| {2 * MOST_OPERATORS + 3 - MOST_OPERATORS} others"
+    assert rest.split(" | ")[0] == f"| {2 * OPERATORS_LISTED + 3 - OPERATORS_LISTED} others"
 
 
 def test_problems_are_said_even_where_nothing_could_be_read() -> None:
-    page = section([torch_profile("a", [], NO_FACTS, ["window 1 could not be written"])], [])
+    page = operators_section([torch_profile("a", [], NO_FACTS, ["window 1 could not be written"])], [])
     assert "- window 1 could not be written" in page
     assert "Memory" not in page
 

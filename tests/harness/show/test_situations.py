@@ -14,10 +14,10 @@ from harness.explain.bounds import agreed
 from harness.explain.ledger import RunLedger, measure
 from harness.explain.statistics import Estimate
 from harness.explain.stragglers import RanksReport, RankTimes
-from harness.judge.comparisons import bounds_of
 from harness.judge.report_types import Comparison, StudyReport
 from harness.judge.study import analyse
 from harness.judge.verdicts import judge
+from harness.judge.waits import bounds_of
 from harness.show import numbers, plots, ranks
 from harness.show.chain import chain
 from harness.show.first_screen import HEADER, _or_none, first_screen

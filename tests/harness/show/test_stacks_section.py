@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.explain.probes.stacks import explain
-from harness.show.stacks import section
+from harness.explain.probes.samples import explain
+from harness.show.profile import stacks_section
 from harness.study.traces.clock_marks import FittedClock
 from tests.harness.explain.probes.test_stacks import CLOCK, ENCODE, FACTS, LOOP, WAIT, samples_table, spans_table
 
@@ -19,7 +19,9 @@ def report(clock=CLOCK, facts=FACTS):
 
 
 def test_it_names_the_tokenizer_and_links_the_files():
-    text = section({"text": report()}, {"text": ["runs/text+profiled/0/log.txt", "runs/text+profiled/0/stacks.svg"]})
+    text = stacks_section(
+        {"text": report()}, {"text": ["runs/text+profiled/0/log.txt", "runs/text+profiled/0/stacks.svg"]}
+    )
     assert "[Flame graph of what ran](runs/text+profiled/0/stacks.svg)." in text  # and no link to what is not there
     assert "speedscope" not in text
     assert "Tokenizing took the most samples of the loader workers: 70%" in text
@@ -31,19 +33,19 @@ def test_it_names_the_tokenizer_and_links_the_files():
 
 
 def test_a_deep_stack_is_cut_at_its_outer_end():
-    line = next(line for line in section({"a": report()}, {}).splitlines() if "main thread: fetch | … " in line)
+    line = next(line for line in stacks_section({"a": report()}, {}).splitlines() if "main thread: fetch | … " in line)
     assert line.count(" → ") == 4
     assert line.split(" | ")[1].endswith(f"`{WAIT}`")
 
 
 def test_every_row_of_a_table_has_its_columns():
-    lines = [line for line in section({"a": report()}, {}).splitlines() if line.startswith("|")]
+    lines = [line for line in stacks_section({"a": report()}, {}).splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in lines} == {7, 4}
 
 
 def test_a_rough_place_says_so_in_its_rows_and_others_do_not():
     late = FittedClock(0, 500_000, 150_000_000, 24, 22)
-    rows = section({"a": report(late)}, {}).splitlines()
+    rows = stacks_section({"a": report(late)}, {}).splitlines()
     said = [row.split(" | ")[0] for row in rows if row.startswith("| main thread: ")]
     assert said == [
         "| main thread: forward, rough: 30 of 50 samples within the clock's 150 ms of a boundary",
@@ -53,13 +55,13 @@ def test_a_rough_place_says_so_in_its_rows_and_others_do_not():
         "| main thread: fetch, rough",
         "| main thread: no phase, rough",
     ]
-    assert ", rough" not in section({"a": report()}, {})
+    assert ", rough" not in stacks_section({"a": report()}, {})
 
 
 def test_a_long_name_is_cut_and_its_file_is_not():
     mangled = f"_RINv{'tokenizer' * 40} (tokenizers/tokenizers.abi3.so)"
     rows = [(10 * k + 5, "main", [LOOP, mangled]) for k in range(100)]
-    text = section({"a": explain(samples_table(rows), spans_table(SPANS), replace(FACTS, native=True))}, {})
+    text = stacks_section({"a": explain(samples_table(rows), spans_table(SPANS), replace(FACTS, native=True))}, {})
     shown = [cell for row in text.splitlines() for cell in row.split("`") if cell.startswith("_RINv")]
     assert len(shown) == 6
     assert all(cell.endswith("… (tokenizers/tokenizers.abi3.so)") and len(cell) < 110 for cell in shown)
@@ -67,12 +69,12 @@ def test_a_long_name_is_cut_and_its_file_is_not():
 
 def test_late_samples_and_locks_are_told():
     late = FittedClock(0, 500_000, 20_000_000, 24, 22)
-    text = section({"a": report(late, replace(FACTS, gil=True))}, {})
+    text = stacks_section({"a": report(late, replace(FACTS, gil=True))}, {})
     assert "22 of 24 edges of clock marks agree on the offset of py-spy's clock, 9 in 10 to 20.0 ms" in text
     assert "Python's lock" in text
 
 
 def test_nothing_sampled_is_no_section():
     empty = explain(samples_table([]), spans_table(SPANS), FACTS)
-    assert section({"a": empty}, {}) == ""
-    assert section({}, {}) == ""
+    assert stacks_section({"a": empty}, {}) == ""
+    assert stacks_section({}, {}) == ""

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.explain.long_steps import LongSteps
 from harness.explain.statistics import Estimate
+from harness.explain.unusual_steps import LongSteps
 from harness.judge.losses import Losses
 from harness.judge.policy import COARSE_RESOLUTION
 from harness.judge.report_types import StudyReport

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from harness.explain.probes.memory_timeline import memory_timelines
+from harness.explain.probes.torch_profile import memory_timelines
 from harness.study.traces.kineto import read_profile
 from tests.harness.study.traces.kineto_text import complete, memory, trace
 

@@ -11,18 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.explain.probes.stacks import (
-    MAIN,
-    OUTSIDE,
-    WORKERS,
-    StackSpan,
-    explain,
-    names_at,
-    process_roles,
-    segments,
-    wilson,
-)
-from harness.show.stacks import tokenization_lines
+from harness.explain.probes.samples import MAIN, OUTSIDE, WORKERS, StackSpan, explain, names_at, process_roles, segments
+from harness.explain.statistics import wilson
+from harness.show.profile import tokenization_lines
 from harness.study.probes_json import PySpyRecord
 from harness.study.traces.clock_marks import FittedClock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.explain.replay.contention import Demand, stretch, stretched
+from harness.explain.replay.costs import Demand, stretch, stretched
 
 MS = 1e6
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.explain.ledger import RunLedger, derived_steps, measure
-from harness.explain.replay import Replays, recording
-from harness.explain.replay.exposed import Split, split
+from harness.explain.replay import recording
+from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import record
+from harness.explain.replay.removals import Split, split
 from harness.study.contract import PLACES, STAGES
 from harness.study.run_data import RunData
 from tests.examples import examples
@@ -140,7 +141,7 @@ def test_a_replay_that_is_off_or_impossible_gives_a_reason_and_no_figure() -> No
 
 
 def test_steps_beyond_what_is_replayed_are_not_derived_and_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MOST_RECORDED", 20)
+    monkeypatch.setattr(recording, "REPLAYED_STEPS_MAX", 20)
     run = oracle.run(Truth(asynchronous=False, workers=1, tokenize=60.0, steps=30, **QUIET))
     replayed, table = len(record(run).wall_ns), derived_steps(run).table
     assert table is not None

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.explain.makers import round_robin
-from harness.explain.replay import handover
-from harness.explain.replay.handover import Seen, handed_over
+from harness.explain.lead_use import round_robin
+from harness.explain.replay import batches
+from harness.explain.replay.batches import Seen, handed_over
 
 MS = 1e6
 REPETITION = 11  # steps: ten measured ones after one of warm-up
@@ -82,7 +82,7 @@ def test_the_work_grows_with_the_steps_and_not_with_their_square(
     monkeypatch: pytest.MonkeyPatch, arrivals: bool
 ) -> None:
     assert growth(arrivals=arrivals) < 2.1
-    monkeypatch.setattr(handover, "crosses", one_pause_at_a_time)
+    monkeypatch.setattr(batches, "crosses", one_pause_at_a_time)
     assert growth(arrivals=arrivals) > 3  # the count would show it
 
 
@@ -91,5 +91,5 @@ def test_a_pause_between_start_and_end_is_found(pauses: list[tuple[int, int]]) -
     generator = np.random.default_rng(0)
     starts = generator.integers(0, 100, 500).astype(np.float64)
     ends = starts + generator.integers(0, 30, 500)
-    crosses: Callable[..., Any] = handover.crosses
+    crosses: Callable[..., Any] = batches.crosses
     assert (crosses(starts, ends, pauses) == one_pause_at_a_time(starts, ends, pauses)).all()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.explain.lead_use import makers_of, round_robin
 from harness.explain.ledger import measure
-from harness.explain.makers import makers_of, round_robin
 from harness.explain.replay.critical_path import PathLink
 from harness.explain.replay.predict import Replays, unedited_error
 from harness.explain.replay.recording import record

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from harness.explain.replay import Prediction, Replays, parse_edits, predict, replace_data
-from harness.explain.replay.assumptions import Assumption
-from harness.explain.replay.prediction import ReplayValidation
-from harness.show.assumptions import assumption_lines
+from harness.explain.replay.prediction import Assumption, ReplayValidation
+from harness.show.dose import assumption_lines
 from harness.study.run_data import RunData
 from tests.harness.explain.replay import oracle
 from tests.harness.explain.replay.oracle import Truth

@@ -15,7 +15,7 @@ from harness.explain.replay.pipeline import build
 from harness.explain.replay.recording import record
 from harness.explain.statistics import Estimate
 from harness.scenario.edits import Edits
-from harness.show.assumptions import assumption_lines
+from harness.show.dose import assumption_lines
 from harness.study.run_data import RunData
 from tests.harness.explain.replay import oracle
 from tests.harness.explain.replay.oracle import MS, Truth

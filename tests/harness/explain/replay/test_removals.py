@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.explain.ledger import measure
 from harness.explain.replay import Replays, parse_edits
-from harness.show.assumptions import assumption_lines
+from harness.show.dose import assumption_lines
 from tests.examples import examples
 from tests.harness.explain.replay import oracle
 from tests.harness.explain.replay.oracle import Truth

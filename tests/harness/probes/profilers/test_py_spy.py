@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from harness.explain.probes.stacks import MAIN, WORKERS, explain, process_roles
+from harness.explain.probes.samples import MAIN, WORKERS, explain, process_roles
 from harness.machine.ptrace import remedy
-from harness.show.stacks import tokenization_lines
+from harness.show.profile import tokenization_lines
 from harness.study.probes_json import PySpyRecord
 from harness.study.traces.py_spy import clock_of, read_stacks
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from harness.show.timeline import operators, stacks
+from harness.show.timeline import operators
 from harness.show.timeline.counters import queue_depth, sampled
 from harness.show.timeline.model import Process, Trace, resolve
 from harness.show.timeline.sources import FILE, NO_SOURCES
@@ -135,7 +135,7 @@ def test_frames_stay_while_samples_show_them_in_one_place():
         (20 * ms, 10 * ms, 1, 1, "main", ["main (a.py:1)", "run (a.py:2)", "fetch (a.py:7)"]),
         (60 * ms, 10 * ms, 1, 1, "main", ["main (a.py:1)", "run (a.py:2)"]),
     )
-    table = stacks.slices(seen, [(0, 100 * ms)])
+    table = operators.sample_slices(seen, [(0, 100 * ms)])
     rows = zip(table["name"].to_pylist(), table["start_ns"].to_pylist(), table["duration_ns"].to_pylist(), strict=True)
     assert sorted((start // ms, -duration // ms, name) for name, start, duration in rows) == [
         (0, -30, "run (a.py)"),
@@ -144,7 +144,7 @@ def test_frames_stay_while_samples_show_them_in_one_place():
         (20, -10, "fetch (a.py)"),
         (60, -10, "run (a.py)"),
     ]
-    assert len(stacks.slices(seen, [(65 * ms, 70 * ms)])) == 1
+    assert len(operators.sample_slices(seen, [(65 * ms, 70 * ms)])) == 1
 
 
 def test_other_threads_of_a_known_process_are_shown_with_it():
@@ -154,7 +154,7 @@ def test_other_threads_of_a_known_process_are_shown_with_it():
         (0, 10, 9, 9, "other", ["alien (x.py:1)"]),
     )
     processes = {"main": Process("a: main"), "loader-0": Process("a: loader-0")}
-    stacks.add_stacks(stacks.slices(seen, [(0, 10)]), "a", processes, {5: "main", 6: "loader-0"})
+    operators.add_stacks(operators.sample_slices(seen, [(0, 10)]), "a", processes, {5: "main", 6: "loader-0"})
     assert {one.name: [thread.name for thread in one.threads] for one in processes.values()} == {
         "a: main": ["py-spy, thread 77"],
         "a: loader-0": ["py-spy, main thread"],

@@ -1,4 +1,4 @@
-"""Finds the curves of runs in what trainings left: folders of harness train, studies, and main.log files of llm.c."""
+"""Finds the curves of runs in folders of harness train, in studies and in logs of llm.c, and makes their table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.explain.choices import ChoicePass, choice_passes
-from harness.explain.step_losses import StepLosses
+from harness.explain.ledger import StepLosses
+from harness.explain.speeds import ChoicePass, choice_passes
 from harness.launch.spending import expense_of, seconds_of
 from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, LossRow, read_evaluations, read_losses
 from harness.scenario.overrides import flatten
-from harness.show.run_curves import PlottedRun, Values, curve
+from harness.show.cost import dollars, hours
+from harness.show.curves import Measure, PlottedRun, Values, best_measure, curve, loss_curve, minimum
+from harness.show.drawing import write_picture
+from harness.show.policy import RUN_KEYS_MAX
+from harness.show.tables import NOT_MEASURED
 from harness.study.store import StudyFolder
 from trainer.data.corpus.places import is_remote
 from trainer.errors import InputError
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from harness.study.run_data import RunData
 
 LLMC_LOG = "main.log"
-MOST_KEYS = 2  # of the configuration that name a run: with more of them its folder says it shorter
+HEADER = ["run", "parameters", "lowest training loss", "at step", "lowest validation loss", "at step"]
 # What differs between runs and makes no difference to what is drawn.
 NO_NAMES = (
     "steps",
@@ -186,7 +190,7 @@ def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
         return None
     keys = list(dict.fromkeys(key for flat in flats for key in flat if not key.startswith(NO_NAMES)))
     differing = [key for key in keys if len({repr(flat.get(key)) for flat in flats}) > 1]
-    if not 0 < len(differing) <= MOST_KEYS:
+    if not 0 < len(differing) <= RUN_KEYS_MAX:
         return None
     names = [", ".join(_setting(key.rpartition(".")[2], flat.get(key)) for key in differing) for flat in flats]
     return names if len(set(names)) == len(names) else None
@@ -210,3 +214,65 @@ def _by_place(sources: Sequence[CurveSource]) -> list[str]:
     folders = [str(place.relative_to(shared)) for place in places]
     named = zip(sources, folders, strict=True)
     return [folder if source.arm is None else f"{folder}: {source.arm}" for source, folder in named]
+
+
+def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list[list[str]]:
+    """Return the header and a row for each run. Steps are completed steps; a loss is that of a single step.
+
+    Multiple choice is the last share that is known, by ``measure``, or by the best one that all runs have.
+    """
+    asked = [run for run in runs if run.choices]
+    by = measure or (best_measure(asked) if asked else None)
+    header = [*HEADER, *([f"multiple choice, {by}"] if by else []), "hours", "USD"]
+    rows = [header]
+    for run in runs:
+        cells = [run.name, NOT_MEASURED if run.parameters is None else f"{run.parameters:,}"]
+        cells += [*_lowest(run.training), *_lowest(run.validation)]
+        if by:
+            share = last_share(run, by)
+            cells.append(NOT_MEASURED if share is None else f"{share:.4f}")
+        cells.append(NOT_MEASURED if run.seconds is None else hours(run.seconds))
+        cells.append(NOT_MEASURED if run.usd is None else dollars(run.usd))
+        rows.append(cells)
+    return rows
+
+
+def run_records(runs: Sequence[PlottedRun]) -> list[Json]:
+    """Return the table as JSON: one object for each run, with every measure of multiple choice."""
+    return [
+        {
+            "run": run.name,
+            "parameters": run.parameters,
+            "lowest_training": _record(run.training),
+            "lowest_validation": _record(run.validation),
+            "multiple_choice": {name: last_share(run, name) for name in ("acc", "acc_norm", "acc_tokens")},
+            "seconds": run.seconds,
+            "usd": run.usd,
+        }
+        for run in runs
+    ]
+
+
+def last_share(run: PlottedRun, measure: Measure) -> float | None:
+    """Return the last finite share of right answers; None if there is none."""
+    shares = [getattr(one, measure) for one in run.choices]
+    known = [float(one) for one in shares if one is not None and np.isfinite(one)]
+    return known[-1] if known else None
+
+
+def _lowest(values: Values) -> list[str]:
+    found = minimum(values)
+    return [NOT_MEASURED, NOT_MEASURED] if found is None else [f"{found[1]:.4f}", f"{found[0]:,.0f}"]
+
+
+def _record(values: Values) -> Json:
+    found = minimum(values)
+    return None if found is None else {"steps": round(found[0]), "loss": found[1]}
+
+
+def draw_losses(folder: Path, name: str) -> None:
+    """Draw loss.png from losses.csv in ``folder``, if that has rows."""
+    rows = read_losses(folder / LOSSES) if (folder / LOSSES).exists() else []
+    if rows:
+        picture = loss_curve([row.step for row in rows], [row.tokens for row in rows], [row.loss for row in rows], name)
+        write_picture(folder / "loss.png", picture)

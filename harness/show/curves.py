@@ -1,21 +1,37 @@
-"""Draws several runs over one another: training and validation loss on one picture, multiple choice on another."""
+"""Draws curves over steps or tokens: losses and multiple-choice scores of one or several runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.choices import ChoicePass
-from harness.explain.probes.stacks import wilson
-from harness.judge.learning import ArmCurves
-from harness.show.colours import CURVES, GRID, INK, RULE, SOFT
-from harness.show.curve import LEAST_SMOOTHED, smoothed_steps
-from harness.show.drawing import TEXT, WIDE, Sheet, fitted, thinned, title
+from harness.explain.speeds import ChoicePass
+from harness.explain.statistics import wilson
+from harness.judge.learning import ArmCurves, Learning
+from harness.show.drawing import (
+    CURVES,
+    GRID,
+    INK,
+    NARROW,
+    PARTS,
+    RULE,
+    SOFT,
+    TEXT,
+    WIDE,
+    Picture,
+    Sheet,
+    drawn,
+    fitted,
+    legend_below,
+    thinned,
+    title,
+)
 from harness.show.names import ArmNames
+from harness.show.policy import BANDS_MAX, SMOOTHED_FRACTION, SMOOTHED_STEPS_MAX
 from harness.show.words import capitalised, listing
 
 if TYPE_CHECKING:
@@ -24,7 +40,6 @@ if TYPE_CHECKING:
 
 MOST_RUNS = len(CURVES)  # that a reader can tell apart in one picture
 GUESS = 0.25  # of four endings
-MOST_BANDS = 3  # intervals that are drawn at every pass
 Axis = Literal["steps", "tokens"]
 LossKind = Literal["training", "validation"]
 Measure = Literal["acc", "acc_norm", "acc_tokens"]
@@ -92,6 +107,94 @@ def best_measure(runs: Sequence[PlottedRun]) -> Measure:
     return "acc_norm" if known else "acc_tokens"
 
 
+def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure:
+    """The first block of each arm. A later arm is drawn thinner, so that an equal curve below it still shows."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(sheet.width, 5.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    shown = found.arms[: len(CURVES)]
+    for place, (arm, colour) in enumerate(zip(shown, CURVES, strict=False)):
+        run, width = arm.runs[0], max(1.2, 6.0 - 3.0 * place)
+        name = names.short(arm.arm)
+        if run.training:
+            steps, losses = zip(*run.training, strict=True)
+            axes.plot(
+                steps,
+                losses,
+                color=colour,
+                linewidth=width,
+                label=f"{name}: training",
+            )
+        if not run.validation:  # it was asked multiple-choice questions alone, until it was ended
+            continue
+        steps, losses = zip(*run.validation, strict=True)
+        size = max(3.0, 9.0 - 2.0 * place)
+        axes.plot(steps, losses, "o-", color=colour, linewidth=1.2, markersize=size, label=f"{name}: validation")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (mean over labels)")
+    axes.grid(color=GRID)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    left_out = f" (the first {len(shown)} of {len(found.arms)} arms)" if len(found.arms) > len(shown) else ""
+    title(figure, f"Loss by step, in the first block of each arm{left_out}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, fontsize=TEXT, frameon=False)
+    return fitted(figure, sheet)
+
+
+def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[float], name: str) -> Picture:
+    """The loss of every step, and its mean over the last steps; an axis of steps below, of tokens above."""
+    curve = (np.asarray(steps) + 1, np.asarray(tokens), np.asarray(losses, dtype=float), name)
+    return drawn(training_figure(*curve), narrow=training_figure(*curve, NARROW))
+
+
+def training_figure(
+    steps: np.ndarray, tokens: np.ndarray, losses: np.ndarray, name: str, sheet: Sheet = WIDE
+) -> Figure:
+    """Return the figure of :func:`loss_curve`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    figure = Figure(figsize=(sheet.width, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(*thinned(steps, losses), color=PARTS["other"], linewidth=0.9, label="each step")
+    window = smoothed_steps(len(losses))
+    if window > 1:
+        mean = np.convolve(losses, np.full(window, 1 / window), mode="valid")
+        axes.plot(*thinned(steps[window - 1 :], mean), color=CURVES[0], linewidth=1.8, label=f"mean of {window} steps")
+        legend_below(figure, axes, 2)
+    per_step = float(tokens[-1]) / float(steps[-1])
+
+    def to_tokens(at: Any) -> Any:
+        return at * per_step
+
+    def to_steps(at: Any) -> Any:
+        return at / per_step
+
+    above = axes.secondary_xaxis("top", functions=(to_tokens, to_steps))
+    above.set_xlabel("tokens (padding included)")
+    above.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    for axis in (axes.xaxis, above.xaxis) if sheet.stacked else ():
+        axis.set_major_locator(MaxNLocator(4))
+    axes.set_xlabel("optimizer steps")
+    axes.set_ylabel("training loss (nats per token)")
+    axes.grid(axis="y", color=GRID)
+    axes.set_axisbelow(True)
+    axes.spines["right"].set_visible(False)
+    title(figure, f"Training loss of {name}: {losses[-1]:.4f} after {int(steps[-1]):,} steps")
+    return fitted(figure, sheet)
+
+
+def smoothed_steps(steps: int) -> int:
+    """Return how many of a curve's ``steps`` each point of its mean covers; 1 if the curve is too short for a mean."""
+    return max(1, min(SMOOTHED_STEPS_MAX, steps // SMOOTHED_FRACTION))
+
+
 def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> Figure:
     """Training loss as it is (pale) and as a mean around each step (line), validation loss dashed with points.
 
@@ -102,7 +205,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
     smoothed = _smoothed_steps(runs)
     for run, colour in zip(runs[:MOST_RUNS], CURVES, strict=False):
         finite, broken = _split(run.training)
-        window = smoothed if finite.shape[1] >= LEAST_SMOOTHED * smoothed else 1
+        window = smoothed if finite.shape[1] >= SMOOTHED_FRACTION * smoothed else 1
         if finite.shape[1]:
             places = run.at(finite[0], axis)
             if window > 1:
@@ -121,7 +224,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
             if (lowest := minimum(values)) is not None:
                 where = run.at(np.array([lowest[0]]), axis)
                 axes.plot(where, lowest[1:], "*", color=colour, markersize=12, markeredgecolor="white", zorder=4)
-                if len(runs) <= MOST_BANDS:
+                if len(runs) <= BANDS_MAX:
                     axes.annotate(f"{lowest[1]:.4g}", (where[0], lowest[1]), (0, -12), textcoords="offset points",
                                   ha="center", fontsize=TEXT, color=INK)  # fmt: skip
             if len(of):
@@ -181,7 +284,7 @@ def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, she
             counted = [wilson(round(share * of), of) for _, share, of in known if of is not None]
             if len(counted) == len(known):  # an llm.c log does not say how many questions there were
                 low, high = (100 * np.array(values) for values in zip(*counted, strict=True))
-                if len(runs) > MOST_BANDS:  # of more runs, bands hide one another
+                if len(runs) > BANDS_MAX:  # of more runs, bands hide one another
                     axes.plot(places[[-1, -1]], [low[-1], high[-1]], "_-", color=colour, linewidth=1.2, markersize=9)
                 else:
                     axes.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)

@@ -1,4 +1,4 @@
-"""Takes the waits for a core out of the parts of a step, so that these are known on a machine in use as well.
+"""Finds what slowed steps besides their own work: waits for a core, and the causes that an agent noted.
 
 The record has how long the main thread was ready without a core in each step, and the CPU time of each phase. It does
 not have in which phase the thread waited. Two rules place the waits; where they differ the interval includes both:
@@ -11,6 +11,7 @@ No phase gives up more than it spent off a core.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.ledger import RunLedger
-from harness.explain.spans import NOT_MEASURED, spans_of
+from harness.explain.policy import GC_CAUSE_SHARE
+from harness.explain.spans import NOT_MEASURED, bounds, spans_of
 from harness.explain.statistics import Estimate, from_block_values, holding
-from harness.explain.step_columns import bounds
 from harness.study.run_data import RunData
+from harness.study.run_facts import RunFacts
+from harness.study.validation import made_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,12 +72,10 @@ def parts_without_waits(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger
         assert likely is not None
         assert other is not None
         shares = [one.get(name, 0.0) / block.step_ms for one, block in zip(by_running, known, strict=True)]
-        found.append(StepPart(name, _above_zero(holding(likely, [other])), float(np.median(shares))))
+        ms = holding(likely, [other])
+        ms = ms if ms.ci_low is None else replace(ms, ci_low=max(0.0, ms.ci_low))
+        found.append(StepPart(name, ms, float(np.median(shares))))
     return tuple(sorted(found, key=lambda part: -part.ms.median))
-
-
-def _above_zero(found: Estimate) -> Estimate:
-    return found if found.ci_low is None else replace(found, ci_low=max(0.0, found.ci_low))
 
 
 def _left(block: _Block, weight: Callable[[_Block, str], float]) -> dict[str, float]:
@@ -140,3 +141,94 @@ def _without_inner(starts: NDArray[np.int64], ends: NDArray[np.int64], cpu_ns: F
             own[around[-1]] -= cpu_ns[place]
         around.append(place)
     return np.maximum(own, 0.0)
+
+
+Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
+CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured
+SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
+
+
+@dataclass(frozen=True)
+class SlowCause:
+    """One cause. A place has times and milliseconds a step, of a few early steps that were audited.
+
+    What is counted in every measured step has the number of steps with it, and how long these and the others took.
+    """
+
+    kind: str
+    """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
+    (time spent in measured steps: sampled, or measured)."""
+    place: str = ""
+    code: str = ""  # line of the program
+    times: float = 0.0
+    share: float | None = None  # of the audited steps, those in which the place waited; None: not noted
+    ms: float | None = None  # None: not timed
+    bytes: int = 0  # a step, from pageable memory
+    steps: int = 0
+    of: int = 0  # measured steps
+    rest_ms: float = 0.0  # sum over the steps without it
+    phase: str = ""  # "code": in which the place was sampled; "" outside of all phases
+    late: bool = False  # "code": the time was spent in Python code that ended there
+    called: str = ""  # "code": function of a library that the line called
+    spent_ms: float = 0.0  # sum over the measured steps
+    wall_ms: float = 0.0  # of these steps
+    looks: int = 0  # number of samples of which ``spent_ms`` is a share; 0: it was measured
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds a measured step, on average, that were spent there."""
+        return self.spent_ms / self.of if self.of else 0.0
+
+    @property
+    def spent_share(self) -> float:
+        """Share of the measured time that was spent there."""
+        return self.spent_ms / self.wall_ms if self.wall_ms else 0.0
+
+    @property
+    def least_share(self) -> float:
+        """Lower end of the 95 % interval of :attr:`spent_share`, over the samples (Wilson 1927) if it was sampled."""
+        share, n = min(self.spent_share, 1.0), self.looks
+        if not n:
+            return share
+        spread = Z_95 * math.sqrt(share * (1 - share) / n + (Z_95 / n / 2) ** 2)
+        return (share + Z_95**2 / n / 2 - spread) / (1 + Z_95**2 / n)
+
+    @property
+    def longer_ms(self) -> float | None:
+        """Milliseconds by which a step with it is longer than one without; None if there are no others."""
+        if self.ms is None or not self.steps or self.of <= self.steps:
+            return None
+        return self.ms / self.steps - self.rest_ms / (self.of - self.steps)
+
+
+def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
+    """Return the causes of an arm's runs: places once, as they are notes of the whole program, counts summed."""
+    found: dict[tuple[str, str, str, str], SlowCause] = {}
+    for row in (row for one in facts for row in one.causes or ()):
+        cause = made_of(SlowCause, row)
+        key = cause.kind, cause.place, cause.phase, cause.called
+        before = found.get(key)
+        if before is None:
+            found[key] = cause
+        elif cause.of or cause.spent_ms:
+            found[key] = replace(
+                before,
+                times=before.times + cause.times,
+                ms=None if cause.ms is None and before.ms is None else (before.ms or 0.0) + (cause.ms or 0.0),
+                steps=before.steps + cause.steps,
+                of=before.of + cause.of,
+                rest_ms=before.rest_ms + cause.rest_ms,
+                spent_ms=before.spent_ms + cause.spent_ms,
+                wall_ms=before.wall_ms + cause.wall_ms,
+                looks=before.looks + cause.looks,
+                late=before.late and cause.late,
+            )
+    sampled = found.pop((SAMPLED, "", "", ""), SlowCause(SAMPLED))
+    collecting_ms = {one.place: one.spent_ms for one in found.values() if one.kind == GC}
+    return tuple(
+        replace(one, of=sampled.of, wall_ms=sampled.wall_ms, looks=sampled.looks if one.kind == CODE else 0)
+        if one.spent_ms
+        else one
+        for one in found.values()
+        if one.kind != CODE or collecting_ms.get(one.place, 0.0) < GC_CAUSE_SHARE * one.spent_ms
+    )

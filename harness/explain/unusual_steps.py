@@ -1,0 +1,268 @@
+"""Finds steps that are unlike the mean: rare long steps, two kinds of steps, and outliers for the picture.
+
+A step is long by what is typical of all steps of the arm. In a block of mostly long steps its own median would call
+none of them long.
+
+Two kinds: the logarithms of all steps are split in two where that leaves the least scatter within (Otsu 1979). There
+are two kinds if each has a fair share of the steps, they are well apart, and hardly any step lies in the middle half
+between them. (About a quarter of the steps of one kind lies there.) Most runs must show both kinds. If each run has one
+kind, the runs of a kind must be nearly equal, as few runs are alike by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.policy import (
+    KIND_RUNS_MIN,
+    KIND_RUNS_SPREAD,
+    KIND_SHARE_MIN,
+    KINDS_BETWEEN_MAX,
+    KINDS_RATIO_MIN,
+    KINDS_STEPS_DRAWN,
+    KINDS_STEPS_MIN,
+    LONG_STEP_FACTOR,
+    LONG_STEPS_SHARE_MAX,
+    NEAR_MEAN_SHARE,
+    OUTLIER_QUARTILES,
+    STEP_OUTLIERS_MAX,
+    STEP_POINTS_MAX,
+)
+from harness.explain.spans import column
+from harness.study.run_data import RunData
+
+Array = NDArray[np.float64]
+Places = NDArray[np.int8]
+NO_PHASE = -1
+
+
+@dataclass(frozen=True)
+class LongSteps:
+    """Long steps among ``of`` measured steps of all runs.
+
+    ``phase``: the phase with most of the time above a typical step; "" if no phase has more than half of it.
+    """
+
+    steps: int
+    of: int
+    mean_ms: float  # mean of the long steps
+    others_ms: float  # mean of the others
+    phase: str
+    range_ms: tuple[float, float] = (0.0, 0.0)  # the shortest and the longest of them
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Unmeasured steps before measured ones of later repetitions, without the first one."""
+
+    step_ms: Array = field(default_factory=lambda: np.zeros(0))
+    longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see :func:`longest_phases`
+
+
+def longest_phases(
+    phases: Sequence[str], phase_ns: Callable[[str], Array], counted: NDArray[np.bool_] | None = None
+) -> Places:
+    """Return the index of the phase furthest above its median, by ``counted`` step; NO_PHASE if none was measured."""
+    excess = np.array([_above_typical(phase_ns(name), counted) for name in phases])
+    found = np.where(np.isneginf(excess).all(axis=0), NO_PHASE, excess.argmax(axis=0)).astype(np.int8)
+    return found if counted is None else found[counted]
+
+
+def _above_typical(phase_ns: Array, counted: NDArray[np.bool_] | None) -> Array:
+    typical = phase_ns if counted is None or counted.all() else phase_ns[~counted]
+    known = typical[~np.isnan(typical)]
+    return np.nan_to_num(phase_ns - np.median(known), nan=-np.inf) if len(known) else np.full(len(phase_ns), -np.inf)
+
+
+def without_long(wall_ns: Array) -> Array:
+    """Replace the time of each long step by the median, unless more than LONG_STEPS_SHARE_MAX are long."""
+    long = wall_ns > LONG_STEP_FACTOR * np.median(wall_ns)
+    return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= LONG_STEPS_SHARE_MAX else wall_ns
+
+
+def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_ms: float) -> LongSteps | None:
+    """Return the long steps of ``step_ms``; None if there are none. ``longest``: see :func:`longest_phases`."""
+    long = step_ms > LONG_STEP_FACTOR * typical_ms
+    if not long.any() or long.all():
+        return None
+    excess = step_ms[long] - typical_ms
+    known = longest[long] != NO_PHASE
+    by_phase = np.bincount(longest[long][known], weights=excess[known], minlength=len(phases))
+    most = int(by_phase.argmax())
+    return LongSteps(
+        steps=int(long.sum()),
+        of=len(step_ms),
+        mean_ms=float(step_ms[long].mean()),
+        others_ms=float(step_ms[~long].mean()),
+        phase=phases[most] if by_phase[most] > excess.sum() / 2 else "",
+        range_ms=(float(step_ms[long].min()), float(step_ms[long].max())),
+    )
+
+
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepKinds:
+    """Fast, slow and longest steps (above ``LONG_STEP_FACTOR`` typical slow ones) among ``of`` measured steps.
+
+    ``slow_runs``: number of runs with mostly slow steps, if most runs have a single kind; else None.
+    """
+
+    of: int
+    slow_share: float
+    fast_ms: float  # means
+    slow_ms: float
+    like_mean: float  # share of the steps that are near their mean
+    runs: int
+    slow_runs: int | None = None
+    longest_share: float = 0.0
+    longest_ms: float = 0.0
+
+    @property
+    def above_share(self) -> float:
+        """Share of all steps that are not fast."""
+        return self.slow_share + self.longest_share
+
+
+def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
+    """``runs``: the measured steps of each, in milliseconds. None where they are of one kind, or it is not clear."""
+    of = sum(map(len, runs))
+    if of < KINDS_STEPS_MIN:
+        return None
+    steps = np.concatenate(runs)
+    if steps.min() <= 0:
+        return None
+    runs = _drawn(runs, of)
+    logs = np.log(np.concatenate(runs))
+    first = _split(np.sort(logs))
+    fast, slow = _centres(logs, sum(first) / 2) or first
+    middle = (fast + slow) / 2
+    share = float((logs > middle).mean())
+    between = (logs > fast + (slow - fast) / 4) & (logs < slow - (slow - fast) / 4)
+    rare = not KIND_SHARE_MIN <= share <= 1 - KIND_SHARE_MIN
+    if rare or slow - fast < np.log(KINDS_RATIO_MIN) or between.mean() > KINDS_BETWEEN_MAX:
+        return None
+    shares = np.array([(np.log(one) > middle).mean() for one in runs if len(one)])
+    both = (shares >= KIND_SHARE_MIN) & (shares <= 1 - KIND_SHARE_MIN)
+    slow_runs = None
+    if both.mean() < 0.5:
+        if not _alike([np.median(np.log(one)) for one in runs if len(one)], middle, slow - fast):
+            return None
+        slow_runs = int((shares > 0.5).sum())
+    like_mean = float((np.abs(steps / steps.mean() - 1) <= NEAR_MEAN_SHARE).mean())
+    above = np.log(steps) > middle
+    longest = steps > LONG_STEP_FACTOR * np.median(steps[above])
+    is_slow = above & ~longest
+    means = float(steps[~above].mean()), float(steps[is_slow].mean())
+    longest_ms = float(steps[longest].mean()) if longest.any() else 0.0
+    return StepKinds(
+        of, float(is_slow.mean()), *means, like_mean, len(shares), slow_runs, float(longest.mean()), longest_ms
+    )
+
+
+def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:
+    """At most :data:`KINDS_STEPS_DRAWN` of them, by chance: every so many might be of one kind alone."""
+    if of <= KINDS_STEPS_DRAWN:
+        return runs
+    generator = np.random.default_rng(0)
+    return [one[generator.integers(0, len(one), len(one) * KINDS_STEPS_DRAWN // of)] for one in runs if len(one)]
+
+
+def _split(ordered: Float) -> tuple[float, float]:
+    """Medians of both parts of sorted values that differ most, each with its least share of them."""
+    n = len(ordered)
+    sums = np.cumsum(ordered)
+    below = np.arange(1, n)
+    below = below[(below >= KIND_SHARE_MIN * n) & (n - below >= KIND_SHARE_MIN * n)]
+    apart = (sums[-1] - sums[below - 1]) / (n - below) - sums[below - 1] / below
+    place = int(below[np.argmax(below * (n - below) * apart**2)])
+    return float(np.median(ordered[:place])), float(np.median(ordered[place:]))
+
+
+def _centres(logs: Float, middle: float) -> tuple[float, float] | None:
+    """Medians of what is below and above ``middle``; None where there is nothing."""
+    low, high = logs[logs <= middle], logs[logs > middle]
+    return (float(np.median(low)), float(np.median(high))) if len(low) and len(high) else None
+
+
+def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
+    """True if runs of one kind are next to the same, with enough of each."""
+    kinds = [[one for one in typical if (one > middle) == above] for above in (False, True)]
+    return all(len(kind) >= KIND_RUNS_MIN and max(kind) - min(kind) <= KIND_RUNS_SPREAD * way for kind in kinds)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Measured steps of one run, in the order they ran. ``start_s``: since the first measured step of the study."""
+
+    arm: str
+    block: int
+    steps: int  # measured, of which those below are shown
+    outliers: int
+    median_ms: float
+    start_s: tuple[float, ...]
+    wall_ms: tuple[float, ...]
+    step: tuple[int, ...]
+    repetition: tuple[int, ...]
+    outlier: tuple[bool, ...]
+
+
+def step_times(runs: Sequence[RunData], most: int = STEP_POINTS_MAX) -> tuple[StepTimes, ...]:
+    """The finished runs of arms (controls left out), by arm and block, thinned to about ``most`` points in all."""
+    plain = [run for run in runs if run.record.control is None and run.record.status == "done"]
+    share = max(20, most // max(1, len(plain)))
+    found = [one for run in plain if (one := _of(run, share)) is not None]
+    first = min((one.start_s[0] for one in found), default=0.0)
+    return tuple(replace(one, start_s=tuple(second - first for second in one.start_s)) for one in found)
+
+
+def _of(run: RunData, most: int) -> StepTimes | None:
+    table = run.step_columns(["step", "turn", "warmup", "start_ns", "wall_ns"])
+    if table is None or not len(table):
+        return None
+    wall, start = column(table, "wall_ns"), column(table, "start_ns")
+    measured = np.flatnonzero(np.not_equal(column(table, "warmup"), 1) & (wall > 0) & ~np.isnan(start))
+    if not measured.size:
+        return None
+    milliseconds = wall[measured] / 1e6
+    low, high = np.quantile(milliseconds, [0.25, 0.75])
+    far: NDArray[np.bool_] = milliseconds > high + OUTLIER_QUARTILES * (high - low)
+    outlier = _slowest(far, milliseconds)
+    kept = _kept(outlier, most)
+    shown = measured[kept]
+    seconds = (start[shown] + float(run.record.realtime_minus_monotonic_ns)) / 1e9
+    return StepTimes(
+        run.record.arm,
+        run.record.block,
+        len(measured),
+        int(far.sum()),
+        float(np.median(milliseconds)),
+        tuple(seconds.tolist()),
+        tuple(milliseconds[kept].tolist()),
+        tuple(column(table, "step")[shown].astype(np.int64).tolist()),
+        tuple(np.nan_to_num(column(table, "turn")[shown]).astype(np.int64).tolist()),
+        tuple(outlier[kept].tolist()),
+    )
+
+
+def _slowest(far: NDArray[np.bool_], milliseconds: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Of the outliers no more than the slowest :data:`STEP_OUTLIERS_MAX`."""
+    if far.sum() <= STEP_OUTLIERS_MAX:
+        return far
+    chosen = np.zeros_like(far)
+    chosen[np.argsort(milliseconds)[-STEP_OUTLIERS_MAX:]] = True
+    return chosen
+
+
+def _kept(outlier: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
+    """Places of every outlier and of others spread evenly, ``most`` where there are more."""
+    others = np.flatnonzero(~outlier)
+    room = max(1, most - int(outlier.sum()))
+    if len(others) > room:
+        others = others[np.linspace(0, len(others) - 1, room).astype(np.int64)]
+    return np.sort(np.concatenate([np.flatnonzero(outlier), others]))

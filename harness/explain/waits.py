@@ -1,0 +1,272 @@
+"""Places the stages of batches and the idle time of the device within the steps, in integer nanoseconds.
+
+The main thread waits for batch b during [w0, w1). The builder of b recorded its stages on the same clock:
+
+    worker:      |--read--|-------tokenize--------|-pack-|
+    main thread: ===|           |================= wait ==|
+               parallel | outside  | during the wait           (the rest of the wait: transfer)
+
+during    stage time within the wait for its batch. What no stage covers is *transfer* (request, hand-over, unpickling)
+parallel  stage time within waits for other batches
+outside   stage time within training steps that did not wait
+between   stage time between training steps (beside an evaluation)
+
+This says where the time lies. ``replay.removals`` says what each stage cost the step (exposed).
+
+A device is idle while it has nothing queued. The cause is what the host did at that moment:
+
+    host:    |fetch: read|tokenize|pack|launch ...........|====== blocked: gradient norm ======|launch|fetch ...
+    device:  ====optimizer====|         |h2d|=== forward ===|======= backward =======|norm|...|==optimizer==...
+                              ^ idle    ^ by what the host did: the rest of tokenize, pack, launching
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.intervals import (
+    SPANS_AT_ONCE,
+    Int,
+    Pieces,
+    Stretches,
+    clip,
+    covered,
+    difference,
+    in_order,
+    in_parts,
+    innermost,
+    intersection,
+    touches,
+    union,
+)
+from harness.explain.spans import FETCH, RunSpans
+from harness.study.contract import CAUSES, STAGES
+
+TRANSFER = STAGES.index("transfer")
+
+
+class BatchWaits(NamedTuple):
+    """One wait a batch, by the batch's number; all (batches,)."""
+
+    rows: Int  # of the steps table; -1: in no finished step
+    starts: Int
+    ends: Int
+    reported: NDArray[np.bool_]  # whether its builder recorded what it did; else the stages of its row are unknown
+
+
+class StageSpans(NamedTuple):
+    """Stages of batches without overlaps within a batch; all (spans,)."""
+
+    batches: Int
+    stages: Int  # index into STAGES
+    starts: Int
+    ends: Int
+
+
+def without_overlaps(spans: StageSpans) -> StageSpans:
+    """The same time, in the order of batches and within a batch of time; each moment of a batch has one stage."""
+    kept = spans.ends > spans.starts
+    if not kept.all():
+        spans = StageSpans(*(column[kept] for column in spans))
+    order = np.lexsort((spans.starts, spans.batches))
+    spans = StageSpans(*(column[order] for column in spans))
+    same = spans.batches[1:] == spans.batches[:-1]
+    overlapping = np.unique(spans.batches[1:][same & (spans.starts[1:] < spans.ends[:-1])])
+    if not overlapping.size:
+        return spans
+    mended = [StageSpans(*(column[~np.isin(spans.batches, overlapping)] for column in spans))]
+    for batch in overlapping:  # few: stages follow one another unless a recorder nests them
+        own = StageSpans(*(column[spans.batches == batch] for column in spans))
+        pieces = innermost(own.starts, own.ends)
+        mended.append(StageSpans(own.batches[pieces.owner], own.stages[pieces.owner], pieces.starts, pieces.ends))
+    joined = StageSpans(*(np.concatenate(columns) for columns in zip(*mended, strict=True)))
+    order = np.lexsort((joined.starts, joined.batches))
+    return StageSpans(*(column[order] for column in joined))
+
+
+def of_known_batches(spans: StageSpans, waits: BatchWaits) -> StageSpans:
+    """Those of batches that have a place in ``waits``. ``spans`` in the order of batches; no column is copied."""
+    count = np.searchsorted(spans.batches, len(waits.rows))
+    return StageSpans(*(column[:count] for column in spans))
+
+
+class StageTimes(NamedTuple):
+    """Nanoseconds per step and stage, each (rows, stages); several waits of a step add up."""
+
+    work: Int  # of all spans of the step's batches; of transfer only what is within the waits
+    during: Int
+    parallel: Int
+    outside: Int
+    between: Int
+
+
+def stage_times(
+    waits: BatchWaits, spans: StageSpans, counted: Stretches, open_steps: Stretches, rows: int
+) -> StageTimes:
+    """Return where the stages of each step's batches ran. ValueError if a wait ends before it starts.
+
+    ``counted``: the waits that count; beside an asynchronous device only while it is idle. ``open_steps``: in training.
+    """
+    if (waits.ends < waits.starts).any():
+        raise ValueError("a wait cannot end before it starts")
+    work, during, behind, outside, between = (np.zeros((rows, len(STAGES)), dtype=np.int64) for _ in range(5))
+    counted = intersection(counted, open_steps)
+    spans = of_known_batches(spans, waits)
+    for first in range(0, len(spans.batches), SPANS_AT_ONCE):
+        part = StageSpans(*(column[first : first + SPANS_AT_ONCE] for column in spans))
+        part = StageSpans(*(column[waits.rows[part.batches] >= 0] for column in part))
+        since, until = waits.starts[part.batches], waits.ends[part.batches]
+        starts, ends = np.maximum(part.starts, since), np.minimum(part.ends, until)
+        inside = np.maximum(0, ends - starts)
+        waited = covered(part.starts, part.ends, counted)
+        opened = covered(part.starts, part.ends, open_steps)
+        own = covered(starts, np.maximum(starts, ends), counted)
+        cells = waits.rows[part.batches], part.stages
+        np.add.at(work, cells, part.ends - part.starts)
+        np.add.at(during, cells, inside)
+        np.add.at(behind, cells, waited - own)
+        np.add.at(outside, cells, opened - waited)
+        np.add.at(between, cells, part.ends - part.starts - opened)
+    behind[:, TRANSFER] = outside[:, TRANSFER] = between[:, TRANSFER] = 0
+    during[:, TRANSFER] += per_row(waits.rows, waits.ends - waits.starts, rows) - during.sum(axis=1)
+    work[:, TRANSFER] = during[:, TRANSFER]
+    return StageTimes(work, during, behind, outside, between)
+
+
+def per_row(rows: Int, values: Int, count: int) -> Int:
+    """Sums of ``values`` by row, (count,); what has no row (-1) is left out."""
+    kept = rows >= 0
+    # Sums of nanoseconds stay exact in float64: a row has less than 2^53 of them (a hundred days).
+    return np.bincount(rows[kept], weights=values[kept], minlength=count).astype(np.int64)
+
+
+PYTHON = CAUSES.index("python")  # launching, and whatever has no other name
+assert CAUSES[: len(STAGES)] == STAGES, "a stage's number is that of the cause of the same name"
+# What a phase of the main thread means to a device that is idle; any other phase: python.
+CAUSE_OF_PHASE = {"sync": "sync", "log": "log", "checkpoint": "checkpoint"}
+
+
+class Activities(NamedTuple):
+    """What the main thread did, without overlaps and in order; all (activities,)."""
+
+    causes: Int  # index into CAUSES
+    starts: Int
+    ends: Int
+
+
+class IdleTime(NamedTuple):
+    """Every stretch in which the device did nothing within a step, cut where the cause changes; all (pieces,)."""
+
+    rows: Int  # of the steps table
+    stretches: Int  # which idle stretch a piece belongs to, from 0
+    causes: Int
+    starts: Int
+    ends: Int
+
+
+def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: Stretches | None = None) -> Activities:
+    """Return the main thread's time by cause: the innermost span, and transfer in a fetch where no stage ran.
+
+    ``stages``: without overlaps; only what lies within its own wait counts. ``during``: what alone is needed.
+    """
+    stages = of_known_batches(stages, waits)
+    since = np.maximum(stages.starts, waits.starts[stages.batches])
+    until = np.minimum(stages.ends, waits.ends[stages.batches])
+    others = spans.phases.where(spans.phases.names != spans.code(FETCH))
+    cause_of = np.array([CAUSES.index(CAUSE_OF_PHASE.get(name, "python")) for name in spans.names] or [PYTHON])
+    blocked = np.full(len(spans.blocking), CAUSES.index("sync"))
+    fetching = np.full(len(waits.starts), CAUSES.index("transfer"))
+    causes = np.concatenate([cause_of[others.names], blocked, fetching, stages.stages])
+    starts = np.concatenate([others.starts, spans.blocking.starts, waits.starts, since])
+    ends = np.concatenate([others.ends, spans.blocking.ends, waits.ends, until])
+    if during is not None:
+        touching = np.flatnonzero(touches(starts, ends, during))
+        causes, starts, ends = causes[touching], starts[touching], ends[touching]
+    pieces = innermost(starts, ends)
+    return Activities(causes[pieces.owner], pieces.starts, pieces.ends)
+
+
+def idle_time(steps: Stretches, kernels: Stretches, known: Activities) -> IdleTime:
+    """Return when the device was idle in each of ``steps`` (in order), by what the host did meanwhile."""
+    gaps = clip(steps.starts, steps.ends, difference(_span_of(steps), kernels))
+    edges = in_order(np.concatenate([gaps.starts, gaps.ends, known.starts, known.ends]))
+    cut = clip(gaps.starts, gaps.ends, Stretches(edges[:-1], edges[1:]))
+    place = np.searchsorted(known.starts, cut.starts, side="right") - 1
+    inside = (place >= 0) & (cut.starts < known.ends[np.maximum(place, 0)] if len(known.ends) else False)
+    causes = np.full(len(cut.starts), PYTHON)
+    causes[inside] = known.causes[place[inside]]
+    return IdleTime(gaps.owner[cut.owner], cut.owner, causes, cut.starts, cut.ends)
+
+
+def _span_of(steps: Stretches) -> Stretches:
+    return Stretches(steps.starts[:1], steps.ends[-1:])
+
+
+def idle_per_step(steps: Stretches, spans: RunSpans, waits: BatchWaits, stages: StageSpans) -> Int:
+    """Return idle nanoseconds by step and cause, (steps, causes): the sums of :func:`idle_time`, in parts."""
+
+    def idle_in(part: Stretches) -> Int:
+        since, until = int(part.starts[0]), int(part.ends[-1])
+        near = spans.between(since, until)
+        idle = clip(part.starts, part.ends, difference(_span_of(part), busy(near)))
+        during = Stretches(idle.starts, idle.ends)
+        known = activities(near, *_batches_between(waits, stages, since, until), during)
+        return _by_cause(idle, known, len(part.starts))
+
+    found = np.zeros((len(steps.starts), len(CAUSES)), dtype=np.int64)
+    done = 0
+    for part in in_parts(steps, idle_in):
+        found[done : done + len(part)] = part
+        done += len(part)
+    return found
+
+
+def _batches_between(
+    waits: BatchWaits, stages: StageSpans, since_ns: int, until_ns: int
+) -> tuple[BatchWaits, StageSpans]:
+    """The batches that were waited for in [since_ns, until_ns), and those with numbers in between; numbered anew."""
+    chosen = np.flatnonzero((waits.ends > since_ns) & (waits.starts < until_ns))
+    low, high = (int(chosen[0]), int(chosen[-1]) + 1) if len(chosen) else (0, 0)
+    here = slice(*np.searchsorted(stages.batches, [low, high]).tolist())
+    return (
+        BatchWaits(waits.rows[low:high], waits.starts[low:high], waits.ends[low:high], waits.reported[low:high]),
+        StageSpans(stages.batches[here] - low, stages.stages[here], stages.starts[here], stages.ends[here]),
+    )
+
+
+def _by_cause(idle: Pieces, known: Activities, rows: int) -> Int:
+    """``idle`` pieces of steps summed by step and cause, (rows, causes): the sums of :func:`idle_time`."""
+    named = clip(idle.starts, idle.ends, Stretches(known.starts, known.ends))
+    causes = known.causes[np.searchsorted(known.starts, named.starts, side="right") - 1]
+    cells = idle.owner[named.owner] * len(CAUSES) + causes
+    found = per_row(cells, named.ends - named.starts, rows * len(CAUSES)).reshape(rows, len(CAUSES))
+    found[:, PYTHON] += per_row(idle.owner, idle.ends - idle.starts, rows) - found.sum(axis=1)
+    return found
+
+
+def slack_at_fetches(
+    waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int
+) -> tuple[Int, NDArray[np.bool_]]:
+    """Return the work queued when the first fetch of each step began, in ns, and True where the step fetched."""
+    found, fetched = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.bool_)
+    inside = np.flatnonzero(waits.rows >= 0)
+    first = inside[np.unique(waits.rows[inside], return_index=True)[1]]
+    found[waits.rows[first]] = behind(waits.starts[first], kernel_ends, launch_starts)
+    fetched[waits.rows[first]] = True
+    return found, fetched
+
+
+def behind(moments: Int, kernel_ends: Int, launch_starts: Int) -> Int:
+    """Return the nanoseconds of work, launched by each moment, that the device had still to do."""
+    free = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(kernel_ends) if len(kernel_ends) else kernel_ends)
+    queued = np.searchsorted(np.maximum.accumulate(launch_starts), moments, side="right")
+    left: Int = np.maximum(free[queued], moments) - moments
+    return left
+
+
+def busy(spans: RunSpans) -> Stretches:
+    """When the device worked."""
+    return union(spans.kernels.starts, spans.kernels.ends)

@@ -1,0 +1,234 @@
+"""Works out where an arm waits for data, and whether all of its blocks wait alike.
+
+Milliseconds of a stage are means over all blocks, ratios are medians over blocks. Blocks that wait for unlike shares of
+a step (:func:`uneven_waits`) have a mean that describes none of them: mean and median differ, or there are two kinds of
+blocks with nothing in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import mean, median
+from typing import Literal
+
+from harness.explain.bounds import Bound, agreed
+from harness.explain.ledger import Blocks, RunLedger, mean_over, part_over
+from harness.explain.policy import LOADERS_BUSY_SHARE
+from harness.explain.statistics import Estimate, from_blocks, holding
+from harness.judge.policy import UNEVEN_APART_MIN, UNEVEN_BLOCKS_MIN, UNEVEN_KIND_RATIO
+
+
+@dataclass(frozen=True)
+class UnevenWaits:
+    """Blocks fall into two kinds; times are means per step, in milliseconds, over the blocks of a kind."""
+
+    blocks: tuple[int, ...]  # that wait for more
+    of: int
+    waited_ms: float  # of these
+    step_ms: float  # of these
+    others_ms: float  # what the others wait
+    waited_range_ms: tuple[float, float]  # the least and the most that one of these waits, of a step of ``step_ms``
+    others_range_ms: tuple[float, float]  # of the others
+
+    @property
+    def half(self) -> bool:
+        """Whether as many wait for more as do not: a median over blocks lies between both kinds."""
+        return 2 * len(self.blocks) == self.of
+
+
+@dataclass(frozen=True)
+class UnevenSpeed:
+    """A speed of either kind of blocks, medians: of those that wait for more, and of the others."""
+
+    more: float
+    others: float
+
+
+def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
+    """None where all blocks wait for about the same share of a step, or it is not known of one of them."""
+    if not runs or any(run.waited_ms is None for run in runs):
+        return None
+    typical_ms = median(run.mean_step_ms for run in runs)  # a block that one long step makes slow waits for no less
+    known = [(run, (run.waited_ms or 0.0) / typical_ms) for run in runs]
+    shares = [share for _, share in known]
+    middle = (min(shares) + max(shares)) / 2
+    more = [run for run, share in known if share > middle]
+    others = [run for run, share in known if share <= middle]
+    if abs(mean(shares) - median(shares)) <= UNEVEN_APART_MIN and not _two_kinds(shares, middle):
+        return None
+    waited_ms, others_ms = ([run.waited_ms or 0.0 for run in kind] for kind in (more, others))
+    step_ms = mean(run.mean_step_ms for run in more)
+    # A block that waits longest may be the one with the longest steps: its wait is a share of these.
+    of_step_ms = [(run.waited_ms or 0.0) / run.mean_step_ms * step_ms for run in more]
+    return UnevenWaits(
+        blocks=tuple(run.record.block for run in more),
+        of=len(known),
+        waited_ms=mean(waited_ms),
+        step_ms=step_ms,
+        others_ms=mean(others_ms),
+        waited_range_ms=(min(of_step_ms), max(of_step_ms)),
+        others_range_ms=(min(others_ms), max(others_ms)),
+    )
+
+
+def _two_kinds(shares: Sequence[float], middle: float) -> bool:
+    """Whether ``shares`` above and below ``middle`` are far apart, and those of one kind near one another."""
+    low, high = [share for share in shares if share <= middle], [share for share in shares if share > middle]
+    if not high or min(len(low), len(high)) < min(UNEVEN_BLOCKS_MIN, len(shares) // 2):
+        return False
+    gap = min(high) - max(low)
+    close = max(max(kind) - min(kind) for kind in (low, high))
+    return gap > UNEVEN_APART_MIN and gap > close and mean(low) < UNEVEN_KIND_RATIO * mean(high)
+
+
+def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> UnevenSpeed | None:
+    """``speeds``: by block. None where blocks are alike, or one kind of them has no speed."""
+    if uneven is None:
+        return None
+    more = [value for block, value in speeds.items() if block in uneven.blocks]
+    others = [value for block, value in speeds.items() if block not in uneven.blocks]
+    return UnevenSpeed(median(more), median(others)) if more and others else None
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Where one arm waits for data, in mean milliseconds per step; None and missing stages were not measured."""
+
+    step_ms: float
+    waited_ms: float | None
+    exposed_ms: Mapping[str, float]
+    hidden_ms: Mapping[str, float]
+    contended_ms: float | None
+    stage_work_ms: Mapping[str, float] = field(default_factory=dict)  # all of it, wherever it ran
+    parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while the step waited for another batch
+    between_steps_ms: Mapping[str, float] = field(default_factory=dict)  # ran between training steps
+    slack_ms: float | None = None  # only with an asynchronous device, as are the next three
+    starved_ms: Mapping[str, float] = field(default_factory=dict)
+    open_ms: float | None = None  # the device worked or waited for launches, outside of launch-bound phases
+    bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by what bounds them
+    uneven: UnevenWaits | None = None  # where blocks wait for unlike shares of a step
+    busy_loader: bool = False  # loader workers of every run were at work nearly all the time
+    room_unknown: bool = False  # how much longer fetching could have lasted is not known of some run
+    # The least and the most that ``waited_ms`` may be: it is not known when the device worked. None: it is known.
+    waited_range_ms: tuple[float, float] | None = None
+    ranks: int = 1  # of several, every figure here is one of rank 0
+
+    @property
+    def work_ms(self) -> float:
+        """All data work, waited for or not; the host does it for every step."""
+        return sum(self.stage_work_ms.values())
+
+    @property
+    def bound(self) -> Bound | None:
+        """What limits the steps of all blocks; None where they differ in it."""
+        return agreed(self.bounds)
+
+
+def gain_from_waits(blocks: Blocks) -> Estimate | None:
+    """The largest gain in step time that removing every wait for data could give: wall / (wall - waited).
+
+    Where it is not known when the device worked, the interval holds either reading. Of several ranks none gains by what
+    it alone no longer waits for: there it is what all of them would save, and None where nobody knows that.
+    """
+    likely: list[float] = []
+    least: list[float] = []
+    most: list[float] = []
+    for run in split_runs([*blocks.values()]):
+        several = run.ranks > 1
+        waited, wall = run.data_costs_all_ms if several else run.waited_ms, run.mean_step_ms
+        if waited is None:
+            return None
+        costs = (waited,) * 3 if several else _least_likely_most(run, waited)
+        for logs, cost in zip((least, likely, most), costs, strict=True):
+            if cost >= wall * (1 - 1e-6):  # nothing but waiting: no finite ceiling
+                return None
+            logs.append(math.log(wall / (wall - cost)))
+    found = from_blocks(likely)
+    if found is None:
+        return None
+    others = [one for logs in (least, most) if logs != likely and (one := from_blocks(logs)) is not None]
+    found = holding(found, others)
+    return found if found.ci_low is None else replace(found, ci_low=min(found.median, max(1.0, found.ci_low)))
+
+
+def open_ranks(blocks: Blocks) -> bool:
+    """Whether there are several ranks, and nobody knows what they wait for together."""
+    return any(run.ranks > 1 and run.data_costs_all_ms is None for run in blocks.values())
+
+
+def _least_likely_most(run: RunLedger, waited_ms: float) -> tuple[float, float, float]:
+    low, high = run.waited_range_ms or (waited_ms, waited_ms)
+    return low, waited_ms, high
+
+
+def split_runs(runs: Sequence[RunLedger]) -> list[RunLedger]:
+    """Return the runs that figures of data work are from: those with waits split by stage, or all if there are none."""
+    return [run for run in runs if run.exposed_ms] or list(runs)
+
+
+def waited_over(runs: Sequence[RunLedger]) -> float | None:
+    """Return the mean milliseconds that a step waits for data. No single stage costs more."""
+    return part_over(runs, lambda run: run.waited_ms, split_runs(runs))
+
+
+def waited_range(runs: Sequence[RunLedger]) -> tuple[float, float] | None:
+    """The least and the most that data work may cost a step, means over ``runs``; None where it is known of each."""
+    if all(run.waited_range_ms is None for run in runs):
+        return None
+
+    def end(run: RunLedger, place: int) -> float | None:
+        return None if run.waited_ms is None else _least_likely_most(run, run.waited_ms)[place]
+
+    low, high = (part_over(runs, lambda run, place=place: end(run, place), split_runs(runs)) for place in (0, 2))  # type: ignore[misc]
+    return None if low is None or high is None else (low, high)
+
+
+def waits_of(blocks: Blocks) -> Waits:
+    runs = list(blocks.values())
+    return Waits(
+        step_ms=mean_over(runs, lambda run: run.mean_step_ms) or 0.0,
+        waited_ms=waited_over(runs),
+        exposed_ms=stage_means(runs, "exposed_ms"),
+        hidden_ms=stage_means(runs, "hidden_ms"),
+        contended_ms=part_over(runs, lambda run: run.contended_ms),
+        stage_work_ms=stage_means(runs, "work_ms"),
+        parallel_ms=stage_means(runs, "parallel_ms"),
+        between_steps_ms=stage_means(runs, "between_steps_ms"),
+        slack_ms=part_over(runs, lambda run: run.device_slack_ms),
+        starved_ms=stage_means(runs, "starved_ms"),
+        open_ms=part_over(runs, lambda run: run.device_open_ms),
+        bounds=bounds_of(runs),
+        uneven=uneven_waits(split_runs(runs)),
+        busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > LOADERS_BUSY_SHARE for run in runs),
+        room_unknown=any(math.isnan(run.device_room_ms or 0.0) for run in runs),
+        waited_range_ms=waited_range(runs),
+        ranks=max((run.ranks for run in runs), default=1),
+    )
+
+
+def bounds_of(runs: Sequence[RunLedger]) -> Mapping[Bound, int]:
+    """How many of ``runs`` each thing bounds, the commonest first; empty without an asynchronous device."""
+    return dict(Counter(run.bound for run in runs if run.bound is not None).most_common())
+
+
+StageFigure = Literal[
+    "exposed_ms", "hidden_ms", "work_ms", "during_wait_ms", "parallel_ms", "between_steps_ms", "phase_ms",
+    "starved_ms",
+]  # fmt: skip
+
+
+def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
+    """Mean milliseconds per step over ``runs`` of every stage or phase that any of them measured.
+
+    All of them are of the same runs, so that they add up to no more than their whole.
+    """
+    known = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
+    means = {}
+    for key in dict.fromkeys(key for run in known for key in getattr(run, name)):
+        found = part_over(runs, lambda run, key=key: getattr(run, name).get(key, 0.0), known)  # type: ignore[misc]
+        assert found is not None
+        means[key] = found
+    return means
