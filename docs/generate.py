@@ -19,6 +19,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,25 +278,68 @@ def _signature(found: Any) -> str:
     return re.sub(r"""(: |-> )(['"])(.*?)\2""", r"\1\3", text).replace("(self, ", "(").replace("(self)", "()")
 
 
-def doubts() -> str:
-    """Return every reason to doubt a figure by precedence, and every cause of an undecided regression check."""
+def sayings() -> str:
+    """Return every kind that a report, a regression check or an audit can state, with an example sentence."""
+    from harness.audit.text import GAINS, REASONS, STATUS
     from harness.judge.doubts import RULES
-    from harness.regress.text import CAUSES
+    from harness.show.text.examples import SECTIONS
 
-    rows = [(rule.kind, _text(rule.applies), rule.bars, rule.remedy or "") for rule in RULES]
-    causes = [(kind, _text(one.cause), _text(one.remedy)) for kind, one in CAUSES.items()]
-    return "\n".join(
-        [
-            "## Doubts, by precedence\n",
-            *_table(("doubt", "when", "what it bars", "remedy"), rows),
-            "\n## Why a regression check is undecided\n",
-            *_table(("cause", "what it says", "what would decide it"), causes),
-        ]
-    )
+    lines: list[str] = []
+    for section in SECTIONS:
+        lines.append(f"\n## {section.title}\n")
+        examples = {kind: _text(section.render(kind)) for kind in section.kinds}
+        if section.title == "Doubts":
+            head: tuple[str, ...] = ("doubt", "when", "example", "what it bars", "remedy")
+            rows = [(one.kind, _text(one.applies), examples[one.kind], one.bars, one.remedy or "") for one in RULES]
+            lines += _table(head, rows)
+        else:
+            lines += _table(("kind", "example"), [*examples.items()])
+    lines.append("\n## Why a regression check is undecided\n")
+    lines += _table(("cause", "example", "what would decide it"), [*_regression_causes()])
+    lines.append("\n## What an audit says of a row\n")
+    lines += _table(("status", "words"), [*STATUS.items()])
+    lines.append("\n## What an audit cannot check, and why\n")
+    lines += _table(("reason", "words"), [(kind, _text(text)) for kind, text in REASONS.items()])
+    lines.append("\n## What an audit says of a gain\n")
+    lines += _table(("verdict", "words"), [(kind, _text(texts[1])) for kind, texts in GAINS.items()])
+    return "\n".join(lines)
+
+
+def _regression_causes() -> Iterator[tuple[str, str, str]]:
+    """Yield each cause of an undecided regression check, with the words for an example record."""
+    from harness.explain.statistics import Estimate
+    from harness.judge.confounds import Confound
+    from harness.judge.doubts import doubt
+    from harness.regress import text
+    from harness.regress.decision import Decision, StateComparison, WhyUndecided
+    from harness.regress.series import BetweenDays
+
+    change = Estimate(0.021, 0.004, 0.038, 2)
+    decision = Decision("undecided", 0.02, change, 0.95, floor=0.03, between=BetweenDays(0.04, 1, known=False))
+    details = {
+        "failed runs": "head/text/0 failed (exit code 1)",
+        "code changed": "src",
+        "no baseline": "no baseline of quickstart",
+    }
+    sides = ("base", "head")
+    for cause in text.CAUSES:
+        example = StateComparison(
+            "text",
+            *sides,
+            blocks=2,
+            step=replace(decision, outcome="same"),
+            total=decision,
+            missing=WhyUndecided("failed runs", (details.get(cause, "data.batch_size is 8 against 16"),), (2048, 4096)),
+            other_work=Confound("other batches", sides, "positions", (2048, 1630)),
+            used_lead=Confound("lead", sides, values=(0.0, 0.08)),
+            doubts=(doubt("no core", "text", share=0.2),),
+        )
+        words = text._filled(cause, decision, example)
+        yield cause, _text(words.cause), _text(words.remedy)
 
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "reference/doubts.md": doubts,
+    "reference/doubts.md": sayings,
     "reference/command-line.md": command_line,
     "reference/scenario-keys.md": scenario_keys,
     "reference/columns.md": columns,

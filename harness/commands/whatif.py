@@ -44,7 +44,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.launch.preparation import check_writable
     from harness.show import advice as report_advice
     from harness.show import whatif as report
-    from harness.show.absent import refusal_text
+    from harness.show.text.doubts import doubt_text
     from harness.study.store import StudyFolder
     from trainer.files import expanded
 
@@ -63,7 +63,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     arm = _arm(arguments.arm, runs)
     own = [run for run in runs if run.record.arm == arm]
     if (why := refusal(own)) is not None:
-        raise InputError(f"whatif: {report_advice.cannot_be_replayed(arm, refusal_text(why))}")
+        raise InputError(f"whatif: {report_advice.cannot_be_replayed(arm, doubt_text(why))}")
     replays = Replays(own)
     asked = [edits, *(edits.with_text(f"{swept[0]}={text}") for _, text in swept[1])] if swept else [edits]
     for one in asked:

@@ -1,6 +1,6 @@
 """Finds every difference between two arms that neither declared: a comparison is only as good as this list.
 
-A :class:`Confound` holds values only; ``harness.show.confounds`` makes the sentences.
+A :class:`Confound` holds values only; ``harness.show.text.doubts`` makes the sentences.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from harness.regress.text import (
     remedy,
     sentence,
 )
-from harness.show.confounds import confound_lines
 from harness.show.tables import Markdown, safe, table
+from harness.show.text.doubts import confound_lines
 from harness.show.words import ms, number, percent
 from harness.study.store import StudyFolder, write_json
 from trainer.files import write_bytes, write_text

@@ -12,8 +12,7 @@ from harness.judge.doubts import barred
 from harness.regress.across import CommonMove
 from harness.regress.decision import TOTAL, Cause, Decision, Difference, Outcome, Part, StateComparison
 from harness.regress.policy import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
-from harness.show.absent import refusal_text
-from harness.show.confounds import confound_lines
+from harness.show.text.doubts import confound_lines, doubt_text
 from harness.show.words import capitalised, count, listing, ms, percent
 from harness.study.records import OtherDefault
 
@@ -128,7 +127,7 @@ def _more_values(c: StateComparison) -> dict[str, str]:
         if m.tokens is not None:
             values |= {"ours": f"{m.tokens[0]:,.0f}", "theirs": f"{m.tokens[1]:,.0f}"}
     if (doubt := barred(c.doubts, "loss")) is not None:
-        values["doubt"] = refusal_text(doubt)
+        values["doubt"] = doubt_text(doubt)
     values["work"] = "" if c.other_work is None else confound_lines([c.other_work])[0]
     values["lead"] = "" if c.used_lead is None else confound_lines([c.used_lead])[0]
     return values

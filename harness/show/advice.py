@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 from harness.explain.policy import HANDOVER_TIMES_MAX, MIN_BLOCKS, REPLAY_ERROR_MAX
 from harness.explain.statistics import Estimate
-from harness.judge.doubts import RULE_OF, Bar
+from harness.judge.doubts import RULE_OF, Bar, doubt
 from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
-from harness.show.absent import refusal_text
 from harness.show.dose import assumption_lines
 from harness.show.names import ArmNames
+from harness.show.policy import STEPS_ADVISED
 from harness.show.tables import NOT_MEASURED, ratio_cell, safe, table
+from harness.show.text.doubts import doubt_text
 from harness.show.words import interval, listing, percent, percent_over, ratio
 
-MOST = 5  # on the first screen
 _WAITED_FOR = "a disk, a network, a lock, threads of a tokenizer"
 COSTS: dict[AdviceCost, str] = {
     "processes": "a core and the memory of a process for each",
@@ -40,8 +40,8 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
     options = [(one, advice) for advice in found for one in advice.options if one.worth and one.measured is None]
     options.sort(key=lambda pair: -pair[0].speedup.median)
     ranked = [
-        _line(one, names.short(advice.arm), names) + _against_ideal(one, (ideal or {}).get(advice.arm), advice)
-        for one, advice in options[:MOST]
+        advice_line(one, names.short(advice.arm), names) + _against_ideal(one, (ideal or {}).get(advice.arm), advice)
+        for one, advice in options[:STEPS_ADVISED]
     ]
     notes = []
     if options:
@@ -49,17 +49,21 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
         notes.append(
             f"Predicted step times, by replay (its error without a change: {percent(off)}). Savings do not add up."
         )
-        handed = [advice.arm for one, advice in options[:MOST] if one.cost == "processes" and _assumes_handover(advice)]
+        handed = [
+            advice.arm
+            for one, advice in options[:STEPS_ADVISED]
+            if one.cost == "processes" and _assumes_handover(advice)
+        ]
         if handed:
             notes.append(
                 "No worker was recorded, so the time to receive a batch from one is unknown: the interval covers none "
                 f"to {HANDOVER_TIMES_MAX} times the usual. Each worker is assumed to be as fast as the main thread."
             )
-        notes += _iterable([advice for one, advice in options[:MOST] if one.cost == "processes"], names)
-        if any(advice.noise_floor is None for _, advice in options[:MOST]):
+        notes += _iterable([advice for one, advice in options[:STEPS_ADVISED] if one.cost == "processes"], names)
+        if any(advice.noise_floor is None for _, advice in options[:STEPS_ADVISED]):
             notes.append("No noise floor is known: a small saving may be noise. Add controls: [a-a].")
-        if len(options) > MOST:
-            notes.append(f"{len(options) - MOST} more: see the details.")
+        if len(options) > STEPS_ADVISED:
+            notes.append(f"{len(options) - STEPS_ADVISED} more: see the details.")
     notes += _contradictions(found, names)
     notes += _reasons(found, {advice.arm for _, advice in options}, names)
     return NextSteps(tuple(ranked), " ".join(notes))
@@ -81,7 +85,7 @@ def change_text(one: Advice, names: ArmNames) -> str:
             return f"the data path of {names.short(one.change)}"
 
 
-def _line(one: Advice, arm: str, names: ArmNames) -> str:
+def advice_line(one: Advice, arm: str, names: ArmNames) -> str:
     """``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of ...``."""
     how = "Without" if one.cost == "late check" else "With"
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
@@ -139,7 +143,7 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
     refused: dict[str, list[str]] = {}
     for one in found:
         if one.refused is not None:
-            refused.setdefault(refusal_text(one.refused), []).append(one.arm)
+            refused.setdefault(doubt_text(one.refused), []).append(one.arm)
     replayed = [one for one in found if one.refused is None]
     off = [one for one in replayed if not one.within_tolerance]
     few = [one.arm for one in replayed if one.within_tolerance and not one.from_blocks]
@@ -183,19 +187,8 @@ def cannot_be_replayed(named: str, why: str) -> str:
 
 def barred_text(bar: Bar, name: str) -> str:
     """Return why other numbers of workers or of prefetched batches are not predicted, also for ``harness whatif``."""
-    match bar:
-        case "no loader":
-            because = "its batches come from a function, not from a DataLoader"
-        case "no items":
-            because = "some of its workers made no batches, as its dataset gave them too few items"
-        case "unequal":
-            because = "its workers delivered unequal numbers of batches"
-        case "sampler":
-            because = "its sampler takes much of a step in the main thread, which loader workers cannot do"
-        case "restarts":
-            because = "its loader restarts in each epoch, and replay does not know when it asks for the next batches"
     settings = "numbers of workers" if RULE_OF[bar].bars == "workers" else "loader settings (workers, prefetch)"
-    return f"No prediction of other {settings} for {name}: {because}."
+    return f"No prediction of other {settings} for {name}: {doubt_text(doubt(bar))}."
 
 
 def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
@@ -225,7 +218,7 @@ def _named(arms: Sequence[str], names: ArmNames) -> str:
 
 
 def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
-    """Every change that was replayed, with the arms that measured it; empty where nothing was."""
+    """Return every change that was replayed, with the arms that measured it; "" if nothing was replayed."""
     rows = [
         [
             names.short(advice.arm),
@@ -241,7 +234,7 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
     if not rows:
         return ""
     assumed = assumption_lines(dict.fromkeys(text for advice in found for text in advice.assumptions))
-    parts = ["## What was tried on paper", table(["arm", "change", "predicted", "measured here", "worth it"], rows)]
+    parts = [table(["arm", "change", "predicted", "measured here", "worth it"], rows)]
     parts.append(
         "Each arm replayed under one change at a time, times as fast [95 % interval], for the time of a step. *worth "
         "it*: the interval lies above 1, the median clears the noise floor, the error of the unedited replay and "

@@ -18,26 +18,34 @@ from harness.judge.comparisons import Measured
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import Comparison, PredictedRatio
 from harness.judge.waits import Waits
-from harness.show.absent import absent_text, reason
 from harness.show.dose import dose_line
-from harness.show.sentences import WORTH, between, ceiling_text, in_blocks, left_open, steps_text, whose
+from harness.show.policy import WORTH_SHARE
+from harness.show.sentences import between, ceiling_text, in_blocks, left_open, steps_text, whose
+from harness.show.text.verdicts import absent_text, reason
 from harness.show.words import interval, listing, part_of, percent, ratio
 
-BOUNDS: dict[Bound, str] = {
-    "data": "bound by data work (nothing else that leaves the device idle is known to cost them more)",
-    "host": "host-bound (the device runs dry while the host does other work than data)",
-    "launch": "launch-bound (the device ends its work as the host ends launching it: it waits for launches)",
-    "device or launch": "device-bound or launch-bound (while the host is still launching a phase, the device works or "
-    "waits for launches: its events do not tell which, a profiled window does)",
-    "device": "device-bound (the device runs dry {idle} of the step, and fetching could last 5 % of a step longer for "
-    "next to nothing)",
-    "balanced": "balanced (the device runs dry {idle} of the step, and fetching could not last 5 % of a step longer "
-    "for next to nothing)",
+BOUNDS: Mapping[Bound, tuple[str, str]] = {  # its name, and why
+    "data": ("bound by data work", "nothing else that leaves the device idle is known to cost them more"),
+    "host": ("host-bound", "the device runs dry while the host does other work than data"),
+    "launch": ("launch-bound", "the device ends its work as the host ends launching it: it waits for launches"),
+    "device or launch": (
+        "device-bound or launch-bound",
+        "while the host is still launching a phase, the device works or waits for launches: its events do not tell "
+        "which, a profiled window does",
+    ),
+    "device": (
+        "device-bound",
+        "the device runs dry {idle} of the step, and fetching could last 5 % of a step longer for next to nothing",
+    ),
+    "balanced": (
+        "balanced",
+        "the device runs dry {idle} of the step, and fetching could not last 5 % of a step longer for next to nothing",
+    ),
 }
-NEVER_REST = "bound by data work (its loader workers are at work nearly all the time, and the step waits for them)"
+NEVER_REST = "its loader workers are at work nearly all the time, and the step waits for them"
 HELD = (
-    "device-bound (the device runs dry {idle} of the step; a full queue of launches, or a call that blocks untimed, "
-    "may have held the host, so it is not known how much longer fetching could last)"
+    "the device runs dry {idle} of the step; a full queue of launches, or a call that blocks untimed, may have held "
+    "the host, so it is not known how much longer fetching could last"
 )
 
 
@@ -101,11 +109,10 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     part = part_of(waits.step_ms)
     behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
     where = f" behind {listing([f'{name} ({part(value)})' for name, value in behind.items()])}" if behind else ""
-    costs = _costs(waits, waited)
-    likely = "likely " if costs.startswith("between") else ""
-    text = f"{part(hidden)} of it are {likely}hidden{where}, and it costs {step} {costs}"
+    likely = "" if left_open(waits.waited_range_ms, waits.step_ms) is None else "likely "
+    text = f"{part(hidden)} of it are {likely}hidden{where}, and it costs {step} {_costs(waits, waited)}"
     parallel = sum(waits.parallel_ms.values())
-    if parallel >= WORTH * waits.step_ms:
+    if parallel >= WORTH_SHARE * waits.step_ms:
         text += f"; {part(parallel)} ran while the step waited for another worker's batch"
     text += _between_steps(waits)
     if waits.slack_ms is not None:
@@ -117,7 +124,7 @@ def _between_steps(waits: Waits) -> str:
     between = sum(waits.between_steps_ms.values())
     return (
         f"; {part_of(waits.step_ms)(between)} ran between training steps, beside an evaluation say"
-        if between >= WORTH * waits.step_ms
+        if between >= WORTH_SHARE * waits.step_ms
         else ""
     )
 
@@ -134,7 +141,7 @@ def _run_queue(waits: Waits) -> Iterator[ChainLink]:
     part = part_of(waits.step_ms)
     if waits.contended_ms is None:
         yield ChainLink("contended", None, "whether hidden work took cores was not measured (no schedstat)")
-    elif waits.contended_ms < WORTH * waits.step_ms:
+    elif waits.contended_ms < WORTH_SHARE * waits.step_ms:
         yield ChainLink(
             "contended", None, f"the main thread hardly waited for a core ({part(waits.contended_ms)} per step)"
         )
@@ -144,14 +151,17 @@ def _run_queue(waits: Waits) -> Iterator[ChainLink]:
 
 def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     idle = sum(waits.starved_ms.values()) / waits.step_ms if waits.step_ms else 0.0
-    bound = f"; its steps are {BOUNDS[waits.bound].format(idle=percent(idle))}" if waits.bound is not None else ""
-    if waits.bound is None and waits.bounds:  # what idle time and room are on average is true of no block
-        kinds = [f"{_kind(one)} in {blocks} of {sum(waits.bounds.values())}" for one, blocks in waits.bounds.items()]
+    bound = ""
+    if waits.bound is not None:
+        name, why = BOUNDS[waits.bound]
+        if waits.bound == "data" and waits.busy_loader:
+            why = NEVER_REST
+        if waits.bound == "device" and waits.room_unknown:
+            why = HELD
+        bound = f"; its steps are {name} ({why.format(idle=percent(idle))})"
+    elif waits.bounds:  # Idle time and room on average are true of no block.
+        kinds = [f"{BOUNDS[one][0]} in {n} of {sum(waits.bounds.values())}" for one, n in waits.bounds.items()]
         bound = f"; blocks differ in what bounds their steps: {listing(kinds)}"
-    if waits.bound == "data" and waits.busy_loader:
-        bound = f"; its steps are {NEVER_REST}"
-    if waits.bound == "device" and waits.room_unknown:
-        bound = f"; its steps are {HELD.format(idle=percent(idle))}"
     still = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
     if waits.bound in ("data", "host", "launch") and still > LIMIT_SHARE_MIN:
         bound += (
@@ -161,7 +171,7 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     step_ms = waits.step_ms or math.inf
     least, most = (one / step_ms for one in waits.waited_range_ms or (waits.waited_ms or 0.0,) * 2)
     if waits.bound in ("host", "launch") and most > LIMIT_SHARE_MIN:
-        share = percent(most) if most - least < WORTH else f"{percent(least)} to {percent(most)}"
+        share = percent(most) if most - least < WORTH_SHARE else f"{percent(least)} to {percent(most)}"
         bound += f"; ending data work alone would save {share} of the step"
     ceiling = c.measured.ceiling
     if ceiling is None:
@@ -169,11 +179,6 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
         return
     text = f"without any data work {c.baseline} would be {ceiling_text(c.measured)} as fast ({interval(ceiling)})"
     yield ChainLink("ceiling", ceiling.median, f"{text}{bound}")
-
-
-def _kind(bound: Bound) -> str:
-    """``device-bound``: without the reason, which is one of figures."""
-    return BOUNDS[bound].partition(" (")[0]
 
 
 def _doses(c: Comparison) -> Iterator[ChainLink]:

@@ -8,10 +8,9 @@ from harness.explain.statistics import Estimate
 from harness.judge.claims import PARTS, ArmUse, JudgedClaim
 from harness.scenario.claims import SHARES, ClaimKind
 from harness.show.names import ArmNames
+from harness.show.policy import CLAIM_KEYS_NAMED
 from harness.show.tables import NOT_MEASURED, estimate_cell, number_cell, safe, table
 from harness.show.words import capitalised, count, listing, number, percent, ratio
-
-MOST_KEYS = 4  # named of those in which arms differ
 
 
 def claim_text(one: JudgedClaim) -> str:
@@ -62,7 +61,7 @@ def section(uses: Sequence[ArmUse], judged: Sequence[JudgedClaim], names: ArmNam
             " Of several ranks the shares and the cores by part are those of rank 0, and *all processes* are those of "
             "every rank."
         )
-    return f"## Claims\n\n{sentences}\n\n{table(header, rows)}\n\n{note}"
+    return f"{sentences}\n\n{table(header, rows)}\n\n{note}"
 
 
 def _parts(known: Mapping[str, str]) -> str:
@@ -125,7 +124,9 @@ def _limits(one: JudgedClaim) -> str:
     """What takes from the verdict: another difference of the arms, no difference of strategy, no A/A control."""
     text = f"; both have data.tokenize {one.untested}, so nothing of the claim was tried" if one.untested else ""
     if one.differs:
-        others = listing([*one.differs[:MOST_KEYS], *(["others"] if len(one.differs) > MOST_KEYS else [])])
+        others = listing(
+            [*one.differs[:CLAIM_KEYS_NAMED], *(["others"] if len(one.differs) > CLAIM_KEYS_NAMED else [])]
+        )
         text += f"; the arms differ in {others} as well"
     if one.kind.ratio and one.figure is not None and one.noise_floor is None:
         text += "; no A/A control says how far two runs of one arm lie apart"

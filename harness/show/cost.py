@@ -37,7 +37,12 @@ def duration(seconds: float) -> str:
 
 def money(usd: float) -> str:
     """``12.34 USD``; of less than a dollar two significant digits, ``0.0042 USD``."""
-    return f"{usd:,.2f} USD" if usd >= 1 or not usd else f"{usd:.2g} USD"
+    return f"{dollars(usd)} USD"
+
+
+def dollars(usd: float) -> str:
+    """Format as :func:`money`, without the unit."""
+    return f"{usd:,.2f}" if usd >= 1 or not usd else f"{usd:.2g}"
 
 
 def hours(seconds: float) -> str:
@@ -257,7 +262,7 @@ def _longer(found: PredictedCost) -> str:
 
 
 def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None = None) -> str:
-    """Predicted against actual, of the report; empty where nothing was predicted. ``totals``: of arms."""
+    """Return predicted against actual time, as text of a section; "" without a prediction. ``totals``: of arms."""
     if found is None:
         return ""
     total = found.total
@@ -276,7 +281,7 @@ def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None 
         rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
     header = ["", "time", *(["cost"] if usd is not None else [])]
     steps = [f"- {safe(line)}" for line in step_lines(found, totals or {})]
-    return "\n\n".join(["## What it cost", table(header, rows), outcome(found), *(["\n".join(steps)] if steps else [])])
+    return "\n\n".join([table(header, rows), outcome(found), *(["\n".join(steps)] if steps else [])])
 
 
 def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[str]:
@@ -393,4 +398,4 @@ def spending_json(found: Sequence[Expense]) -> dict[str, Json]:
 
 def _sum_usd(found: Sequence[Expense]) -> str:
     priced = [one.usd for one in found if one.usd is not None]
-    return money(sum(priced)).removesuffix(" USD") if priced else NOT_MEASURED
+    return dollars(sum(priced)) if priced else NOT_MEASURED

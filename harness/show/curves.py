@@ -32,7 +32,7 @@ from harness.show.drawing import (
 )
 from harness.show.names import ArmNames
 from harness.show.policy import BANDS_MAX, SMOOTHED_FRACTION, SMOOTHED_STEPS_MAX
-from harness.show.words import listing
+from harness.show.words import capitalised, listing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -248,7 +248,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
         )
         if there
     ]
-    _finish(figure, axes, f"{listing(kinds)} loss".capitalize(), len(runs))
+    _finish(figure, axes, capitalised(f"{listing(kinds)} loss"), len(runs))
     return fitted(figure, sheet)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.show.drawing import CURVES, GRID, LOSS, NARROW, WIDE, Picture, Sheet, drawn, fitted, picture_link, title
 from harness.show.tables import NOT_MEASURED, code, record_json, table
-from harness.show.words import count, percent
+from harness.show.words import count, listing, percent
 from trainer.data.corpus.dedup.clusters import ClusterQuality
 from trainer.data.corpus.dedup.components import KEPT_RULE
 from trainer.data.corpus.dedup.labelled import DUPLICATES
@@ -113,10 +113,9 @@ def _criteria(settings: DedupSettings) -> str:
 
 def _ignored(shingling: Shingling) -> str:
     """Name what makes no difference between two texts."""
-    case = {"lower": "case, ", "fold": "case (folded), ", "keep": ""}[shingling.case]
-    form = {"nfc": " and Unicode form (NFC)", "nfkc": " and Unicode form (NFKC)", "none": ""}[shingling.unicode]
-    parts = f"{case}white space{form}"
-    return parts if form else parts.replace(", white", " and white")
+    case = {"lower": "case", "fold": "case (folded)", "keep": ""}[shingling.case]
+    form = {"nfc": "Unicode form (NFC)", "nfkc": "Unicode form (NFKC)", "none": ""}[shingling.unicode]
+    return listing([part for part in (case, "white space", form) if part])
 
 
 def _point(settings: DedupSettings, similarity: float) -> tuple[str, str]:

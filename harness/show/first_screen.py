@@ -6,22 +6,17 @@ Markdown, HTML and the terminal show the same :class:`FirstScreen`; each figure 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Absent, Measured
 from harness.judge.confounds import ConfoundKind
 from harness.judge.doubts import DoubtKind, barred
-from harness.judge.policy import CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN
-from harness.judge.report_types import ArmAdvice, Comparison, NotCompared, StudyReport
+from harness.judge.policy import SAME_TOKENS_WITHIN
+from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.judge.verdicts import Verdict
-from harness.judge.waits import Waits
-from harness.show.absent import missing_text, problem_lines
 from harness.show.advice import NextSteps, next_steps
-from harness.show.changes import change
-from harness.show.confounds import confound_lines
 from harness.show.lone_arms import (
     Headline,
     engine_lines,
@@ -31,34 +26,18 @@ from harness.show.lone_arms import (
     lone_lines,
     skipped_lines,
 )
-from harness.show.names import ArmNames
-from harness.show.noteworthy import also_noteworthy
+from harness.show.names import ArmNames, change
+from harness.show.policy import COMPARISONS_MANY, DIFFERENCES_SHOWN, REMEDY_REPEATS, WORTH_SHARE
 from harness.show.ranks import rank_lines, scaling_lines
-from harness.show.sentences import (
-    NOTHING,
-    WORTH,
-    believed_ratio,
-    ceiling_text,
-    disagreements,
-    either_way,
-    emulated_devices,
-    in_blocks,
-    more_blocks,
-    too_noisy_text,
-    undecided_because,
-    whose,
-)
+from harness.show.sentences import believed_ratio, ceiling_text, data_text, disagreements, emulated_devices
 from harness.show.tables import NOT_MEASURED
-from harness.show.words import amount, count, listing, percent, ratio, unit
+from harness.show.text.doubts import confound_lines, problem_lines
+from harness.show.text.verdicts import also_noteworthy, finding, missing_text, more_blocks
+from harness.show.words import count, listing, percent, ratio
+from trainer.errors import one_line
 
-REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")  # the line of the arm gives these reasons
+REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
-NEARLY_ALL, MOST_PHASES = 0.75, 2  # of hidden work: it is told to lie behind these phases, else behind the step
-MANY = 6  # comparisons: of so many, only two have a line of their own
-MOST_ALIKE = 3  # comparisons that ask for the same; of more it is said once
-MOST_DIFFERENCES = 4  # more are counted by kind on the first screen, and listed in full below it
-# An interval that reaches so many times as far below 1 as above it, and so far at all: both ends are said.
-LOPSIDED, MISLEADS = 2.0, 0.02
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
 
@@ -84,7 +63,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
     lines: list[Headline] = []
     each: dict[int, Headline] = {}  # by the identity of the comparison
     remedies = Counter(ask for c in report.compared if (ask := more_blocks(c.measured)) is not None)
-    once = [ask for ask, times in remedies.items() if times > MOST_ALIKE]
+    once = [ask for ask, times in remedies.items() if times > REMEDY_REPEATS]
     ordered, shown_alone = _ordered(report)
     if len(shown_alone) < len(ordered):
         lines.append(_tally(ordered))
@@ -98,20 +77,26 @@ def first_screen(report: StudyReport) -> FirstScreen:
     compared = {name for c in report.comparisons for name in (c.baseline, c.candidate)}
     involved = [arm for arm in report.arms if arm.name in compared]
     lines += left_out_lines(involved, names) + skipped_lines(involved, names) + engine_lines(involved, names)
+    advised = [*report.advice]
     if not report.comparisons:
         alone = [arm for arm in report.arms if not arm.control]
         lines = [*group_lines(alone, report.group, names), *(line for arm in alone for line in lone_lines(arm, names))]
+        # The line of such an arm gives the reason why nothing is predicted.
+        advised = [one for one in advised if one.refused is None or one.refused.kind not in REFUSED_ABOVE]
     lines += [*scaling_lines(report.compared, names), *rank_lines(report.arms, names)]
     ideal = {arm.name: one for arm in report.arms if (one := arm.explained.ideal_measured) is not None}
     return FirstScreen(
-        question=" ".join(report.study.question.split()),
+        question=one_line(report.study.question),
         emulated=_emulated(report),
-        beware=(*[f"{line}." for line in problem_lines(report.problems)], *_differences(report.comparisons, names)),
+        beware=(
+            *[f"{line}." for line in problem_lines(report.problems)],
+            *_differences([names.shorten(c) for c in report.comparisons]),
+        ),
         headlines=tuple(lines),
         each=tuple(each[id(c)] for c in report.comparisons),
         rows=tuple(_row(c, names) for c in ordered),
         legend=tuple(names.legend),
-        next_steps=next_steps(_to_advise(report), names, ideal),
+        next_steps=next_steps(advised, names, ideal),
         names=names,
     )
 
@@ -119,10 +104,10 @@ def first_screen(report: StudyReport) -> FirstScreen:
 def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:
     """Return all comparisons and those with a line of their own.
 
-    Of :data:`MANY` these are the best and the worst, by what was decided, and those with a warning of their own. All
-    are sorted by their measured ratio, the fastest candidate first.
+    Of :data:`COMPARISONS_MANY` these are the best and the worst, by what was decided, and those with a warning of their
+    own. All are sorted by their measured ratio, the fastest candidate first.
     """
-    if len(report.comparisons) < MANY or len(report.compared) < MANY:
+    if len(report.comparisons) < COMPARISONS_MANY or len(report.compared) < COMPARISONS_MANY:
         return [*report.comparisons], [*report.comparisons]
     by_gain = sorted(report.compared, key=lambda one: -one.measured.ratio.median)
     decided = [one for one in by_gain if one.measured.verdict != "undecided"]
@@ -150,17 +135,9 @@ def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
     return Headline(count(len(comparisons), "comparison"), listing(parts), support)
 
 
-def _to_advise(report: StudyReport) -> list[ArmAdvice]:
-    """Return the advice, without arms whose own line gives the reason why nothing is predicted."""
-    lone = not report.comparisons
-    return [
-        one for one in report.advice if not (lone and one.refused is not None and one.refused.kind in REFUSED_ABOVE)
-    ]
-
-
 def could_gain(m: Measured) -> Estimate | None:
-    """How many times as fast the baseline could be without data work."""
-    return m.ceiling
+    """Return how many times as fast the baseline could be without data work; None if a doubt bars predictions."""
+    return None if barred(m.doubts, "prediction") else m.ceiling
 
 
 def _headline(
@@ -177,13 +154,14 @@ def _headline(
     support = [text for arm in served for text in loader_texts(arm, names.short(arm.name))][:1]
     if c.drift is not None:
         support.append(_drift(c.drift, baseline))
-    support += [_data(c, baseline)] if with_data else []
+    support += [data_text(names.shorten_compared(c))] if with_data else []
     if c.confounds and not all(one.confounds for one in report.compared):  # else what stands above says it
         support.append("The arms differ in more than that: see the warnings above.")
     if disagreements(c):
         support.append("Estimates disagree: see the details.")
-    support += [names.within(one) for one in also_noteworthy(c.measured)]
-    return Headline(subject, names.within(finding(c.measured, once)), " ".join(_learned(c, names) + support))
+    m = names.shorten_compared(c).measured
+    support = [*_learned(m, emulated=bool(c.explained.emulated)), *support, *also_noteworthy(m)]
+    return Headline(subject, finding(m, once), " ".join(support))
 
 
 def _drift(found: Estimate, baseline: str) -> str:
@@ -204,153 +182,19 @@ def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
     return f" on an {devices}, {real[0]} on a real device" if len(real) == 1 else f" on an {devices}"
 
 
-def _learned(c: Comparison, names: ArmNames) -> list[str]:
+def _learned(m: Measured, *, emulated: bool) -> list[str]:
     """What bars belief in a speed, where the verdict is not itself about that."""
-    m = c.measured
     if m.undecided in ("diverged", "other loss"):
         return []
     if m.losses.diverged:
-        return [f"The loss of {listing([names.short(arm) for arm in m.losses.diverged])} diverged."]
+        return [f"The loss of {listing([*m.losses.diverged])} diverged."]
     if m.losses.unlike:
         return ["The losses differ: see the warnings above."]
     if m.losses.some_blocks is not None:
         (some, of), ours, theirs = m.losses.some_blocks, m.losses.baseline, m.losses.candidate
         return [f"The losses differ in {some} of {count(of, 'block')} ({ours:.3f} against {theirs:.3f})."]
     unknown = m.losses.baseline is None or m.losses.candidate is None
-    return ["Losses were not compared."] if m.verdict == "gain" and unknown and not c.explained.emulated else []
-
-
-def finding(m: Measured, once: Collection[str] = ()) -> str:
-    """Format a finding: ``14 % faster (6.2 to 17 %)``. ``once``: remedies that another line gives."""
-    estimate, verdict = m.ratio, m.verdict
-    if verdict == "undecided":
-        because = undecided_because(m, remedy=more_blocks(m) not in once)
-        if (noisy := barred(m.doubts, "ratio")) is not None:
-            return f"undecided: {because}" + ("" if m.undecided == noisy.kind else f"; {too_noisy_text(noisy)}")
-        return f"undecided, {_change(estimate)}: {because}"
-    if verdict == "none":
-        what = "detectable difference"
-        if (ends := _lopsided(m)) is not None:
-            slower, faster = (percent(end).removeprefix("under ") for end in ends)
-            counts = _counts_more(m)
-            less, more = (f"fewer {m.measure}", "more") if counts else ("slower", "faster")
-            return f"no {what} (between {slower} {less} and {faster} {more})"
-        limit = percent(m.resolution or 0).removeprefix("under ")
-        return f"no {what} (under {limit})"
-    each = m.measured_per_step
-    if _counts_more(m):  # padding or batch size changed, or may have: that is no change of speed
-        counted = "training" if m.measure == "trained tokens/s" else "computing"
-        times = "what each trains was not counted" if each is None else f"{counted} {ratio(each)} as many in each step"
-        word = "more" if verdict == "gain" else "fewer"
-        return f"{_change(estimate, word + ' ' + m.measure)}, {times}"
-    return _change(estimate, "faster" if verdict == "gain" else "slower")
-
-
-def _counts_more(m: Measured) -> bool:
-    """Whether steps of both hold other amounts of what is counted, or may."""
-    return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME_TOKENS_WITHIN
-
-
-def _lopsided(m: Measured) -> tuple[float, float] | None:
-    """Up to what loss and what gain nothing would show, as fractions, where the loss may be far larger."""
-    together, floor = m.together or m.ratio, m.noise_floor or 0.0
-    if together.ci_low is None or together.ci_high is None:
-        return None
-    # Steps that used up batches which lay ready were faster than they can go on being.
-    baseline, candidate = m.used_lead
-    slower, faster = max(1 - together.ci_low, floor) + candidate, max(together.ci_high - 1, floor) + baseline
-    return (slower, faster) if slower > max(MISLEADS, LOPSIDED * faster) else None
-
-
-def _off_one(estimate: Estimate) -> bool:
-    """Whether the interval excludes "no change"."""
-    return (estimate.ci_low or 1.0) > 1 or (estimate.ci_high or 1.0) < 1
-
-
-def _change(estimate: Estimate, word: str = "") -> str:
-    """``14 % faster (6.2 to 17 %)``; of large ones ``4.20x (3.90x to 4.40x)``."""
-    low, high = estimate.ci_low, estimate.ci_high
-    if estimate.median >= 2 or low is None or high is None or not word:
-        interval = "" if low is None or high is None else f" ({ratio(low)} to {ratio(high)})"
-        measure = word.removeprefix("more ").removeprefix("fewer ")
-        unit = {"faster": " as fast", "slower": " as fast", "": ""}.get(word, f" the {measure}")
-        return f"{ratio(estimate.median)}{unit}{interval}"
-    ends = sorted((abs(low - 1), abs(high - 1)))
-    return f"{percent(estimate.median - 1)} {word} ({percent(ends[0]).removesuffix(' %')} to {percent(ends[1])})"
-
-
-def _data(c: Comparison, baseline: str) -> str:
-    """What the baseline's data work costs, and whether anything waits for it."""
-    waits = c.measured.baseline_waits
-    baseline, of = whose(baseline, waits), "" if waits.ranks == 1 else f"{whose(baseline, waits)} "
-    length = f"{_amount(waits.step_ms, waits)} {unit(waits.step_ms)}"
-    step = f"{length} a step"
-    if not waits.exposed_ms and not waits.hidden_ms:
-        if waits.waited_ms is None:
-            return f"The wait of {baseline} for data was not measured."
-        return f"{baseline} waits {_amount(waits.waited_ms, waits)} of {step} for data."
-    work = waits.work_ms
-    if work < NOTHING * waits.step_ms:
-        return f"Data work takes {baseline} under {percent(NOTHING)} of {step}."
-    several = work > waits.step_ms  # workers at once
-    takes = f"{_amount(work, waits)} {f'{unit(waits.step_ms)} for each {length} step' if several else f'of {step}'}"
-    is_ = f"Data work{f' of {baseline}' if of else ''} is {takes}"
-    if unknown := either_way(waits.waited_range_ms, waits.step_ms):
-        return f"{is_}. {unknown}"
-    costs = is_ if several else f"Data work takes {of}{takes}"
-    if (uneven := waits.uneven) is not None:
-        hidden = sum(waits.hidden_ms.values())
-        behind = f", {_amount(hidden, waits)} are hidden" if hidden >= 0.05 * work else ""
-        return f"{costs}; {baseline} waits for {in_blocks(uneven)}{behind}{_for_a_core(waits)}."
-    return f"{costs}; {_where(c, waits, work)}{_for_a_core(waits)}."
-
-
-def _where(c: Comparison, waits: Waits, work: float) -> str:
-    waited, hidden = waits.waited_ms, sum(waits.hidden_ms.values())
-    if waited is None:
-        return "how long the step waits for it was not measured"
-    where = f"behind {_behind(c.explained.hidden_behind_ms, hidden)}"
-    parallel, between = (sum(found.values()) for found in (waits.parallel_ms, waits.between_steps_ms))
-    apart = f", {_amount(between, waits)} run between training steps" if between >= 0.05 * work else ""
-    if waited < NOTHING * waits.step_ms:  # little of the work may be much of the step, so its share is no measure
-        if not apart:
-            return f"the step waits for none of it: it is hidden {where}"
-        return f"the step waits for none of it{apart}" + (
-            f", the rest is hidden {where}" if hidden >= 0.05 * work else ""
-        )
-    if parallel >= 0.05 * work:
-        text = f"the step waits {_amount(waited, waits)} for it, while {_amount(parallel, waits)} of it run in parallel"
-        return (text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {where}") + apart
-    if hidden < 0.05 * work:
-        return f"the step waits {_amount(waited, waits)} for it{apart}" if apart else "the step waits for all of it"
-    return f"the step waits {_amount(waited, waits)} for it{apart}, the rest is hidden {where}"
-
-
-def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
-    """The phases behind which nearly all of the hidden work lies, the most first; the step where these are many."""
-    known = sorted(hidden_behind_ms.items(), key=lambda one: -one[1])
-    sums = list(accumulate(value for _, value in known))
-    enough = next((place + 1 for place, value in enumerate(sums) if value >= NEARLY_ALL * hidden_ms), len(known) + 1)
-    if enough > min(MOST_PHASES, len(known)):
-        return "the step"
-    return listing([_BEHIND.get(name, name) for name, _ in known[:enough]])
-
-
-def _for_a_core(waits: Waits) -> str:
-    """Hidden work costs nothing by replay, which does not know the cores that it takes from the step. Where much of a
-    step goes by like that, other processes take them.
-    """
-    least = WORTH if sum(waits.hidden_ms.values()) else CORE_WAIT_SHARE_MAX
-    if waits.contended_ms is None or waits.contended_ms < least * waits.step_ms:
-        return ""
-    return f"; a step waits {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} for a core"
-
-
-def _amount(value_ms: float, waits: Waits) -> str:
-    return amount(value_ms, waits.step_ms)
-
-
-_BEHIND = {"optimizer": "the optimizer", "sync": "the sync", "norm": "the gradient norm", "other": "Python"}
+    return ["Losses were not compared."] if m.verdict == "gain" and unknown and not emulated else []
 
 
 def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
@@ -370,8 +214,9 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     ):
         unsure = " unclear" if m.steps.verdict in ("none", "undecided") else ""
         figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling is per step, too.
-    if m.ceilings is not None:
+    if m.ceilings is not None and could_gain(m) is not None:
         figures[1] = ceiling_text(m)
+
     predicted = c.explained.predicted
     if isinstance(predicted, Absent) and predicted.kind == "more than the data path differs" and could_gain(m):
         figures[1] += " by data"  # what else differs may gain more
@@ -381,19 +226,19 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
 def _or_none(one: Estimate) -> str:
     """Return a mark for a ratio whose interval includes no change and a change worth reporting."""
     holds = one.ci_low is not None and one.ci_high is not None and one.ci_low <= 1 <= one.ci_high
-    return " unclear" if holds and (one.distance or 0.0) >= WORTH else ""
+    return " unclear" if holds and (one.distance or 0.0) >= WORTH_SHARE else ""
 
 
-def _differences(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> list[str]:
+def _differences(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
     """What no arm declared, a line each; many of them are counted by kind, but for what the arms learned."""
     lines = difference_lines(comparisons)
-    if len(lines) <= MOST_DIFFERENCES:
-        return [f"The arms also differ: {names.within(line)}" for line in lines]
+    if len(lines) <= DIFFERENCES_SHOWN:
+        return [f"The arms also differ: {line}" for line in lines]
     learned = difference_lines(comparisons, only=LEARNED)
     found = [one for c in comparisons if isinstance(c, Comparison) for one in {d.kind: d for d in c.confounds}.values()]
     kinds = Counter(one.kind for one in found if one.kind not in LEARNED)
     return [
-        *(f"The arms also differ: {names.within(line)}" for line in learned),
+        *(f"The arms also differ: {line}" for line in learned),
         *(
             f"The arms also differ ({_KINDS.get(kind, kind)}) in {count(times, 'comparison')}: see the details"
             for kind, times in kinds.items()

@@ -17,16 +17,14 @@ from harness.judge.policy import CORE_WAIT_SHARE_MAX, RESTART_SHARE_MAX, UNSEEN_
 from harness.judge.report_types import ArmReport, ArmTotals
 from harness.judge.unseen import Unseen
 from harness.judge.waits import UnevenSpeed
-from harness.show.absent import reason
 from harness.show.dose import dose_line
 from harness.show.names import ArmNames
-from harness.show.remedies import NOTHING, cause_texts
-from harness.show.sentences import WORTH, either_way, in_blocks
+from harness.show.policy import MEAN_APART_SHARE, WAIT_SHARE, WAITS_ALIKE_SHARE, WORTH_SHARE
+from harness.show.sentences import either_way, in_blocks
+from harness.show.text.findings import cause_texts
+from harness.show.text.verdicts import reason
 from harness.show.words import capitalised, count, interval, listing, part_of, percent, percent_over, ratio
 from harness.study.contract import STAGES
-
-MOST_ALIKE = 0.05  # of the step: waits that differ by less are alike
-UNLIKE = 0.05  # mean and median of the steps differ by more: both are said
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     typical_ms = long.others_ms if long is not None else totals.p50_ms or totals.step_ms.median
     if (kinds := _kinds(totals, part)) is not None:
         step = f"{part(_mean_ms(arm))} a step on average, {kinds}"
-    elif abs(_mean_ms(arm) / typical_ms - 1) > UNLIKE:
+    elif abs(_mean_ms(arm) / typical_ms - 1) > MEAN_APART_SHARE:
         step = f"{part(_mean_ms(arm))} a step on average, typically {part(typical_ms)}{_long(long, part)}"
     served = "".join(f" {text}" for text in loader_texts(arm, name))
     data = _data(arm)
@@ -192,7 +190,7 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
     most_ms = max(wait for name, wait in waits.items() if name != last.name)
     part = part_of(step_ms)
     support = []
-    if waits[last.name] - most_ms < MOST_ALIKE * step_ms:
+    if waits[last.name] - most_ms < WAITS_ALIKE_SHARE * step_ms:
         finding = f"all wait about as long for data, {part(min(waits.values()))} to {part(max(waits.values()))} a step"
     else:
         stage, exposed_ms = max(last.totals.exposed_ms.items(), key=lambda one: one[1], default=("", 0.0))
@@ -213,9 +211,9 @@ def _others(longest: str, last: str, gain: GroupGain | None) -> str:
         return f"{text}. The record does not tell whether they then wait for {last}."
     alike = gain.slowest_alike
     most = alike.median if alike.ci_high is None else alike.ci_high
-    if most <= 1 + WORTH:
+    if most <= 1 + WORTH_SHARE:
         return f"{text} and work while {last} still waits: none waits for it."
-    if alike.median <= 1 + NOTHING:
+    if alike.median <= 1 + WAIT_SHARE:
         return f"{text}. None was seen to wait for {last}, but not all was seen (at most {ratio(most)} as fast)."
     known = "and then for" if _surely(alike) else "and then perhaps for"
     return f"{text} {known} {last}. If {last} waited no longer than the next, all would be {_or_none(alike)}."
@@ -223,13 +221,13 @@ def _others(longest: str, last: str, gain: GroupGain | None) -> str:
 
 def _together(without: Estimate) -> str:
     """What no rank having any data work would give."""
-    if without.median <= 1 + NOTHING:
+    if without.median <= 1 + WAIT_SHARE:
         return f"Without any data work all would be no faster: {ratio(without.median)}{_range(without)}."
     return f"Without any data work all would be {_or_none(without)}, if each has cores of its own."
 
 
 def _surely(one: Estimate) -> bool:
-    return (one.median if one.ci_low is None else one.ci_low) > 1 + NOTHING
+    return (one.median if one.ci_low is None else one.ci_low) > 1 + WAIT_SHARE
 
 
 def _or_none(one: Estimate) -> str:
@@ -252,26 +250,26 @@ def _data(arm: ArmReport) -> str:
     part = part_of(step_ms)
     fetch_ms = totals.phase_ms.get("fetch")
     blocked_ms = 0.0 if arm.unseen is None or arm.unseen.reason == "blocked" else arm.unseen.blocked * step_ms
-    unseen = blocked_ms >= WORTH * step_ms
+    unseen = blocked_ms >= WORTH_SHARE * step_ms
     if fetch_ms is None and arm.attached is not None:
         waits = f"; {part(blocked_ms)} of a step, blocked outside of all phases, may be the wait" if unseen else ""
         return f"Its data loading was not timed{waits}."
     if fetch_ms is None:
         return "Its wait for data was not measured."
     waited_ms = sum(totals.exposed_ms.values()) if totals.exposed_ms else fetch_ms
-    parts = [f"{stage} {part(value)}" for stage, value in totals.exposed_ms.items() if value >= NOTHING * step_ms]
+    parts = [f"{stage} {part(value)}" for stage, value in totals.exposed_ms.items() if value >= WAIT_SHARE * step_ms]
     hidden_ms = sum(totals.hidden_ms.values())
     hidden = ""
-    if hidden_ms >= NOTHING * step_ms:  # what is hidden may still take cores from the step, which no replay knows
+    if hidden_ms >= WAIT_SHARE * step_ms:  # what is hidden may still take cores from the step, which no replay knows
         contended_ms = totals.contended_ms or 0.0
-        cores = f"; a step waits {part(contended_ms)} for a core" if contended_ms >= WORTH * step_ms else ""
+        cores = f"; a step waits {part(contended_ms)} for a core" if contended_ms >= WORTH_SHARE * step_ms else ""
         hidden = f" {part(hidden_ms)} of data work is hidden behind the step{cores}."
     if arm.unseen is not None and arm.unseen.device:
         return _device(arm, fetch_ms, step_ms)
     if unknown := either_way(totals.waited_range_ms, step_ms):
         work_ms = sum(totals.work_ms.values())
         return f"Data work takes {part(work_ms)}. {unknown}"
-    if waited_ms < NOTHING * step_ms:
+    if waited_ms < WAIT_SHARE * step_ms:
         most = f", or up to {part(blocked_ms)} outside of what is timed" if unseen else ""
         return f"It hardly waits for data ({part(waited_ms)}{most}).{hidden}"
     if totals.uneven is not None:
@@ -290,8 +288,8 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
         )
     idle = {stage: totals.starved_ms.get(stage, 0.0) for stage in STAGES}
     idle_ms = sum(idle.values())
-    parts = listing([f"{stage} {part(value)}" for stage, value in idle.items() if value >= NOTHING * step_ms])
-    if idle_ms >= NOTHING * step_ms:
+    parts = listing([f"{stage} {part(value)}" for stage, value in idle.items() if value >= WAIT_SHARE * step_ms])
+    if idle_ms >= WAIT_SHARE * step_ms:
         during = f"{part(idle_ms)} while the host waits for data" + (f" ({parts})" if parts else "")
         text = f"The device is idle for {part(totals.device_starved_ms)} of that, {during}."
     else:
@@ -300,11 +298,11 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
             f"{part(idle_ms)} then, and for {part(totals.device_starved_ms)} in all."
         )
     open_ms = totals.device_unknown_ms
-    if open_ms >= NOTHING * step_ms and totals.busy_from == "profiled window" and totals.device_busy_ms is not None:
+    if open_ms >= WAIT_SHARE * step_ms and totals.busy_from == "profiled window" and totals.device_busy_ms is not None:
         launching_ms = step_ms - totals.device_starved_ms - totals.device_busy_ms
-        waited = f" and waits for launches for {part(launching_ms)}" if launching_ms >= NOTHING * step_ms else ""
+        waited = f" and waits for launches for {part(launching_ms)}" if launching_ms >= WAIT_SHARE * step_ms else ""
         text += f" It works for {part(totals.device_busy_ms)}{waited}, by the kernels of a profiled window."
-    elif open_ms >= NOTHING * step_ms:
+    elif open_ms >= WAIT_SHARE * step_ms:
         text += f" For {part(open_ms)} it worked or waited for launches: CUDA events do not tell which."
     waits = "" if any(one.place for one in arm.causes) else " and waits of the host for the device"
     return (
@@ -325,11 +323,15 @@ def _gain(arm: ArmReport) -> str:
         parts.append(f" {capitalised(reason(found.no_ideal))}.")
     if replayed is not None:
         faster = _as_fast(arm, replayed, found.predicted_in_blocks)
-        hides = measured is None and sum(arm.totals.hidden_ms.values()) >= WORTH * _mean_ms(arm)
+        hides = measured is None and sum(arm.totals.hidden_ms.values()) >= WORTH_SHARE * _mean_ms(arm)
+        launch_bound = measured is None and arm.totals.bound == "launch"
+        if launch_bound and found.predicted_in_blocks is None:
+            faster = f"about {replayed.median:.2f}x as fast"  # not known to three decimals
         cores = "; hidden work may also take cores and memory bandwidth" if hides else ""
         parts.append(f" Without any data work it would be {faster}, by replay{cores}.")
-        if hides and arm.totals.bound == "launch":  # beside workers of an H200, forward took 18 % longer
-            parts.append(" Launches limit its step, and hidden work may slow them: measure with ideal-data.")
+        if launch_bound:  # Beside loader workers of an H200, forward took 18 % longer.
+            slowed = ", and hidden work may slow them" if hides else ""
+            parts.append(f" Launches limit its step{slowed}: measure with ideal-data.")
     if measured is not None and replayed is not None and _apart(measured, replayed):
         parts.append(f" {_disagreement(arm, measured, replayed)}")
     return "".join([*parts, _restarts(arm), _sampler(arm)])
@@ -401,7 +403,7 @@ def _sampler(arm: ArmReport) -> str:
 def _without_waits(arm: ArmReport) -> Iterator[Headline]:
     """The parts of a step with the waits for a core taken out, which are known on a machine in use as well."""
     part = part_of(_mean_ms(arm))
-    shown = [one for one in arm.parts if one.name != WAITING and one.ms.median >= NOTHING * _mean_ms(arm)]
+    shown = [one for one in arm.parts if one.name != WAITING and one.ms.median >= WAIT_SHARE * _mean_ms(arm)]
     if shown:
         texts = [f"{one.name} {part(one.ms.median)}{_between(one.ms, part)}" for one in shown]
         waited = next(part(one.ms.median) for one in arm.parts if one.name == WAITING)
@@ -414,7 +416,7 @@ def _between(ms: Estimate, part: Callable[[float], str]) -> str:
 
 def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
     part = part_of(step_ms)
-    if one.tokenizing >= NOTHING:
+    if one.tokenizing >= WAIT_SHARE:
         yield Headline(
             "Tokenizing in the loop",
             f"{part(one.tokenizing * step_ms)} of a step, after the batch was fetched",

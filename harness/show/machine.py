@@ -8,10 +8,10 @@ from harness.explain.policy import OUTLIER_QUARTILES
 from harness.explain.unusual_steps import StepTimes
 from harness.judge.probes.device_health import DeviceHealth
 from harness.judge.probes.host_load import HostLoad, RoleLoad
-from harness.show.findings import device_finding, host_finding
 from harness.show.names import ArmNames
 from harness.show.policy import OUTLIERS_LISTED
 from harness.show.tables import NOT_MEASURED, number_cell, safe, table
+from harness.show.text.findings import device_finding, host_finding
 from harness.show.words import number, percent, ratio
 
 LINKS = {"pcie": "PCIe", "nvlink": "NVLink", "c2c": "C2C"}
@@ -38,7 +38,7 @@ def section(loads: Sequence[HostLoad], devices: Sequence[DeviceHealth], problems
         parts += ["### What held it back", "\n".join(findings)]
     if problems:
         parts += ["### Not measured", "\n".join(f"- {safe(problem)}" for problem in dict.fromkeys(problems))]
-    return "\n\n".join(["## The machine", *parts]) if parts else ""
+    return "\n\n".join(parts)
 
 
 def _host_table(loads: Sequence[HostLoad]) -> str:
@@ -221,7 +221,7 @@ def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
         "the upper quartile of their run. `summary.html` draws every step over the time of the study."
     )
     header = ["arm", "block", "repetition", "step", "ms", "times its run's median"]
-    return "\n\n".join([f"## {STEPS_TITLE}", *([table(header, rows)] if rows else []), note])
+    return "\n\n".join([*([table(header, rows)] if rows else []), note])
 
 
 def thinned_note(found: Sequence[StepTimes]) -> str:

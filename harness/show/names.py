@@ -1,17 +1,22 @@
-"""Shortens the names of arms for tables by leaving out what they share; a legend gives the full names.
-
-``text-padded@batch_size=4,workers=0`` becomes ``text-padded bs4`` where every arm has the same workers.
-"""
+"""Shortens the names of arms by what they share, and says what a comparison changed in parts a person would use."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
+from typing import Any
 
-FITS = 24  # characters: names up to this length stay as they are
-LONGEST = 34  # characters of a shortened name; the middle of a longer one goes
+from harness.judge.comparisons import Absent, Missing
+from harness.judge.confounds import Confound
+from harness.judge.report_types import Comparison, NotCompared
+from harness.scenario.overrides import flatten
+from harness.show.policy import NAME_FITS, NAME_LONGEST
+from harness.show.words import capitalised
+from harness.study.records import COMMAND, StudyRecord
+
 _PARTS = re.compile(r"[^-._ ]+[-._ ]*|[-._ ]+")
 
 
@@ -47,16 +52,42 @@ class ArmNames:
             return "", self.short(one), self.short(other), ""
         return "".join(ours[:before]), first, second, gap + "".join(ours[len(ours) - after :])
 
-    def within(self, text: str) -> str:
-        """The text with short names in place of full ones."""
-        return self._full.sub(lambda found: self.short(found[0]), text) if self._full is not None else text
+    def shorten(self, c: Comparison | NotCompared) -> Comparison | NotCompared:
+        """Return ``c`` with short names in place of full ones, for sentences about it."""
+        pair = {"baseline": self.short(c.baseline), "candidate": self.short(c.candidate)}
+        if isinstance(c, NotCompared):
+            return replace(c, **pair, missing=self._missing(c.missing))
+        return self.shorten_compared(c)
 
-    @cached_property
-    def _full(self) -> re.Pattern[str] | None:
-        shortened = sorted((name for name in self._names if self.short(name) != name), key=len, reverse=True)
-        if not shortened:
-            return None
-        return re.compile(rf"(?<![\w@.-])(?:{'|'.join(map(re.escape, shortened))})(?![\w@-])")
+    def shorten_compared(self, c: Comparison) -> Comparison:
+        """As :meth:`shorten`."""
+        m, predicted = c.measured, c.explained.predicted
+        return replace(
+            c,
+            baseline=self.short(c.baseline),
+            candidate=self.short(c.candidate),
+            measured=replace(
+                m,
+                noise_floor_of=None if m.noise_floor_of is None else self.short(m.noise_floor_of),
+                absent={figure: self._absent(one) for figure, one in m.absent.items()},
+                losses=replace(m.losses, diverged=tuple(map(self.short, m.losses.diverged))),
+            ),
+            explained=replace(
+                c.explained, predicted=self._absent(predicted) if isinstance(predicted, Absent) else predicted
+            ),
+            confounds=tuple(map(self._confound, c.confounds)),
+        )
+
+    def _absent(self, one: Absent) -> Absent:
+        return replace(one, arms=tuple(map(self.short, one.arms)))
+
+    def _missing(self, one: Missing) -> Missing:
+        failures = tuple(replace(failed, arm=self.short(failed.arm)) for failed in one.failures)
+        return replace(one, arms=tuple(map(self.short, one.arms)), failures=failures)
+
+    def _confound(self, one: Confound) -> Confound:
+        first, second = map(self.short, one.names)
+        return replace(one, names=(first, second), key=self.short(one.key))
 
     @property
     def legend(self) -> list[tuple[str, str]]:
@@ -68,9 +99,9 @@ class ArmNames:
 
     @cached_property
     def _short(self) -> dict[str, str]:
-        if all(len(name) <= FITS for name in self._names):
+        if all(len(name) <= NAME_FITS for name in self._names):
             return {name: name for name in self._names}
-        if all(len(short) <= LONGEST for short in self._by_point.values()):
+        if all(len(short) <= NAME_LONGEST for short in self._by_point.values()):
             return self._by_point
         shortened = [middle_out(one) for one in _without_shared(list(self._by_point.values()))]
         if len(set(shortened)) < len(shortened) or not all(shortened):
@@ -119,6 +150,11 @@ def _split(name: str) -> tuple[str, dict[str, str]]:
     return arm, {key: value for key, _, value in pairs}
 
 
+def without_point(name: str) -> str:
+    """Return the name of an arm without its point in a matrix."""
+    return _split(name)[0]
+
+
 def _matrix(names: Sequence[str]) -> _Matrix | None:
     """The matrix that the names are points of; None where one of them is none."""
     points = [_split(name)[1] for name in names]
@@ -134,7 +170,7 @@ def _matrix(names: Sequence[str]) -> _Matrix | None:
 
 def _without_shared(names: Sequence[str]) -> list[str]:
     """Without the parts that all names begin or end with, where they are long."""
-    if len(names) < 2 or all(len(name) <= FITS for name in names):
+    if len(names) < 2 or all(len(name) <= NAME_FITS for name in names):
         return list(names)
     parts = [_PARTS.findall(name) for name in names]
     before = min(_shared(parts[0], one) for one in parts)
@@ -145,5 +181,75 @@ def _without_shared(names: Sequence[str]) -> list[str]:
 
 def middle_out(name: str) -> str:
     """Leaves out the middle of a long name: names of arms mostly differ at their ends."""
-    half = (LONGEST - 1) // 2
-    return name if len(name) <= LONGEST else f"{name[:half]}…{name[-half:]}"
+    half = (NAME_LONGEST - 1) // 2
+    return name if len(name) <= NAME_LONGEST else f"{name[:half]}…{name[-half:]}"
+
+
+_MISSING = object()
+_SOURCES = {("text", "tokens"): "pretokenizing", ("tokens", "text"): "tokenizing on the fly"}
+_PACKINGS = {
+    ("padded", "stream"): "packing",
+    ("padded", "mmap"): "packing out of a memory map",
+    ("stream", "mmap"): "packing out of a memory map",
+    ("stream", "padded"): "padding",
+    ("mmap", "padded"): "padding",
+    ("mmap", "stream"): "packing out of token lists",
+}
+_NOTHING = (None, 0, False, "", _MISSING)
+
+
+def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
+    """The one thing that the candidate does otherwise; None where it is not one thing, or not known."""
+    configs = [_config(study, name) for name in (baseline, candidate)]
+    keys = [key for one in configs for key in one if key != "seed"]
+    differs = {key: tuple(one.get(key, _MISSING) for one in configs) for key in dict.fromkeys(keys)}
+    changed = {key: pair for key, pair in differs.items() if pair[0] != pair[1]}
+    if len(changed) != 1:
+        return None
+    ((key, (before, after)),) = changed.items()
+    if key == COMMAND:
+        return _command(str(before), str(after))
+    if key.startswith(f"{COMMAND}.") and None not in (before, after) and _MISSING not in (before, after):
+        return f"{key.partition('.')[2]} {after} instead of {before}"
+    if key == "data.path":
+        return _data_path(str(before), str(after))
+    if key == "data.workers" and _MISSING not in (before, after):
+        return f"{after} loader worker{'' if after == 1 else 's'} instead of {before}"
+    if isinstance(after, bool) or after is None or before in _NOTHING or after is _MISSING:
+        return None  # a bare "true" says less than the arm's name
+    return f"{key.rpartition('.')[2].replace('_', ' ')} {after} instead of {before}"
+
+
+def _config(study: StudyRecord, name: str) -> Mapping[str, Any]:
+    arm = next((arm for arm in study.arms if arm.name == name), None)
+    return {} if arm is None else {**flatten(arm.config), **flatten(arm.declared)}
+
+
+def _command(before: str, after: str) -> str:
+    """The words in which two commands differ, with the option that they belong to."""
+    first, second = before.split(), after.split()
+    start = _alike(first, second)
+    end = _alike(first[start:][::-1], second[start:][::-1])
+    values = [parts[start] for parts in (first, second) if start < len(parts) - end]
+    if start and first[start - 1].startswith("-") and values and not any(one.startswith("-") for one in values):
+        start -= 1  # the option whose value they are
+    removed, added = (" ".join(parts[start : len(parts) - end]) for parts in (first, second))
+    if not added:
+        return f"without {removed}"
+    return f"{added} instead of {removed}" if removed else f"with {added}"
+
+
+def _alike(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many words they begin with alike."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _data_path(before: str, after: str) -> str | None:
+    (source, _, packing), (other_source, _, other_packing) = before.partition("-"), after.partition("-")
+    parts = []
+    if source != other_source:
+        parts.append(_SOURCES.get((source, other_source), ""))
+    if packing != other_packing:
+        parts.append(_PACKINGS.get((packing, other_packing), ""))
+    return capitalised(" and ".join(parts)) if all(parts) else None

@@ -1,4 +1,4 @@
-"""Writes the tables of figures of summary.md: comparisons, arms and controls, each narrow enough for a pull request."""
+"""Writes the tables of figures: comparisons, arms, controls and data paths, each narrow enough for a pull request."""
 
 from __future__ import annotations
 
@@ -6,33 +6,24 @@ from collections.abc import Sequence
 
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Measured
+from harness.judge.controls import DataPath
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison
-from harness.show.absent import mfu_reason, reason
 from harness.show.first_screen import could_gain
-from harness.show.names import ArmNames
-from harness.show.sentences import believed_ratio, left_open
-from harness.show.tables import (
-    NOT_MEASURED,
-    Markdown,
-    estimate_cell,
-    number_cell,
-    ratio_cell,
-    safe,
-    stages_cell,
-    table,
-)
-from harness.show.words import listing, number, percent
+from harness.show.names import ArmNames, without_point
+from harness.show.policy import PADDED_SHARE
+from harness.show.sentences import believed_ratio, left_open, steps_text
+from harness.show.tables import NOT_MEASURED, Markdown, estimate_cell, number_cell, ratio_cell, safe, stages_cell, table
+from harness.show.text.verdicts import mfu_reason, reason
+from harness.show.words import listing, ms, number, part_of, percent, ratio
 from harness.study.contract import STAGES
 
-STEP_TIMES = "step mean, p50, p95 (ms)"
-# The formula of each count of model FLOPs: N parameters, L layers, H heads of width Q, sequences of T.
 CONVENTIONS = {
     "palm": "PaLM's 6N + 12LHQT: N without embedding lookups, attention as the full square",
     "causal-half": "6N + 6LHQT: as PaLM, with the half of attention that a causal mask leaves",
     "non-embedding": "6N: N without embeddings and output projection, no attention",
 }
-PADDED = 0.9  # of the positions are trained on: of fewer it is said, as model FLOPs count all of them
+STEP_TIMES = "step mean, p50, p95 (ms)"
 
 
 def _floor(m: Measured) -> str:
@@ -62,9 +53,7 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
         [
             names.pair(c.candidate, c.baseline),
             *map(ratio_cell, _measured(c, timed=timed)),
-            NOT_MEASURED
-            if None in (c.measured.noise_floor, c.measured.figure)
-            else percent(c.measured.noise_floor or 0.0),
+            _floor(c.measured),
         ]
         for c in compared
     ]
@@ -75,7 +64,6 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
     measures = " or ".join(dict.fromkeys(c.measured.measure for c in compared))
     return "\n\n".join(
         [
-            "## Comparisons in numbers",
             table(["candidate / baseline", "isolated", "ceiling", "ideal data"], could),
             table(header, was),
             f"How many times as fast, median [95 % interval]. *measured* counts {measures}; "
@@ -104,7 +92,7 @@ def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
         note += _padding(shown)
     if reasons:
         note += f" MFU is not given: {safe('; '.join(reasons))}."
-    return "\n\n".join(["## Arms", _speed(shown, names), _data_work(shown, names), _model(shown, names), note])
+    return "\n\n".join([_speed(shown, names), _data_work(shown, names), _model(shown, names), note])
 
 
 def _padding(shown: Sequence[ArmReport]) -> str:
@@ -114,7 +102,7 @@ def _padding(shown: Sequence[ArmReport]) -> str:
         for arm in shown
         if arm.speed.flops_per_s is not None and arm.totals.useful_fraction is not None
     )
-    if not shares or shares[0] >= PADDED:
+    if not shares or shares[0] >= PADDED_SHARE:
         return ""
     ends = list(dict.fromkeys(percent(one) for one in (shares[0], shares[-1])))
     return f" They are those of all positions, padding included, of which {' to '.join(ends)} are trained on."
@@ -200,7 +188,7 @@ def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
         "*a-a*: the arm against itself, so how far its interval reaches from 1 is the noise floor. *ideal-data*: no "
         "data cost. *data-only*: no compute."
     )
-    return f"## Controls\n\n{table(header, rows)}\n\n{note}"
+    return f"{table(header, rows)}\n\n{note}"
 
 
 def step_times(arm: ArmReport) -> str:
@@ -212,3 +200,93 @@ def _loss(totals: ArmTotals) -> str:
     if totals.diverged:
         return Markdown("**diverged**")
     return NOT_MEASURED if totals.loss is None else f"{totals.loss:.3f}"
+
+
+def data_paths(found: Sequence[DataPath], names: ArmNames) -> str:
+    """Both tables, each with its note; empty where the scenario does not ask for them."""
+    if not found:
+        return ""
+    baselines = list(dict.fromkeys(one.baseline for one in found))
+    against = names.short(baselines[0]) if len(baselines) == 1 else without_point(baselines[0])
+    alone = [
+        [
+            names.short(one.arm),
+            _sample_cell(one.sample_ms),
+            estimate_cell(one.tokens_per_s),
+            estimate_cell(one.trained_tokens_per_s),
+            ratio_cell(one.times),
+        ]
+        for one in found
+    ]
+    training = [
+        [
+            names.short(one.arm),
+            estimate_cell(one.step_ms),
+            number_cell(one.waited_ms),
+            ratio_cell(one.times),
+            ratio_cell(one.training_times),
+        ]
+        for one in found
+    ]
+    measures = " or ".join(dict.fromkeys(one.measure for one in found if one.measure))
+    point = " at the same point of the matrix" if len(baselines) > 1 else ""
+    return "\n\n".join(
+        [
+            *(f"{safe(line)}" for line in _path_findings(found, names)),
+            table(["arm", "ms a sample", "tokens/s", "trained tokens/s", f"times as fast as {against}"], alone),
+            "Medians over the blocks of the data-only controls [95 % interval]. A sample is a row of a batch with its "
+            f"padding, which tokens/s and the ratio to {safe(against)}{point} count too.{_loop_note(found)}",
+            "What it is worth in training:",
+            table(["arm", "step ms (median of blocks)", "waits for data, ms a step", "alone", "in training"], training),
+            f"*alone* and *in training*: times as fast as {safe(against)}{point}"
+            f"{f', in training by {measures}' if measures else ''}.",
+        ]
+    )
+
+
+def _path_findings(found: Sequence[DataPath], names: ArmNames) -> list[str]:
+    """The fastest path alone, and what is left of that in training, at each baseline."""
+    lines = []
+    for baseline in dict.fromkeys(one.baseline for one in found):
+        paths = [one for one in found if one.baseline == baseline and one.arm != baseline and one.times is not None]
+        if not paths:
+            continue
+        best = max(paths, key=lambda one: one.times.median if one.times is not None else 0.0)
+        assert best.times is not None
+        line = f"Alone {names.short(best.arm)} is {ratio(best.times.median)} as fast as {names.short(baseline)}"
+        base = next((one for one in found if one.arm == baseline), None)
+        if base is not None and base.mean_step_ms is not None and base.waited_ms is not None:
+            part = part_of(base.mean_step_ms)
+            waits = f"{part(base.waited_ms)} of its {part(base.mean_step_ms)} a step"
+            line += f"; data costs {names.short(baseline)} {waits}"
+        if (trained_with := steps_text(best.step_time, best.steps)) is not None:
+            line += f"; trained with, {trained_with}"
+        if best.training_times is not None:  # what a step holds counts in it, too: padding is no data work
+            line += f"; by {best.measure}, which count what a step holds, {ratio(best.training_times.median)}"
+        lines.append(f"{line}.")
+    return lines
+
+
+def _loop_note(found: Sequence[DataPath]) -> str:
+    """How much of the steps alone is no data path: it hides how fast the fastest are."""
+    known = [one.loop_ms for one in found if one.loop_ms is not None]
+    if not known:
+        return ""
+    span = ms(max(known)) if min(known) == max(known) else f"{ms(min(known))} to {ms(max(known))}"
+    return (
+        f" Of each step alone {span} are the loop around the data path, the ledger's marks among it: a path that takes "
+        "as long or less is faster than its figures here."
+    )
+
+
+def _sample_cell(sample: Estimate | None) -> str:
+    if sample is None:
+        return NOT_MEASURED
+    if sample.ci_low is None or sample.ci_high is None:
+        return f"{_digits(sample.median)} [no interval]"
+    return f"{_digits(sample.median)} [{_digits(sample.ci_low)}–{_digits(sample.ci_high)}]"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits also of what is far below 1: ``0.00412``."""
+    return number(value) if value >= 1 else f"{value:.5f}" if value < 0.01 else f"{value:.3f}"

@@ -11,7 +11,7 @@ from harness.explain.probes.torch_profile import MemoryTimeline, TorchProfile
 from harness.judge.controls import is_probe_control
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, Comparison, StudyReport
-from harness.show import choices, learning
+from harness.show import learning
 from harness.show.chain import chain
 from harness.show.curves import best_measure, choices_figure, loss_curves, of_arm
 from harness.show.drawing import (
@@ -40,10 +40,11 @@ from harness.show.drawing import (
     thinned,
     title,
 )
-from harness.show.first_screen import VERDICTS, could_gain
+from harness.show.first_screen import could_gain
 from harness.show.names import ArmNames, middle_out
 from harness.show.policy import MEMORY_CURVES_MAX, PICTURE_ROWS_MAX
 from harness.show.sentences import left_open
+from harness.show.text.verdicts import VERDICTS
 from harness.show.words import interval, number, percent, ratio
 from harness.study.contract import CAUSES, PHASES, STAGES
 
@@ -82,7 +83,7 @@ def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
     if report.learning is not None:
         makers[learning.PICTURE] = partial(loss_curves, report.learning, names)
         if asked := [of_arm(arm, names) for arm in report.learning.arms if arm.choice_passes > len(arm.answers)]:
-            makers[choices.PICTURE] = partial(choices_figure, asked, best_measure(asked), "steps")
+            makers[learning.CHOICES_PICTURE] = partial(choices_figure, asked, best_measure(asked), "steps")
     found = {name: in_both(make, report.emulated) for name, make in makers.items()}
     return {name: picture for name, picture in found.items() if picture is not None}
 

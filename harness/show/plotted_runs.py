@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath, normpath
@@ -15,7 +16,7 @@ from harness.explain.speeds import ChoicePass, choice_passes
 from harness.launch.spending import expense_of, seconds_of
 from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, LossRow, read_evaluations, read_losses
 from harness.scenario.overrides import flatten
-from harness.show.cost import hours, money
+from harness.show.cost import dollars, hours
 from harness.show.curves import Measure, PlottedRun, Values, best_measure, curve, loss_curve, minimum
 from harness.show.drawing import write_picture
 from harness.show.policy import RUN_KEYS_MAX
@@ -201,7 +202,7 @@ def _setting(key: str, value: Json) -> str:
         return f"no {key}"
     if isinstance(value, str) and "/" in value:
         value = PurePosixPath(value).name or value
-    return f"{key} {str(value).lower() if isinstance(value, bool) else value}"
+    return f"{key} {json.dumps(value) if isinstance(value, bool) else value}"
 
 
 def _by_place(sources: Sequence[CurveSource]) -> list[str]:
@@ -231,7 +232,7 @@ def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list
             share = last_share(run, by)
             cells.append(NOT_MEASURED if share is None else f"{share:.4f}")
         cells.append(NOT_MEASURED if run.seconds is None else hours(run.seconds))
-        cells.append(NOT_MEASURED if run.usd is None else money(run.usd).removesuffix(" USD"))
+        cells.append(NOT_MEASURED if run.usd is None else dollars(run.usd))
         rows.append(cells)
     return rows
 

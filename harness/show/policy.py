@@ -1,5 +1,85 @@
 """Numbers that decide what a page says, draws and lists. Each has its unit, its reason and the test that guards it."""
 
+# What is said
+
+# Shares of a step
+WORTH_SHARE = 0.01
+"""Share of a step. Hidden work, a wait for a core or a difference of two readings below it is not worth a sentence.
+tests/harness/show/test_policy.py"""
+HARDLY_SHARE = 0.001
+"""Share of a step. Below it a step "hardly waits" for data. tests/harness/show/test_policy.py"""
+WAITS_ALIKE_SHARE = 0.05
+"""Share of a step. Ranks whose waits for data differ by less wait alike. tests/harness/show/test_policy.py"""
+MEAN_APART_SHARE = 0.05
+"""Share of the typical step. If the mean differs by more, both are given. tests/harness/show/test_policy.py"""
+BEHIND_SHARE = 0.75
+"""Share of hidden work. Phases that hide as much are named; else work is hidden "behind the step".
+tests/harness/show/test_policy.py"""
+BEHIND_PHASES = 2
+"""Phases. If more are needed to hide that share, none is named. tests/harness/show/test_policy.py"""
+OPEN_SHARE = 0.01
+"""Share of a step. Device time of unknown use below it decides nothing. tests/harness/show/test_policy.py"""
+PADDED_SHARE = 0.9
+"""Share of positions with a label. Below it a note says that model FLOPs include padding.
+tests/harness/show/test_policy.py"""
+
+# Causes of slow steps
+WAIT_SHARE = 0.005
+"""Share of a step. Shorter waits for the device, copies and parts of a step are left out.
+tests/harness/show/test_policy.py"""
+SPENT_SHARE_MIN = 0.05
+"""Share of a step. Own code and garbage collections that take less are left out. tests/harness/show/test_policy.py"""
+CAUSE_PLACES = 3
+"""Places of own code that a line names: the longest. tests/harness/show/test_policy.py"""
+EVERY_STEP_SHARE = 0.95
+"""Share of steps. From here on a cause occurs in "every step". tests/harness/show/test_policy.py"""
+LOAD_ALIKE_CORES = 0.1
+"""Cores. Loads of two arms that differ by less are given as one. tests/harness/show/test_policy.py"""
+
+# Comparisons
+DOUBLED_SPEED = 1.0
+"""Fraction. A resolution above it is given as "not even a 2x change": its figure means nothing.
+tests/harness/show/test_policy.py"""
+LOPSIDED_RATIO = 2.0
+"""Times. If an undetected loss may be this much larger than an undetected gain, both limits are given.
+tests/harness/show/test_policy.py"""
+LOPSIDED_SHARE = 0.02
+"""Fraction of the speed. A smaller undetected loss misleads no reader. tests/harness/show/test_policy.py"""
+
+# How many
+COMPARISONS_MANY = 6
+"""Comparisons. From here on only the best, the worst and those with a warning have a line.
+tests/harness/show/test_first_screen.py"""
+REMEDY_REPEATS = 3
+"""Comparisons that ask for the same remedy. Above it the remedy has one line.
+tests/harness/show/test_first_screen.py"""
+DIFFERENCES_SHOWN = 4
+"""Undeclared differences on the first screen. More are counted by kind. tests/harness/show/test_first_screen.py"""
+STEPS_ADVISED = 5
+"""Changes to try next on the first screen. More are in the details. tests/harness/show/test_policy.py"""
+SAVINGS_LISTED = 8
+"""Removed parts in the table, per arm: the largest savings. tests/harness/show/test_policy.py"""
+SAVING_SHARE_MIN = 0.001
+"""Fraction of the speed. Smaller savings are not listed. tests/harness/show/test_policy.py"""
+PATH_SHARE_MIN = 0.02
+"""Share of the critical path. Shorter links are not listed. tests/harness/show/test_causes.py"""
+CLAIM_KEYS_NAMED = 4
+"""Settings in which the arms of a claim differ as well. Others are "others". tests/harness/show/test_policy.py"""
+RUNS_NAMED = 3
+"""Runs that a problem names; others are counted. tests/harness/show/test_policy.py"""
+
+# Letters and digits
+NAME_FITS = 24
+"""Characters. Names of arms up to it stay as they are: the tables of a page have room.
+tests/harness/show/test_names.py"""
+NAME_LONGEST = 34
+"""Characters of a shortened name. The middle of a longer one is left out. tests/harness/show/test_names.py"""
+SMALLEST_SHARE = 0.0005
+"""Fraction. Smaller ones are "under 0.1 %". tests/harness/show/test_policy.py"""
+LIMIT_DIGITS = 6
+"""Digits after the point, at most, that show a share above its limit. tests/harness/show/test_policy.py"""
+
+
 # What is drawn and listed
 
 # Pictures

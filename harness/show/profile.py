@@ -27,7 +27,7 @@ def operators_section(profiles: Sequence[TorchProfile], pictures: Sequence[str])
     """Everything that was profiled, arm by arm; empty where nothing was. ``pictures``: those that were written."""
     if not profiles:
         return ""
-    parts = ["## Operators", OPERATORS_NOTE]
+    parts = [OPERATORS_NOTE]
     for profile in profiles:
         parts += _arm(profile)
     if any(profile.memory for profile in profiles):
@@ -172,7 +172,7 @@ def stacks_section(reports: Mapping[str, StackReport], files: Mapping[str, Seque
     ``reports`` by the arm that was sampled; ``files``: those that its run left, as paths relative to the report.
     """
     parts = [_sampled_arm(name, report, files.get(name, ())) for name, report in reports.items() if report.places]
-    return "\n\n".join(["## Stacks", *parts, STACKS_NOTE]) if parts else ""
+    return "\n\n".join([*parts, STACKS_NOTE]) if parts else ""
 
 
 def _sampled_arm(name: str, report: StackReport, files: Sequence[str]) -> str:

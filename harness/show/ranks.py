@@ -151,4 +151,4 @@ def section(arms: Sequence[ArmReport], names: ArmNames) -> str:
     ]
     several = any(arm.ranks is not None and arm.ranks.nodes > 1 for arm in arms)
     note = NOTE.format(clock=CLOCKS if several else ONE_CLOCK)
-    return "\n\n".join(("## Ranks", table(HEADER, rows), note)) if rows else ""
+    return f"{table(HEADER, rows)}\n\n{note}" if rows else ""

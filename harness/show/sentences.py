@@ -5,48 +5,64 @@ The reader bets a week of device time on these lines: never a bare ratio, and ev
 
 from __future__ import annotations
 
-from harness.explain.policy import MIN_BLOCKS, REPLAY_ERROR_MAX
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+
+from harness.explain.policy import REPLAY_ERROR_MAX
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Measured
-from harness.judge.doubts import Doubt, barred
+from harness.judge.doubts import barred
 from harness.judge.policy import (
     COARSE_RESOLUTION,
     CORE_WAIT_SHARE_MAX,
-    OTHER_CORES_MAX,
     SAME_TOKENS_WITHIN,
     WITNESSES_WITHIN,
 )
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
-from harness.judge.verdicts import Judged, holds_other_work
+from harness.judge.verdicts import Judged
 from harness.judge.waits import UnevenWaits, Waits
-from harness.show.absent import ASK_FOR, absent_text, missing_text, more_blocks_text
 from harness.show.dose import dose_line
-from harness.show.noteworthy import also_noteworthy, long_steps_text, same_again_text
-from harness.show.words import amount, capitalised, count, interval, listing, ms, number, part_of, percent, ratio, unit
-
-WORTH = 0.01  # share of a step below which hidden time, or waiting for a core, is called nothing
-NOTHING = 0.001  # a share of the step below this is called nothing
-DOUBLED = 1.0  # an unseen difference of this share of the speed, or more, has no useful figure
+from harness.show.policy import BEHIND_PHASES, BEHIND_SHARE, HARDLY_SHARE, WORTH_SHARE
+from harness.show.text.verdicts import absent_text, also_noteworthy, finding, missing_text
+from harness.show.words import (
+    amount,
+    capitalised,
+    count,
+    interval,
+    listing,
+    ms,
+    part_of,
+    percent,
+    percent_limit,
+    ratio,
+    unit,
+)
 
 
 def sentence(c: Comparison | NotCompared) -> str:
     """The verdict of ``c``: one sentence with number and interval, one with the ceiling and the reason, and dissent."""
+    return " ".join(part for part in sentence_parts(c) if part)
+
+
+def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
+    """Return :func:`sentence` as its finding and what follows."""
     if isinstance(c, NotCompared):
-        return f"{c.candidate} against {c.baseline}: not measured ({missing_text(c.missing)})."
+        return f"{c.candidate} against {c.baseline}: not measured", f"({missing_text(c.missing)})."
     devices = emulated_devices(c)
     where = f" on an {devices}" if devices else ""
-    parts = [f"{c.candidate} against {c.baseline}{where}: {_finding(c.measured, c.baseline)}."]
+    found, figures = finding(c.measured, figures=False), _figures(c.measured, c.baseline)
+    parts = [f"{figures}."] if figures else []
     steps = _steps(c.measured)
     if steps:
         parts.append(f"{steps}.")
-    parts += [*also_noteworthy(c.measured), f"{_reason(c)}."]
+    parts += [*also_noteworthy(c.measured), _isolated(c), data_text(c), *_candidate_waits(c), _without_data(c)]
     witnesses = _witnesses(c)
     if witnesses:
         parts.append(f"{witnesses}.")
     dissent = disagreements(c)
     if dissent:
         parts.append(f"Estimates disagree: {'; '.join(dissent)}.")
-    return " ".join(parts)
+    return f"{c.candidate} against {c.baseline}{where}: {found}{'' if figures else '.'}", " ".join(parts)
 
 
 def emulated_devices(c: Comparison) -> str | None:
@@ -57,7 +73,9 @@ def emulated_devices(c: Comparison) -> str | None:
 def believed_ratio(c: Comparison) -> Estimate | None:
     """:func:`predicted_ratio` where the unedited replay is within tolerance: the one to be shown without a word."""
     predicted = c.explained.predicted
-    return predicted.ratio if isinstance(predicted, PredictedRatio) and predicted.within_tolerance else None
+    if barred(c.measured.doubts, "prediction") or not isinstance(predicted, PredictedRatio):
+        return None
+    return predicted.ratio if predicted.within_tolerance else None
 
 
 def predicted_ratio(c: Comparison) -> Estimate | None:
@@ -65,109 +83,23 @@ def predicted_ratio(c: Comparison) -> Estimate | None:
     return c.explained.predicted.ratio if isinstance(c.explained.predicted, PredictedRatio) else None
 
 
-def _finding(m: Measured, baseline: str) -> str:
+def _figures(m: Measured, baseline: str) -> str:
+    """Return the figures that the finding rests on; "" if the runs were too noisy for any."""
     measured, together = m.ratio, m.together or m.ratio
-    if measured.ci_low is None:
-        return (
-            f"undecided ({ratio(measured.median)} the {m.measure} from {count(measured.n, 'block')}; an interval needs "
-            f"{MIN_BLOCKS}: {more_blocks_text(m.cause)})"
-        )
-    if (noisy := barred(m.doubts, "ratio")) is not None:
-        because = "" if m.undecided == noisy.kind else f"{undecided_because(m)}; "
-        return f"undecided in {m.measure}{_more_tokens(m)}: {because}{too_noisy_text(noisy)}"
-    figures = f"{ratio(measured.median)}, 95 % interval {interval(measured)}, {count(measured.n, 'block')}, "
-    figures += f"{_together(m)}{_floor(m, baseline)}"
-    if m.undecided is not None:
-        return f"undecided in {m.measure}{_more_tokens(m)}: {undecided_because(m)} ({figures})"
-    if m.verdict != "none":
-        return f"{m.verdict} of {percent(measured.median - 1)} in {m.measure}{_more_tokens(m)} ({figures})"
-    found = f"no detectable difference in {m.measure} (smaller than {percent(m.resolution or 0)}; {figures})"
+    if barred(m.doubts, "ratio") is not None:
+        return ""
+    of = f", {count(measured.n, 'block')}" if measured.ci_low is not None else ""
+    level = "95 % interval " if of else ""
+    more = _more_tokens(m) if m.verdict in ("none", "undecided") else ""  # else the finding gives it
+    text = f"({ratio(measured.median)} the {m.measure}{more}, {level}{interval(measured)}{of}, "
+    text += f"{_together(m)}{_floor(m, baseline)})"
+    if m.verdict != "none" or m.undecided is not None or measured.ci_low is None:
+        return text
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
-        return f"{found}: the change is smaller than the noise floor"
+        return f"{text}: the change is smaller than the noise floor"
     if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
-        return f"{found}: the interval for all {m.comparisons} comparisons together includes no change"
-    return found
-
-
-def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
-    """Why there is no verdict, and (``remedy``) what to ask for; None where there is one."""
-    match m.undecided:
-        case None:
-            return None
-        case "too few blocks":
-            return f"an interval needs {MIN_BLOCKS} blocks; {more_blocks_text(m.cause)}"
-        case "no noise floor":
-            few = _few_aa_blocks(m)
-            what = absent_text(m, "noise_floor") if few else "no A/A control on this device"
-            enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else more_blocks_text(m.cause)
-            how = enough if few else "add controls: [a-a]"
-            return f"{what}; {how}, or declare noise_floor"
-        case "too noisy":
-            return too_noisy_text(m.cause) + ("; repeat on a quieter machine" if remedy else "")
-        case "too coarse":
-            if (ask := more_blocks(m)) is None:
-                return f"{_unseen(m)}; repeat with more steps a block, as blocks hold different batches"
-            return f"{_unseen(m)}; {ask}" if remedy else _unseen(m)
-        case "diverged":
-            return f"the loss of {listing(list(m.losses.diverged))} diverged, so its speed is no gain"
-        case "other loss":
-            assert m.losses.baseline is not None
-            assert m.losses.candidate is not None
-            where = "" if m.losses.some_blocks is None else " in {} of {} blocks".format(*m.losses.some_blocks)
-            return (
-                f"the losses differ{where} ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
-                "so the speed of the candidate is no gain"
-            )
-        case "no core":
-            return (
-                f"a main thread waited for a core for over {percent(CORE_WAIT_SHARE_MAX)} of the time; repeat when "
-                "other processes, its own threads and a CPU quota leave it one"
-            )
-        case "lead":
-            most = percent(max(m.used_lead))
-            return (
-                f"the measured steps used up prefetched batches or queued work, and were up to {most} faster than "
-                "later steps: as much as the difference; use more warm-up steps"
-            )
-
-        case "a-a apart":
-            return f"{same_again_text(m)}, as much as the difference"
-        case "long steps":
-            assert m.in_total is not None
-            ask = "; repeat with more steps a block" if remedy and not m.in_total.left_out else ""
-            return f"{long_steps_text(m.in_total)}{ask}"
-
-
-def too_noisy_text(cause: Doubt | None) -> str:
-    """``this run was too noisy to see even a 2x change: others used 1.6 of 2 cores``."""
-    others = ""
-    if cause is not None and cause.cores is not None and cause.cores[0] > OTHER_CORES_MAX:
-        others = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
-    return f"this run was too noisy to see even a 2x change{others}"
-
-
-def more_blocks(m: Measured) -> str | None:
-    """What to ask for where a difference could not have been seen; None of others."""
-    if m.undecided != "too coarse" or holds_other_work(m.step_time, m.ratio):
-        return None
-    return f"repeat with more than {count(m.ratio.n, 'block')}, or on a quieter machine"
-
-
-def _unseen(m: Measured) -> str:
-    """What a study that could not have seen a difference has instead of a verdict."""
-    together = m.together or m.ratio
-    if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
-        return f"the change is smaller than the noise floor of {percent(m.noise_floor or 0)}"
-    if m.together is not None and ((m.ratio.ci_low or 0) > 1 or (m.ratio.ci_high or 1) < 1):
-        return f"the interval for all {m.comparisons} comparisons together includes no change ({interval(m.together)})"
-    if (m.resolution or 0) >= DOUBLED:  # intervals of few scattered blocks reach to many thousand percent
-        return "the runs varied too much to show even a 2x change"
-    return f"a change of up to {percent(m.resolution or 0)} could not be seen"
-
-
-def _few_aa_blocks(m: Measured) -> bool:
-    absent = m.absent.get("noise_floor")
-    return absent is not None and absent.kind == "too few a-a blocks"
+        return f"{text}: the interval for all {m.comparisons} comparisons together includes no change"
+    return text
 
 
 def _together(m: Measured) -> str:
@@ -234,8 +166,7 @@ def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
         case "undecided":
             return f"the change in step time is undecided {figures}"
         case "none":
-            within = percent(judged.resolution or 0.0).removeprefix("under ")
-            return f"step time shows no difference above {within} {figures}"
+            return f"step time shows no difference above {percent_limit(judged.resolution or 0.0)} {figures}"
         case verdict:
             return (
                 f"steps take {percent(1 / speed.median - 1)} {'less' if verdict == 'gain' else 'more'} time {figures}"
@@ -249,7 +180,7 @@ def whose(arm: str, waits: Waits) -> str:
 
 def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:
     """``range_ms``, what data costs a step by either reading of the device; None where the readings hardly differ."""
-    return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH * step_ms else range_ms
+    return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH_SHARE * step_ms else range_ms
 
 
 def between(range_ms: tuple[float, float], step_ms: float) -> str:
@@ -271,7 +202,7 @@ def in_blocks(uneven: UnevenWaits) -> str:
     """``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``: no block is as their mean."""
     part = part_of(uneven.step_ms)
     waits, others = (
-        part(mean) if most - least < WORTH * uneven.step_ms else f"{part(least)} to {part(most)}"
+        part(mean) if most - least < WORTH_SHARE * uneven.step_ms else f"{part(least)} to {part(most)}"
         for mean, (least, most) in (
             (uneven.waited_ms, uneven.waited_range_ms),
             (uneven.others_ms, uneven.others_range_ms),
@@ -281,83 +212,127 @@ def in_blocks(uneven: UnevenWaits) -> str:
     return f"{waits} of each {part(uneven.step_ms)} step {in_some} and {others} in the others"
 
 
-def _reason(c: Comparison) -> str:
-    m, waits, other = c.measured, c.measured.baseline_waits, c.measured.candidate_waits
-    arm = whose(c.baseline, waits)
-    isolated = ""
-    if m.isolated is not None:
-        isolated = f"In isolation its data path is {ratio(m.isolated.median)} as fast ({interval(m.isolated)})"
-    if waits.waited_ms is None:
-        return f"{isolated + '; ' if isolated else ''}the wait of {arm} for data was not measured"
-    share = waits.waited_ms / waits.step_ms if waits.step_ms else 0.0
-    part, others_part = part_of(waits.step_ms), part_of(other.step_ms)
-    open_ms = left_open(waits.waited_range_ms, waits.step_ms)
-    contrast = _contrast(m)
-    link = f"{isolated}, {'but' if contrast else 'and'} " if isolated else ""
-    if open_ms is not None:
-        open_text = between(open_ms, waits.step_ms)
-        text = f"{link}{arm} waits for data {open_text} of each {part(waits.step_ms)} step, as "
-        text += "CUDA events do not tell whether the device worked or waited for launches (a range"
-    elif waits.uneven is not None:
-        text = f"{link}{arm} waits for data {in_blocks(waits.uneven)} ({percent(share)} on average"
-    elif share < NOTHING:
-        text = f"{link}{arm} hardly waits for data (under {percent(NOTHING)} of each {part(waits.step_ms)} step"
-    else:
-        text = f"{link}{arm} waits for data {'only ' if contrast else ''}{part(waits.waited_ms)} of each "
-        text += f"{part(waits.step_ms)} step ({percent(share)}"
-    text += ")" if open_ms is not None else f"{_stages(waits)})"
-    if other.waited_ms is not None and abs(other.waited_ms - waits.waited_ms) >= 0.05:
-        others_open_ms = left_open(other.waited_range_ms, other.step_ms)
-        waited = others_part(other.waited_ms) if others_open_ms is None else between(others_open_ms, other.step_ms)
-        text += f" and {whose(c.candidate, other)} {waited} of {others_part(other.step_ms)}"
+def data_text(c: Comparison) -> str:
+    """Return the cost of the baseline's data work, and how much of it the step waits for: one or two sentences."""
+    waits = c.measured.baseline_waits
+    baseline = whose(c.baseline, waits)
+    of = "" if waits.ranks == 1 else f"{baseline} "
+    length = f"{_amount(waits.step_ms, waits)} {unit(waits.step_ms)}"
+    step = f"{length} a step"
+    if not waits.exposed_ms and not waits.hidden_ms:
+        if waits.waited_ms is None:
+            return f"The wait of {baseline} for data was not measured."
+        return f"{baseline} waits {_amount(waits.waited_ms, waits)} of {step} for data."
+    work = waits.work_ms
+    if work < HARDLY_SHARE * waits.step_ms:
+        return f"Data work takes {baseline} under {percent(HARDLY_SHARE)} of {step}."
+    several = work > waits.step_ms  # workers at once
+    takes = f"{_amount(work, waits)} {f'{unit(waits.step_ms)} for each {length} step' if several else f'of {step}'}"
+    is_ = f"Data work{f' of {baseline}' if of else ''} is {takes}"
+    if unknown := either_way(waits.waited_range_ms, waits.step_ms):
+        return f"{is_}. {unknown}"
+    costs = is_ if several else f"Data work takes {of}{takes}"
+    if (uneven := waits.uneven) is not None:
+        hidden = sum(waits.hidden_ms.values())
+        behind = f", {_amount(hidden, waits)} are hidden" if hidden >= 0.05 * work else ""
+        return f"{costs}; {baseline} waits for {in_blocks(uneven)}{behind}{_for_a_core(waits)}."
+    return f"{costs}; {_where(c, waits, work)}{_for_a_core(waits)}."
+
+
+def _where(c: Comparison, waits: Waits, work: float) -> str:
+    waited, hidden = waits.waited_ms, sum(waits.hidden_ms.values())
+    if waited is None:
+        return "how long the step waits for it was not measured"
+    where = f"behind {_behind(c.explained.hidden_behind_ms, hidden)}"
+    parallel, between = (sum(found.values()) for found in (waits.parallel_ms, waits.between_steps_ms))
+    apart = f", {_amount(between, waits)} run between training steps" if between >= 0.05 * work else ""
+    if waited < HARDLY_SHARE * waits.step_ms:  # little of the work may be much of the step, so its share is no measure
+        if not apart:
+            return f"the step waits for none of it: it is hidden {where}"
+        return f"the step waits for none of it{apart}" + (
+            f", the rest is hidden {where}" if hidden >= 0.05 * work else ""
+        )
+    if parallel >= 0.05 * work:
+        text = f"the step waits {_amount(waited, waits)} for it, while {_amount(parallel, waits)} of it run in parallel"
+        return (text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {where}") + apart
+    if hidden < 0.05 * work:
+        return f"the step waits {_amount(waited, waits)} for it{apart}" if apart else "the step waits for all of it"
+    return f"the step waits {_amount(waited, waits)} for it{apart}, the rest is hidden {where}"
+
+
+def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
+    """The phases behind which nearly all of the hidden work lies, the most first; the step where these are many."""
+    known = sorted(hidden_behind_ms.items(), key=lambda one: -one[1])
+    sums = list(accumulate(value for _, value in known))
+    enough = next((place + 1 for place, value in enumerate(sums) if value >= BEHIND_SHARE * hidden_ms), len(known) + 1)
+    if enough > min(BEHIND_PHASES, len(known)):
+        return "the step"
+    return listing([_BEHIND.get(name, name) for name, _ in known[:enough]])
+
+
+def _for_a_core(waits: Waits) -> str:
+    """Hidden work costs nothing by replay, which does not know the cores that it takes from the step. Where much of a
+    step goes by like that, other processes take them.
+    """
+    least = WORTH_SHARE if sum(waits.hidden_ms.values()) else CORE_WAIT_SHARE_MAX
+    if waits.contended_ms is None or waits.contended_ms < least * waits.step_ms:
+        return ""
+    return f"; a step waits {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} for a core"
+
+
+def _amount(value_ms: float, waits: Waits) -> str:
+    return amount(value_ms, waits.step_ms)
+
+
+_BEHIND = {"optimizer": "the optimizer", "sync": "the sync", "norm": "the gradient norm", "other": "Python"}
+
+
+def _isolated(c: Comparison) -> str:
+    if (isolated := c.measured.isolated) is None:
+        return f"Isolated ratio unknown: {absent_text(c.measured, 'isolated')}."
+    return f"In isolation the data path of {c.candidate} is {ratio(isolated.median)} as fast ({interval(isolated)})."
+
+
+def _candidate_waits(c: Comparison) -> Iterator[str]:
+    """Yield how long a step of the candidate waits for data, if that was measured."""
+    waits = c.measured.candidate_waits
+    if waits.waited_ms is not None:
+        part, open_ms = part_of(waits.step_ms), left_open(waits.waited_range_ms, waits.step_ms)
+        waited = part(waits.waited_ms) if open_ms is None else between(open_ms, waits.step_ms)
+        yield f"{whose(c.candidate, waits)} waits {waited} of {part(waits.step_ms)} for data."
+
+
+def _without_data(c: Comparison) -> str:
+    """Return how fast the baseline would be without any data work."""
+    m, waits = c.measured, c.measured.baseline_waits
     if m.ceiling is None:
-        return f"{text}; no ceiling ({absent_text(m, 'ceiling')})"
+        return f"No ceiling ({absent_text(m, 'ceiling')})."
     gain = max(m.ceilings or (m.ceiling.median,)) - 1
     known = f"ceiling, {interval(m.ceiling)}"
-    subject, so = c.baseline, ", so without any data work"
-    if waits.ranks > 1:  # what rank 0 waits for does not say what all of them would save
-        so = "; without any data work of any rank"
+    subject, without = c.baseline, "Without any data work"
+    if waits.ranks > 1:  # The waits of rank 0 do not show what all of them would save.
+        without += " of any rank"
     elif waits.uneven is not None:
         subject += ", halfway between these blocks and the others," if waits.uneven.half else " in the median block"
-    if gain < NOTHING:
-        core = ""
-        if m.ideal is None and _hides(waits):  # no replay knows which cores and memory bandwidth hidden work takes
-            core = ", except for cores and memory bandwidth that hidden work takes"
-        text += f"{so} {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {known})"
-    else:
-        text += f"{so} {subject} would be {ceiling_text(m)} as fast ({known})"
-    if gain >= NOTHING and m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution:
-        text += ", too small for this study to detect"
-    if not isolated:
-        text += f"; isolated ratio unknown: {absent_text(m, 'isolated')}"
-    return text
+    if gain < HARDLY_SHARE:
+        # A replay does not know the cores and the memory bandwidth that hidden work takes.
+        core = (
+            ", except for cores and memory bandwidth that hidden work takes"
+            if m.ideal is None and _hides(waits)
+            else ""
+        )
+        return f"{without} {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {known})."
+    small = m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution
+    return (
+        f"{without} {subject} would be {ceiling_text(m)} as fast ({known})"
+        f"{', too small for this study to detect' if small else ''}."
+    )
 
 
 def ceiling_text(m: Measured) -> str:
     """``1.100x``; where the witnesses disagree ``1.025x to 1.154x``. There must be a ceiling."""
     assert m.ceiling is not None
     return ratio(m.ceiling.median) if m.ceilings is None else " to ".join(map(ratio, m.ceilings))
-
-
-def _contrast(m: Measured) -> bool:
-    """Whether isolation promises far more than waiting allows: then the sentence says "but … only"."""
-    if m.isolated is None or m.ceiling is None:
-        return False
-    return m.isolated.median > 1 and (m.isolated.median - 1) > 2 * (m.ceiling.median - 1)
-
-
-def _stages(waits: Waits) -> str:
-    """``: read 0.1, tokenize 0.1 ms; 2.4 ms of tokenize hidden behind the step``: the parts large enough to name."""
-    step_ms, part = waits.step_ms, part_of(waits.step_ms)
-    worth = max(0.005 if unit(step_ms) == "ms" else NOTHING * step_ms, 0.05 * (waits.waited_ms or 0))
-    exposed = [f"{stage} {amount(value, step_ms)}" for stage, value in waits.exposed_ms.items() if value >= worth]
-    text = f": {', '.join(exposed)} {unit(step_ms)}" if exposed else ""
-    hidden = {stage: value for stage, value in waits.hidden_ms.items() if value >= 0.01 * step_ms}
-    if hidden:
-        text += f"; {part(sum(hidden.values()))} of {listing(list(hidden))} hidden behind the step"
-    if waits.contended_ms is not None and waits.contended_ms >= WORTH * step_ms:
-        text += f"; {part(waits.contended_ms)} waiting for a core"
-    return text
 
 
 def _witnesses(c: Comparison) -> str:

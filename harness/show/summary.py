@@ -22,18 +22,18 @@ from harness.judge.report_types import (
     WhatIf,
 )
 from harness.judge.study import comparison_doubts, study_doubts
-from harness.show.absent import GAPS, mfu_reason, missing_text, probe_problem_lines, problem_lines, reason, refusal_text
 from harness.show.chain import chain
 from harness.show.claims import claim_text
-from harness.show.confounds import confound_lines
 from harness.show.cost import cost_json
 from harness.show.dose import dose_line, dose_reason
-from harness.show.findings import device_finding, host_finding
 from harness.show.first_screen import FirstScreen
 from harness.show.learning import learning_json
 from harness.show.policy import OPERATORS_RECORDED
-from harness.show.sentences import emulated_devices, predicted_ratio, sentence, undecided_because
+from harness.show.sentences import emulated_devices, predicted_ratio, sentence
 from harness.show.tables import doubt_json, estimate_json, finite, record_json
+from harness.show.text.doubts import GAPS, confound_lines, doubt_text, probe_problem_lines, problem_lines
+from harness.show.text.findings import device_finding, host_finding
+from harness.show.text.verdicts import mfu_reason, missing_text, reason, undecided_because
 from harness.show.words import probes_named
 from trainer.json_types import Json, JsonObject
 
@@ -118,7 +118,7 @@ def _claim(one: JudgedClaim) -> Json:
 def _advice(found: ArmAdvice) -> Json:
     return {
         "arm": found.arm,
-        "refused": None if found.refused is None else refusal_text(found.refused),
+        "refused": None if found.refused is None else doubt_text(found.refused),
         "replay_error": None if found.refused is not None else finite(found.error),
         "within_tolerance": found.within_tolerance,
         "barred": found.barred,

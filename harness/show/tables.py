@@ -12,7 +12,8 @@ from harness.explain.policy import MIN_BLOCKS
 from harness.explain.statistics import Estimate
 from harness.judge.doubts import RULE_OF, Doubt
 from harness.show.policy import FUNCTION_NAME_LONGEST
-from harness.show.words import number, ratio
+from harness.show.text.doubts import doubt_text, remedy_text
+from harness.show.words import number, times
 from trainer.errors import one_line, visible
 from trainer.json_types import Json
 
@@ -52,18 +53,17 @@ def estimate_cell(estimate: Estimate | None) -> str:
 
 def ratio_cell(estimate: Estimate | None) -> str:
     """``1.136x [1.062–1.170]``."""
-    return _with_interval(estimate, ratio)
+    return _with_interval(estimate, times, "x")
 
 
-def _with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> str:
+def _with_interval(estimate: Estimate | None, show: Callable[[float], str], unit: str = "") -> str:
     if estimate is None:
         return NOT_MEASURED
     # Below MIN_BLOCKS equal bounds come from assumptions that agree, and say nothing of chance.
     same = estimate.n < MIN_BLOCKS and estimate.ci_low == estimate.ci_high
     if same or estimate.ci_low is None or estimate.ci_high is None:
-        return f"{show(estimate.median)} [no interval]"
-    low, high = (show(bound).removesuffix("x") for bound in (estimate.ci_low, estimate.ci_high))
-    return f"{show(estimate.median)} [{low}–{high}]"
+        return f"{show(estimate.median)}{unit} [no interval]"
+    return f"{show(estimate.median)}{unit} [{show(estimate.ci_low)}–{show(estimate.ci_high)}]"
 
 
 def stages_cell(values: Mapping[str, float], stages: Sequence[str]) -> str:
@@ -149,11 +149,18 @@ def doubt_json(one: Doubt) -> dict[str, Json]:
     rule = RULE_OF[one.kind]
     return {
         "kind": one.kind,
+        "text": doubt_text(one),
         "bars": rule.bars,
         "arms": list(one.arms),
         "share": finite(one.share),
         "unit": rule.unit or None,
         "where": one.where or None,
         "cores": None if one.cores is None else list(one.cores),
-        "remedy": None if one.remedy is None else {"kind": one.remedy.kind, "blocks": one.remedy.blocks},
+        "remedy": None
+        if one.remedy is None
+        else {
+            "kind": one.remedy.kind,
+            "text": remedy_text(one.remedy),
+            "blocks": one.remedy.blocks,
+        },
     }

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from harness.explain.statistics import Estimate
 from harness.judge.controls import ProbeCost
+from harness.show.policy import LIMIT_DIGITS, SMALLEST_SHARE
 
-MOST_DIGITS = 6  # after the point: of a share that is above a limit by less
 PROBES = {
     "ledger": "step ledger (always on)",
     "torch_profiler": "torch_profiler, while it records",
@@ -17,15 +17,34 @@ PROBES = {
 
 def ratio(value: float) -> str:
     """``1.004x``, ``5.90x``, ``23.4x``."""
-    return f"{value:.{3 if value < 2 else 2 if value < 10 else 1}f}x"
+    return f"{times(value)}x"
+
+
+def times(value: float) -> str:
+    """Format as :func:`ratio`, without the unit."""
+    return f"{value:.{3 if value < 2 else 2 if value < 10 else 1}f}"
 
 
 def percent(fraction: float) -> str:
     """``0.7 %``, ``12 %`` from a fraction; tiny ones as ``under 0.1 %``."""
+    return f"{_hundredths(fraction)} %"
+
+
+def percent_limit(fraction: float) -> str:
+    """Format an upper limit, for use after a word such as "under": tiny ones as ``0.1 %``."""
+    return percent(max(abs(fraction), SMALLEST_SHARE) if fraction else 0.0)
+
+
+def percent_range(low: float, high: float) -> str:
+    """``6.2 to 17 %``."""
+    return f"{_hundredths(low)} to {percent(high)}"
+
+
+def _hundredths(fraction: float) -> str:
     value = abs(fraction) * 100
-    if 0 < value < 0.05:
-        return "under 0.1 %"
-    return f"{value:.1f} %" if value < 9.95 else f"{value:.0f} %"
+    if 0 < value < 100 * SMALLEST_SHARE:
+        return "under 0.1"
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
 
 
 def percent_over(fraction: float, limit: float) -> str:
@@ -33,7 +52,7 @@ def percent_over(fraction: float, limit: float) -> str:
     value, most = abs(fraction) * 100, limit * 100
     if fraction <= limit or round(value, 1 if value < 9.95 else 0) > most:
         return percent(fraction)
-    longer = (f"{value:.{digits}f} %" for digits in range(1, MOST_DIGITS) if round(value, digits) > most)
+    longer = (f"{value:.{digits}f} %" for digits in range(1, LIMIT_DIGITS) if round(value, digits) > most)
     return next(longer, percent(fraction))
 
 
@@ -94,7 +113,8 @@ def blocks_named(blocks: Sequence[int]) -> str:
 
 def signed_percent(fraction: float) -> str:
     """``+1.2 %``, ``-3.0 %``, ``under 0.1 %``."""
-    return f"{'+' if fraction >= 0 else '-'}{percent(fraction)}".replace("+under", "under").replace("-under", "under")
+    sign = "" if 0 < abs(fraction) < SMALLEST_SHARE else "+" if fraction >= 0 else "-"
+    return f"{sign}{percent(fraction)}"
 
 
 def listing(items: list[str]) -> str:

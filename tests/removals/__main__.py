@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.explain.ledger import measure
-from harness.explain.replay import Replays, unedited_error
+from harness.explain.replay.predict import Replays, unedited_error
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests import warmup

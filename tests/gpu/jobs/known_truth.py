@@ -30,7 +30,7 @@ import yaml
 
 from harness.explain.lead_use import lead_use
 from harness.explain.ledger import RunLedger, measure
-from harness.explain.replay import Replays
+from harness.explain.replay.predict import Replays
 from harness.explain.statistics import Estimate, reach_of_mean
 from harness.launch.block import plan_repetitions
 from harness.scenario.edits import parse_edits

@@ -24,7 +24,7 @@ from harness.judge.study import analyse
 from harness.launch.quiet import LoadCheck
 from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.processes import descendants, read_process, with_variable
-from harness.show.changes import _command
+from harness.show.names import _command
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
 from tests.commands import Done, harness

@@ -18,9 +18,8 @@ from harness.judge.verdicts import judge
 from harness.regress.decision import Limits
 from harness.regress.gate import comparisons
 from harness.regress.text import sentence as regression_sentence
-from harness.show.absent import problem_lines
-from harness.show.confounds import confound_lines
 from harness.show.sentences import sentence
+from harness.show.text.doubts import confound_lines, problem_lines
 from harness.study.records import ArmRecord, ComparisonRecord, StudyRecord
 from harness.study.run_data import RunData
 from tests.harness.explain.replay import oracle

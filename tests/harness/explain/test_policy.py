@@ -14,7 +14,8 @@ import pytest
 from harness.explain import bounds, causes, derived, ledger, overlap, spans, unusual_steps
 from harness.explain.bounds import BoundShares
 from harness.explain.lead_use import LeadUse
-from harness.explain.replay import Replays, batches, costs, pipeline, prediction, recording, removals
+from harness.explain.replay import batches, costs, pipeline, prediction, recording, removals
+from harness.explain.replay.predict import Replays
 from harness.explain.waits import TRANSFER
 from harness.study.contract import STAGES
 from tests.harness.synthetic import Arm, build

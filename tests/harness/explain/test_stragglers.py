@@ -147,7 +147,7 @@ def test_the_ceiling_of_ranks_is_not_that_of_one_that_waits_for_another(tmp_path
     assert one.measured.ceiling is not None
     assert one.measured.ratio.median == pytest.approx(47 / 27, rel=1e-3)
     assert one.measured.ceiling.median == pytest.approx(47 / 22, rel=1e-3)
-    assert f"without any data work of any rank slow would be {47 / 22:.2f}x as fast" in reasons(found)
+    assert f"Without any data work of any rank slow would be {47 / 22:.2f}x as fast" in reasons(found)
     assert "Data work takes rank 0 of slow 5.00 of 47.0 ms a step; the step waits for all of it." in headline(found)
 
 
@@ -158,7 +158,7 @@ def test_no_ceiling_where_nobody_knows_what_ranks_wait_for(tmp_path: Path) -> No
     found = report_of(tmp_path, "fsdp")
     (one,) = found.compared
     assert one.measured.ceiling is None
-    assert "no ceiling (its ranks wait for one another for an unknown reason)" in reasons(found)
+    assert "No ceiling (its ranks wait for one another for an unknown reason)" in reasons(found)
 
 
 def test_what_a_lone_arm_of_ranks_waits_for_is_said_of_the_rank_that_it_is_of(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from harness.judge.report_types import Comparison, NotCompared
 from harness.judge.study import analyse
 from harness.judge.verdicts import judge
 from harness.show.chain import chain
-from harness.show.confounds import confound_lines
 from harness.show.first_screen import HEADER, first_screen
 from harness.show.sentences import ceiling_text, sentence
 from harness.show.summary import summary
+from harness.show.text.doubts import confound_lines
 from harness.show.words import ratio
 from tests.harness.synthetic import Arm, build, page_of
 
@@ -93,9 +93,8 @@ def test_an_isolated_speedup_that_is_not_waited_for_is_no_gain_and_the_sentence_
     assert c.measured.from_waits.median == pytest.approx(1.0, abs=0.001)
     assert c.measured.ceiling.ci_low <= 1.0 <= c.measured.ceiling.ci_high
     assert c.measured.ideal.ci_low <= 1.0 <= c.measured.ideal.ci_high
-    assert "In isolation its data path is" in sentence(c)
-    assert ", but text hardly waits for data" in sentence(c)
-    assert "tokenize hidden behind the step" in sentence(c)
+    assert "In isolation the data path of tokens is" in sentence(c)
+    assert "the step waits for none of it: it is hidden behind" in sentence(c)
     assert "disagree" not in sentence(c)
 
 
@@ -107,7 +106,7 @@ def test_an_exposed_cost_shows_in_ceiling_ideal_and_measured_alike():
     assert c.measured.ideal.median == pytest.approx(truth, rel=0.02)
     assert c.measured.ratio.median == pytest.approx(40.02 / 29.82, rel=0.02)
     assert c.measured.verdict == "gain"
-    assert "slow-data waits for data" in sentence(c)
+    assert "the step waits for all of it" in sentence(c)
     assert "disagree" not in sentence(c)
 
 
@@ -161,7 +160,7 @@ def test_padding_is_told_apart_from_speed():
     assert c.measured.verdict == "gain"
     assert c.measured.ratio.median == pytest.approx(2.4, rel=0.03)
     assert c.measured.tokens_ratio.ci_low <= 1 <= c.measured.tokens_ratio.ci_high
-    assert "in trained tokens/s with 2.40x as many of them per step (2.4" in sentence(c)
+    assert "the trained tokens/s, training 2.40x as many in each step (2.40x the trained tokens/s, 95 %" in sentence(c)
     assert c.measured.steps is not None
     assert c.measured.steps.verdict == "none"
     assert any("useful tokens" in line for line in confound_lines(c.confounds))
@@ -212,7 +211,7 @@ def with_floor(arms, floor):
 def test_without_a_control_nothing_is_decided_and_the_sentence_says_what_to_ask_for():
     c = compared([BASE, slower(1.5)], ("text-padded", "slower"))
     assert (c.measured.verdict, c.measured.undecided) == ("undecided", "no noise floor")
-    assert "undecided in trained tokens/s: no A/A control on this device; add controls: [a-a]" in sentence(c)
+    assert "undecided: no A/A control on this device; add controls: [a-a]" in sentence(c)
     assert "noise floor unknown: no finished a-a control" in sentence(c)
     few = BASE.variant("a-a", failed_blocks=(0, 1, 2))
     c = compared([BASE, slower(1.5), few], ("text-padded", "slower"))
@@ -270,7 +269,7 @@ def test_a_loss_that_is_nan_in_the_second_half_bars_the_gain_and_comes_first():
     (c,) = report.compared
     assert c.measured.ratio.ci_low > 1
     assert (c.measured.verdict, c.measured.undecided) == ("undecided", "diverged")
-    assert "undecided in trained tokens/s: the loss of broken diverged" in sentence(c)
+    assert "undecided: the loss of broken diverged" in sentence(c)
     assert confound_lines(c.confounds)[0].startswith("loss of broken diverged")
     assert (report.arm("broken").totals.diverged, report.arm("broken").totals.loss) == (5, None)
     assert (report.arm("base").totals.diverged, report.arm("base").totals.loss) == (0, pytest.approx(3.8, abs=0.2))

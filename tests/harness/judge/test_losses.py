@@ -18,7 +18,7 @@ from harness.judge.losses import Losses, compare_losses, loss_of
 from harness.judge.verdicts import judge
 from harness.launch.tables import step_columns
 from harness.probes.ledger.steps import StepRecorder
-from harness.show.confounds import confound_lines
+from harness.show.text.doubts import confound_lines
 from harness.study.contract import STEP_COLUMNS, arrow_schema
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData

@@ -1,4 +1,4 @@
-"""explain and judge end in records: no function there makes a sentence, or reads one that another module made."""
+"""explain and judge end in records: no function there makes a sentence. None of show reads one that was made."""
 
 from __future__ import annotations
 
@@ -10,11 +10,24 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted(path for room in ("explain", "judge") for path in (ROOT / "harness" / room).rglob("*.py"))
+SHOWN = sorted((ROOT / "harness" / "show").rglob("*.py"))
 WORDS = 5  # from on which a text is prose
 READS = {"startswith", "endswith", "removeprefix", "removesuffix", "lower", "upper", "title", "capitalize"}
 # What may be read by its beginning or end, as it is an identifier of the results contract or of a profiler's record.
 IDENTIFIERS = {"name", "key", "one", "source", "role", "control", "site", "frame", "file"}
 IDENTIFIER_CALLS = {"lookup", "_file"}
+# Calls that cut text apart. show may do so with identifiers and with markup, never with its own sentences.
+PATTERNS = {"sub", "search", "match", "findall"}  # their text is an argument
+CUTS = READS | PATTERNS | {"partition", "rpartition", "split", "rsplit", "replace"}
+CAPITAL = "text[:1].upper()"  # the first letter of a sentence, written by words.capitalised
+SHOWN_IDENTIFIERS = IDENTIFIERS | {
+    "arm", "path", "metric", "function", "site", "threads", "command",  # of records and of the contract
+    "before", "after", "first", "change", "rest", "pair",  # settings, words of a command line, parts of arm names
+    "headers", "hosts", "row", "head", "facts", "last", "place",  # of files, requests and addresses
+    "COMMAND", "PAPER", "BAND", "GRID", "GAIN", "LOSS", "THEME", "colour",  # of colours
+}  # fmt: skip
+# Modules that turn text into markup, or markup into other markup: they escape letters and read no words.
+MARKUP = {"tables.py", "html.py", "drawing.py"}
 # Records whose texts are documentation: the rule of a doubt says in a sentence when it applies.
 DOCUMENTED = {"DoubtRule"}
 
@@ -58,25 +71,46 @@ def _text(node: ast.AST) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def inspected(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def inspected(tree: ast.AST, reads: set[str] = READS, identifiers: set[str] = IDENTIFIERS) -> Iterator[tuple[int, str]]:
     """Calls that read a text by its beginning, its end or its case, but for identifiers."""
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READS):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in reads):
             continue
-        if not _is_identifier(node.func.value):
+        by_pattern = node.func.attr in PATTERNS or ast.unparse(node.func.value) == "re"
+        read = node if by_pattern else node.func.value
+        if not _is_identifier(read, identifiers) and ast.unparse(node) != CAPITAL:
             yield node.lineno, ast.unparse(node)
 
 
-def _is_identifier(node: ast.AST) -> bool:
+def _is_identifier(node: ast.AST, identifiers: set[str]) -> bool:
     names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
     names |= {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
-    return bool(names & (IDENTIFIERS | IDENTIFIER_CALLS | {"names"})) and not names & {"error", "sentence", "text"}
+    return bool(names & (identifiers | IDENTIFIER_CALLS | {"names"})) and not names & {"error", "sentence", "text"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_no_function_builds_or_reads_prose(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert [*prose(tree), *inspected(tree)] == []
+
+
+@pytest.mark.parametrize("path", [path for path in SHOWN if path.name not in MARKUP], ids=lambda path: path.stem)
+def test_show_reads_no_prose(path: Path) -> None:
+    assert [*inspected(ast.parse(path.read_text()), CUTS, SHOWN_IDENTIFIERS)] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'finding, _, figures = sentence(c).partition(" (")',
+        "x = self._full.sub(lambda found: short(found[0]), text)",
+        'x = percent(limit).removeprefix("under ")',
+        'x = note.replace("may", "will")',
+        'if part.startswith("## "):\n    x = part.split("\\n")',
+    ],
+)
+def test_what_show_must_not_read_is_found(code: str) -> None:
+    assert [*inspected(ast.parse(code), CUTS, SHOWN_IDENTIFIERS)]
 
 
 @pytest.mark.parametrize(

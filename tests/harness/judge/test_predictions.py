@@ -19,9 +19,9 @@ from harness.judge.predictions import StudyRuns, bar_of, edit_doubts, refusal, w
 from harness.judge.report_types import ArmAdvice, WhatIf
 from harness.judge.study import analyse
 from harness.scenario.edits import parse_edits
-from harness.show.absent import refusal_text
 from harness.show.advice import barred_text, next_steps
 from harness.show.names import ArmNames
+from harness.show.text.doubts import doubt_text
 from harness.show.words import interval
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.run_data import RunData
@@ -86,10 +86,10 @@ def test_what_the_report_does_not_replay_whatif_refuses_for_the_same_reason(
     assert why.kind == kind
     assert found.refused == why
     assert found.options == ()
-    assert f"No prediction for a: {refusal_text(why)}." in note
+    assert f"No prediction for a: {doubt_text(why)}." in note
     status, out, err = ask(tmp_path, capsys, runs, "--set", "read=0")
     assert (status, out) == (2, "")
-    assert err == f"harness: whatif: No prediction for a: {refusal_text(why)}.\n"
+    assert err == f"harness: whatif: No prediction for a: {doubt_text(why)}.\n"
 
 
 @pytest.mark.parametrize(("recorded", "why"), [(True, "one stream"), (False, "device")])

@@ -27,9 +27,9 @@ from harness.judge.report_types import (
 )
 from harness.judge.study import analyse
 from harness.show.build import build_report
-from harness.show.confounds import confound_lines
-from harness.show.findings import host_finding
 from harness.show.plots import NAMES
+from harness.show.text.doubts import confound_lines
+from harness.show.text.findings import host_finding
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
 from tests.conftest import PICTURE, drawing
@@ -73,7 +73,7 @@ def partial(tmp_path_factory):
 def test_a_complete_study(complete):
     folder, screen, summary, page = complete
     assert [headline.text for headline in screen.headlines] == [summary["comparisons"][0]["headline"]]
-    assert "gain of" in summary["comparisons"][0]["sentence"]
+    assert " faster (" in summary["comparisons"][0]["sentence"]
     for name in NAMES:
         assert (folder / "plots" / name).read_bytes().startswith(PNG)
         assert (folder / "plots" / name).stat().st_size > 10_000  # it is drawn

@@ -13,7 +13,7 @@ from harness.explain.replay.removals import Removal
 from harness.explain.statistics import Estimate
 from harness.judge.report_types import ArmExplained, ModelSpeed
 from harness.judge.study import analyse
-from harness.show import causes
+from harness.show import why
 from harness.show.names import ArmNames
 from tests.cuda_stream import LAUNCH_BOUND, record
 from tests.harness.explain.replay import oracle
@@ -30,7 +30,7 @@ def test_of_a_real_devices_kernels_it_says_that_a_full_queue_hides_savings(
     saved = Removal(kind, "forward", Estimate(2.0, 1.9, 2.1, 5), Estimate(1.2, 1.1, 1.3, 5))  # type: ignore[arg-type]
     explained = ArmExplained(within_tolerance=True, removals=(saved,))
     arm = replace(arm, explained=explained, speed=ModelSpeed(emulation=emulation))
-    text = causes.section([arm], ArmNames([arm.name]))
+    text = why.savings([arm], ArmNames([arm.name]))
     assert f"forward ({kind})" in text
     assert ("A real device's queue may be full" in text) == said
 
@@ -49,7 +49,7 @@ def test_the_savings_name_the_order_of_the_replay_and_where_receiving_a_batch_is
     (arm,) = analyse(*build([Arm("a")], [])).arms
     saved = Removal("phase", "forward", Estimate(2.0, 1.9, 2.1, 5), Estimate(1.2, 1.1, 1.3, 5))
     explained = ArmExplained(within_tolerance=True, removals=(saved,), receiving=receiving)
-    text = causes.section([replace(arm, explained=explained)], ArmNames([arm.name]))
+    text = why.savings([replace(arm, explained=explained)], ArmNames([arm.name]))
     assert "Steps are replayed in the order in which they were recorded" in text
     assert said in text
     assert ("receiving" in text) == (receiving is not None)
@@ -65,7 +65,7 @@ def test_the_critical_path_is_listed_in_shares_without_its_short_links() -> None
     (arm,) = analyse(*build([Arm("a")], [])).arms
 
     def listed(explained: ArmExplained) -> str:
-        return causes.section([replace(arm, explained=explained)], ArmNames([arm.name]))
+        return why.critical_paths([replace(arm, explained=explained)], ArmNames([arm.name]))
 
     path = {
         PathLink("stage", "tokenize"): PathTime(6.0, 6.0, 6.0),
@@ -77,8 +77,8 @@ def test_the_critical_path_is_listed_in_shares_without_its_short_links() -> None
     text = listed(known)
     assert "- a: tokenize (stage) 60 %, forward (kernel) 5.0 % to 35 % and launching forward 4.0 % to 34 %\n" in text
     assert "log" not in text
-    assert "critical path" not in listed(ArmExplained(within_tolerance=True))
-    assert "critical path" not in listed(replace(known, within_tolerance=False))  # of a replay that is off
+    assert not listed(ArmExplained(within_tolerance=True))
+    assert not listed(replace(known, within_tolerance=False))  # of a replay that is off
 
 
 def test_a_path_that_events_leave_open_says_so() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.show.changes import _data_path
+from harness.show.names import _data_path
 
 
 @pytest.mark.parametrize(

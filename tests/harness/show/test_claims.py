@@ -21,7 +21,7 @@ from harness.judge.study import analyse
 from harness.scenario.load import load_scenario
 from harness.scenario.model import Scenario
 from harness.show import claims as claims_text
-from harness.show import learned as learned_text
+from harness.show.learning import target_section
 from harness.show.names import ArmNames
 from harness.study.contract import STEP_COLUMNS
 from harness.study.records import RunRecord
@@ -83,7 +83,7 @@ def test_claims_are_judged_by_the_declared_truth() -> None:
     assert all(line in text for line in said[:2])
     (row,) = (line for line in text.splitlines() if line.startswith("| plain |"))
     assert " 33 / 16 / " in row
-    assert "## Claims" not in claims_text.section(study().uses, study().claims, names)
+    assert not claims_text.section(study().uses, study().claims, names)
 
 
 def claim_of(arms: list[Arm], claim: str = "batching", baseline: str | None = "plain") -> tuple[JudgedClaim, str]:
@@ -318,7 +318,7 @@ def of_losses(target: float, *curves: list[float], failed: int = 0) -> Learned:
 def test_an_arm_that_diverges_after_the_target_is_not_shown_with_the_loss_it_had() -> None:
     found = of_losses(3.0, [4.0] * 10 + [2.0] * 20 + [math.nan] * 10)
     assert (found.reached, found.left, found.diverged, found.loss) == (1, 1, 1, None)
-    text = learned_text.section([found], ArmNames(["arm"]))
+    text = target_section([found], ArmNames(["arm"]))
     assert "| arm | **diverged** in 1 of 1 | 15.0 [no interval] |" in text
     assert "| 1 of 1; 1 ended above it again |" in text
 
@@ -338,7 +338,7 @@ def test_runs_that_never_come_to_the_target_count_in_the_median_of_the_steps() -
     assert found.steps == Estimate(40.0, None, None, 5)
     assert found.tokens == 4000
     assert found.seconds == pytest.approx(0.08)
-    assert "| 3 of 5; 1 more failed |" in learned_text.section([found], ArmNames(["arm"]))
+    assert "| 3 of 5; 1 more failed |" in target_section([found], ArmNames(["arm"]))
     assert of_losses(2.0, *falling, *never, *never).steps is None
 
 
@@ -365,9 +365,9 @@ def test_what_was_learned_is_a_table_where_there_is_a_target() -> None:
     assert low.steps.median == 24
     assert (low.reached, high.reached, high.steps) == (5, 0, None)
     assert low.tokens == 24 * 2048
-    text = learned_text.section(found.learned, ArmNames(["low", "high"]))
+    text = target_section(found.learned, ArmNames(["low", "high"]))
     assert "| arm | loss at the end | steps to 3.7 |" in text
     assert "| 5 of 5 | 300 |" in text
     assert "| 0 of 5 | 300 |" in text
     assert analyse(record, runs).learned == ()
-    assert learned_text.section((), ArmNames([])) == ""
+    assert target_section((), ArmNames([])) == ""

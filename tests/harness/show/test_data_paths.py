@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harness.judge.controls import DataPath
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
-from harness.show import data_paths as text
+from harness.show import numbers
 from harness.show.first_screen import first_screen
 from harness.show.markdown import page
 from harness.show.names import ArmNames
@@ -114,7 +114,7 @@ def test_at_each_point_of_a_matrix_the_baseline_is_that_point_s() -> None:
     assert {arm: one.baseline for arm, one in found.items()} == {
         arm.name: f"naive@{arm.name.partition('@')[2]}" for arm in arms
     }
-    lines = text.section(list(found.values()), ArmNames([arm.name for arm in arms]))
+    lines = numbers.data_paths(list(found.values()), ArmNames([arm.name for arm in arms]))
     assert lines.count("Alone fast") == 2
     assert "times as fast as naive" in lines
 
@@ -128,7 +128,7 @@ def test_a_source_of_the_users_own_has_no_samples_and_an_arm_without_control_no_
     assert found["own"].times is not None
     assert found["fast"].times is None
     assert found["fast"].training_times is not None
-    assert "| fast | – | – | – | – |" in text.section(report.data_paths, ArmNames(["naive", "own", "fast"]))
+    assert "| fast | – | – | – | – |" in numbers.data_paths(report.data_paths, ArmNames(["naive", "own", "fast"]))
 
 
 def test_an_arm_that_was_left_out_is_a_warning_on_the_first_screen() -> None:

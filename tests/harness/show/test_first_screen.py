@@ -13,9 +13,11 @@ from harness.judge.report_types import PredictedRatio, StudyReport
 from harness.judge.study import analyse
 from harness.show import markdown, terminal
 from harness.show.chain import chain
-from harness.show.first_screen import HEADER, MOST_ALIKE, MOST_DIFFERENCES, FirstScreen, finding, first_screen
+from harness.show.first_screen import HEADER, FirstScreen, first_screen
+from harness.show.policy import DIFFERENCES_SHOWN, REMEDY_REPEATS
 from harness.show.summary import summary
 from harness.show.tables import NOT_MEASURED
+from harness.show.text.verdicts import finding
 from harness.show.words import percent, ratio
 from harness.study.run_data import RunData
 from tests.harness.synthetic import Arm, build, judged, page_of
@@ -112,17 +114,17 @@ def test_of_many_comparisons_that_ask_for_more_blocks_it_is_said_once(gain: Stud
     coarse = judged(gain, Estimate(1.1, 0.8, 1.4, 5), 0.01)
     (one,) = coarse.comparisons
     asks = "repeat with more than 5 blocks, or on a quieter machine"
-    for times, said in ((MOST_ALIKE, MOST_ALIKE), (MOST_ALIKE + 1, 1)):
+    for times, said in ((REMEDY_REPEATS, REMEDY_REPEATS), (REMEDY_REPEATS + 1, 1)):
         found = [line.text for line in first_screen(replace(coarse, comparisons=(one,) * times)).headlines]
         assert sum(asks in line for line in found) == said
-    assert found[-1] == f"To decide the {MOST_ALIKE + 1} undecided comparisons: {asks}."
+    assert found[-1] == f"To decide the {REMEDY_REPEATS + 1} undecided comparisons: {asks}."
     assert found[0].startswith("Pretokenizing (tokens-padded): undecided, 1.100x (0.800x to 1.400x): a change ")
 
 
 def test_what_failed_and_what_differs_comes_first_and_many_are_counted() -> None:
     others = [
         Arm(f"arm-{place}", tokenize=0.0, environment={"torch": f"2.{place}"}, failed_blocks=(0,) if place == 1 else ())
-        for place in range(MOST_DIFFERENCES + 1)
+        for place in range(DIFFERENCES_SHOWN + 1)
     ]
     report = analysed(TEXT, *others, blocks=3)
     found = first_screen(report)
@@ -131,7 +133,7 @@ def test_what_failed_and_what_differs_comes_first_and_many_are_counted() -> None
     lines = terminal.lines(found)
     assert all(line.startswith(("! ", "  ")) for line in lines[: len(found.beware)])
     page = page_of(report)
-    for place in range(MOST_DIFFERENCES + 1):
+    for place in range(DIFFERENCES_SHOWN + 1):
         assert f"torch is '2.11.0' against '2.{place}'" in page
 
 
@@ -274,7 +276,7 @@ def test_a_larger_batch_is_not_called_faster_where_trained_tokens_are_not_counte
     assert headline.finding.endswith(", computing 2.00x as many in each step")
     assert "x the tokens/s (" in headline.finding
     page = page_of(report)
-    assert "with 2.00x as many of them per step" in page
+    assert "computing 2.00x as many in each step (2.00x the tokens/s, 95 %" in page
     (c,) = report.compared
     assert c.measured.steps is not None
     assert c.measured.steps.verdict == "none"

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.show.names import FITS, LONGEST, ArmNames
+from harness.show.names import ArmNames
+from harness.show.policy import NAME_FITS, NAME_LONGEST
 
 MATRIX = [
     f"{arm}@batch_size={b},workers={w}" for arm in ("text-padded", "tokens-padded") for b in (1, 4) for w in (0, 2)
@@ -44,15 +45,9 @@ def test_a_comparison_is_labelled_by_its_arms(candidate: str, baseline: str, lab
     assert ArmNames([candidate, baseline]).pair(candidate, baseline) == label
 
 
-def test_full_names_in_a_sentence_become_short_ones() -> None:
-    names = ArmNames(MATRIX)
-    text = "tokens-padded@batch_size=4,workers=0 against text-padded@batch_size=4,workers=0: text-padded@batch_size=4,"
-    assert names.within(text) == "tokens-padded bs4 w0 against text-padded bs4 w0: text-padded@batch_size=4,"
-
-
 @given(st.lists(st.text(alphabet="ab-@=,._", min_size=1, max_size=60), min_size=1, max_size=12, unique=True))
 def test_short_names_tell_arms_apart_whatever_they_are(full: list[str]) -> None:
     names = ArmNames(full)
     short = [names.short(name) for name in full]
     assert len(set(short)) == len(full)
-    assert all(len(name) <= max(FITS, LONGEST) for name in short)
+    assert all(len(name) <= max(NAME_FITS, NAME_LONGEST) for name in short)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from harness.explain.probes.torch_profile import torch_profile
-from harness.show.drawing import drawn
+from harness.show.drawing import drawn, thinned
 from harness.show.plots import memory as memory_figure
-from harness.show.plots import thinned
 from harness.show.policy import OPERATORS_LISTED, WORKERS_LISTED
 from harness.show.profile import gap_line, operators_section
 from harness.study.probes_json import TorchProfilerRecord
@@ -50,7 +49,6 @@ def test_nothing_was_profiled() -> None:
 
 def test_times_are_per_step_and_shares_of_the_steps() -> None:
     page = operators_section([profiled()], ["memory.png"])
-    assert page.startswith("## Operators")
     assert "**main**, steps 23 to 24, 10.0 ms a step under the profiler:" in page
     assert row(page, "aten::mm")[1:] == ["operator", "0.50", "2.00", "20 %", "2.00", "2.00"]  # the last: GFLOP
     assert row(page, "step")[1:5] == ["mark", "1.00", "6.00", "60 %"]

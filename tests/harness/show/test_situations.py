@@ -18,12 +18,14 @@ from harness.judge.report_types import Comparison, StudyReport
 from harness.judge.study import analyse
 from harness.judge.verdicts import judge
 from harness.judge.waits import bounds_of
-from harness.show import closing, numbers, plots, ranks
+from harness.show import numbers, plots, ranks
 from harness.show.chain import chain
-from harness.show.first_screen import HEADER, _or_none, finding, first_screen
+from harness.show.first_screen import HEADER, _or_none, first_screen
+from harness.show.markdown import how_to_read
 from harness.show.names import ArmNames
 from harness.show.sentences import sentence
 from harness.show.tables import ratio_cell
+from harness.show.text.verdicts import finding
 from harness.show.words import interval
 from harness.study.contract import STEP_COLUMNS, arrow_schema
 from harness.study.records import COMMAND, ArmRecord
@@ -70,15 +72,15 @@ def a_disk_slow_in_some_blocks(
 
 def test_a_wait_of_some_blocks_is_said_of_these() -> None:
     """The mean is 10.5 ms and the median 0.6: no block waits for the one, and not all for the other."""
-    said = "waits for data 25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others"
+    said = "25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others"
     (c,) = a_disk_slow_in_some_blocks("text", "tokens").compared
-    assert f"text {said}" in sentence(c)
-    assert "so without any data work text in the median block would be 1.020x as fast" in sentence(c)
+    assert f"text waits for {said}" in sentence(c)
+    assert "Without any data work text in the median block would be 1.020x as fast" in sentence(c)
     assert lines(a_disk_slow_in_some_blocks("text", "tokens")).endswith(
         "text waits for 25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others."
     )
     alone = lines(a_disk_slow_in_some_blocks("text", controls=["ideal-data"]))
-    assert f"It {said}." in alone
+    assert f"It waits for data {said}." in alone
     in_blocks = "1.851x as fast in those 2 blocks and 1.020x in the others (median block: 1.020x, "
     assert f"(ideal-data) it is {in_blocks}" in alone
     assert f"Without any data work it would be {in_blocks}" in alone
@@ -111,7 +113,7 @@ def test_a_wait_of_half_of_the_blocks_is_said_of_these(late_ms: dict[int, float]
 def test_the_median_of_blocks_of_which_half_wait_is_not_said_to_be_of_one() -> None:
     half = {"late_ms": {0: 25.0, 2: 25.0}, "blocks": 4}
     (c,) = a_disk_slow_in_some_blocks("text", "tokens", **half).compared
-    assert "so without any data work text, halfway between these blocks and the others, would be 1.3" in sentence(c)
+    assert "Without any data work text, halfway between these blocks and the others, would be 1.3" in sentence(c)
     alone = lines(a_disk_slow_in_some_blocks("text", **half))
     assert "it would be 1.851x as fast in those 2 blocks and 1.020x in the others, by replay." in alone
 
@@ -192,13 +194,13 @@ def test_blocks_are_said_to_see_what_they_see(
 ) -> None:
     report = study(Arm("text", facts=facts))
     report = replace(report, study=replace(report.study, arms=[ArmRecord("text", declared=declared, config=config)]))
-    assert words in closing.how_to_read(report)
+    assert words in how_to_read(report)
 
 
 def test_of_arms_of_which_one_is_not_shuffled_it_is_said_where_they_are() -> None:
     report = study(Arm("text"))
     arms = [ArmRecord(str(shuffle), config={"data": {"shuffle": shuffle}}) for shuffle in (True, False)]
-    assert "where they are shuffled," in closing.how_to_read(replace(report, study=replace(report.study, arms=arms)))
+    assert "where they are shuffled," in how_to_read(replace(report, study=replace(report.study, arms=arms)))
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ def test_what_a_wait_may_be_by_either_reading_is_said_wherever_it_stands() -> No
     report = study(Arm("text"), Arm("tokens", tokenize=4.0))
     (c,) = report.compared
     other = replace(c.measured.candidate_waits, waited_range_ms=(0.3, 7.5))
-    assert "and tokens between 0.30 ms and 7.50 ms of 3" in sentence(
+    assert "tokens waits between 0.30 ms and 7.50 ms of 3" in sentence(
         replace(c, measured=replace(c.measured, candidate_waits=other))
     )
     assert "between" not in sentence(c)

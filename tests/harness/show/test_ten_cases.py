@@ -93,7 +93,7 @@ def test_a_fetch_behind_the_optimizer_that_delays_launches_is_a_gain_within_the_
     assert saved.speedup.median == pytest.approx(gain, rel=0.01)
     assert c.measured.ceiling is not None
     said = sentence(c)
-    assert f"so without any data work text would be {ratio(c.measured.ceiling.median)} as fast (ceiling, " in said
+    assert f"Without any data work text would be {ratio(c.measured.ceiling.median)} as fast (ceiling, " in said
     assert "at most" not in said
     assert "not speed" not in said
 

@@ -20,9 +20,10 @@ from harness.judge.study import analyse
 from harness.judge.unsteady import InTotal
 from harness.judge.verdicts import UndecidedKind, Verdict
 from harness.show import html, markdown, plots, terminal
-from harness.show.first_screen import VERDICTS, first_screen
+from harness.show.first_screen import first_screen
 from harness.show.sentences import sentence
 from harness.show.summary import summary
+from harness.show.text.verdicts import VERDICTS
 from tests.examples import examples
 from tests.harness.synthetic import Arm, build, judged
 
@@ -74,9 +75,9 @@ def of_finding(text: str) -> Verdict:
 
 def of_sentence(text: str) -> Verdict:
     """The verdict that a full sentence says, also where markdown surrounds it."""
-    found = re.search(r"tokens against text: (gain|loss|no detectable difference|undecided)\b", text)
-    assert found is not None, text
-    return {"gain": "gain", "loss": "loss", "undecided": "undecided"}.get(found[1], "none")  # type: ignore[return-value]
+    found = re.findall(r"tokens against text: ([^(*]*)", text)
+    assert found, text
+    return of_finding(f"{found[-1]} ")
 
 
 def of_row(text: str) -> Verdict:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.probes.device_health import DeviceHealth, clock_fall, device_health, differences, throttled
-from harness.show.confounds import confound_lines
-from harness.show.findings import device_finding
+from harness.show.text.doubts import confound_lines
+from harness.show.text.findings import device_finding
 from harness.study.contract import SAMPLE_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.study.probes_json import ProbesRecord
 from harness.study.records import RunRecord

@@ -10,9 +10,9 @@ import pytest
 from harness.judge.controls import is_probe_control
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
-from harness.show.absent import probe_problem_lines
 from harness.show.first_screen import first_screen
 from harness.show.summary import summary
+from harness.show.text.doubts import probe_problem_lines
 from harness.show.words import probes_named
 from harness.study.probes_json import ProbesRecord
 from harness.study.records import ArmRecord

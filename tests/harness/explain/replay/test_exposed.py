@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.explain.ledger import RunLedger, derived_steps, measure
-from harness.explain.replay import Replays, recording
+from harness.explain.replay import recording
+from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import record
 from harness.explain.replay.removals import Split, split
 from harness.study.contract import PLACES, STAGES

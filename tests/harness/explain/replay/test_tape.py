@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.explain.replay import Replays
+from harness.explain.replay.predict import Replays
 from harness.study.store import StudyFolder
 from tests.cuda_stream import LAUNCH_BOUND, record
 

@@ -1,4 +1,4 @@
-"""Names what slows the steps of an attached program, with its place and what to change; it promises no saving."""
+"""Words for findings: what slowed the host or a device, and what slows the steps of an attached program."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from harness.explain.causes import CODE, GC, SlowCause
+from harness.judge.probes.device_health import DeviceFinding
+from harness.judge.probes.host_load import HostFinding
 from harness.judge.report_types import ArmReport
-from harness.show.words import count, part_of, percent
-
-NOTHING = 0.005  # of the step: less is no wait worth a word
-LEAST_SPENT = 0.05  # of the step: own code and garbage collections that take less are left out
-MAX_PLACES = 3
-EVERY = 0.95  # share of the steps from which on it is every step
+from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
+from harness.show.words import count, number, part_of, percent
 
 Texts = tuple[str, str, str]  # subject, finding, support
 
@@ -22,7 +20,7 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
         found = [one for one in arm.causes if one.kind == kind and _is_worth_a_line(one, step_ms)]
-        if kind == GC and sum(one.spent_share for one in found) < LEAST_SPENT:
+        if kind == GC and sum(one.spent_share for one in found) < SPENT_SHARE_MIN:
             continue
         if found:
             yield texts(sorted(found, key=lambda one: -one.spent_ms), part)
@@ -40,9 +38,9 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
 def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
     match one.kind:
         case "code":
-            return not one.phase and one.least_share >= LEAST_SPENT
+            return not one.phase and one.least_share >= SPENT_SHARE_MIN
         case "device wait" | "copy":
-            return one.ms is None or one.ms >= NOTHING * step_ms
+            return one.ms is None or one.ms >= WAIT_SHARE * step_ms
         case "retries" | "compiled":
             return one.steps > 0
         case _:
@@ -123,7 +121,7 @@ def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
         "; ".join(
             f"{_spent(one, part)} {'just before' if one.late else 'at'} {one.place}{_code(one)}"
             + (f", in {one.called}" if one.called else "")
-            for one in found[:MAX_PLACES]
+            for one in found[:CAUSE_PLACES]
         ),
         "The step waits for it: do it less often, in another thread or process, or with less data.",
     )
@@ -147,7 +145,7 @@ def _places(found: Sequence[SlowCause], part: Part) -> str:
 def _place(one: SlowCause) -> str:
     """Return ``train.py:88 (`loss.item()`), every step``."""
     share = min(one.times, 1.0) if one.share is None else one.share
-    if share < EVERY:
+    if share < EVERY_STEP_SHARE:
         often = f"in {percent(share)} of the steps"
     else:
         often = "every step" if round(one.times) == 1 else f"{one.times:.2g} times a step"
@@ -167,3 +165,69 @@ def _longer(one: SlowCause, part: Part) -> str:
 
 def _size(size: int) -> str:
     return f"{size / 1e6:.3g} MB"
+
+
+NAMES = {
+    "main": "the trainer",
+    "loaders": "the loader workers",
+    "ranks": "the other ranks",
+    "sampler": "the sampling process",
+}  # by role
+
+
+def host_finding(found: HostFinding) -> str:
+    """One line without a full stop."""
+    value, limit = found.value, found.limit or 0.0
+    name = NAMES.get(found.role, found.role)
+    without_core = f"threads of {name} were runnable without a core for {number(value)} s in every second"
+    match found.kind:
+        case "quota throttled":
+            return (
+                f"throttled by the cgroup's CPU quota of {number(limit)} cores in {percent(value)} of "
+                "its periods: nothing ran until the next period"
+            )
+        case "threads over quota":
+            return f"torch computes with {value:.0f} threads under a CPU quota of {number(limit)} cores"
+        case "near the memory limit":
+            return (
+                f"{number(value / 1e9)} GB of a memory limit of {number(limit / 1e9)} GB were in use, "
+                "page cache included: what is read may be dropped again at once"
+            )
+        case "waited for memory":
+            return f"some process waited for memory {percent(value)} of the time"
+        case "waited for the disk":
+            return f"some process waited for the disk {percent(value)} of the time"
+        case "waited for a core":
+            return f"{without_core}: there were more runnable threads than cores"
+        case "waited for the quota":
+            return f"{without_core}, time held back by the quota included"
+        case "read from disk":
+            rate = number(value / 1e6)
+            return f"{name} read {rate} MB/s from disk during measured steps: the page cache did not have it"
+        case "page faults":
+            return (
+                f"{name} had {number(value)} major page faults a second during measured steps, each a wait for storage"
+            )
+        case "other processes":
+            most = "" if found.limit is None else f" (at most {number(limit)})"
+            return f"other processes used {number(value)} cores{most}"
+        case "stolen cores":
+            return f"the hypervisor kept {number(value)} cores for others"
+        case "missed readings":
+            return f"{value:.0f} of {limit:.0f} host readings were missed: the sampler did not get a core in time"
+
+
+def device_finding(found: DeviceFinding) -> str:
+    """One line without a full stop."""
+    value, other = found.value, found.other
+    match found.kind:
+        case "clock fell":
+            return f"SM clock fell from {value:,.0f} to {other:,.0f} MHz during the measured steps"
+        case "slowed down":
+            return f"slowed down by {found.reason} in {percent(value)} of the samples"
+        case "other processes":
+            memory = number(other / 1e9)
+            processes = f"{value:.0f} other process{'' if value == 1 else 'es'}"
+            return f"{processes} computed on it, holding {memory} GB of its memory"
+        case "missed readings":
+            return f"{value:.0f} of {other:.0f} readings were missed"

@@ -1,0 +1,326 @@
+"""Words for doubts: undeclared differences, problems of a study, and reasons against a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from harness.explain.policy import MIN_BLOCKS
+from harness.judge.confounds import Confound, ConfoundKind
+from harness.judge.doubts import Doubt, DoubtKind, Remedy, RemedyKind
+from harness.judge.policy import ENOUGH_BLOCKS, OTHER_CORES_MAX
+from harness.judge.problems import LeadRemedy, ProbeProblem, RunFailure, StudyProblem
+from harness.show.policy import LOAD_ALIKE_CORES, RUNS_NAMED
+from harness.show.words import blocks_named, count, listing, number, percent, percent_range, ratio
+
+ASK_FOR = ENOUGH_BLOCKS  # blocks to ask for where there are too few
+
+
+def confound_lines(found: Iterable[Confound]) -> list[str]:
+    """One line for each."""
+    return [_TEXTS[one.kind](one) for one in found]
+
+
+def _useful(one: Confound) -> str:
+    ours, theirs = one.values
+    base, other = one.names
+    return f"useful tokens: {base} trains on {percent(ours)} of its positions, {other} on {percent(theirs)}"
+
+
+def _other_batches(one: Confound) -> str:
+    ours, theirs = one.values
+    base, other = one.names
+    what = "trained tokens" if one.key == "trained_tokens" else "positions"
+    return (
+        f"other batches: {ours:,.0f} {what} a step of {base}, {theirs:,.0f} of {other}, though no setting differs: "
+        "part of the difference may be due to the batches"
+    )
+
+
+def _other_steps(one: Confound) -> str:
+    ours, theirs = one.values
+    base, other = one.names
+    return (
+        f"other steps: {ours:,} in a run of {base}, {theirs:,} of {other}; by the first {min(ours, theirs):,} of both, "
+        f"steps of {other} are {ratio(one.ratio)} as fast"
+    )
+
+
+def _load(one: Confound) -> str:
+    ours, theirs = one.values
+    base, other = one.names
+    if abs(ours - theirs) < LOAD_ALIKE_CORES:
+        return f"host load by other processes: {max(ours, theirs):.2f} cores during both {base} and {other}"
+    return f"host load by other processes: {ours:.2f} cores during {base}, {theirs:.2f} during {other}"
+
+
+def _clock(one: Confound) -> str:
+    ours, theirs = one.values
+    return f"device {one.device}: SM clock {ours:,.0f} MHz during {one.names[0]}, {theirs:,.0f} during {one.names[1]}"
+
+
+def _throttled(one: Confound) -> str:
+    ours, theirs = one.values
+    return (
+        f"device {one.device}: slowed down by {one.key} in {percent(ours)} of the samples during {one.names[0]}, "
+        f"{percent(theirs)} during {one.names[1]}"
+    )
+
+
+def _against(one: Confound) -> str:
+    return f"{one.key} is {one.values[0]!r} against {one.values[1]!r}"
+
+
+def _losses(one: Confound) -> str:
+    ours, theirs = one.values
+    text = f"losses differ: {ours:.3f} of {one.names[0]} against {theirs:.3f} of {one.names[1]} at the same steps"
+    if one.explained:
+        return f"{text}, as {one.names[1]} trains on another number of tokens"
+    return f"{text}: the arms do not train the same"
+
+
+def _lead(one: Confound) -> str:
+    parts = [
+        f"the steps of {name} were up to {percent(share)} faster than later steps"
+        for name, share in zip(one.names, one.values, strict=True)
+        if share
+    ]
+    return f"work prepared before the measured steps (prefetched batches or queued work): {' and '.join(parts)}"
+
+
+_TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
+    "diverged": lambda one: f"loss of {one.key} diverged: NaN, infinite or far above its start in measured steps",
+    "losses": _losses,
+    "lead": _lead,
+    "mixed data": lambda one: f"{one.key} differs between blocks of {one.names[0]}: its data changed during the study",
+    "mixed code": lambda one: (
+        f"the code of the {one.key.removesuffix('_fingerprint')} differs between blocks of {one.names[0]}: it was "
+        "edited during the study"
+    ),
+    "configuration": lambda one: f"configuration: {_against(one)}",
+    "fact": _against,
+    "environment": lambda one: f"environment: {_against(one)}",
+    "useful tokens": _useful,
+    "other batches": _other_batches,
+    "other steps": _other_steps,
+    "host load": _load,
+    "sessions": lambda one: f"not run side by side: different sessions in {blocks_named(one.blocks)}",
+    "unfinished": lambda one: f"{one.key} did not finish {blocks_named(one.blocks)}",
+    "block counts": lambda one: (
+        f"{one.names[0]} has {count(one.values[0], 'finished block')}, {one.names[1]} has {one.values[1]}"
+    ),
+    "compared blocks": lambda one: f"compared over {one.values[0]} of {count(one.values[1], 'planned block')}",
+    "SM clock": _clock,
+    "throttled": _throttled,
+    "other processes": lambda one: f"device {one.device}: other processes computed on it",
+}
+
+
+# By what a run's record lacks for a replay.
+GAPS: Mapping[str, str] = {
+    "no run": "no run of this arm has finished",
+    "no tables": "no finished run with tables to replay",
+    "ranks": "its ranks wait for one another, which a replay of one of them does not know",
+    "no times": "its steps have no times to replay",
+    "no measured step": "it has no measured step to replay",
+    "damaged spans": "a span ends before it starts, so its spans table is damaged",
+    "no fetch": "its spans have no fetch to replay",
+    "too far ahead": "too many batches would be in flight (workers x prefetch)",
+    "no shared block": "no block in which both the run and the data-only run finished",
+}
+
+
+def doubt_text(one: Doubt) -> str:
+    """Return the reason as a clause, without a full stop; ``its`` refers to the arm."""
+    return DOUBTS[one.kind](one)
+
+
+def too_noisy_text(cause: Doubt | None) -> str:
+    """``this run was too noisy to see even a 2x change: others used 1.6 of 2 cores``."""
+    others = ""
+    if cause is not None and cause.cores is not None and cause.cores[0] > OTHER_CORES_MAX:
+        others = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
+    return f"this run was too noisy to see even a 2x change{others}"
+
+
+def more_blocks_text(cause: Doubt | None) -> str:
+    """Return what to do if blocks are too few for an interval."""
+    if cause is not None and cause.remedy is not None and cause.remedy.kind == "finish the study":
+        return REMEDIES["finish the study"]
+    return f"repeat with --repeats {ASK_FOR}"
+
+
+def remedy_text(one: Remedy) -> str:
+    """Return what would settle a doubt, as a clause without a full stop."""
+    blocks = "" if one.blocks is None else f": about {one.blocks} in all (--repeats {one.blocks})"
+    return f"{REMEDIES[one.kind]}{blocks}"
+
+
+def _always(text: str) -> Callable[[Doubt], str]:
+    return lambda _: text
+
+
+def _shared(text: str, unknown: str = "an unknown share") -> Callable[[Doubt], str]:
+    """Return a function that fills the share into ``text``."""
+    return lambda one: text.format(unknown if one.share is None else percent(one.share))
+
+
+def _located(text: str, unknown: str) -> Callable[[Doubt], str]:
+    """Return a function that fills the place, key or fact into ``text``."""
+    return lambda one: text.format(one.where or unknown)
+
+
+DOUBTS: Mapping[DoubtKind, Callable[[Doubt], str]] = {
+    "too few blocks": _always(f"an interval needs {MIN_BLOCKS} blocks"),
+    "no noise floor": _always("no A/A control shows how far two runs of one arm lie apart"),
+    "no core": _always("its main thread had no core for too much of the time"),
+    "too noisy": too_noisy_text,
+    "blocked": _always("too much of its time was not seen"),
+    "device": _always("what its device did was not recorded"),
+    "one stream": _always("its device's work on other streams, or launched within a fetch, was not recorded"),
+    "ranks": _always("its ranks wait for one another, so its own steps do not tell what one of them would gain"),
+    "not replayable": lambda one: GAPS.get(one.where, one.where or "its record lacks what a replay needs"),
+    "replay off": _shared("the replay reproduces its step time with an error of {}"),
+    "no loader": _always("its batches come from a function, not from a DataLoader"),
+    "no items": _always("some of its workers made no batches, as its dataset gave them too few items"),
+    "unequal": _always("its workers delivered unequal numbers of batches"),
+    "sampler": _always("its sampler takes much of a step in the main thread, which loader workers cannot do"),
+    "restarts": _always(
+        "its loader restarts in each epoch, and replay does not know when it asks for the next batches"
+    ),
+    "contradicted": _always("for another value of this setting, an arm measured another speed than replay predicts"),
+    "serial": _always("more workers gain nothing if a disk, a network or a lock serves one of them at a time"),
+    "too coarse": _shared("a change of up to {} could not be seen", "10 %"),
+    "lead": _shared("the measured steps used up prefetched batches or queued work: up to {} faster than later steps"),
+    "diverged": _always("its loss is NaN, infinite, or rose far above its start"),
+    "other loss": _always("the losses differ by more than the A/A control shows"),
+    "a-a apart": _shared("the A/A control, the same program again, differs by {}, as much as the candidate"),
+    "long steps": _shared("all time together differs by {} from the median, because of long steps"),
+    "explained loss": _always("the losses differ, as other numbers of tokens explain"),
+    "ceilings apart": _shared("the ideal-data control and the replay differ by {} about the ceiling"),
+    "uneven": _always("some blocks wait for data much longer than others, so the mean describes none of them"),
+    "step kinds": _shared("steps are of two kinds ({} are slow ones), so the mean describes none of them"),
+    "rare long steps": _shared("{} of the steps take over three times as long as the others"),
+    "drift": _shared("its speed beside the baseline's changes by {} within runs"),
+    "all time apart": _shared("all time together differs by {} from the median over blocks"),
+    "used lead": _shared("its measured steps were {} faster than later steps, by work that was prepared before them"),
+    "compiled": _shared("step times include compiling (torch.compile) in {} of the runs"),
+    "evaluation left out": _shared("evaluations take {} of the time, in steps that no other figure includes"),
+    "probe problem": _always("a probe could not do its work"),
+    "profiled": _always("a profiler slowed these steps"),
+    "mixed data": _located("{} differs between its blocks: the data changed during the study", "data"),
+    "mixed code": _located("{} differs between its blocks: the code was edited during the study", "code"),
+    "configuration": _located("the setting {} differs, undeclared", "of an arm"),
+    "fact": _located("{} differs, a fact of the run that no setting declares", "a property"),
+    "environment": _located("{} differs, a part of the environment", "a variable"),
+    "useful tokens": _always("another share of the positions is trained"),
+    "other batches": _located("steps hold other numbers of {}, though no setting differs", "tokens"),
+    "other steps": _always("blocks hold other numbers of steps"),
+    "host load": _always("other processes used cores during these runs"),
+    "sessions": _always("the arms did not run side by side"),
+    "unfinished": _located("{} did not finish all blocks", "an arm"),
+    "block counts": _always("the arms finished other numbers of blocks"),
+    "compared blocks": _always("fewer blocks than planned are compared"),
+    "SM clock": _always("the device's SM clock differs"),
+    "throttled": _located("the device was slowed down by {}", "an unknown cause"),
+    "other processes": _always("other processes computed on the device"),
+}
+REMEDIES: Mapping[RemedyKind, str] = {
+    "more blocks": "repeat with more blocks",
+    "finish the study": "finish the study with --resume",
+    "more steps": "let the program run longer",
+    "more steps a block": "repeat with more steps a block",
+    "quiet machine": "repeat on a quieter machine",
+    "free cores": "repeat when other processes, its own threads and a CPU quota leave it a core",
+    "a-a control": "add controls: [a-a], or declare noise_floor",
+    "more a-a blocks": "let more blocks of the A/A control finish, or declare noise_floor",
+    "longer slices": "use longer slices (slice_steps), or --interleave runs and more warmup_steps",
+    "more warm-up steps": "use more warmup_steps",
+    "more --warmup steps": "use more --warmup steps, and --interleave runs if commands take turns",
+    "alike losses": "train both alike until their losses agree: a speed at another loss is no gain",
+    "try it": "run it: which of both holds was not measured",
+    "same shapes": "use more warmup_steps, or batches of one shape",
+    "alike arms": "give both arms the same value, or declare the difference",
+    "all runs": "let all runs finish",
+}
+
+
+def problem_lines(problems: Iterable[StudyProblem]) -> list[str]:
+    """What is missing from a study, a line each."""
+    return [_problem(one) for one in problems]
+
+
+def probe_problem_lines(problems: Iterable[ProbeProblem]) -> list[str]:
+    """What the probes could not do, a line each, with the runs that reported it where not all did."""
+    return [one.text if one.everywhere else f"{one.text} ({_some(one.runs)})" for one in problems]
+
+
+def _some(runs: tuple[str, ...]) -> str:
+    """``a/0, a/1, b/0 and 2 more``"""
+    more = len(runs) - RUNS_NAMED
+    return listing([*runs[:RUNS_NAMED], *([f"{more} more"] if more > 0 else [])])
+
+
+def _problem(one: StudyProblem) -> str:
+    match one.kind:
+        case "nothing finished":
+            return "No run has finished yet"
+        case "partial":
+            return f"Partial study: {one.count} of {count(one.planned, 'run')} finished; missing: {_some(one.names)}"
+        case "stray":
+            folders = _some(tuple(f"runs/{name}" for name in one.names))
+            return f"The runs in {folders} belong to no arm of this study and are not counted"
+        case "status":
+            return f"The study's status is {one.status}"
+        case "no measured step":
+            return f"{one.arm}: done, but without a measured step in its tables, {blocks_named(one.blocks)}"
+        case "ended":
+            assert one.failure is not None
+            return f"{one.failure.arm}: {ending_text(one.failure)}, {blocks_named(one.blocks)}"
+        case "few steps":
+            return (
+                f"Too few steps for an interval: {count(one.count, 'block')} of {MIN_BLOCKS}. Let the program run "
+                "longer"
+            )
+        case "few parts":
+            return "One training has no interval. harness run repeats an arm, with controls"
+        case "diverged":
+            return (
+                f"{one.arm}: its loss diverged in {count(one.count, 'run')} of {one.planned} (NaN, infinite or far "
+                "above its start), so its speed means little"
+            )
+        case "compiled":
+            return (
+                f"{one.arm}: step times include compiling (torch.compile) in {count(one.count, 'run')} of "
+                f"{one.planned}; use more warmup_steps, or batches of one shape"
+            )
+        case "lead":
+            return _lead_problem(one)
+        case "left out":
+            return f"{one.arm} was left out: it needs {listing([*one.names])}, not installed where the study ran"
+        case "few blocks":
+            return (
+                f"{count(one.count, 'block')} only, and an interval needs {MIN_BLOCKS}: repeat with --repeats {ASK_FOR}"
+            )
+
+
+def _lead_problem(one: StudyProblem) -> str:
+    assert one.lead_use is not None
+    use = one.lead_use
+    kinds: Mapping[LeadRemedy, RemedyKind] = {
+        "slices": "longer slices", "runs": "more warm-up steps", "command": "more --warmup steps"
+    }  # fmt: skip
+    why = (
+        "as the host got further ahead of the device with each step"
+        if use.by_host
+        else "as they used up prefetched batches, so the wait for data is understated"
+    )
+    return (
+        f"{one.arm}: its measured steps were {percent(use.share)} faster "
+        f"({percent_range(use.ci_low, use.ci_high)}) than later steps, {why}; {REMEDIES[kinds[one.remedy]]}"
+    )
+
+
+def ending_text(failed: RunFailure) -> str:
+    """``failed (killed by signal 9)``: how a run ended."""
+    code = "reason unknown" if failed.exit_code is None else f"exit code {failed.exit_code}"
+    return f"{failed.status} ({failed.error or code})"

@@ -1,0 +1,262 @@
+"""Words for verdicts: why there is none, what a reader must know beside one, and why a figure is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+
+from harness.explain.policy import MIN_BLOCKS
+from harness.explain.statistics import Estimate
+from harness.judge.comparisons import Absent, Figure, Measured, Missing
+from harness.judge.doubts import barred
+from harness.judge.policy import CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN
+from harness.judge.report_types import NoMfu
+from harness.judge.unsteady import InTotal
+from harness.judge.verdicts import Verdict, holds_other_work, is_apart
+from harness.show.policy import DOUBLED_SPEED, LOPSIDED_RATIO, LOPSIDED_SHARE
+from harness.show.text.doubts import ASK_FOR, GAPS, ending_text, more_blocks_text, too_noisy_text
+from harness.show.words import capitalised, count, interval, listing, ms, percent, percent_limit, percent_range, ratio
+
+VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
+
+
+def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) -> str:
+    """Format a finding: ``14 % faster (6.2 to 17 %)``. ``once``: remedies that another line gives.
+
+    Without ``figures`` it has no interval, for a sentence that gives all figures next.
+    """
+    estimate, verdict = m.ratio, m.verdict
+    if verdict == "undecided":
+        because = undecided_because(m, remedy=more_blocks(m) not in once)
+        if (noisy := barred(m.doubts, "ratio")) is not None:
+            return f"undecided: {because}" + ("" if m.undecided == noisy.kind else f"; {too_noisy_text(noisy)}")
+        return f"undecided{f', {_change(estimate)}' if figures else ''}: {because}"
+    if verdict == "none":
+        what = "detectable difference"
+        if (ends := _lopsided(m)) is not None:
+            slower, faster = map(percent_limit, ends)
+            counts = _counts_more(m)
+            less, more = (f"fewer {m.measure}", "more") if counts else ("slower", "faster")
+            return f"no {what} (between {slower} {less} and {faster} {more})"
+        limit = percent_limit(m.resolution or 0)
+        return f"no {what} (under {limit})" if figures else f"no {what} above {limit}"
+    if not figures:
+        estimate = replace(estimate, ci_low=None, ci_high=None)
+    each = m.measured_per_step
+    if _counts_more(m):  # padding or batch size changed, or may have: that is no change of speed
+        counted = "training" if m.measure == "trained tokens/s" else "computing"
+        times = "what each trains was not counted" if each is None else f"{counted} {ratio(each)} as many in each step"
+        return f"{_change(estimate, 'more' if verdict == 'gain' else 'fewer', m.measure)}, {times}"
+    return _change(estimate, "faster" if verdict == "gain" else "slower")
+
+
+def _counts_more(m: Measured) -> bool:
+    """Whether steps of both hold other amounts of what is counted, or may."""
+    return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME_TOKENS_WITHIN
+
+
+def _lopsided(m: Measured) -> tuple[float, float] | None:
+    """Up to what loss and what gain nothing would show, as fractions, where the loss may be far larger."""
+    together, floor = m.together or m.ratio, m.noise_floor or 0.0
+    if together.ci_low is None or together.ci_high is None:
+        return None
+    # Steps that used up batches which lay ready were faster than they can go on being.
+    baseline, candidate = m.used_lead
+    slower, faster = max(1 - together.ci_low, floor) + candidate, max(together.ci_high - 1, floor) + baseline
+    return (slower, faster) if slower > max(LOPSIDED_SHARE, LOPSIDED_RATIO * faster) else None
+
+
+def _change(estimate: Estimate, word: str = "", measure: str = "") -> str:
+    """``14 % faster (6.2 to 17 %)``, ``9 % more tokens/s (…)``; of large ones ``4.20x as fast (3.90x to 4.40x)``."""
+    low, high = estimate.ci_low, estimate.ci_high
+    if estimate.median >= 2 or not word:
+        ends = "" if low is None or high is None else f" ({ratio(low)} to {ratio(high)})"
+        return f"{ratio(estimate.median)}{f' the {measure}' if measure else ' as fast' if word else ''}{ends}"
+    text = f"{percent(estimate.median - 1)} {word}{f' {measure}' if measure else ''}"
+    if low is None or high is None:
+        return text
+    return f"{text} ({percent_range(*sorted((abs(low - 1), abs(high - 1))))})"
+
+
+def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
+    """Why there is no verdict, and (``remedy``) what to ask for; None where there is one."""
+    match m.undecided:
+        case None:
+            return None
+        case "too few blocks":
+            return f"an interval needs {MIN_BLOCKS} blocks; {more_blocks_text(m.cause)}"
+        case "no noise floor":
+            few = _few_aa_blocks(m)
+            what = absent_text(m, "noise_floor") if few else "no A/A control on this device"
+            enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else more_blocks_text(m.cause)
+            how = enough if few else "add controls: [a-a]"
+            return f"{what}; {how}, or declare noise_floor"
+        case "too noisy":
+            return too_noisy_text(m.cause) + ("; repeat on a quieter machine" if remedy else "")
+        case "too coarse":
+            if (ask := more_blocks(m)) is None:
+                return f"{_unseen(m)}; repeat with more steps a block, as blocks hold different batches"
+            return f"{_unseen(m)}; {ask}" if remedy else _unseen(m)
+        case "diverged":
+            return f"the loss of {listing(list(m.losses.diverged))} diverged, so its speed is no gain"
+        case "other loss":
+            assert m.losses.baseline is not None
+            assert m.losses.candidate is not None
+            where = "" if m.losses.some_blocks is None else " in {} of {} blocks".format(*m.losses.some_blocks)
+            return (
+                f"the losses differ{where} ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
+                "so the speed of the candidate is no gain"
+            )
+        case "no core":
+            return (
+                f"a main thread waited for a core for over {percent(CORE_WAIT_SHARE_MAX)} of the time; repeat when "
+                "other processes, its own threads and a CPU quota leave it one"
+            )
+        case "lead":
+            most = percent(max(m.used_lead))
+            return (
+                f"the measured steps used up prefetched batches or queued work, and were up to {most} faster than "
+                "later steps: as much as the difference; use more warm-up steps"
+            )
+
+        case "a-a apart":
+            return f"{same_again_text(m)}, as much as the difference"
+        case "long steps":
+            assert m.in_total is not None
+            ask = "; repeat with more steps a block" if remedy and not m.in_total.left_out else ""
+            return f"{long_steps_text(m.in_total)}{ask}"
+
+
+def more_blocks(m: Measured) -> str | None:
+    """What to ask for where a difference could not have been seen; None of others."""
+    if m.undecided != "too coarse" or holds_other_work(m.step_time, m.ratio):
+        return None
+    return f"repeat with more than {count(m.ratio.n, 'block')}, or on a quieter machine"
+
+
+def _unseen(m: Measured) -> str:
+    """What a study that could not have seen a difference has instead of a verdict."""
+    together = m.together or m.ratio
+    if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
+        return f"the change is smaller than the noise floor of {percent(m.noise_floor or 0)}"
+    if m.together is not None and ((m.ratio.ci_low or 0) > 1 or (m.ratio.ci_high or 1) < 1):
+        return f"the interval for all {m.comparisons} comparisons together includes no change ({interval(m.together)})"
+    if (m.resolution or 0) >= DOUBLED_SPEED:  # intervals of few scattered blocks reach to many thousand percent
+        return "the runs varied too much to show even a 2x change"
+    return f"a change of up to {percent(m.resolution or 0)} could not be seen"
+
+
+def _few_aa_blocks(m: Measured) -> bool:
+    absent = m.absent.get("noise_floor")
+    return absent is not None and absent.kind == "too few a-a blocks"
+
+
+def same_again_text(m: Measured) -> str:
+    """What an A/A control does that differs from its arm: the same program again."""
+    same_again = m.same_again
+    assert same_again is not None
+    faster = same_again.median > 1
+    ends = sorted(abs(end - 1) for end in (same_again.ci_low, same_again.ci_high) if end is not None)
+    word = "faster" if faster else "slower"
+    times = f"{percent(same_again.median - 1)} {word} ({percent_range(ends[0], ends[-1])})"
+    return f"the A/A control of {m.noise_floor_of}, the same program again, was {times}"
+
+
+def long_steps_text(found: InTotal) -> str:
+    """Which long steps the median over blocks passes over, and what all time together says."""
+    long = found.long
+    whole = f"by total time the candidate is {ratio(found.ratio)} as fast"
+    if long is None:
+        return f"{whole}, as the {found.arm} is slower in {found.blocks} of {count(found.of, 'block')}"
+    take = "takes" if long.steps == 1 else "take"
+    where = f", mostly in {long.phase}" if long.phase not in ("", "other") else ""
+    all_of = "all" if found.left_out == long.steps > 1 else f"{found.left_out:,}"
+    begin = "begins" if found.left_out == 1 else "begin"
+    unseen = f"; {all_of} of these {begin} a turn and are in no other figure" if found.left_out else ""
+    low, high = long.range_ms
+    took = ms(long.mean_ms) if high <= 2 * low else f"{ms(low)} to {ms(high)}"
+    return (
+        f"{long.steps:,} of {long.of:,} steps of the {found.arm} {take} {took}{where}, in {found.blocks} of "
+        f"{count(found.of, 'block')}, and {whole}{unseen}"
+    )
+
+
+def also_noteworthy(m: Measured) -> list[str]:
+    """What a reader of the finding needs to know that is not itself the reason of the verdict, a sentence each."""
+    found = []
+    if m.verdict in ("gain", "loss") and m.same_again is not None and is_apart(m.same_again):
+        found.append(f"{capitalised(same_again_text(m))}: that much of the difference may be noise.")
+    together = m.together or m.ratio
+    inside = m.in_total is not None and (together.ci_low or 0) <= m.in_total.ratio <= (together.ci_high or math.inf)
+    if m.in_total is not None and m.undecided != "long steps" and not inside:
+        found.append(f"{capitalised(long_steps_text(m.in_total))}.")
+    return found
+
+
+def reason(absent: Absent) -> str:
+    """One line without a full stop."""
+    match absent.kind:
+        case "no data-only control":
+            return f"no finished data-only control of {' or '.join(absent.arms)}"
+        case "data-only controls apart":
+            return "the data-only controls share no finished block"
+        case "no ideal-data control":
+            return f"no finished ideal-data control of {absent.arms[0]}"
+        case "ideal-data of another length":
+            times = ratio(absent.positions)
+            return (
+                f"the ideal-data control of {absent.arms[0]} computes {times} as many positions a step, "
+                "so it does not show what data work costs"
+            )
+        case "no finite ceiling":
+            return "the steps only wait for data, or their waits were not measured"
+        case "ranks":
+            return "its ranks wait for one another for an unknown reason"
+        case "no a-a control":
+            return "no finished a-a control"
+        case "too few a-a blocks":
+            return f"the a-a control needs {MIN_BLOCKS} blocks and has {absent.blocks}"
+        case "too noisy":
+            return f"the ideal-data control of {absent.arms[0]} was too noisy to see even a 2x change"
+        case "no tables":
+            return "no tables to replay"
+        case "more than the data path differs":
+            return f"the arms differ in {absent.detail}, which changes more than the data path"
+        case "replay refused":
+            return GAPS.get(absent.detail, absent.detail)
+
+
+def absent_text(measured: Measured, figure: Figure) -> str:
+    """Why ``figure`` is missing."""
+    found = measured.absent.get(figure)
+    return "not measured" if found is None else reason(found)
+
+
+def missing_text(missing: Missing) -> str:
+    """Why nothing of a comparison was measured."""
+    match missing.kind:
+        case "no finished run":
+            text = f"no finished run of {' and of '.join(missing.arms)}"
+        case "no shared block":
+            text = "no block in which both finished"
+        case "no throughput":
+            text = "no throughput in the tables"
+        case "nothing trained":
+            text = f"{' and '.join(missing.arms)} trained on no token, as no position has a label"
+    return text + "".join(f"; {failed.arm}: {ending_text(failed)}" for failed in missing.failures)
+
+
+def mfu_reason(none: NoMfu | None) -> str | None:
+    """Why a share of a peak (MFU) is not given; None where it is."""
+    if none is None:
+        return None
+    match none.kind:
+        case "no run":
+            return "no finished run"
+        case "no compute":
+            return "this control computes nothing"
+        case "no flops":
+            return "the FLOPs per token are unknown, or no model is computed"
+        case "no profile":
+            return none.detail or f"no device profile for {none.device or 'an unnamed device'}"
