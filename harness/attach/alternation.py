@@ -26,13 +26,13 @@ from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.lifetime import Keeper, die_with_parent
 from harness.machine.processes import descendants, with_variable
 
-TURN_LOOK_S = 1.0  # one wait; then it is checked whether the command has ended
+ALTERNATION_LOOK_S = 1.0  # one wait; then it is checked whether the command has ended
 ENDING_S = 30.0  # that a command may take to end by itself, and again to end by SIGTERM
 _KILLED_S = 10.0
 _LEAVING_S = 5.0  # that a command may take to end once a process that trained has closed its end of the gate
 STARTING = "starting"
 _LOG_TAIL_BYTES = 100_000  # in which the reason of its end is looked for
-TURN_BEAT_S = 5.0  # between two signs of life of a command that takes steps, at most
+ALTERNATION_BEAT_S = 5.0  # between two signs of life of a command that takes steps, at most
 
 
 class CommandFailed(Exception):  # noqa: N818 - an outcome, reported and survived
@@ -88,7 +88,9 @@ class AlternatingCommand:
     def take(self, repetition: int, steps: int) -> None:
         """Take a repetition of ``steps`` measured steps; CommandFailed where it ended instead."""
         self.doing = f"in repetition {repetition + 1}"
-        self._order({"repetition": repetition, "steps": steps, "beat_s": min(TURN_BEAT_S, self.limits.silence_s / 3)})
+        self._order(
+            {"repetition": repetition, "steps": steps, "beat_s": min(ALTERNATION_BEAT_S, self.limits.silence_s / 3)}
+        )
         silent_s = time.monotonic()
         while not all(rank.done for rank in self._ranks):
             if self._listen():
@@ -134,9 +136,9 @@ class AlternatingCommand:
         expected = 1
         since_s = time.monotonic()
         while len(self._ranks) < expected:
-            if select.select([listening], [], [], TURN_LOOK_S)[0]:
+            if select.select([listening], [], [], ALTERNATION_LOOK_S)[0]:
                 connection, _ = listening.accept()
-                connection.settimeout(TURN_LOOK_S)
+                connection.settimeout(ALTERNATION_LOOK_S)
                 hello = json.loads(connection.makefile("rb", buffering=0).readline() or "{}")
                 if "pid" in hello:
                     self._ranks.append(_Rank(connection, int(hello["pid"])))
@@ -156,7 +158,7 @@ class AlternatingCommand:
     def _listen(self) -> bool:
         """Take in what the ranks say; whether any said something."""
         waiting = {rank.connection: rank for rank in self._ranks if not rank.done}
-        ready = select.select(list(waiting), [], [], TURN_LOOK_S)[0]
+        ready = select.select(list(waiting), [], [], ALTERNATION_LOOK_S)[0]
         for connection in ready:
             rank = waiting[connection]
             try:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.explain.policy import BATCHES_AHEAD_MAX
 from harness.explain.spans import integers
 from harness.show.policy import SAMPLE_MARGIN_NS
 from harness.show.timeline.model import Counter, Process
 from harness.show.timeline.windows import Range, Window
 from harness.study.run_data import RunData
 
-BATCHES_AHEAD_MAX = 4096  # in flight in a loader (workers x prefetch); bounds how many spans are read
 # Metrics that count growth since the previous reading, shown per second. Energy is left out: power shows the same.
 GROWTH = {
     "run_queue_delay_s", "others_cpu_s", "stolen_cpu_s", "major_faults", "disk_read_bytes",
