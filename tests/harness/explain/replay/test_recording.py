@@ -345,7 +345,7 @@ def test_a_long_run_is_replayed_from_its_beginning(truth: Truth, monkeypatch: py
     begun = pc.less(run.spans.column("start_ns"), last["start_ns"] + last["wall_ns"])
     ended = record(RunData(run.record, run.steps.slice(0, count), run.spans.filter(begun), None))
     assert record(oracle.run(truth)).measured.sum() == truth.steps
-    monkeypatch.setattr(recording, "MOST_RECORDED", 20)
+    monkeypatch.setattr(recording, "REPLAYED_STEPS_MAX", 20)
     cut = record(run)
     assert (int(cut.measured.sum()), len(cut.wall_ns)) == (20, count)
     assert cut.wall_ns.tolist() == ended.wall_ns.tolist()
