@@ -33,7 +33,7 @@ def test_arms_that_differ_in_nothing_have_no_confounds():
     [
         (Arm("c", config={"data.batch_size": 16}), "configuration: data.batch_size is 8 against 16"),
         (Arm("c", config={"model.layers": 2}), "configuration: model.layers is None against 2"),
-        (Arm("c", trained=1000), "useful tokens: 93 % of the positions"),
+        (Arm("c", trained=1000), "useful tokens: base trains on 93 % of its positions"),
         (Arm("c", environment={"git_commit": "fffffff"}), "environment: git_commit is '0123abc' against 'fffffff'"),
         (Arm("c", facts={"device_count": 2}), "device_count is 1 against 2"),
         (Arm("c", facts={"threads": 1}), "threads is 2 against 1"),
