@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_OUT = "results"
 SCENARIO_HELP = "scenario file; NAME is NAME.yaml in this folder, else a shipped one (harness list)"
 STUDY_HELP = "study folder; results/NAME is the newest study of that scenario"
+MOST_USD = 1e6  # of a price that an option takes
 PATHS_NOTE = "Relative paths in a scenario (corpus, tokenizer) are relative to the current directory."
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands import exit_codes
-from harness.commands.arguments import PATHS_NOTE, SCENARIO_HELP, add_overrides, load_plan, refuse_ranks
+from harness.commands.arguments import MOST_USD, PATHS_NOTE, SCENARIO_HELP, add_overrides, load_plan, refuse_ranks
 from harness.commands.output import say
-from harness.commands.spent import MOST_USD
 from trainer.errors import InputError
 from trainer.files import shell_word
 

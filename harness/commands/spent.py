@@ -7,10 +7,9 @@ import json
 import math
 import sys
 
+from harness.commands.arguments import MOST_USD
 from harness.commands.output import say
 from trainer.errors import InputError, visible
-
-MOST_USD = 1e6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

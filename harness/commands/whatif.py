@@ -40,7 +40,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them; print it, or JSON."""
     from harness.explain.replay import Replays, parse_edits
     from harness.explain.replay.whatif import parse_sweep, sweep
-    from harness.judge.predictions import StudyRuns, bar_of, edit_doubts, refusal
+    from harness.judge.predictions import StudyRuns, bar_of, edit_doubts, refusal, with_any_handover
     from harness.launch.preparation import check_writable
     from harness.show import advice as report_advice
     from harness.show import whatif as report
@@ -69,14 +69,14 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     for one in asked:
         if (bar := bar_of(one, own, replays)) is not None:
             raise InputError(f"whatif: {report_advice.barred_text(bar, arm)}")
-    prediction = replays.predict(edits)
+    prediction = with_any_handover(replays, replays.predict(edits))
     checks = _checks(runs, arm, edits)
     by_arm: dict[str, list[RunData]] = {}
     for run in runs:
         by_arm.setdefault(run.record.arm, []).append(run)
     doubts = edit_doubts(StudyRuns(study, by_arm), arm, replays, prediction)
     found = report.answer_json(study.scenario, arm, prediction, checks, doubts)
-    lines = report.prediction_lines(study.scenario, arm, prediction, checks)
+    lines = report.prediction_lines(study.scenario, arm, prediction, checks, doubts)
     if swept is not None:
         ranged = sweep(replays, edits, *swept)
         by_value = [_checks(runs, arm, one.edits) for one in ranged.recorded]

@@ -145,6 +145,7 @@ def _without_inner(starts: NDArray[np.int64], ends: NDArray[np.int64], cpu_ns: F
 
 Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
 CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured
+WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
 SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
 
 
@@ -192,6 +193,11 @@ class SlowCause:
             return share
         spread = Z_95 * math.sqrt(share * (1 - share) / n + (Z_95 / n / 2) ** 2)
         return (share + Z_95**2 / n / 2 - spread) / (1 + Z_95**2 / n)
+
+    @property
+    def is_wait(self) -> bool:
+        """True if the line waits for what another thread or process makes: for batches, maybe."""
+        return self.called.partition(".")[0] in WAITING_MODULES
 
     @property
     def longer_ms(self) -> float | None:

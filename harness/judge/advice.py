@@ -13,16 +13,22 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from harness.explain.ledger import Blocks
-from harness.explain.policy import HANDOVER_TIMES_MAX
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.recording import ReplayError
 from harness.explain.replay.removals import without_stages
 from harness.explain.replay.whatif import validation_arms
-from harness.explain.speeds import speed, steps_per_s
+from harness.explain.speeds import per_step_of, speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness
 from harness.judge.doubts import Bar, Doubt, RemedyKind, barred, doubt, in_order
-from harness.judge.policy import ADVICE_REPLICATES, ADVISED_GAIN_MIN, ADVISED_WORKERS, AS_GOOD_WITHIN, WORKER_MULTIPLES
+from harness.judge.policy import (
+    ADVICE_REPLICATES,
+    ADVISED_GAIN_MIN,
+    ADVISED_WORKERS,
+    AS_GOOD_WITHIN,
+    SAME_TOKENS_WITHIN,
+    WORKER_MULTIPLES,
+)
 from harness.judge.predictions import (
     bar_of,
     clears,
@@ -32,8 +38,10 @@ from harness.judge.predictions import (
     prediction_doubts,
     refusal,
     serial_speedup,
+    with_any_handover,
 )
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
+from harness.judge.verdicts import is_useless
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing, flatten, lookup, lookup_number
 from harness.study.contract import STAGES
@@ -83,9 +91,7 @@ def advise(
     known = [*prediction_doubts(plain, arm, few_blocks), *loader_doubts(own, replays)]
     believed = barred(known, "recommendation") is None
     least = max(noise_floor or 0.0, plain.validation.typical, ADVISED_GAIN_MIN)
-    measured = [
-        speed(ledgers(arm), ledgers(one.tried_by), steps_per_s, alike=alike) if one.tried_by else None for one in found
-    ]
+    measured = [_tried(ledgers(arm), ledgers(one.tried_by), alike) if one.tried_by else None for one in found]
     contradicted = [contradicts(one.speedup, one.serial, was, least) for one, was in zip(found, measured, strict=True)]
     # What replay does not know of one number of workers it does not know of another.
     withheld = {one.cost for one, wrong in zip(found, contradicted, strict=True) if wrong and one.cost in NUMBERS}
@@ -114,6 +120,18 @@ def advise(
         barred=_loader_bar(own, replays, least),
         assumptions=tuple(dict.fromkeys(text for one in found for text in one.prediction.assumptions)),
     )
+
+
+def _tried(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate | None:
+    """Return how many times as fast an arm is that has tried a change.
+
+    Return None if its steps hold other numbers of tokens, or if the interval is useless.
+    """
+    positions = [per_step_of(blocks, "tokens") for blocks in (own, other)]
+    if None not in positions and abs((positions[1] or 0.0) / (positions[0] or 1.0) - 1) > SAME_TOKENS_WITHIN:
+        return None
+    found = speed(own, other, steps_per_s, alike=alike)
+    return None if found is None or is_useless(found) else found
 
 
 def _doubts_of(options: Sequence[Advice], arm: str) -> Iterator[Doubt]:
@@ -150,24 +168,9 @@ def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -
             cost,
             found,
             next(iter(tried), None),
-            _with_any_handover(replays, change, found) if more_workers else found.speedup,
+            with_any_handover(replays, found).speedup if more_workers else found.speedup,
             serial_speedup(replays, found),
         )
-
-
-def _with_any_handover(replays: Replays, change: str, found: Prediction) -> Estimate:
-    """The speed-up by more workers, its interval widened where the recording shows no hand-over to a main thread."""
-    if replays.workers:
-        return found.speedup
-    costs_ms = (0.0, HANDOVER_TIMES_MAX * replays.usual_handover_ms)
-    others = [replays.predict(parse_edits([change, f"transfer={cost_ms:.6f}ms"])).speedup for cost_ms in costs_ms]
-    every = [found.speedup, *others]
-    lows, highs = [one.ci_low for one in every], [one.ci_high for one in every]
-    return replace(
-        found.speedup,
-        ci_low=None if None in lows else min(low for low in lows if low is not None),
-        ci_high=None if None in highs else max(high for high in highs if high is not None),
-    )
 
 
 def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:

@@ -15,10 +15,10 @@ from harness.explain.policy import INDEPENDENT_BLOCKS, INDEPENDENT_BLOCKS_ALONE
 from harness.explain.speeds import MEASURES, Rate, per_step_of, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
 from harness.explain.statistics import Estimate, Likeness, likeness
 from harness.judge import policy
-from harness.judge.doubts import Doubt, RemedyKind, barred, doubt
+from harness.judge.doubts import Doubt, RemedyKind, barred
 from harness.judge.losses import Losses, compare_losses
 from harness.judge.problems import RunFailure
-from harness.judge.unseen import waiting_share
+from harness.judge.unseen import unseen_of
 from harness.judge.unsteady import InTotal, in_total
 from harness.judge.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, is_useless, judge
 from harness.judge.waits import Waits, gain_from_waits, open_ranks, waits_of
@@ -28,7 +28,7 @@ Figure = Literal["isolated", "ideal", "ceiling", "predicted", "noise_floor"]
 AbsentKind = Literal[
     "no data-only control", "data-only controls apart", "no ideal-data control", "ideal-data of another length",
     "no finite ceiling", "ranks", "no a-a control", "too few a-a blocks", "no tables", "too noisy",
-    "more than the data path differs", "replay refused",
+    "more than the data path differs", "replay refused", "doubted",
 ]  # fmt: skip
 MissingKind = Literal["no finished run", "no shared block", "no throughput", "nothing trained"]
 
@@ -42,6 +42,7 @@ class Absent:
     blocks: int = 0
     positions: float = 1.0  # per step of the ideal-data control, times those of its arm
     detail: str = ""  # the configuration key that differs, or the message with which the replay refused
+    doubt: Doubt | None = None  # "doubted": what bars the figure
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def compare(
         alike_blocks(baseline, arms, controls),
         confidence_of_each(comparisons),
         allowance,
-        doubts=tuple(without_core((baseline, candidate), (base, other))),
+        doubts=tuple(unseen_doubts((baseline, candidate), (base, other))),
         used_lead=(used_share(base), used_share(other)),
         few_blocks=few_blocks,
     )
@@ -300,12 +301,15 @@ class _Judging:
         return _ByRate(ratio, together, same, floor_of, noise_floor, whole, replace(judged, of=together or ratio))
 
 
-def without_core(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]:
-    """Yield a doubt for each arm whose main thread was ready without a core for over :data:`CORE_WAIT_SHARE_MAX`."""
+def unseen_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]:
+    """Yield a doubt for each arm whose main thread waited for a core, or was blocked where nothing is timed."""
     for name, blocks in zip(names, sides, strict=True):
-        share = waiting_share([run.record.facts for run in blocks.values()])
-        if share is not None and share > policy.CORE_WAIT_SHARE_MAX:
-            yield doubt("no core", name, share=share, cores=cores_of([blocks]))
+        found = unseen_of([run.record.facts for run in blocks.values()])
+        for one in () if found is None else found.doubts(name):
+            if one.kind == "no core":
+                yield replace(one, cores=cores_of([blocks]))
+            elif one.kind == "blocked":
+                yield one
 
 
 def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:

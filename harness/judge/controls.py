@@ -79,7 +79,7 @@ def _path(arm: str, baseline: str, ledgers: Mapping[str, Blocks], controls: Cont
         step_ms=_per_block(training, lambda one: (one.wall_ns / 1e6, float(one.steps))),
         waited_ms=waited_over(list(training.values())),
         mean_step_ms=mean_over(list(training.values()), lambda run: run.mean_step_ms),
-        training_times=None if measured is None else measured.ratio,
+        training_times=None if measured is None else measured.figure,
         measure="" if measured is None else measured.measure,
         step_time=None if measured is None else measured.step_time,
         steps=None if measured is None else measured.steps,

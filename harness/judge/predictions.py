@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from harness.explain.dose import Dose, What, dose, parse_control
 from harness.explain.ledger import Blocks, measure
 from harness.explain.overlap import SyncCall, mean_hidden_behind, sync_audit
-from harness.explain.policy import MIN_BLOCKS, REPLAY_ERROR_MAX
+from harness.explain.policy import HANDOVER_TIMES_MAX, MIN_BLOCKS, REPLAY_ERROR_MAX
 from harness.explain.replay.predict import Replays, replace_data
 from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.recording import ReplayError
@@ -108,6 +108,28 @@ def serial_speedup(replays: Replays, found: Prediction) -> float | None:
     step_ms = found.step_ms.median
     slowest_ms = min(max(step_ms, replays.off_core_ms(without=removed)), found.measured_ms.median)
     return found.speedup.median * step_ms / slowest_ms if slowest_ms > step_ms * (1 + AS_GOOD_WITHIN) else None
+
+
+def with_any_handover(replays: Replays, found: Prediction) -> Prediction:
+    """Widen the intervals of a prediction of workers where none was recorded: their hand-over may cost more or less."""
+    if replays.workers or not found.edits.workers or "transfer" in found.edits.stages:
+        return found
+    costs_ms = (0.0, HANDOVER_TIMES_MAX * replays.usual_handover_ms)
+    others = [replays.predict(found.edits.with_text(f"transfer={cost_ms:.6f}ms")) for cost_ms in costs_ms]
+    return replace(
+        found,
+        step_ms=_covering(found.step_ms, [one.step_ms for one in others]),
+        speedup=_covering(found.speedup, [one.speedup for one in others]),
+    )
+
+
+def _covering(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
+    lows, highs = [one.ci_low for one in (likely, *others)], [one.ci_high for one in (likely, *others)]
+    return replace(
+        likely,
+        ci_low=None if None in lows else min(low for low in lows if low is not None),
+        ci_high=None if None in highs else max(high for high in highs if high is not None),
+    )
 
 
 def is_serial(serial: float | None, least: float) -> bool:
@@ -232,7 +254,7 @@ def _predicted(among: StudyRuns, arm: str, edits: Edits) -> tuple[Prediction | N
     replays = Replays(own)
     if bar_of(edits, own, replays) is not None:
         return None, in_order(loader_doubts(own, replays))
-    found = replays.predict(edits)
+    found = with_any_handover(replays, replays.predict(edits))
     return found, edit_doubts(among, arm, replays, found)
 
 

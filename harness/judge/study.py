@@ -22,10 +22,10 @@ from harness.explain.stragglers import ranks_of, ranks_of_run
 from harness.explain.unusual_steps import long_steps, step_kinds, step_times
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
-from harness.judge.comparisons import Controls, Measured, Missing, alike_blocks, arm_floor, compare
+from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
 from harness.judge.confounds import confounds, used_lead, useful_fraction
 from harness.judge.controls import data_paths, probe_costs
-from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, doubt, in_order
+from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, barred, doubt, in_order
 from harness.judge.learning import learning
 from harness.judge.losses import Learned, learned, loss_of
 from harness.judge.policy import ENOUGH_BLOCKS
@@ -116,7 +116,7 @@ def analyse(
             [arm.name for arm in arms.declared if arm.control is None],
             arms.ledgers,
             arms.controls,
-            lambda baseline, arm: _measured(study, (baseline, arm), arms),
+            lambda baseline, arm: _shown(_measured(study, (baseline, arm), arms)),
         ),
     )
 
@@ -245,7 +245,7 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
     by_name = {arm.name: arms.of(arm.name) for arm in arms.declared}
     base, other = (by_name[name] for name in names)
     cards = device_health({name: arms.runs.get(name, ()) for name in names})
-    return Comparison(
+    compared = Comparison(
         *names,
         measured=measured,
         drift=drift(base, other, measured.noise_floor, len(study.comparisons)),
@@ -257,6 +257,23 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
             *differences(cards, *names),
         ),
     )
+    explained = compared.explained
+    if (found := barred(measured.doubts, "prediction")) is not None:
+        explained = replace(explained, predicted=Absent("doubted", doubt=found))
+    return replace(compared, measured=without_doubted(measured), explained=explained)
+
+
+def _shown(found: Measured | Missing) -> Measured | Missing:
+    return found if isinstance(found, Missing) else without_doubted(found)
+
+
+def without_doubted(m: Measured) -> Measured:
+    """Drop each figure that a doubt bars, so that no reader can show it. ``ratio`` stays: readers ask ``figure``."""
+    if (found := barred(m.doubts, "prediction")) is not None:
+        m = replace(m, ceiling=None, from_waits=None, absent={**m.absent, "ceiling": Absent("doubted", doubt=found)})
+    if barred(m.doubts, "ratio") is not None:
+        m = replace(m, tokens_ratio=None, step_time=None, together=None)
+    return m
 
 
 def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[ArmRecord]:

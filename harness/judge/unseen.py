@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.explain.causes import CODE, slow_causes
 from harness.judge.doubts import Doubt, barred, doubt, in_order
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, UNSEEN_SHARE_MAX
 from harness.study.run_data import RunData
@@ -68,13 +69,19 @@ def waiting_share(facts: Sequence[RunFacts]) -> float | None:
 
 
 def unseen(runs: Sequence[RunData]) -> Unseen | None:
-    """Of attached runs; None of those that this trainer's own ledger recorded."""
-    facts = [run.record.facts for run in runs if run.record.facts.attached is not None]
+    """Return :func:`unseen_of` the facts of ``runs``."""
+    return unseen_of([run.record.facts for run in runs])
+
+
+def unseen_of(runs: Sequence[RunFacts]) -> Unseen | None:
+    """Return what was not seen of attached runs; None for those that this trainer's own ledger recorded."""
+    facts = [one for one in runs if one.attached is not None]
     if not facts:
         return None
+    blocked = sum(one.unseen_share or 0.0 for one in facts) / len(facts)
     return Unseen(
-        blocked=sum(one.unseen_share or 0.0 for one in facts) / len(facts),
-        place=next((one.unseen_place for one in facts if one.unseen_place is not None), None),
+        blocked=blocked,
+        place=_place(facts, blocked),
         waiting=sum(one.waiting_share or 0.0 for one in facts) / len(facts),
         sampling=sum(one.sampling_share or 0.0 for one in facts) / len(facts),
         workers=max(one.workers or 0 for one in facts),
@@ -87,3 +94,12 @@ def unseen(runs: Sequence[RunData]) -> Unseen | None:
         device=any(one.asynchronous for one in facts),
         ranks=max(one.ranks or 1 for one in facts),
     )
+
+
+def _place(facts: Sequence[RunFacts], blocked: float) -> str | None:
+    """Return the sampled line that takes most of the ``blocked`` share of the time; else what the agent noted."""
+    sampled = [one for one in slow_causes(facts) if one.kind == CODE and not one.phase and one.place]
+    most = max(sampled, key=lambda one: one.spent_share, default=None)
+    if most is not None and most.spent_share >= blocked / 2:
+        return f"{most.place} ({most.code})" if most.code else most.place
+    return next((one.unseen_place for one in facts if one.unseen_place is not None), None)

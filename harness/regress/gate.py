@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from harness.explain.ledger import Blocks, RunLedger, measure
-from harness.judge.comparisons import used_share, without_core
+from harness.judge.comparisons import unseen_doubts, used_share
 from harness.judge.confounds import Confound, ConfoundKind, confounds, used_lead
 from harness.judge.losses import compare_losses
 from harness.judge.policy import USEFUL_TOKENS_WITHIN
@@ -132,7 +132,7 @@ def _comparison(
         problems=problems,
         other_work=next(filter(_is_other_work, differing), None),
         used_lead=next(iter(lead), None),
-        doubts=tuple(without_core(names, ledgers[:2])),
+        doubts=tuple(one for one in unseen_doubts(names, ledgers[:2]) if one.kind == "no core"),
         alternated=True,
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
     )

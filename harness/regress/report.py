@@ -29,7 +29,7 @@ from harness.regress.text import (
 )
 from harness.show.tables import Markdown, safe, table
 from harness.show.text.doubts import confound_lines
-from harness.show.words import ms, number, percent
+from harness.show.words import floor_percent, ms, number, percent
 from harness.study.store import StudyFolder, write_json
 from trainer.files import write_bytes, write_text
 from trainer.json_types import JsonObject
@@ -166,4 +166,4 @@ def _cell(decision: Decision, gate: bool = False) -> str:
 
 
 def _floor_cell(decision: Decision) -> str:
-    return "–" if decision.floor is None else percent(decision.floor)
+    return "–" if decision.floor is None else floor_percent(decision.floor)

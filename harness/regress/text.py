@@ -13,7 +13,7 @@ from harness.regress.across import CommonMove
 from harness.regress.decision import TOTAL, Cause, Decision, Difference, Outcome, Part, StateComparison
 from harness.regress.policy import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
 from harness.show.text.doubts import confound_lines, doubt_text
-from harness.show.words import capitalised, count, listing, ms, percent
+from harness.show.words import capitalised, count, floor_percent, listing, ms, percent
 from harness.study.records import OtherDefault
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def _signed(fraction: float) -> str:
 
 
 def _floor(decision: Decision) -> str:
-    text = "no noise floor" if decision.floor is None else f"noise floor {percent(decision.floor)}"
+    text = "no noise floor" if decision.floor is None else f"noise floor {floor_percent(decision.floor)}"
     if (between := decision.between) is None:
         return text
     return f"{text}, day to day {percent(between.allowance)}{'' if between.known else ' assumed'}"

@@ -15,7 +15,7 @@ from harness.show.names import ArmNames
 from harness.show.policy import STEPS_ADVISED
 from harness.show.tables import NOT_MEASURED, ratio_cell, safe, table
 from harness.show.text.doubts import doubt_text
-from harness.show.words import interval, listing, percent, percent_over, ratio
+from harness.show.words import floor_percent, interval, listing, percent, percent_over, ratio
 
 _WAITED_FOR = "a disk, a network, a lock, threads of a tokenizer"
 COSTS: dict[AdviceCost, str] = {
@@ -162,7 +162,8 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
     explained = {one.arm for one in found if _barred(one, names)}
     if rest := [arm for arm in rest if arm not in explained]:
         lines.append(
-            f"No further change is worth trying for {_named(rest, names)}: no predicted gain is surely larger than "
+            f"No further change of the data loading is worth trying for {_named(rest, names)}: no predicted gain is "
+            "surely larger than "
             f"{_least_gain([one for one in found if one.arm in rest])}."
         )
     return lines
@@ -173,10 +174,10 @@ def _least_gain(found: Sequence[ArmAdvice]) -> str:
     bars = [(max(one.noise_floor or 0.0, one.error, ADVISED_GAIN_MIN), one) for one in found]
     least, most = min(bar for bar, _ in bars), max(bar for bar, _ in bars)
     if percent(least) != percent(most):
-        return f"its bar ({percent(least)} to {percent(most)}: noise floor or error of the replay)"
+        return f"its bar ({percent(least)} to {floor_percent(most)}: noise floor or error of the replay)"
     _, one = bars[0]
     if (one.noise_floor or 0.0) >= max(one.error, ADVISED_GAIN_MIN):
-        return f"the noise floor ({percent(least)})"
+        return f"the noise floor ({floor_percent(least)})"
     return f"the error of the replay ({percent(least)})" if one.error >= ADVISED_GAIN_MIN else percent(least)
 
 

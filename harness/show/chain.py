@@ -203,7 +203,7 @@ def _measured(m: Measured) -> Iterator[ChainLink]:
     if m.step_time is not None and (text := steps_text(m.step_time, m.steps)) is not None:
         yield ChainLink("measured", m.step_time.median, text)
     each = m.measured_per_step
-    if each is not None and abs(each - 1) > SAME_TOKENS_WITHIN:
+    if m.figure is not None and each is not None and abs(each - 1) > SAME_TOKENS_WITHIN:
         trains = m.measure == "trained tokens/s"
         padding = trains and m.positions_per_step is not None and abs(m.positions_per_step - 1) <= SAME_TOKENS_WITHIN
         yield ChainLink(

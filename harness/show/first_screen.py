@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Absent, Measured
 from harness.judge.confounds import ConfoundKind
-from harness.judge.doubts import DoubtKind, barred
+from harness.judge.doubts import DoubtKind
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.judge.verdicts import Verdict
@@ -135,11 +135,6 @@ def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
     return Headline(count(len(comparisons), "comparison"), listing(parts), support)
 
 
-def could_gain(m: Measured) -> Estimate | None:
-    """Return how many times as fast the baseline could be without data work; None if a doubt bars predictions."""
-    return None if barred(m.doubts, "prediction") else m.ceiling
-
-
 def _headline(
     report: StudyReport, c: Comparison | NotCompared, names: ArmNames, with_data: bool, once: Collection[str]
 ) -> Headline:
@@ -202,7 +197,7 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     if isinstance(c, NotCompared):
         return (label, "not measured", *([NOT_MEASURED] * (len(HEADER) - 2)))
     m = c.measured
-    known = (m.isolated, could_gain(m), believed_ratio(c), m.figure)
+    known = (m.isolated, m.ceiling, believed_ratio(c), m.figure)
     figures = [NOT_MEASURED if one is None else f"{ratio(one.median)}{_or_none(one)}" for one in known]
     each = m.measured_per_step
     if (
@@ -214,11 +209,11 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     ):
         unsure = " unclear" if m.steps.verdict in ("none", "undecided") else ""
         figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling is per step, too.
-    if m.ceilings is not None and could_gain(m) is not None:
+    if m.ceilings is not None:
         figures[1] = ceiling_text(m)
 
     predicted = c.explained.predicted
-    if isinstance(predicted, Absent) and predicted.kind == "more than the data path differs" and could_gain(m):
+    if isinstance(predicted, Absent) and predicted.kind == "more than the data path differs" and m.ceiling:
         figures[1] += " by data"  # what else differs may gain more
     return (label, VERDICTS[m.verdict], *figures)
 

@@ -435,5 +435,6 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
         yield Headline(
             "Not timed",
             f"the main thread is blocked for {part(one.blocked * step_ms)} of a step outside of all phases{place}",
-            f"That is over {percent(UNSEEN_SHARE_MAX)} and may be a wait for data, so no saving is predicted.",
+            f"That is over {percent(UNSEEN_SHARE_MAX)}. If it is a wait for data, the figures above leave it out: no "
+            "saving is predicted.",
         )

@@ -9,7 +9,6 @@ from harness.judge.comparisons import Measured
 from harness.judge.controls import DataPath
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison
-from harness.show.first_screen import could_gain
 from harness.show.names import ArmNames, without_point
 from harness.show.policy import PADDED_SHARE
 from harness.show.sentences import believed_ratio, left_open, steps_text
@@ -43,7 +42,7 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
     could = [
         [
             names.pair(c.candidate, c.baseline),
-            *map(ratio_cell, (c.measured.isolated, could_gain(c.measured), c.measured.ideal)),
+            *map(ratio_cell, (c.measured.isolated, c.measured.ceiling, c.measured.ideal)),
         ]
         for c in compared
     ]

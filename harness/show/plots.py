@@ -40,7 +40,6 @@ from harness.show.drawing import (
     thinned,
     title,
 )
-from harness.show.first_screen import could_gain
 from harness.show.names import ArmNames, middle_out
 from harness.show.policy import MEMORY_CURVES_MAX, PICTURE_ROWS_MAX
 from harness.show.sentences import left_open
@@ -114,7 +113,7 @@ def isolated(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = 
     for place, c in enumerate(comparisons):
         m, row = c.measured, rows.at(place)
         training = None if m.figure is None else m.tokens_ratio or m.ratio
-        ceiling = could_gain(m)
+        ceiling = m.ceiling
         shown = [one for one in (m.isolated, ceiling, training) if one is not None]
         if not shown:
             texts.append("too noisy")

@@ -28,6 +28,7 @@ from harness.show.words import (
     amount,
     capitalised,
     count,
+    floor_percent,
     interval,
     listing,
     ms,
@@ -73,9 +74,7 @@ def emulated_devices(c: Comparison) -> str | None:
 def believed_ratio(c: Comparison) -> Estimate | None:
     """:func:`predicted_ratio` where the unedited replay is within tolerance: the one to be shown without a word."""
     predicted = c.explained.predicted
-    if barred(c.measured.doubts, "prediction") or not isinstance(predicted, PredictedRatio):
-        return None
-    return predicted.ratio if predicted.within_tolerance else None
+    return predicted.ratio if isinstance(predicted, PredictedRatio) and predicted.within_tolerance else None
 
 
 def predicted_ratio(c: Comparison) -> Estimate | None:
@@ -125,7 +124,7 @@ def _floor(m: Measured, baseline: str) -> str:
     if m.noise_floor_of is None:
         return f"noise floor {percent(m.noise_floor)}, declared in the scenario and not measured"
     other = "" if m.noise_floor_of == baseline else f" measured on {m.noise_floor_of}"
-    return f"noise floor {percent(m.noise_floor)}{other}"
+    return f"noise floor {floor_percent(m.noise_floor)}{other}"
 
 
 def _steps(m: Measured) -> str | None:
@@ -396,10 +395,11 @@ def _hides(waits: Waits) -> bool:
 
 
 def _prediction_against_measurement(c: Comparison) -> list[str]:
-    measured, replayed = c.measured.ratio, c.explained.predicted
+    measured, replayed = c.measured.figure, c.explained.predicted
     predicted = predicted_ratio(c)
     if (
         predicted is None
+        or measured is None
         or measured.ci_low is None
         or measured.ci_high is None
         or c.measured.agree(predicted, measured)

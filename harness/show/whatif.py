@@ -12,6 +12,7 @@ from harness.judge.doubts import Doubt
 from harness.show.dose import assumption_lines
 from harness.show.sweeps import crossing_text, sweep_sentence
 from harness.show.tables import doubt_json, estimate_json
+from harness.show.text.doubts import doubt_text
 from harness.show.words import count, interval, ms, number, percent, ratio, signed_percent
 from trainer.json_types import Json
 
@@ -19,8 +20,10 @@ from trainer.json_types import Json
 ValidationArms = Sequence[tuple[str, Estimate]]
 
 
-def prediction_lines(scenario: str, arm: str, p: Prediction, checks: ValidationArms) -> list[str]:
-    """The answer as text, one line a fact."""
+def prediction_lines(
+    scenario: str, arm: str, p: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
+) -> list[str]:
+    """The answer as text, one line a fact. ``doubts``: about this prediction."""
     edits = f" with {' '.join(p.edits.texts)}" if p.edits.texts else ""
     lines = [f"{arm} of {scenario}, replayed{edits}{', on an emulated device' if p.emulated else ''}"]
     blocks = f"median of {count(len(p.block_ms), 'block')}"
@@ -49,6 +52,7 @@ def prediction_lines(scenario: str, arm: str, p: Prediction, checks: ValidationA
         direction = "more" if off > 0 else "less"
         of = f"median of {count(value.n, 'block')}"
         lines.append(f"checked by {name} measured {_ms(value)}, {of}: the prediction is {percent(off)} {direction}")
+    lines += [f"doubt      {doubt_text(one)}" for one in doubts]
     lines += [f"assumes    {text}" for text in assumption_lines(p.assumptions)]
     return lines
 

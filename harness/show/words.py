@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from harness.explain.statistics import Estimate
 from harness.judge.controls import ProbeCost
+from harness.judge.policy import USELESS_FLOOR
 from harness.show.policy import LIMIT_DIGITS, SMALLEST_SHARE
 
 PROBES = {
@@ -28,6 +29,11 @@ def times(value: float) -> str:
 def percent(fraction: float) -> str:
     """``0.7 %``, ``12 %`` from a fraction; tiny ones as ``under 0.1 %``."""
     return f"{_hundredths(fraction)} %"
+
+
+def floor_percent(noise_floor: float) -> str:
+    """Format a noise floor. One above :data:`USELESS_FLOOR` is no figure: ``over 100 %``."""
+    return percent(noise_floor) if noise_floor <= USELESS_FLOOR else f"over {percent(USELESS_FLOOR)}"
 
 
 def percent_limit(fraction: float) -> str:

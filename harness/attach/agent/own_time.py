@@ -98,6 +98,8 @@ class _Sampler:
         frame = sys._current_frames().get(boundaries.recorded_thread or 0)
         now = monotonic_ns()
         since_ns = min(now - last_ns, MAX_LOOK_NS)
+        if _collections is not None and _collections.begun_ns:
+            return now  # a garbage collection lasts, and another callback of it runs: it is timed by itself
         if (before := _phase_at(due_ns)) is not None:
             self.looks.append((before, None, LATE, since_ns))
         elif frame is not None and (where := self._where(frame)) is not None:

@@ -151,7 +151,8 @@ def _advice(cost: AdviceCost) -> str:
 
 
 def _absent(kind: AbsentKind) -> str:
-    return reason(Absent(kind, ARMS[:1], 2, 1.4, "no fetch" if kind == "replay refused" else "compute.dtype"))
+    detail = "no fetch" if kind == "replay refused" else "compute.dtype"
+    return reason(Absent(kind, ARMS[:1], 2, 1.4, detail, doubt("no core", "text", share=0.2)))
 
 
 def _difference(kind: ConfoundKind) -> str:

@@ -13,6 +13,10 @@ from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN,
 from harness.show.words import count, number, part_of, percent
 
 Texts = tuple[str, str, str]  # subject, finding, support
+BESIDE_WORKERS = (
+    "Steps also wait for loader workers, which go on meanwhile: without this code they may wait as much longer. Speed "
+    "up the loading first."
+)
 
 
 def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
@@ -23,7 +27,8 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
         if kind == GC and sum(one.spent_share for one in found) < SPENT_SHARE_MIN:
             continue
         if found:
-            yield texts(sorted(found, key=lambda one: -one.spent_ms), part)
+            subject, finding, support = texts(sorted(found, key=lambda one: -one.spent_ms), part)
+            yield subject, finding, BESIDE_WORKERS if kind == CODE and _waits_for_workers(arm, step_ms) else support
     # Steps that compile launch nothing for seconds: no larger kernel helps there.
     longer_ms = sum((one.longer_ms or 0.0) * one.steps / one.of for one in arm.causes if one.of)
     if arm.unseen is not None and arm.unseen.device and arm.totals.bound == "launch" and longer_ms < step_ms / 2:
@@ -33,6 +38,12 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
             "Launch fewer and larger ones: larger micro-batches, torch.compile, or CUDA graphs "
             '(torch.compile(mode="reduce-overhead")).',
         )
+
+
+def _waits_for_workers(arm: ArmReport, step_ms: float) -> bool:
+    """Return True if steps wait for loader workers, which go on making batches while the program does other work."""
+    waited_ms = sum(arm.totals.exposed_ms.values()) or arm.totals.phase_ms.get("fetch", 0.0)
+    return bool(arm.workers) and waited_ms >= SPENT_SHARE_MIN * step_ms
 
 
 def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
@@ -116,6 +127,7 @@ def _spent(one: SlowCause, part: Part) -> str:
 
 
 def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
+    most = found[0]
     return (
         "Own code",
         "; ".join(
@@ -123,7 +135,9 @@ def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
             + (f", in {one.called}" if one.called else "")
             for one in found[:CAUSE_PLACES]
         ),
-        "The step waits for it: do it less often, in another thread or process, or with less data.",
+        "It waits there for another thread or process: for batches, if that one makes them."
+        if most.is_wait
+        else "The step waits for it: do it less often, in another thread or process, or with less data.",
     )
 
 

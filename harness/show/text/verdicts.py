@@ -15,7 +15,7 @@ from harness.judge.report_types import NoMfu
 from harness.judge.unsteady import InTotal
 from harness.judge.verdicts import Verdict, holds_other_work, is_apart
 from harness.show.policy import DOUBLED_SPEED, LOPSIDED_RATIO, LOPSIDED_SHARE
-from harness.show.text.doubts import ASK_FOR, GAPS, ending_text, more_blocks_text, too_noisy_text
+from harness.show.text.doubts import ASK_FOR, GAPS, doubt_text, ending_text, more_blocks_text, too_noisy_text
 from harness.show.words import capitalised, count, interval, listing, ms, percent, percent_limit, percent_range, ratio
 
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
@@ -225,6 +225,8 @@ def reason(absent: Absent) -> str:
             return f"the arms differ in {absent.detail}, which changes more than the data path"
         case "replay refused":
             return GAPS.get(absent.detail, absent.detail)
+        case "doubted":
+            return "a doubt bars it" if absent.doubt is None else doubt_text(absent.doubt)
 
 
 def absent_text(measured: Measured, figure: Figure) -> str:

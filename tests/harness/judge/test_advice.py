@@ -136,7 +136,7 @@ def test_what_costs_nothing_is_not_recommended() -> None:
     assert not any(one.worth for one in found.options)
     steps = next_steps([found], ArmNames(["text"]))
     assert steps.ranked == ()
-    assert "No further change is worth trying for text" in steps.note
+    assert "No further change of the data loading is worth trying for text" in steps.note
 
 
 def test_what_does_not_clear_the_noise_floor_is_not_recommended() -> None:

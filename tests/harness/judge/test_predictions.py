@@ -158,7 +158,7 @@ def test_more_workers_are_tried_where_those_there_are_only_wait_and_the_sentence
     real = sum(map(oracle.step_ms, runs)) / sum(map(oracle.step_ms, runs_of(STORE.having(workers=16))))
     assert by_change["workers=16"].speedup.median == pytest.approx(real, rel=0.05)
     assert by_change["workers=8"].bar == by_change["workers=16"].bar == "serial"
-    assert "No further change is worth trying" not in note
+    assert "No further change of the data loading is worth trying" not in note
     busy, _ = advised(runs_of(STORE, cores=2, **LOADER))  # they need a core each, and there are two
     assert not [one for one in busy.options if one.cost == "processes"]
     many, _ = advised(runs_of(STORE, cores=64, **LOADER))
@@ -170,10 +170,10 @@ def test_nothing_is_untried_only_where_no_reason_bars_a_change() -> None:
     found, note = advised(runs_of(INLINE, **LOADER, restarting_share=0.2))
     assert found.barred == "restarts"
     assert not any(one.worth for one in found.options)
-    assert "No further change is worth trying" not in note
+    assert "No further change of the data loading is worth trying" not in note
     quick, note = advised(runs_of(INLINE.having(read=0.05, pack=0.05), **LOADER, restarting_share=0.2))
     assert quick.barred is None
-    assert "No further change is worth trying" in note
+    assert "No further change of the data loading is worth trying" in note
 
 
 @pytest.mark.parametrize(
