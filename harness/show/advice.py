@@ -61,7 +61,10 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
             )
         notes += _iterable([advice for one, advice in options[:STEPS_ADVISED] if one.cost == "processes"], names)
         if any(advice.noise_floor is None for _, advice in options[:STEPS_ADVISED]):
-            notes.append("No noise floor is known: a small saving may be noise. Add controls: [a-a].")
+            notes.append(
+                "No noise floor is known: a small saving may be noise. Add an A/A control (controls: [a-a]; exec: "
+                "--controls a-a)."
+            )
         if len(options) > STEPS_ADVISED:
             notes.append(f"{len(options) - STEPS_ADVISED} more: see the details.")
     notes += _contradictions(found, names)

@@ -6,7 +6,7 @@ Markdown, HTML and the terminal show the same :class:`FirstScreen`; each figure 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.explain.statistics import Estimate
@@ -32,7 +32,7 @@ from harness.show.ranks import rank_lines, scaling_lines
 from harness.show.sentences import believed_ratio, ceiling_text, data_text, disagreements, emulated_devices
 from harness.show.tables import NOT_MEASURED
 from harness.show.text.doubts import confound_lines, problem_lines
-from harness.show.text.verdicts import also_noteworthy, finding, missing_text, more_blocks
+from harness.show.text.verdicts import also_noteworthy, finding, missing_text, more_blocks, undecided_because
 from harness.show.words import count, listing, percent, ratio
 from trainer.errors import one_line
 
@@ -74,6 +74,8 @@ def first_screen(report: StudyReport) -> FirstScreen:
             shown.add(c.baseline)
     lines += [each[id(c)] for c in shown_alone]
     lines += [Headline(f"To decide the {remedies[ask]} undecided comparisons", ask, "") for ask in once]
+    if not once:
+        lines += _undecided_lines([c for c in ordered if id(c) not in alone_ids], names)
     compared = {name for c in report.comparisons for name in (c.baseline, c.candidate)}
     involved = [arm for arm in report.arms if arm.name in compared]
     lines += left_out_lines(involved, names) + skipped_lines(involved, names) + engine_lines(involved, names)
@@ -110,7 +112,7 @@ def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[
     if len(report.comparisons) < COMPARISONS_MANY or len(report.compared) < COMPARISONS_MANY:
         return [*report.comparisons], [*report.comparisons]
     by_gain = sorted(report.compared, key=lambda one: -one.measured.ratio.median)
-    decided = [one for one in by_gain if one.measured.verdict != "undecided"]
+    decided = _decided(by_gain)
     ends = decided if len(decided) > 1 else by_gain
     alone = [
         one for one in by_gain if one in (ends[0], ends[-1]) or one.drift is not None or _loader_fails(report, one)
@@ -131,8 +133,25 @@ def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
     absent = sum(isinstance(one, NotCompared) for one in comparisons)
     parts = [f"{number} {verdict}" for verdict, number in verdicts.most_common()]
     parts += [f"{absent} not measured"] if absent else []
-    support = "Next are the fastest and the slowest that are decided, and those with a warning. The table has all."
+    decided = " that are decided" if len(_decided(comparisons)) > 1 else ""
+    support = f"Next are the fastest and the slowest{decided}, and those with a warning. The table has all."
     return Headline(count(len(comparisons), "comparison"), listing(parts), support)
+
+
+def _decided(comparisons: Sequence[Comparison | NotCompared]) -> list[Comparison]:
+    return [one for one in comparisons if isinstance(one, Comparison) and one.measured.verdict != "undecided"]
+
+
+def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> Iterator[Headline]:
+    """Yield a line for each cause of "undecided", with the reason and the remedy of the first such comparison."""
+    by_cause: dict[str, list[Comparison]] = {}
+    for c in comparisons:
+        if isinstance(c, Comparison) and c.measured.undecided is not None:
+            by_cause.setdefault(c.measured.undecided, []).append(c)
+    for found in by_cause.values():
+        because = undecided_because(found[0].measured) or ""
+        first = f"{names.short(found[0].candidate)}: " if len(found) > 1 else ""
+        yield Headline(f"{count(len(found), 'comparison')} undecided", f"{first}{because}", "")
 
 
 def _headline(

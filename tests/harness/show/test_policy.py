@@ -131,6 +131,24 @@ def test_short_waits_and_little_own_code_are_left_out() -> None:
         assert caused(spent(0.052, kind=kind))
 
 
+def test_own_code_beside_waits_for_workers_promises_nothing() -> None:
+    """Without it the step waited as much longer for the worker, and the line said "do it less often"."""
+    alone, behind = (
+        [*cause_texts(arm(causes=(spent(0.2),), workers=workers, totals=totals(exposed_ms={"read": waited})), 100.0)]
+        for workers, waited in ((0, 30.0), (1, 30.0))
+    )
+    hidden = [*cause_texts(arm(causes=(spent(0.2),), workers=1, totals=totals(exposed_ms={"read": 1.0})), 100.0)]
+    assert alone == hidden
+    assert behind[0][:2] == alone[0][:2]
+    assert behind[0][2] != alone[0][2]
+
+
+def test_a_wait_for_another_thread_is_no_work() -> None:
+    ((*_, waits),) = caused(replace(spent(0.2), called="queue.Queue.get"))
+    ((*_, works),) = caused(replace(spent(0.2), called="torch.serialization.save"))
+    assert waits != works
+
+
 def test_the_longest_places_of_own_code_are_named() -> None:
     ((_, found, _),) = caused(*(spent(0.1 + place / 100, f"train.py:{place}") for place in range(1, 6)))
     assert [place for place in range(1, 6) if f"train.py:{place}" in found] == [3, 4, 5]

@@ -24,6 +24,7 @@ from harness.show.first_screen import HEADER, _or_none, first_screen
 from harness.show.markdown import how_to_read
 from harness.show.names import ArmNames
 from harness.show.sentences import sentence
+from harness.show.summary import summary
 from harness.show.tables import ratio_cell
 from harness.show.text.verdicts import finding
 from harness.show.words import interval
@@ -166,6 +167,32 @@ def test_data_that_comes_in_a_way_that_was_not_timed_is_not_said_to_come_at_once
     assert words in lines(study(Arm("script", facts=facts, **free)))
     (c,) = study(Arm("script", facts=facts, **free), Arm("other", facts=facts)).compared
     assert ("The wait of script for data was not measured" in sentence(c)) == (not attached)
+
+
+@pytest.mark.parametrize(
+    ("facts", "doubt"), [({"waiting_share": 0.37}, "no core"), ({"unseen_share": 0.3, "waiting_share": 0.0}, "blocked")]
+)
+def test_what_a_doubt_bars_stands_nowhere(facts: dict[str, float], doubt: str) -> None:
+    """The first screen had no ceiling, and the page, the pictures and summary.json had one."""
+    both = {**ATTACHED, "attached": "fetch: DataLoader without workers; " + ATTACHED["attached"]}
+    arms = [Arm(name, facts={**both, **facts}) for name in ("script", "other")]
+    (kept,) = study(*(replace(one, facts=both) for one in arms)).compared
+    assert kept.measured.ceiling is not None
+    report = study(*arms)
+    (c,) = report.compared
+    assert doubt in [one.kind for one in c.measured.doubts]
+    assert (c.measured.ceiling, c.measured.from_waits) == (None, None)
+    assert all(link.ratio is None for link in chain(c) if link.name in ("ceiling", "predicted"))
+    (found,) = summary(report, first_screen(report))["comparisons"]  # type: ignore[misc]
+    assert (found["ceiling_ratio"], found["predicted_ratio"], found["figures"]["ceiling"]) == (None, None, None)  # type: ignore[index,call-overload]
+
+
+def test_a_measurement_that_saw_nothing_has_no_figure_anywhere() -> None:
+    report = study(Arm("text"), Arm("tokens", tokenize=0.0), noise={"block": 0.9}, blocks=4, steps=4)
+    (c,) = report.compared
+    assert "too noisy" in [one.kind for one in c.measured.doubts]
+    assert (c.measured.figure, c.measured.step_time, c.measured.tokens_ratio, c.measured.together) == (None,) * 4
+    assert not [link for link in chain(c) if link.name in ("measured", "trained tokens") and link.ratio is not None]
 
 
 def test_ranks_of_two_machines_are_not_said_to_be_on_one() -> None:
