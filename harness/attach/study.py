@@ -271,7 +271,8 @@ def _spent_at(totals: StepTotals, phase: str) -> tuple[dict[int, float], bool]:
     for number, late, ns in seen:
         if number and (late_only or not late):
             known[number] += ns
-    scale = whole_ns / max(known.total(), 1) * totals.wall_ns / totals.sampled_ns.total()
+    sampled_of_ns = max(totals.wall_ns - totals.collecting_ns.total(), 0)  # collections are in no look
+    scale = whole_ns / max(known.total(), 1) * sampled_of_ns / max(totals.sampled_ns.total(), 1)
     return {number: ns * scale for number, ns in known.items()}, late_only
 
 

@@ -56,6 +56,7 @@ class _Sampler:
         self.left = _thread.allocate_lock()  # held while the thread is there
         self.thread = 0  # its number
         self.counted = 0  # looks
+        self.collected_ns = 0  # sum of the garbage collections that ended before the last look
 
     def run(self) -> None:
         """Look at the recorded thread until :attr:`ended` is released."""
@@ -97,9 +98,14 @@ class _Sampler:
         """Look at the recorded thread; return the time of the look, which was due at ``due_ns``."""
         frame = sys._current_frames().get(boundaries.recorded_thread or 0)
         now = monotonic_ns()
+        collections = _collections
+        if collections is not None:
+            if collections.begun_ns:
+                return last_ns  # a garbage collection lasts, and another callback of it runs
+            # Collections are timed by themselves. They also delay a look, which then finds the line after them.
+            since_last_ns, self.collected_ns = collections.ended_ns - self.collected_ns, collections.ended_ns
+            last_ns = min(last_ns + since_last_ns, now)
         since_ns = min(now - last_ns, MAX_LOOK_NS)
-        if _collections is not None and _collections.begun_ns:
-            return now  # a garbage collection lasts, and another callback of it runs: it is timed by itself
         if (before := _phase_at(due_ns)) is not None:
             self.looks.append((before, None, LATE, since_ns))
         elif frame is not None and (where := self._where(frame)) is not None:
@@ -172,6 +178,7 @@ class _Collections:
 
     def __init__(self) -> None:
         self.times = self.total_ns = self.longest_ns = self.begun_ns = 0
+        self.ended_ns = 0  # sum over all that have ended
         self.longest: Where | None = None
 
     def __call__(self, phase: str, _information: dict[str, int]) -> None:
@@ -187,6 +194,7 @@ class _Collections:
         ns, self.begun_ns = now - self.begun_ns, 0
         self.times += 1
         self.total_ns += ns
+        self.ended_ns += ns
         if ns > max(self.longest_ns, LEAST_PLACED_NS):
             self.longest_ns, self.longest = ns, self._caller()
 

@@ -66,7 +66,7 @@ def test_a_slowdown_of_five_percent_is_called_a_loss_and_covered():
     arms = [BASE, slower(1.05), *BASE.controls("a-a")]
     first = compared(arms, ("text-padded", "slower"), seed=0, noise=QUIET)
     assert first.measured == results[0]
-    assert "loss of" in sentence(first)
+    assert "% slower" in sentence(first)
 
 
 @pytest.mark.slow
