@@ -13,7 +13,7 @@ from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN,
 from harness.show.words import count, number, part_of, percent
 
 Texts = tuple[str, str, str]  # subject, finding, support
-BESIDE_WORKERS = (
+WORKERS_LIMIT = (
     "Steps also wait for loader workers, which go on meanwhile: without this code they may wait as much longer. Speed "
     "up the loading first."
 )
@@ -28,7 +28,7 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
             continue
         if found:
             subject, finding, support = texts(sorted(found, key=lambda one: -one.spent_ms), part)
-            yield subject, finding, BESIDE_WORKERS if kind == CODE and _waits_for_workers(arm, step_ms) else support
+            yield subject, finding, WORKERS_LIMIT if kind == CODE and _waits_for_workers(arm, step_ms) else support
     # Steps that compile launch nothing for seconds: no larger kernel helps there.
     longer_ms = sum((one.longer_ms or 0.0) * one.steps / one.of for one in arm.causes if one.of)
     if arm.unseen is not None and arm.unseen.device and arm.totals.bound == "launch" and longer_ms < step_ms / 2:
