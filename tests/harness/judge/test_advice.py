@@ -65,6 +65,15 @@ def test_what_an_arm_has_measured_is_not_to_be_tried_next() -> None:
     assert ranked[0].startswith("With 2 loader workers text would be")
 
 
+def test_an_arm_whose_steps_hold_other_tokens_has_tried_no_setting() -> None:
+    """ "For 2 loader workers 0.639x was measured": of an arm with twice the tokens a step."""
+    two = Arm("two", workers=2, tokens=4096, declared={"data.path": "text-padded"})
+    study, runs = build([text(), *text().controls("a-a"), two], [("text", "two")], noise=QUIET)
+    (found,) = analyse(study, runs).advice
+    option = by_change(found)["workers=2"]
+    assert (option.measured, option.contradicted) == (None, False)
+
+
 @pytest.mark.parametrize(("arrives_ms", "contradicts"), [(0.0, False), (60.0, True)])
 def test_a_number_of_workers_that_measured_otherwise_than_predicted_withholds_the_others(
     arrives_ms: float, contradicts: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.explain.statistics import Estimate
-from harness.show.words import count, interval, listing, ms, number, part_of, percent, ratio
+from harness.show.words import count, floor_percent, interval, listing, ms, number, part_of, percent, ratio
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,8 @@ def test_words():
     assert [count(n, "block") for n in (1, 2)] == ["1 block", "2 blocks"]
     assert [listing(items) for items in ([], ["a"], ["a", "b", "c"])] == ["", "a", "a, b and c"]
     assert interval(Estimate(1.0, None, None, 1)) == "no interval from 1 block"
+
+
+@pytest.mark.parametrize(("floor", "text"), [(0.05, "5.0 %"), (1.0, "100 %"), (141.07, "over 100 %")])
+def test_a_noise_floor_over_the_useless_is_no_figure(floor: float, text: str) -> None:
+    assert floor_percent(floor) == text
