@@ -18,7 +18,6 @@ from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.recording import ReplayError
 from harness.explain.replay.removals import without_stages
 from harness.explain.replay.whatif import validation_arms
-from harness.explain.speeds import per_step_of, speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness
 from harness.judge.doubts import Bar, Doubt, RemedyKind, barred, doubt, in_order
 from harness.judge.policy import (
@@ -26,7 +25,6 @@ from harness.judge.policy import (
     ADVISED_GAIN_MIN,
     ADVISED_WORKERS,
     AS_GOOD_WITHIN,
-    SAME_TOKENS_WITHIN,
     WORKER_MULTIPLES,
 )
 from harness.judge.predictions import (
@@ -38,10 +36,10 @@ from harness.judge.predictions import (
     prediction_doubts,
     refusal,
     serial_speedup,
+    tried_speed,
     with_any_handover,
 )
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
-from harness.judge.verdicts import is_useless
 from harness.scenario.edits import parse_edits
 from harness.scenario.overrides import differing, flatten, lookup, lookup_number
 from harness.study.contract import STAGES
@@ -91,7 +89,7 @@ def advise(
     known = [*prediction_doubts(plain, arm, few_blocks), *loader_doubts(own, replays)]
     believed = barred(known, "recommendation") is None
     least = max(noise_floor or 0.0, plain.validation.typical, ADVISED_GAIN_MIN)
-    measured = [_tried(ledgers(arm), ledgers(one.tried_by), alike) if one.tried_by else None for one in found]
+    measured = [tried_speed(ledgers(arm), ledgers(one.tried_by), alike) if one.tried_by else None for one in found]
     contradicted = [contradicts(one.speedup, one.serial, was, least) for one, was in zip(found, measured, strict=True)]
     # What replay does not know of one number of workers it does not know of another.
     withheld = {one.cost for one, wrong in zip(found, contradicted, strict=True) if wrong and one.cost in NUMBERS}
@@ -122,18 +120,6 @@ def advise(
     )
 
 
-def _tried(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate | None:
-    """Return how many times as fast an arm is that has tried a change.
-
-    Return None if its steps hold other numbers of tokens, or if the interval is useless.
-    """
-    positions = [per_step_of(blocks, "tokens") for blocks in (own, other)]
-    if None not in positions and abs((positions[1] or 0.0) / (positions[0] or 1.0) - 1) > SAME_TOKENS_WITHIN:
-        return None
-    found = speed(own, other, steps_per_s, alike=alike)
-    return None if found is None or is_useless(found) else found
-
-
 def _doubts_of(options: Sequence[Advice], arm: str) -> Iterator[Doubt]:
     """Yield what bars single changes: an arm measured one otherwise, or workers may share what they wait for."""
     for one in options:
@@ -162,13 +148,12 @@ def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -
             continue
         tried = _pretokenized(arm, runs) if cost == "pretokenized copy" else validation_arms(records, arm, edits)
         found = replays.predict(edits)
-        more_workers = cost == "processes"
         yield _Option(
             change,
             cost,
             found,
             next(iter(tried), None),
-            with_any_handover(replays, found).speedup if more_workers else found.speedup,
+            with_any_handover(replays, found).speedup,
             serial_speedup(replays, found),
         )
 

@@ -21,13 +21,14 @@ from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.recording import ReplayError
 from harness.explain.replay.whatif import validation_arms
 from harness.explain.spans import spans_of
-from harness.explain.speeds import speed, steps_per_s
+from harness.explain.speeds import per_step_of, speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness, estimate, from_blocks
 from harness.judge.comparisons import Absent, Controls, Measured, alike_blocks, arm_floor, ideal_speed
 from harness.judge.doubts import Bar, Claim, Doubt, RemedyKind, barred, doubt, in_order
 from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN, ENOUGH_BLOCKS, RESTART_SHARE_MAX, SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmExplained, Explained, PredictedRatio, WhatIf
 from harness.judge.unseen import unseen
+from harness.judge.verdicts import is_useless
 from harness.judge.waits import uneven_speed, uneven_waits
 from harness.scenario.edits import Edits, parse_edits
 from harness.scenario.overrides import differing, edit_texts
@@ -193,6 +194,18 @@ class StudyRuns:
         return validation_arms([run.record for runs in self.runs.values() for run in runs], arm, edits)
 
 
+def tried_speed(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate | None:
+    """Return how many times as fast an arm is that has tried a change.
+
+    Return None if its steps hold other numbers of tokens, or if the interval is useless.
+    """
+    positions = [per_step_of(blocks, "tokens") for blocks in (own, other)]
+    if None not in positions and abs((positions[1] or 0.0) / (positions[0] or 1.0) - 1) > SAME_TOKENS_WITHIN:
+        return None
+    found = speed(own, other, steps_per_s, alike=alike)
+    return None if found is None or is_useless(found) else found
+
+
 def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction) -> tuple[Doubt, ...]:
     """Return the doubts about the prediction ``found`` for ``arm``, the same for every reader."""
     doubts = [
@@ -204,7 +217,7 @@ def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction)
     if clears(found.speedup, least) and is_serial(serial, least):
         doubts.append(doubt("serial", arm, where=where))
     for other in among.tried_by(arm, found.edits):
-        measured = speed(among.blocks(arm), among.blocks(other), steps_per_s, alike=among.alike(arm))
+        measured = tried_speed(among.blocks(arm), among.blocks(other), among.alike(arm))
         if contradicts(found.speedup, serial, measured, least):
             doubts.append(doubt("contradicted", arm, where=where))
     return in_order(doubts)

@@ -103,8 +103,8 @@ class _Sampler:
             if collections.begun_ns:
                 return last_ns  # a garbage collection lasts, and another callback of it runs
             # Collections are timed by themselves. They also delay a look, which then finds the line after them.
-            since_last_ns, self.collected_ns = collections.ended_ns - self.collected_ns, collections.ended_ns
-            last_ns = min(last_ns + since_last_ns, now)
+            collected_ns, self.collected_ns = collections.ended_ns - self.collected_ns, collections.ended_ns
+            last_ns = min(last_ns + collected_ns, now)
         since_ns = min(now - last_ns, MAX_LOOK_NS)
         if (before := _phase_at(due_ns)) is not None:
             self.looks.append((before, None, LATE, since_ns))
