@@ -23,10 +23,14 @@ from tests.examples import QUICK
 
 # `--dist loadfile` keeps a file's tests together, with the fixtures that they share; in their own order, or the files
 # with few and long tests would come last, one after the other on one core. Four at a time: on two cores they wait for
-# other processes a quarter of their time.
+# other processes a quarter of their time. A worker that died (a test hung) is not replaced: pytest-xdist 3.8 would then
+# never end.
 PARTS = {
-    "quick": ("-m", "not slow and not alone and not gpu", "-n", "2", "--dist", "worksteal"),
-    "processes": ("-m", "slow and not alone and not gpu", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
+    "quick": ("-m", "not slow and not alone and not gpu", "-n", "2", "--max-worker-restart=0", "--dist", "worksteal"),
+    "processes": (
+        *("-m", "slow and not alone and not gpu", "-n", "4", "--max-worker-restart=0"),
+        *("--dist", "loadfile", "--no-loadscope-reorder"),
+    ),
     "alone": ("-m", "alone or gpu"),
 }
 # Other files need not be imported: 7 s of CPU for all of them, in each process. tests/conftest.py fails where a file

@@ -10,6 +10,11 @@ began meanwhile, the place is unknown and the look counts for the phase that it 
 Looks are frequent at first and rarer later, so that a long training pays less: see :data:`INTERVALS`. The thread only
 appends to a list. The recorded thread empties that list as a step ends, and writes all records.
 
+Two dangers of a second thread are known. Before Python 3.12, a garbage collection within ``sys._current_frames()`` can
+block the program for ever (CPython issue 106883): where one may be due, a look is left out. And a library in C may fork
+while the thread waits for the interpreter's lock: a child that goes on in Python without ``PyOS_AfterFork_Child()``
+hangs.
+
 Nothing is sampled where commands take turns, as a stopped program would be seen where it was stopped.
 """
 
@@ -35,6 +40,7 @@ COLLECTED = 17  # kind of event: (kind, garbage collections, nanoseconds, number
 PLACE = "place"  # note: (number, "train.py:31", function, line of code, library function called there)
 FIRST = watching.FIRST + watching.STEPS  # sys.setprofile slows the steps before
 INTERVALS = ((250, 0.02), (1000, 0.1), (sys.maxsize, 0.5))  # (looks up to which, mean seconds between two)
+SPARE_OBJECTS = 64  # that a look may allocate: a dictionary, and a frame of each thread
 MAX_LOOK_NS = 2_000_000_000  # a longer pause was the machine's
 STOP_S = 1.0  # seconds to wait for the end of the thread
 MAX_FRAMES = 200  # of a stack that are looked at
@@ -96,6 +102,8 @@ class _Sampler:
 
     def _look(self, last_ns: int, due_ns: int) -> int:
         """Look at the recorded thread; return the time of the look, which was due at ``due_ns``."""
+        if _collection_is_near():
+            return last_ns
         frame = sys._current_frames().get(boundaries.recorded_thread or 0)
         now = monotonic_ns()
         collections = _collections
@@ -160,6 +168,13 @@ class _Sampler:
             before_ns, times = summed.get(key, (0, 0))
             summed[key] = before_ns + ns, times + 1
         return [(SAMPLED, *key, *sums) for key, sums in summed.items()]
+
+
+def _collection_is_near() -> bool:
+    """Whether a look could begin a garbage collection; from Python 3.12 on, none begins where an object is made."""
+    if sys.version_info >= (3, 12) or not gc.isenabled():
+        return False
+    return 0 < gc.get_threshold()[0] <= gc.get_count()[0] + SPARE_OBJECTS
 
 
 def _phase_at(due_ns: int) -> str | None:

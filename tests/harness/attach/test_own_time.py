@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from harness.explain.causes import SlowCause, slow_causes
+from tests.harness.attach.running import PROGRAMS
 from tests.harness.attach.test_exec import alone, attached, losses, program, study_in
 
 pytestmark = pytest.mark.slow
@@ -67,3 +71,17 @@ def test_a_second_thread_that_is_recorded_has_its_places_noted_anew(tmp_path: Pa
     for arm in ("script", "script-2"):
         facts = [run.record.facts for run in study_in(tmp_path).runs() if run.record.arm == arm]
         assert any(one.code == "time.sleep(0.02)" for one in slow_causes(facts)), arm
+
+
+def test_no_garbage_collection_begins_within_a_look() -> None:
+    """Before Python 3.12 it would block the program: a look holds the lock of the list of all threads."""
+    command = [sys.executable, str(PROGRAMS / "collected_looks.py")]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert int(done.stdout) > 0

@@ -1,4 +1,8 @@
-"""Trains 30 steps. After 10, a library in C forks it, unknown to Python: the child trains another 20 by itself."""
+"""Trains 30 steps. After 3, a library in C forks it, unknown to Python: the child trains another 27 by itself.
+
+The fork comes before the agent starts a thread. With a second thread, of whomever, such a child can wait forever for a
+thread that it does not have: only Python's own fork forgets that another thread asked for the interpreter's lock.
+"""
 
 import ctypes
 import os
@@ -14,7 +18,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 child = None
 data = TensorDataset(torch.randn(400, 8), torch.randn(400, 1))
 for step, (x, y) in zip(range(30), DataLoader(data, batch_size=4)):
-    if step == 10:
+    if step == 3:
         child = ctypes.PyDLL(None).fork()
     loss = torch.nn.functional.mse_loss(model(x), y)
     optimizer.zero_grad()
