@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -39,6 +40,29 @@ class StepCount(NamedTuple):
     wall_ns: int = 0  # of these steps
 
 
+def _floats() -> array[float]:
+    return array("f")
+
+
+@dataclass
+class StepLengths:
+    """Milliseconds of the measured steps of one block, in their order."""
+
+    wall: array[float] = field(default_factory=_floats)  # without waits for a core
+    parts: dict[str, array[float]] = field(default_factory=dict)  # by phase, without the phases inside it
+    work: array[float] = field(default_factory=_floats)  # tokens, or samples where there are no tokens
+
+    def add(self, wall_ns: int, body: Sequence[Event]) -> None:
+        for name, ns in _own_ns(body).items():
+            before = self.parts.setdefault(name, array("f", bytes(self.wall.itemsize * len(self.wall))))
+            before.append(ns / 1e6)
+        self.wall.append(wall_ns / 1e6)
+        for part in self.parts.values():
+            if len(part) < len(self.wall):
+                part.append(0.0)
+        self.work.append(sum(event[2] or event[4] for event in body if event[0] == RECEIVED))
+
+
 @dataclass
 class StepTotals:
     """What the measured steps of one block amount to, in nanoseconds."""
@@ -67,6 +91,7 @@ class StepTotals:
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     looks: int = 0  # that these nanoseconds stand for
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
+    lengths: StepLengths = field(default_factory=StepLengths)
 
     @property
     def unseen_share(self) -> float:
@@ -307,11 +332,13 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.epoch_ends += sum(event[0] == BEGUN_ANEW and event[1] for event in body)
     totals.fetches[sum(event[0] == RECEIVED and not _ended(event) for event in body)] += 1
     if not all(one[2] and one[2][0] for one in (begun, ended)):  # no readings here, or the thread had ended
+        totals.lengths.add(wall_ns, body)
         return
     (cpu_then, waited_then), (cpu_now, waited_now) = (_schedstat(one[2][0]) for one in (begun, ended))
     in_phases_ns, in_phases_cpu_ns = _phases(body)
     waited_ns = waited_now - waited_then
     totals.waiting_ns += min(waited_ns, wall_ns)
+    totals.lengths.add(wall_ns - min(waited_ns, wall_ns), body)
     off_core_ns = (wall_ns - in_phases_ns) - (cpu_now - cpu_then - in_phases_cpu_ns)  # outside of the phases
     # A thread waits for a core the more, the more it runs: where the wait was, within phases or not, is not recorded.
     share = 1 - in_phases_cpu_ns / max(cpu_now - cpu_then, 1)
@@ -348,6 +375,22 @@ def _schedstat(line: bytes) -> tuple[int, int]:
     """Time on a core, and time ready to run without one (Documentation/scheduler/sched-stats.rst)."""
     on_core, waited, *_ = line.split()
     return int(on_core), int(waited)
+
+
+def _own_ns(body: Sequence[Event]) -> dict[str, int]:
+    """Wall time of each phase without that of the phases inside it."""
+    found: dict[str, int] = {}
+    around: list[list[int]] = []  # beginning of each open phase, and the time of the phases inside it
+    for event in body:
+        if event[0] == ENTER:
+            around.append([event[2], 0])
+        elif event[0] == EXIT and around:
+            begun_ns, inside_ns = around.pop()
+            lasted_ns = event[2] - begun_ns
+            found[event[1]] = found.get(event[1], 0) + lasted_ns - inside_ns
+            if around:
+                around[-1][1] += lasted_ns
+    return found
 
 
 def _phases(body: Sequence[Event]) -> tuple[int, int]:

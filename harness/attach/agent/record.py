@@ -60,6 +60,7 @@ def _forked() -> None:
         causes,
         controls,
         guard,
+        inspection,
         loading,
         own_time,
         profiling,
@@ -74,6 +75,7 @@ def _forked() -> None:
     run_queue.forget()
     boundaries.forget()
     controls.forget()
+    inspection.forget()
     guard.carefully(profiling.forget)
     guard.carefully(causes.forget)
     guard.carefully(own_time.forget)
