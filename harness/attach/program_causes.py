@@ -1,8 +1,9 @@
-"""Finds causes that are known of a program as a whole: steps that get longer, and settings left on.
+"""Finds causes that are known of a program as a whole: steps that get longer, padding, and settings left on.
 
 Each row is one of :class:`harness.explain.causes.SlowCause`. Its ``figures`` by kind:
 
     growing    first_ms, last_ms (typical steps), part_share (of the growth, in its phase), hooks_first, hooks_last
+    padding    share (of the positions that train nothing), column_share (in columns of padding alone)
     setting    passes (backward passes a step that synchronize gradients), for "gradient synchronization"
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from harness.attach.frames import AttachedProcess
 from harness.attach.steps import StepTotals
-from harness.explain.causes import GROWING, REST, SETTING
+from harness.explain.causes import GROWING, PADDING, REST, SETTING
 from harness.explain.policy import HOOKS_ADDED_MIN, LOOKS_MIN, SYNCED_PASSES_MIN
 from harness.explain.trend import trend
 from trainer.json_types import JsonObject
@@ -27,6 +28,7 @@ def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterat
     """Yield the causes of the process ``one``, whose measured steps are in ``blocks``."""
     looks = [_Look(*content) for content in one.noted("look")]
     yield from _growing(looks, blocks)
+    yield from _padding(blocks)
     yield from _settings(one, looks)
 
 
@@ -76,6 +78,21 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
         "low_ms": found.low_ms,
         "high_ms": found.high_ms,
         "figures": figures,
+    }
+
+
+def _padding(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
+    """Yield padding, with the share of the forward and backward passes that would be saved at most without it."""
+    positions, padded, columns = (sum(totals.padding[place] for totals in blocks) for place in range(3))
+    steps = sum(totals.measured for totals in blocks)
+    if not padded or not steps:
+        return
+    passes_ms = sum(sum(totals.lengths.parts.get(name, ())) for totals in blocks for name in ("forward", "backward"))
+    yield {
+        "kind": PADDING,
+        "ms": padded / positions * passes_ms / steps,
+        "at_most": True,
+        "figures": {"share": padded / positions, "column_share": columns / positions},
     }
 
 

@@ -20,7 +20,17 @@ from trainer.telemetry import BatchTrace, Kernel, RawSpan
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
 EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
 SAMPLED, COLLECTED = 16, 17  # see agent/own_time.py
-OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE, BEGUN_ANEW, COUNTED, SAMPLED, COLLECTED}  # events that no ledger knows
+PADDED = 18  # see agent/padding.py
+OWN_KINDS = {
+    TOKENIZED,
+    WORK,
+    NOT_FINITE,
+    BEGUN_ANEW,
+    COUNTED,
+    SAMPLED,
+    COLLECTED,
+    PADDED,
+}  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
 SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
@@ -92,6 +102,8 @@ class StepTotals:
     looks: int = 0  # that these nanoseconds stand for
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
     lengths: StepLengths = field(default_factory=StepLengths)
+    # Positions of the batches that were looked at, those of padding, and those in columns of padding alone.
+    padding: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def unseen_share(self) -> float:
@@ -239,13 +251,7 @@ def _record(recorder: StepRecorder, tables: RunTables, step: _StepSeen, begun: E
     """Add ``step`` to the tables, beginning with the event ``begun``."""
     recorder.add([begun])
     tables.collect()  # between steps: the batches of the one that begins come after this
-    recorder.add(
-        [
-            _with_maker(event, made_by) if event[0] == RECEIVED else event
-            for event in step.body
-            if event[0] not in OWN_KINDS
-        ]
-    )
+    recorder.add(list(_ledger_events(step.body, made_by)))
     if any(event[0] == NOT_FINITE for event in step.body):
         recorder.loss(begun[3], math.nan)
     for work in step.works:
@@ -325,6 +331,9 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
             _, times, ns, place = event
             totals.collections[place] += times
             totals.collecting_ns[place] += ns
+        elif event[0] == PADDED:
+            positions, padded, columns = totals.padding
+            totals.padding = positions + event[1], padded + event[2], columns + event[3]
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
     totals.restarting_ns += _restarting(body)
     totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)
@@ -410,12 +419,26 @@ def _phases(body: Sequence[Event]) -> tuple[int, int]:
     return wall_ns, cpu_ns
 
 
-def _with_maker(event: Event, made_by: MadeBy) -> Event:
+def _ledger_events(body: Sequence[Event], made_by: MadeBy) -> Iterator[Event]:
+    """Yield the events that the ledger knows, batches with the stages of their making and their tokens."""
+    padded: Event | None = None  # padding of the batch that arrives next, if it was counted in each batch
+    for event in body:
+        if event[0] == PADDED:
+            padded = event if event[4] else None
+        elif event[0] == RECEIVED:
+            yield _with_maker(event, made_by, padded)
+            padded = None
+        elif event[0] not in OWN_KINDS:
+            yield event
+
+
+def _with_maker(event: Event, made_by: MadeBy, padded: Event | None) -> Event:
     """A batch's arrival with the stages of its making; tokens that the batch does not show are not known."""
     kind, trace, tokens, _, samples = event
     if _ended(event):
         return kind, BatchTrace(trace[1], trace[2], MAIN, -1, _stages(trace[4])), 0, None, 0
-    return kind, None if trace is None else _trace(trace, made_by), tokens or None, None, samples or None
+    trained = tokens - padded[2] if padded is not None and padded[1] == tokens else None
+    return kind, None if trace is None else _trace(trace, made_by), tokens or None, trained, samples or None
 
 
 def _stages(pieces: Sequence[Any]) -> tuple[RawSpan, ...]:

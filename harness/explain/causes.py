@@ -146,7 +146,7 @@ def _without_inner(starts: NDArray[np.int64], ends: NDArray[np.int64], cpu_ns: F
 Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
 CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured
 WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
-GROWING, SETTING = "growing", "setting"  # kinds of what is known of the whole program
+GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of what is known of the whole program
 SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
 
 
@@ -159,7 +159,8 @@ class SlowCause:
 
     kind: str
     """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
-    (time spent in measured steps: sampled, or measured), ``growing`` (steps get longer) or ``setting`` (left on)."""
+    (time spent in measured steps: sampled, or measured), ``growing`` (steps get longer), ``padding`` or ``setting``
+    (left on)."""
     place: str = ""
     code: str = ""  # line of the program
     times: float = 0.0

@@ -25,6 +25,7 @@ def begin(folder: str) -> bool:
         loading,
         own_code,
         own_time,
+        padding,
         profiling,
         record,
         tokenizing,
@@ -39,6 +40,7 @@ def begin(folder: str) -> bool:
     watching.forget()
     causes.forget()
     inspection.forget()
+    padding.forget()
     own_time.forget()
     guard.on, guard.fault = True, None
     if not _patched:

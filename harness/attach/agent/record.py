@@ -63,6 +63,7 @@ def _forked() -> None:
         inspection,
         loading,
         own_time,
+        padding,
         profiling,
         run_queue,
         stages,
@@ -76,6 +77,7 @@ def _forked() -> None:
     boundaries.forget()
     controls.forget()
     inspection.forget()
+    padding.forget()
     guard.carefully(profiling.forget)
     guard.carefully(causes.forget)
     guard.carefully(own_time.forget)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from harness.explain.causes import CODE, GC, GROWING, SETTING, SlowCause
+from harness.explain.causes import CODE, GC, GROWING, PADDING, SETTING, SlowCause
 from harness.judge.probes.device_health import DeviceFinding
 from harness.judge.probes.host_load import HostFinding
 from harness.judge.report_types import ArmReport
-from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
+from harness.show.policy import CAUSE_PLACES, COLUMNS_SHARE, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
 from harness.show.words import count, number, part_of, percent
 
 Texts = tuple[str, str, str]  # subject, finding, support
@@ -50,6 +50,8 @@ def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
     match one.kind:
         case "code":
             return not one.phase and one.least_share >= SPENT_SHARE_MIN
+        case "padding":
+            return (one.ms or 0.0) >= SPENT_SHARE_MIN * step_ms
         case "growing":
             return (one.low_ms or 0.0) >= SPENT_SHARE_MIN * step_ms
         case "device wait" | "copy":
@@ -161,6 +163,21 @@ def _growing(found: Sequence[SlowCause], part: Part) -> Texts:
     )
 
 
+def _padding(found: Sequence[SlowCause], part: Part) -> Texts:
+    (one,) = found
+    share, columns = one.figures["share"], one.figures["column_share"]
+    if columns >= COLUMNS_SHARE * share:
+        remedy = 'Pad to the longest row of each batch (padding="longest") instead of to a fixed length.'
+    else:
+        remedy = "Put rows of similar length into one batch (group_by_length), or pack several into one row."
+    return (
+        "Padding",
+        f"{percent(share)} of the positions train nothing, {percent(columns)} in columns of padding alone. Without it "
+        f"a step takes at most {part(one.ms or 0.0)} less",
+        remedy,
+    )
+
+
 SETTINGS = {
     "anomaly": (
         "anomaly detection of autograd is on",
@@ -218,6 +235,7 @@ def _interval(one: SlowCause, part: Part) -> str:
 TEXTS: dict[str, Callable[[Sequence[SlowCause], Part], Texts]] = {
     GC: _collected,
     GROWING: _growing,
+    PADDING: _padding,
     CODE: _own_code,
     SETTING: _setting,
     "device wait": _wait,

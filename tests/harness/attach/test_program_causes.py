@@ -10,7 +10,7 @@ from harness.attach import hooks
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.program_causes import SYNCHRONIZATION, program_causes
 from harness.attach.steps import write_tables
-from harness.explain.causes import GROWING, SETTING, SlowCause
+from harness.explain.causes import GROWING, PADDING, SETTING, SlowCause
 from harness.show.text.findings import SETTINGS as SETTINGS_TEXTS
 from harness.study.validation import made_of
 from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all
@@ -28,19 +28,25 @@ SETTINGS = {
     "slowed parallel": "gradient synchronization",
 }  # by program
 SILENT = [PLAIN, "slowed profiled-a-while", "slowed parallel-accumulating"]
-FAULTS = [f"inspection.{name}!{PLAIN}" for name in ("_hooks", "_settings", "_place")]
+PADDED = [f"padded {kind}" for kind in ("mask", "labels", "left", "ids", "tuple")]
+FULL = ["padded full", "padded prompts"]
+MASK = "padded mask"
+FAULTS = [
+    *(f"inspection.{name}!{PLAIN}" for name in ("_hooks", "_settings", "_place")),
+    *(f"padding.{name}!{MASK}" for name in ("_count", "_parts")),
+]
 Seen = tuple[dict[str, Ran], dict[int, AttachedProcess]]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return run_all(tmp_path_factory.mktemp("alone") / "out", [PLAIN], None)[PLAIN]
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    return run_all(tmp_path_factory.mktemp("alone") / "out", [PLAIN, MASK], None)
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("seen")
-    ran = run_all(folder / "out", [HOOKS, *SETTINGS, *SILENT, *FAULTS], folder / "raw")
+    ran = run_all(folder / "out", [HOOKS, *SETTINGS, *SILENT, *PADDED, *FULL, *FAULTS], folder / "raw")
     assert {program: one.code for program, one in ran.items() if one.code} == {}
     return ran, {one.process.pid: one for one in read(folder / "raw")}
 
@@ -88,11 +94,30 @@ def test_a_program_without_a_cause_has_none(tmp_path: Path, seen: Seen, program:
     assert [one for one in causes(seen, program, tmp_path) if one.kind == SETTING or one.called] == []
 
 
-@pytest.mark.parametrize("program", [PLAIN, *FAULTS])
-def test_the_looks_change_nothing_of_the_program(alone: Ran, seen: Seen, program: str) -> None:
+@pytest.mark.parametrize("program", PADDED)
+def test_padding_is_counted_however_a_batch_shows_it(tmp_path: Path, seen: Seen, program: str) -> None:
+    (found,) = [one for one in causes(seen, program, tmp_path) if one.kind == PADDING]
+    # Rows of 32 positions have 12 or 4 tokens. A row without a mask may end with its padding's own token.
+    assert found.figures["share"] == pytest.approx(0.75, abs=0.01)
+    assert found.figures["column_share"] == pytest.approx(20 / 32, abs=0.01)
+    assert found.at_most
+    assert found.ms is not None
+    assert found.ms > 0
+
+
+@pytest.mark.parametrize("program", FULL)
+def test_a_prompt_without_labels_is_no_padding(tmp_path: Path, seen: Seen, program: str) -> None:
+    assert [one for one in causes(seen, program, tmp_path) if one.kind == PADDING] == []
+
+
+@pytest.mark.parametrize("program", [PLAIN, MASK, *FAULTS])
+def test_the_looks_change_nothing_of_the_program(alone: dict[str, Ran], seen: Seen, program: str) -> None:
     ran, processes = seen
     one = processes[ran[program].pid]
-    assert losses(ran[program].lines) == losses(alone.lines)
+    expected = losses(alone[program.rpartition("!")[2]].lines)
+    assert losses(ran[program].lines) == expected
     assert one.noted("fault") == []
-    assert bool(one.noted("inspection_fault")) == (program in FAULTS)
-    assert one.steps == len(losses(alone.lines))
+    assert [bool(one.noted(f"{part}_fault")) for part in ("inspection", "padding")] == [
+        program.startswith(f"{part}.") for part in ("inspection", "padding")
+    ]
+    assert one.steps >= len(expected)
