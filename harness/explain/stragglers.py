@@ -32,8 +32,9 @@ from harness.explain.spans import FETCH, column, once_per_run
 from harness.explain.statistics import widening
 from harness.scenario.overrides import lookup_number
 from harness.study.contract import EXCHANGE, PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, rank_file
-from harness.study.digests import check
-from harness.study.run_data import RunData, StoredTable
+from harness.study.files import check
+from harness.study.run_data import RunData
+from harness.study.tables import StoredTable
 from trainer.errors import InputError
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from harness.judge.probes.host_load import host_load
 from harness.scenario.claims import CLAIMS, SHARES, ClaimKind, ClaimName, Figure
 from harness.scenario.overrides import differing, lookup, lookup_number
 from harness.study.contract import SAMPLER
+from harness.study.records import RunFacts
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from trainer.json_types import JsonObject
 
 COMPUTE = ("h2d", "forward", "backward", "optimizer")

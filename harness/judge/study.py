@@ -49,9 +49,8 @@ from harness.judge.unsteady import drift
 from harness.judge.waits import bounds_of, split_runs, stage_means, uneven_waits, waited_range
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
 from harness.study.contract import PHASES, PROFILED
-from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.records import ArmRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from trainer.json_types import JsonObject
 
 

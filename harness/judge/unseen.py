@@ -9,8 +9,8 @@ from typing import Literal
 from harness.explain.causes import CODE, slow_causes
 from harness.judge.doubts import Doubt, barred, doubt, in_order
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, UNSEEN_SHARE_MAX
+from harness.study.records import RunFacts
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 
 _REASONS: Mapping[str, Literal["no core", "blocked", "device", "ranks"]] = {
     "no core": "no core",

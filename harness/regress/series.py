@@ -30,10 +30,9 @@ from harness.judge.unseen import waiting_share
 from harness.regress.policy import DAY_DEVIATION, MIN_SESSIONS, MS_DIGITS, ROUNDS_PER_RUN, SESSION_APART_H
 from harness.scenario.overrides import flatten
 from harness.study.contract import PHASES, STAGES
-from harness.study.names import FolderName
-from harness.study.records import StudyRecord
+from harness.study.files import FolderName
+from harness.study.records import RunFacts, RunFactsField, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts, RunFactsField
 from trainer.errors import InputError
 from trainer.json_types import JsonObject, section
 

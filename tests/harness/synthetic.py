@@ -19,9 +19,8 @@ from harness.judge.verdicts import judge
 from harness.show import markdown
 from harness.show.first_screen import first_screen
 from harness.study.contract import PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Columns, arrow_schema
-from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
+from harness.study.records import ArmRecord, ComparisonRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from trainer.telemetry import StageSpan
 

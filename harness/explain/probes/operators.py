@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.study.traces.names import DEVICE_WORK, RUNTIME_CALLS, STEP
+from harness.study.traces.kineto import DEVICE_WORK, RUNTIME_CALLS, STEP
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,9 +22,8 @@ from harness.explain.probes.operators import (
     read_events,
     together,
 )
-from harness.study.probes_json import TorchProfilerRecord
-from harness.study.traces.kineto import is_cut
-from harness.study.traces.names import CPU, DEVICE_TYPES, PHASE, STAGE, STEP
+from harness.study.run_data import TorchProfilerRecord
+from harness.study.traces.kineto import CPU, DEVICE_TYPES, PHASE, STAGE, STEP, is_cut
 
 if TYPE_CHECKING:
     import pyarrow as pa

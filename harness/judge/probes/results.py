@@ -19,8 +19,7 @@ from harness.judge.probes.device_health import DeviceHealth, device_health
 from harness.judge.probes.host_load import HostLoad, host_load
 from harness.judge.report_types import ArmReport, Comparison, NotCompared, StudyReport
 from harness.judge.waits import Waits
-from harness.study.probes_json import TorchProfilerRecord
-from harness.study.run_data import RunData
+from harness.study.run_data import RunData, TorchProfilerRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +30,7 @@ class ProfiledRun:
     """A run with what its profilers left in its folder."""
 
     run: RunData
-    profiles: Sequence[pa.Table] = ()  # see harness.study.traces.profiles
+    profiles: Sequence[pa.Table] = ()  # see harness.study.traces.kineto
     stacks: pa.Table | None = None  # see harness.study.traces.py_spy
 
     @property

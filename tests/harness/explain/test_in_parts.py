@@ -21,9 +21,8 @@ from harness.explain.overlap import hidden_behind, sync_audit
 from harness.explain.spans import COLUMNS, RunSpans, bounds, read_spans
 from harness.explain.waits import activities, busy, idle_per_step, idle_time
 from harness.study.contract import CAUSES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
-from harness.study.records import RunRecord
+from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 
 KINDS = [
     ("main", "fetch"), ("main", "forward"), ("main", "sync"), ("main", "log"), ("main", "tokenize"), ("main", "read"),

@@ -16,9 +16,8 @@ from harness.explain.intervals import Stretches, covered, difference, innermost,
 from harness.explain.ledger import measure
 from harness.explain.overlap import hidden_behind, sync_audit
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
-from harness.study.records import RunRecord
+from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 
 MS = 1_000_000
 STRETCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple), max_size=8)

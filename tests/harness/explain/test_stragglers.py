@@ -21,10 +21,9 @@ from harness.show.names import ArmNames
 from harness.show.ranks import rank_lines
 from harness.show.sentences import sentence as comparison_sentence
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, rank_file
-from harness.study.digests import digests_of
-from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
+from harness.study.files import digests_of
+from harness.study.records import ArmRecord, ComparisonRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from harness.study.tables import write_table
 from trainer.errors import InputError

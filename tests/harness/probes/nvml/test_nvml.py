@@ -26,9 +26,8 @@ from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.settings import SamplerSettings
 from harness.show.machine import section
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
-from harness.study.probes_json import ProbesRecord
 from harness.study.records import RunRecord
-from harness.study.run_data import RunData
+from harness.study.run_data import ProbesRecord, RunData
 from trainer.inject import spend
 
 pytestmark = pytest.mark.slow
