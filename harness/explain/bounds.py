@@ -28,7 +28,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Stretches, clip, union
 from harness.explain.launches import per_step
 from harness.explain.policy import (
     FULL_QUEUE_NS,
@@ -42,7 +41,7 @@ from harness.explain.policy import (
     ROOM_STEPS_MAX,
     ROOM_TRIES,
 )
-from harness.explain.spans import RunSpans
+from harness.explain.spans import RunSpans, Stretches, clip, union
 from harness.explain.waits import BatchWaits, behind
 
 Bound = Literal["data", "host", "launch", "device or launch", "device", "balanced"]

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int, Stretches, difference, union
 from harness.explain.launches import DeviceWork, per_step
 from harness.explain.policy import EXPOSED_ABOVE_WORK_MAX, OPEN_DEVICE_SHARE
 from harness.explain.replay.recording import Recording
 from harness.explain.replay.removals import Split, Unsplit, split
-from harness.explain.spans import FETCH, RunSpans, bounds, held_up, integers
+from harness.explain.spans import FETCH, Int, RunSpans, Stretches, bounds, difference, held_up, integers, union
 from harness.explain.waits import (
     TRANSFER,
     BatchWaits,

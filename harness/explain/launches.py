@@ -30,7 +30,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int, Stretches, clip, total, touches, union
 from harness.explain.policy import (
     FILLED_PIECE_SHARE,
     FULL_QUEUE_NS,
@@ -40,7 +39,7 @@ from harness.explain.policy import (
 )
 from harness.explain.probes.operators import LaunchedWork, launched_work, read_events
 from harness.explain.probes.torch_profile import Window, whole_profiles
-from harness.explain.spans import RunSpans, spans_of
+from harness.explain.spans import Int, RunSpans, Stretches, clip, spans_of, total, touches, union
 from harness.study.run_data import RunData
 
 

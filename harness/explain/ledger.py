@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from harness.explain.bounds import Bound, BoundShares, room_ns
 from harness.explain.derived import stage_spans, waits_of, with_derived
-from harness.explain.intervals import clip
 from harness.explain.launches import device_work_of, launch_bound_shares
 from harness.explain.lead_use import LeadUse, UsedLead, lead_use, makers_of, used_leads
 from harness.explain.policy import DIVERGED_BY, DIVERGED_TIMES, LOSS_STEPS
 from harness.explain.replay.recording import record
-from harness.explain.spans import bounds, column, loader_workers, once_per_run, spans_of
+from harness.explain.spans import bounds, clip, column, loader_workers, once_per_run, spans_of
 from harness.explain.unusual_steps import LeftOut, Places, longest_phases, without_long
 from harness.explain.waits import TRANSFER
 from harness.scenario.overrides import lookup_number

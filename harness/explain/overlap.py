@@ -9,12 +9,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.explain.derived import stage_spans
-from harness.explain.intervals import Int, Stretches, clip, covered, difference, in_parts, intersection, union
 from harness.explain.launches import DEVICE_WORK, DeviceWork, device_work_of
 from harness.explain.ledger import DERIVED, derived_steps, measure
 from harness.explain.policy import KEPT_SPANS_MAX
 from harness.explain.replay.recording import record
-from harness.explain.spans import FETCH, UNANNOUNCED, RunSpans, Spans, bounds, once_per_run, spans_of
+from harness.explain.spans import (
+    FETCH,
+    UNANNOUNCED,
+    Int,
+    RunSpans,
+    Spans,
+    Stretches,
+    bounds,
+    clip,
+    covered,
+    difference,
+    in_parts,
+    intersection,
+    once_per_run,
+    spans_of,
+    union,
+)
 from harness.explain.waits import per_row
 from harness.study.run_data import RunData
 from trainer.errors import InputError

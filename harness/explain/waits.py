@@ -27,10 +27,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import (
+from harness.explain.spans import (
+    FETCH,
     SPANS_AT_ONCE,
     Int,
     Pieces,
+    RunSpans,
     Stretches,
     clip,
     covered,
@@ -42,7 +44,6 @@ from harness.explain.intervals import (
     touches,
     union,
 )
-from harness.explain.spans import FETCH, RunSpans
 from harness.study.contract import CAUSES, STAGES
 
 TRANSFER = STAGES.index("transfer")

@@ -35,9 +35,8 @@ def open_ns(kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: in
     """Nanoseconds from ``since_ns`` until ``until_ns`` that events leave open, by the rule of the analysis."""
     import numpy as np
 
-    from harness.explain.intervals import Stretches
     from harness.explain.launches import device_work, per_step
-    from harness.explain.spans import RunSpans, Spans, begun_when_launched
+    from harness.explain.spans import RunSpans, Spans, Stretches, begun_when_launched
 
     names: dict[str, int] = {}
 

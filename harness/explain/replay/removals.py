@@ -29,7 +29,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int
 from harness.explain.policy import (
     PREDICTED_STEPS_MAX,
     REMOVAL_ERROR_MAX,
@@ -43,7 +42,7 @@ from harness.explain.replay.costs import Stretch
 from harness.explain.replay.pipeline import LAUNCHING, QUEUE_LIMIT, Pipeline, build, in_order, together
 from harness.explain.replay.recording import Recording
 from harness.explain.replay.simulate import consistent, simulate, spread_offsets
-from harness.explain.spans import BUILT
+from harness.explain.spans import BUILT, Int
 from harness.explain.statistics import Estimate, from_block_values, from_blocks, holding
 from harness.scenario.edits import Edits, StageEdit
 from harness.study.contract import STAGES

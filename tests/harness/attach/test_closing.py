@@ -13,8 +13,8 @@ import pytest
 from harness.attach.command import SHIM
 from harness.commands.exec import PROFILE_STEPS
 from harness.explain import launches
-from harness.explain.intervals import Stretches
 from harness.explain.policy import LAUNCH_TAIL_NS, LIMIT_SHARE_MIN, SHORT_LAUNCHES_SHARE
+from harness.explain.spans import Stretches
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData
 from tests.harness.attach.test_device import alone
