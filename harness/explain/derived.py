@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.launches import DeviceWork, per_step
+from harness.explain.bounds import DeviceWork, per_step
 from harness.explain.policy import EXPOSED_ABOVE_WORK_MAX, OPEN_DEVICE_SHARE
 from harness.explain.replay.recording import Recording
 from harness.explain.replay.removals import Split, Unsplit, split

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.bounds import Bound, BoundShares, room_ns
+from harness.explain.bounds import Bound, BoundShares, device_work_of, launch_bound_shares, room_ns
 from harness.explain.derived import stage_spans, waits_of, with_derived
-from harness.explain.launches import device_work_of, launch_bound_shares
 from harness.explain.lead_use import LeadUse, UsedLead, lead_use, makers_of, used_leads
 from harness.explain.policy import DIVERGED_BY, DIVERGED_TIMES, LOSS_STEPS
 from harness.explain.replay.recording import record

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.explain.bounds import DEVICE_WORK, DeviceWork, device_work_of
 from harness.explain.derived import stage_spans
-from harness.explain.launches import DEVICE_WORK, DeviceWork, device_work_of
 from harness.explain.ledger import DERIVED, derived_steps, measure
 from harness.explain.policy import KEPT_SPANS_MAX
 from harness.explain.replay.recording import record

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.launches import DeviceWork, KernelTime, Reading, device_work, kernel_times_of
+from harness.explain.bounds import DeviceWork, KernelTime, Reading, device_work, kernel_times_of
 from harness.explain.lead_use import makers_of
 from harness.explain.policy import (
     HANDOVER_TIMES_MAX,

@@ -1,6 +1,6 @@
 """Analyses what the probes of a study recorded, and narrows with it how long a device worked.
 
-The brackets of the ledger leave that open for some phases (``harness.explain.launches``). torch.profiler slows the
+The brackets of the ledger leave that open for some phases (``harness.explain.bounds``). torch.profiler slows the
 host, not the kernels: the time of those of a profiled step is that of any. SM activity (GPM: the share of time in which
 an SM held a warp, a mean over all SMs) is the least share of time in which the device worked.
 """

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from harness.explain.bounds import BoundShares
-from harness.explain.launches import device_work, launch_bound_shares, per_step
+from harness.explain.bounds import BoundShares, device_work, launch_bound_shares, per_step
 from harness.explain.ledger import RunLedger, derived_steps, measure
 from harness.explain.overlap import sync_audit
 from harness.explain.policy import LAUNCH_TAIL_NS
