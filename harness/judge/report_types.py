@@ -14,13 +14,12 @@ from harness.explain.causes import SlowCause, StepPart
 from harness.explain.dose import Dose
 from harness.explain.lead_use import LeadUse
 from harness.explain.overlap import SyncCall
-from harness.explain.ranks import GroupGain
+from harness.explain.ranks import GroupGain, RanksReport
 from harness.explain.replay.critical_path import PathLink, PathTime
 from harness.explain.replay.prediction import Assumption
 from harness.explain.replay.recording import ReplayGap
 from harness.explain.replay.removals import Removal
 from harness.explain.statistics import Estimate
-from harness.explain.stragglers import RanksReport
 from harness.explain.unusual_steps import LongSteps, StepKinds, StepTimes
 from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing

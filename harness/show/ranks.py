@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from harness.explain.stragglers import RanksReport, Unknown
+from harness.explain.ranks import RanksReport, Unknown
 from harness.judge.report_types import ArmReport, Comparison
 from harness.judge.scaling import Scaling
 from harness.show.lone_arms import Headline

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.explain.ranks import rank_steps
+from harness.explain.ranks import RanksReport, rank_steps, ranks_of
 from harness.explain.replay.recording import record as replayable
-from harness.explain.stragglers import RanksReport, ranks_of
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.show.first_screen import first_screen
