@@ -66,8 +66,7 @@ from harness.explain.policy import (
     ROOM_TRIES,
     SHORT_LAUNCHES_SHARE,
 )
-from harness.explain.probes.operators import LaunchedWork, launched_work, read_events
-from harness.explain.probes.torch_profile import Window, whole_profiles
+from harness.explain.probes.torch_profile import LaunchedWork, Window, launched_work, read_events, whole_profiles
 from harness.explain.spans import Int, RunSpans, Stretches, clip, spans_of, total, touches, union
 from harness.explain.waits import BatchWaits, behind
 from harness.study.run_data import RunData

@@ -14,8 +14,7 @@ from harness.explain.bounds import BoundShares, device_work, launch_bound_shares
 from harness.explain.ledger import RunLedger, derived_steps, measure
 from harness.explain.overlap import sync_audit
 from harness.explain.policy import LAUNCH_TAIL_NS
-from harness.explain.probes.operators import ProfiledOperators
-from harness.explain.probes.torch_profile import TorchProfile
+from harness.explain.probes.torch_profile import ProfiledOperators, TorchProfile
 from harness.explain.replay import parse_edits, predict
 from harness.explain.replay.predict import Replays, unedited_error
 from harness.explain.spans import COLUMNS, RunSpans, Stretches, begun_when_launched, read_spans
