@@ -11,7 +11,7 @@ parallel  stage time within waits for other batches
 outside   stage time within training steps that did not wait
 between   stage time between training steps (beside an evaluation)
 
-This says where the time lies. ``replay.removals`` says what each stage cost the step (exposed).
+This says where the time lies. ``replay.attribution`` says what each stage cost the step (exposed).
 
 A device is idle while it has nothing queued. The cause is what the host did at that moment:
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from harness.explain.dose import Dose, What, dose, parse_control
+from harness.explain.exposure import Dose, SyncCall, What, dose, mean_hidden_behind, parse_control, sync_audit
 from harness.explain.ledger import Blocks, measure
-from harness.explain.overlap import SyncCall, mean_hidden_behind, sync_audit
 from harness.explain.policy import HANDOVER_TIMES_MAX, MIN_BLOCKS, REPLAY_ERROR_MAX
 from harness.explain.replay.predict import Replays, replace_data
 from harness.explain.replay.prediction import Prediction

@@ -11,14 +11,12 @@ from typing import Literal
 
 from harness.explain.bounds import Bound, BoundShares, agreed
 from harness.explain.causes import SlowCause, StepPart
-from harness.explain.dose import Dose
+from harness.explain.exposure import Dose, SyncCall
 from harness.explain.lead_use import LeadUse
-from harness.explain.overlap import SyncCall
 from harness.explain.ranks import GroupGain, RanksReport
-from harness.explain.replay.critical_path import PathLink, PathTime
+from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.replay.prediction import Assumption
 from harness.explain.replay.recording import ReplayGap
-from harness.explain.replay.removals import Removal
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps, StepKinds, StepTimes
 from harness.judge.claims import ArmUse, JudgedClaim

@@ -10,8 +10,8 @@ import numpy as np
 
 from harness.explain.bounds import mean_shares
 from harness.explain.causes import parts_without_waits, slow_causes
+from harness.explain.exposure import release, work_out
 from harness.explain.ledger import Blocks, RunLedger, arm_lead, measure, part_over, without_split
-from harness.explain.overlap import release, work_out
 from harness.explain.policy import MIN_BLOCKS
 from harness.explain.ranks import RankSteps, group_gain, rank_steps, ranks_of, ranks_of_run
 from harness.explain.replay.predict import Replays

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.explain.dose import Curve, Dose, dose, parse_control
+from harness.explain.exposure import Curve, Dose, dose, parse_control
 from harness.explain.ledger import RunLedger, measure
 from harness.scenario.model import Scenario
 from harness.scenario.plan import make_plan

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from harness.explain import spans
 from harness.explain.bounds import device_work
 from harness.explain.derived import DEVICE_COLUMNS, STAGE_COLUMNS, stage_spans, waits_of, with_derived
-from harness.explain.overlap import hidden_behind, sync_audit
+from harness.explain.exposure import hidden_behind, sync_audit
 from harness.explain.spans import COLUMNS, RunSpans, bounds, read_spans
 from harness.explain.waits import activities, busy, idle_per_step, idle_time
 from harness.study.contract import CAUSES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema

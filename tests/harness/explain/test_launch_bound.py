@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 
 from harness.explain.bounds import BoundShares, device_work, launch_bound_shares, per_step
+from harness.explain.exposure import sync_audit
 from harness.explain.ledger import RunLedger, derived_steps, measure
-from harness.explain.overlap import sync_audit
 from harness.explain.policy import LAUNCH_TAIL_NS
 from harness.explain.probes.torch_profile import ProfiledOperators, TorchProfile
 from harness.explain.replay import parse_edits, predict

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.explain import spans
+from harness.explain.exposure import hidden_behind, sync_audit
 from harness.explain.ledger import measure
-from harness.explain.overlap import hidden_behind, sync_audit
 from harness.explain.spans import Stretches, covered, difference, innermost, intersection, total, touches, union
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.study.records import RunFacts, RunRecord

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.explain.causes import SlowCause
-from harness.explain.replay.removals import Removal
+from harness.explain.replay.attribution import Removal
 from harness.explain.statistics import Estimate
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Absent
