@@ -10,9 +10,19 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
-from harness.explain.ledger import Blocks, arm_lead
+from harness.explain.ledger import (
+    MEASURES,
+    Blocks,
+    Rate,
+    arm_lead,
+    per_step_of,
+    rates_of,
+    speed,
+    speed_logs,
+    steps_per_s,
+    tokens_per_s,
+)
 from harness.explain.policy import INDEPENDENT_BLOCKS, INDEPENDENT_BLOCKS_ALONE
-from harness.explain.speeds import MEASURES, Rate, per_step_of, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
 from harness.explain.statistics import Estimate, Likeness, likeness
 from harness.judge import policy
 from harness.judge.doubts import Doubt, RemedyKind, barred

@@ -10,8 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.explain.ledger import Blocks, RepetitionTotals, RunLedger, mean_over
-from harness.explain.speeds import Rate, rates_of, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
+from harness.explain.ledger import (
+    Blocks,
+    Rate,
+    RepetitionTotals,
+    RunLedger,
+    mean_over,
+    rates_of,
+    speed,
+    steps_per_s,
+    tokens_per_s,
+    trained_tokens_per_s,
+)
 from harness.explain.statistics import Estimate, estimate
 from harness.judge.comparisons import Controls, Measured, Missing
 from harness.judge.verdicts import Judged

@@ -11,12 +11,23 @@ import numpy as np
 from harness.explain.bounds import mean_shares
 from harness.explain.causes import parts_without_waits, slow_causes
 from harness.explain.exposure import release, work_out
-from harness.explain.ledger import Blocks, RunLedger, arm_lead, measure, part_over, without_split
+from harness.explain.ledger import (
+    Blocks,
+    Rate,
+    RunLedger,
+    arm_lead,
+    measure,
+    part_over,
+    speed,
+    steps_per_s,
+    tokens_per_s,
+    trained_tokens_per_s,
+    without_split,
+)
 from harness.explain.policy import MIN_BLOCKS
 from harness.explain.ranks import RankSteps, group_gain, rank_steps, ranks_of, ranks_of_run
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
-from harness.explain.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
 from harness.explain.statistics import Estimate, Likeness, estimate
 from harness.explain.unusual_steps import long_steps, step_kinds, step_times
 from harness.judge.advice import advise

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from harness.commands.plot import notes
-from harness.explain.speeds import ChoicePass
+from harness.judge.learning import ChoicePass
 from harness.launch.training_files import EvaluationRow, EvaluationTable, LossRow, LossTable
 from harness.show.curves import MOST_RUNS, Axis, PlottedRun, best_measure, choices_figure, curve, loss_figure, minimum
 from harness.show.plotted_runs import CurveSource, find_curves, named
