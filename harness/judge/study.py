@@ -40,7 +40,7 @@ from harness.judge.learning import learning
 from harness.judge.losses import Learned, learned, loss_of
 from harness.judge.policy import ENOUGH_BLOCKS
 from harness.judge.predictions import declared_floor, explain, explain_arm, few_blocks_remedy
-from harness.judge.probes.device_health import device_health, differences
+from harness.judge.probes.machine_load import device_health, differences
 from harness.judge.problems import failures, probe_problems, study_problems
 from harness.judge.report_types import (
     ArmAdvice,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.explain.probes.samples import split
-from harness.judge.probes.device_health import device_health
+from harness.judge.probes.machine_load import device_health
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.settings import SamplerSettings
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema

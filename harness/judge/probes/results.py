@@ -15,8 +15,7 @@ from harness.explain.bounds import Bound
 from harness.explain.probes.samples import StackReport, explain
 from harness.explain.probes.torch_profile import TorchProfile, torch_profile
 from harness.judge.policy import GPU_SAMPLES_MIN, PROFILED_STEP_RATIO_MAX
-from harness.judge.probes.device_health import DeviceHealth, device_health
-from harness.judge.probes.host_load import HostLoad, host_load
+from harness.judge.probes.machine_load import DeviceHealth, HostLoad, device_health, host_load
 from harness.judge.report_types import ArmReport, Comparison, NotCompared, StudyReport
 from harness.judge.waits import Waits
 from harness.study.run_data import RunData, TorchProfilerRecord

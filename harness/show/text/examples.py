@@ -14,8 +14,7 @@ from harness.judge.comparisons import Absent, AbsentKind, Measured, Missing, Mis
 from harness.judge.confounds import Confound, ConfoundKind
 from harness.judge.doubts import RULE_OF, Bar, DoubtKind, Remedy, RemedyKind, doubt
 from harness.judge.losses import Losses
-from harness.judge.probes.device_health import DeviceFinding, DeviceFindingKind
-from harness.judge.probes.host_load import HostFinding, HostFindingKind
+from harness.judge.probes.machine_load import DeviceFinding, DeviceFindingKind, HostFinding, HostFindingKind
 from harness.judge.problems import RunFailure, StudyProblem, StudyProblemKind
 from harness.judge.report_types import Advice, AdviceCost, NoMfu
 from harness.judge.unsteady import InTotal

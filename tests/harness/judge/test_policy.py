@@ -20,8 +20,7 @@ from harness.judge.comparisons import Controls, Measured, ideal_speed, without_d
 from harness.judge.confounds import _other_batches, _other_steps, alike_environment
 from harness.judge.losses import Losses
 from harness.judge.predictions import bar_of
-from harness.judge.probes.device_health import DeviceHealth, _findings, differences
-from harness.judge.probes.host_load import host_load
+from harness.judge.probes.machine_load import DeviceHealth, _findings, differences, host_load
 from harness.judge.report_types import Advice
 from harness.judge.scaling import _is_weak
 from harness.judge.study import analyse

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.judge.probes.device_health import DeviceHealth, clock_fall, device_health, differences, throttled
+from harness.judge.probes.machine_load import DeviceHealth, clock_fall, device_health, differences, throttled
 from harness.show.text.doubts import confound_lines
 from harness.show.text.findings import device_finding
 from harness.study.contract import SAMPLE_COLUMNS, STEP_COLUMNS, arrow_schema

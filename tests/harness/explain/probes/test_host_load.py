@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.explain.probes.samples import split, total
-from harness.judge.probes.host_load import host_load
+from harness.judge.probes.machine_load import host_load
 from harness.show.text.findings import host_finding
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from harness.study.records import RunFacts, RunRecord

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.judge.probes.device_health import device_health
-from harness.judge.probes.host_load import host_load
+from harness.judge.probes.machine_load import device_health, host_load
 from harness.probes.nvml.devices import visible
 from harness.probes.nvml.metrics import is_sibling
 from harness.probes.sampler.sampler import Sampler
