@@ -25,10 +25,8 @@ from harness.explain.ledger import (
 from harness.explain.policy import INDEPENDENT_BLOCKS, INDEPENDENT_BLOCKS_ALONE
 from harness.explain.statistics import Estimate, Likeness, likeness
 from harness.judge import policy
-from harness.judge.doubts import Doubt, RemedyKind, barred
+from harness.judge.doubts import Doubt, RemedyKind, RunFailure, barred, unseen_of
 from harness.judge.losses import Losses, compare_losses
-from harness.judge.problems import RunFailure
-from harness.judge.unseen import unseen_of
 from harness.judge.unsteady import InTotal, in_total
 from harness.judge.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, is_useless, judge
 from harness.judge.waits import Waits, gain_from_waits, open_ranks, waits_of

@@ -22,10 +22,9 @@ from harness.explain.replay.whatif import validation_arms
 from harness.explain.spans import spans_of
 from harness.explain.statistics import Estimate, Likeness, estimate, from_blocks
 from harness.judge.comparisons import Absent, Controls, Measured, alike_blocks, arm_floor, ideal_speed
-from harness.judge.doubts import Bar, Claim, Doubt, RemedyKind, barred, doubt, in_order
+from harness.judge.doubts import Bar, Claim, Doubt, RemedyKind, barred, doubt, in_order, unseen
 from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN, ENOUGH_BLOCKS, RESTART_SHARE_MAX, SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmExplained, Explained, PredictedRatio, WhatIf
-from harness.judge.unseen import unseen
 from harness.judge.verdicts import is_useless
 from harness.judge.waits import uneven_speed, uneven_waits
 from harness.scenario.edits import Edits, parse_edits

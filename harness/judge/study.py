@@ -35,13 +35,24 @@ from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, 
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
 from harness.judge.confounds import confounds, used_lead, useful_fraction
 from harness.judge.controls import data_paths, probe_costs
-from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, barred, doubt, in_order
+from harness.judge.doubts import (
+    Doubt,
+    DoubtKind,
+    RemedyKind,
+    Unseen,
+    barred,
+    doubt,
+    failures,
+    in_order,
+    probe_problems,
+    study_problems,
+    unseen,
+)
 from harness.judge.learning import learning
 from harness.judge.losses import Learned, learned, loss_of
 from harness.judge.policy import ENOUGH_BLOCKS
 from harness.judge.predictions import declared_floor, explain, explain_arm, few_blocks_remedy
 from harness.judge.probes.machine_load import device_health, differences
-from harness.judge.problems import failures, probe_problems, study_problems
 from harness.judge.report_types import (
     ArmAdvice,
     ArmExplained,
@@ -54,7 +65,6 @@ from harness.judge.report_types import (
     StudyReport,
 )
 from harness.judge.scaling import scaling
-from harness.judge.unseen import Unseen, unseen
 from harness.judge.unsteady import drift
 from harness.judge.waits import bounds_of, split_runs, stage_means, uneven_waits, waited_range
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName

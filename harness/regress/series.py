@@ -24,9 +24,9 @@ from harness.explain.ledger import Blocks, derived_steps, mean_over, measure
 from harness.explain.spans import column
 from harness.explain.statistics import Estimate, student_t, widening
 from harness.judge.confounds import alike_environment, useful_fraction
+from harness.judge.doubts import waiting_share
 from harness.judge.losses import loss_of
 from harness.judge.probes.machine_load import device_health
-from harness.judge.unseen import waiting_share
 from harness.regress.policy import DAY_DEVIATION, MIN_SESSIONS, MS_DIGITS, ROUNDS_PER_RUN, SESSION_APART_H
 from harness.scenario.overrides import flatten
 from harness.study.contract import PHASES, STAGES

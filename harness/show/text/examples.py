@@ -12,10 +12,19 @@ from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps
 from harness.judge.comparisons import Absent, AbsentKind, Measured, Missing, MissingKind
 from harness.judge.confounds import Confound, ConfoundKind
-from harness.judge.doubts import RULE_OF, Bar, DoubtKind, Remedy, RemedyKind, doubt
+from harness.judge.doubts import (
+    RULE_OF,
+    Bar,
+    DoubtKind,
+    Remedy,
+    RemedyKind,
+    RunFailure,
+    StudyProblem,
+    StudyProblemKind,
+    doubt,
+)
 from harness.judge.losses import Losses
 from harness.judge.probes.machine_load import DeviceFinding, DeviceFindingKind, HostFinding, HostFindingKind
-from harness.judge.problems import RunFailure, StudyProblem, StudyProblemKind
 from harness.judge.report_types import Advice, AdviceCost, NoMfu
 from harness.judge.unsteady import InTotal
 from harness.judge.verdicts import UndecidedKind, Verdict
