@@ -27,8 +27,16 @@ from harness.explain.statistics import Estimate, Likeness, likeness
 from harness.judge import policy
 from harness.judge.doubts import Doubt, RemedyKind, RunFailure, barred, unseen_of
 from harness.judge.losses import Losses, compare_losses
-from harness.judge.unsteady import InTotal, in_total
-from harness.judge.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, is_useless, judge
+from harness.judge.verdicts import (
+    InTotal,
+    Judged,
+    UndecidedKind,
+    Verdict,
+    confidence_of_each,
+    in_total,
+    is_useless,
+    judge,
+)
 from harness.judge.waits import Waits, gain_from_waits, open_ranks, waits_of
 from harness.study.records import RunRecord
 

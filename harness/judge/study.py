@@ -65,7 +65,7 @@ from harness.judge.report_types import (
     StudyReport,
 )
 from harness.judge.scaling import scaling
-from harness.judge.unsteady import drift
+from harness.judge.verdicts import drift
 from harness.judge.waits import bounds_of, split_runs, stage_means, uneven_waits, waited_range
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
 from harness.study.contract import PHASES, PROFILED

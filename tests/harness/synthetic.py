@@ -14,8 +14,7 @@ from harness.judge.comparisons import Absent, Figure
 from harness.judge.doubts import doubt
 from harness.judge.losses import Losses
 from harness.judge.report_types import StudyReport
-from harness.judge.unsteady import InTotal
-from harness.judge.verdicts import judge
+from harness.judge.verdicts import InTotal, judge
 from harness.show import markdown
 from harness.show.first_screen import first_screen
 from harness.study.contract import PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Columns, arrow_schema

@@ -26,8 +26,7 @@ from harness.judge.doubts import (
 from harness.judge.losses import Losses
 from harness.judge.probes.machine_load import DeviceFinding, DeviceFindingKind, HostFinding, HostFindingKind
 from harness.judge.report_types import Advice, AdviceCost, NoMfu
-from harness.judge.unsteady import InTotal
-from harness.judge.verdicts import UndecidedKind, Verdict
+from harness.judge.verdicts import InTotal, UndecidedKind, Verdict
 from harness.judge.waits import Waits
 from harness.show.advice import advice_line, barred_text
 from harness.show.names import ArmNames

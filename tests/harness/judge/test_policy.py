@@ -25,8 +25,7 @@ from harness.judge.probes.machine_load import DeviceHealth, _findings, differenc
 from harness.judge.report_types import Advice
 from harness.judge.scaling import _is_weak
 from harness.judge.study import analyse
-from harness.judge.unsteady import drift, in_total
-from harness.judge.verdicts import blocks_to_decide, is_apart, is_useless, judge
+from harness.judge.verdicts import blocks_to_decide, drift, in_total, is_apart, is_useless, judge
 from harness.judge.waits import uneven_waits
 from harness.launch.costing import short_config
 from harness.scenario.edits import parse_edits
