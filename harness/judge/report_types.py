@@ -22,11 +22,10 @@ from harness.explain.unusual_steps import LongSteps, StepKinds, StepTimes
 from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
 from harness.judge.confounds import Confound
-from harness.judge.controls import DataPath, ProbeCost
+from harness.judge.controls import DataPath, ProbeCost, Scaling
 from harness.judge.doubts import Bar, Doubt, ProbeProblem, StudyProblem, Unseen
 from harness.judge.learning import Learning
 from harness.judge.losses import Learned
-from harness.judge.scaling import Scaling
 from harness.judge.waits import UnevenSpeed, UnevenWaits
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject

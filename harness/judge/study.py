@@ -34,7 +34,7 @@ from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
 from harness.judge.confounds import confounds, used_lead, useful_fraction
-from harness.judge.controls import data_paths, probe_costs
+from harness.judge.controls import data_paths, probe_costs, scaling
 from harness.judge.doubts import (
     Doubt,
     DoubtKind,
@@ -64,7 +64,6 @@ from harness.judge.report_types import (
     NotCompared,
     StudyReport,
 )
-from harness.judge.scaling import scaling
 from harness.judge.verdicts import drift
 from harness.judge.waits import bounds_of, split_runs, stage_means, uneven_waits, waited_range
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName

@@ -18,12 +18,12 @@ from harness.judge import policy
 from harness.judge.advice import _smallest
 from harness.judge.comparisons import Controls, Measured, ideal_speed, without_data
 from harness.judge.confounds import _other_batches, _other_steps, alike_environment
+from harness.judge.controls import _is_weak
 from harness.judge.doubts import Unseen
 from harness.judge.losses import Losses
 from harness.judge.predictions import bar_of
 from harness.judge.probes.machine_load import DeviceHealth, _findings, differences, host_load
 from harness.judge.report_types import Advice
-from harness.judge.scaling import _is_weak
 from harness.judge.study import analyse
 from harness.judge.verdicts import blocks_to_decide, drift, in_total, is_apart, is_useless, judge
 from harness.judge.waits import uneven_waits

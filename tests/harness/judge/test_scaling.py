@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from harness.explain.statistics import Estimate, from_blocks
-from harness.judge.scaling import scaling
+from harness.judge.controls import scaling
 from harness.show.names import ArmNames
 from harness.show.ranks import scaling_lines
 from harness.study.records import RunFacts, RunRecord
