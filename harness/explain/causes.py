@@ -23,9 +23,8 @@ from harness.explain.ledger import RunLedger
 from harness.explain.policy import GC_CAUSE_SHARE
 from harness.explain.spans import NOT_MEASURED, bounds, spans_of
 from harness.explain.statistics import Estimate, from_block_values, holding
+from harness.study.records import RunFacts, made_of
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
-from harness.study.validation import made_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

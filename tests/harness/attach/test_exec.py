@@ -21,10 +21,10 @@ import pytest
 from harness.attach.frames import ProcessFacts
 from harness.commands.api import load
 from harness.explain.ledger import measure
+from harness.explain.replay.attribution import without_stages
 from harness.explain.replay.pipeline import in_order
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import record
-from harness.explain.replay.removals import without_stages
 from harness.explain.replay.simulate import simulate
 from harness.judge.predictions import bar_of
 from harness.scenario.edits import parse_edits
