@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.explain.bounds import Bound, BoundShares, agreed
-from harness.explain.causes import SlowCause, StepPart
+from harness.explain.causes import SlowCause
 from harness.explain.dose import Dose
 from harness.explain.lead_use import LeadUse
 from harness.explain.overlap import SyncCall
@@ -22,6 +22,7 @@ from harness.explain.replay.removals import Removal
 from harness.explain.statistics import Estimate
 from harness.explain.stragglers import RanksReport
 from harness.explain.unusual_steps import LongSteps, StepKinds, StepTimes
+from harness.explain.wall import StepPart, Wall
 from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
 from harness.judge.confounds import Confound
@@ -158,8 +159,7 @@ class ArmReport:
     attached: str | None = None
     step_ends: str | None = None
     unseen: Unseen | None = None
-    # Where its main thread had no core for much of the time: the parts of a step without these waits, and the waits.
-    parts: tuple[StepPart, ...] = ()
+    wall: Wall | None = None  # where the wall clock of such a program goes
     doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
     causes: tuple[SlowCause, ...] = ()  # what slowed the steps of such a program
     optimizer_steps: int = 0  # of the runs that counted what was skipped, warm-up steps too
@@ -173,6 +173,11 @@ class ArmReport:
     workers: int = 0  # number of loader workers
     idle_workers: int = 0  # workers that delivered no batch in any block
     gave_no_items: bool = False  # True if the dataset had no items for the idle workers
+
+    @property
+    def parts(self) -> tuple[StepPart, ...]:
+        """The parts of a step of such a program; empty of others."""
+        return () if self.wall is None else self.wall.parts
 
 
 @dataclass(frozen=True)

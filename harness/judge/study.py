@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 
 from harness.explain.bounds import mean_shares
-from harness.explain.causes import parts_without_waits, slow_causes
+from harness.explain.causes import slow_causes
 from harness.explain.ledger import Blocks, RunLedger, arm_lead, measure, part_over, without_split
 from harness.explain.overlap import release, work_out
 from harness.explain.policy import MIN_BLOCKS
@@ -20,6 +20,7 @@ from harness.explain.speeds import Rate, speed, steps_per_s, tokens_per_s, train
 from harness.explain.statistics import Estimate, Likeness, estimate
 from harness.explain.stragglers import ranks_of, ranks_of_run
 from harness.explain.unusual_steps import long_steps, step_kinds, step_times
+from harness.explain.wall import wall
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
@@ -314,7 +315,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=hidden,
-        parts=parts_without_waits(arms.runs[name], blocks) if hidden is not None and hidden.reason == "no core" else (),
+        wall=None if totals.p50_ms is None else wall(arms.runs[name], blocks, totals.p50_ms),
         doubts=arm_doubts(name, totals, hidden, explained, blocks, arms.few_blocks),
         causes=slow_causes([run.record.facts for run in arms.runs.get(name, ())]),
         optimizer_steps=sum(

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from harness.explain.bounds import BoundShares
 from harness.explain.dose import Dose
+from harness.explain.wall import Wall
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Figure
 from harness.judge.controls import DataPath
@@ -206,12 +207,16 @@ def _arm(arm: ArmReport) -> Json:
         "loss": finite(totals.loss),
         "diverged_runs": totals.diverged,
         "against_arm_ratio": estimate_json(arm.against_arm),
-        "parts": [
-            {"name": one.name, "ms": estimate_json(one.ms), "share": finite(one.share), "unit": "ms"}
-            for one in arm.parts
-        ],
+        "parts": [{**record_json(one), "ms": estimate_json(one.ms), "unit": "ms"} for one in arm.parts],
+        **({} if arm.wall is None else {"wall": _wall(arm.wall)}),
         "doubts": [doubt_json(one) for one in arm.doubts],
     }
+
+
+def _wall(one: Wall) -> JsonObject:
+    """The clock that the parts of a step sum to, and the parts of the whole program."""
+    program = [{**record_json(part), "unit": "ms"} for part in one.program]
+    return {"steps": one.steps, "step_ms": estimate_json(one.step_ms), "program": program}
 
 
 def _bound_shares(shares: BoundShares | None) -> JsonObject | None:
