@@ -142,6 +142,35 @@ class ArmExplained:
     doses: tuple[Dose, ...] = ()  # its slowdown injections
 
 
+DiagnosisKind = Literal[
+    "input-bound", "checkpoint-bound", "own code", "garbage collection", "evaluation-bound", "recompiling",
+    "cores too few", "compute-bound", "unknown",
+]  # fmt: skip
+DiagnosisRemedy = Literal[
+    "advice", "persistent workers", "fewer restarts", "faster sampler", "tokenize before", "faster loading",
+    "save less often", "less often", "other thread", "freeze", "evaluate less often", "fewer shapes", "free cores",
+    "model", "profile",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One answer to where the wall clock of an attached program goes: what it costs, and what to do.
+
+    ``saving``: times as fast a step would be without it; None: not known. ``at_most``: it is a bound.
+    """
+
+    kind: DiagnosisKind
+    name: str  # of its largest part: a stage, a phase, a place
+    ms: Estimate  # a step
+    share: float  # of the step by the clock
+    saving: Estimate | None
+    at_most: bool
+    remedy: DiagnosisRemedy  # "advice": what replay found worth trying
+    part: StepPart  # its largest part
+    share_of_part: float = 1.0  # of ``ms``, by its largest part
+
+
 @dataclass(frozen=True)
 class ArmReport:
     """One arm or control."""
@@ -160,6 +189,7 @@ class ArmReport:
     step_ends: str | None = None
     unseen: Unseen | None = None
     wall: Wall | None = None  # where the wall clock of such a program goes
+    diagnoses: tuple[Diagnosis, ...] = ()  # what costs most of that, then other findings, ranked by cost
     doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
     causes: tuple[SlowCause, ...] = ()  # what slowed the steps of such a program
     optimizer_steps: int = 0  # of the runs that counted what was skipped, warm-up steps too

@@ -26,6 +26,7 @@ from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, 
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
 from harness.judge.confounds import confounds, used_lead, useful_fraction
 from harness.judge.controls import data_paths, probe_costs
+from harness.judge.diagnosis import diagnose
 from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, barred, doubt, in_order
 from harness.judge.learning import learning
 from harness.judge.losses import Learned, learned, loss_of
@@ -93,17 +94,18 @@ def analyse(
     uses = _uses(study, arms)  # of A/A controls too, as a claim is no surer than they
     plain = {arm.name for arm in arms.declared if arm.control is None}
     comparisons = tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons)
+    advice = _advice(comparisons, arms, declared_floor(study))
     return StudyReport(
         study=study,
         # A profiled run is no figure of its arm: the profiler slows it.
-        arms=tuple(_arm(arm, arms) for arm in arms.declared if arm.control != PROFILED),
+        arms=tuple(_diagnosed(_arm(arm, arms), advice) for arm in arms.declared if arm.control != PROFILED),
         comparisons=comparisons,
         problems=study_problems(study, arms.declared, arms.records, arms.ledgers, arms.blocks),
         emulated=any(bool(record.facts.emulated) for record in records),
         environment=study.environment or next((r.environment for r in records if r.environment), {}),
         probe_costs=tuple(probe_costs(arms.declared, arms.ledgers, runs)),
         probe_problems=probe_problems(runs),
-        advice=_advice(comparisons, arms, declared_floor(study)),
+        advice=advice,
         step_times=step_times([run for group in arms.runs.values() for run in group]),
         learned=_learned(study, arms),
         uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items() if name in plain),
@@ -330,6 +332,10 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         idle_workers=idle,
         gave_no_items=idle > 0 and all(run.record.facts.gave_no_items(idle) for run in blocks.values()),
     )
+
+
+def _diagnosed(arm: ArmReport, advice: Sequence[ArmAdvice]) -> ArmReport:
+    return replace(arm, diagnoses=diagnose(arm, next((one for one in advice if one.arm == arm.name), None)))
 
 
 def _copies(blocks: Blocks) -> int:

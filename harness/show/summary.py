@@ -17,6 +17,7 @@ from harness.judge.report_types import (
     ArmAdvice,
     ArmReport,
     Comparison,
+    Diagnosis,
     NotCompared,
     PredictedRatio,
     StudyReport,
@@ -209,6 +210,7 @@ def _arm(arm: ArmReport) -> Json:
         "against_arm_ratio": estimate_json(arm.against_arm),
         "parts": [{**record_json(one), "ms": estimate_json(one.ms), "unit": "ms"} for one in arm.parts],
         **({} if arm.wall is None else {"wall": _wall(arm.wall)}),
+        **({"diagnoses": [_diagnosis(one) for one in arm.diagnoses]} if arm.diagnoses else {}),
         "doubts": [doubt_json(one) for one in arm.doubts],
     }
 
@@ -217,6 +219,11 @@ def _wall(one: Wall) -> JsonObject:
     """The clock that the parts of a step sum to, and the parts of the whole program."""
     program = [{**record_json(part), "unit": "ms"} for part in one.program]
     return {"steps": one.steps, "step_ms": estimate_json(one.step_ms), "program": program}
+
+
+def _diagnosis(one: Diagnosis) -> JsonObject:
+    figures = {"ms": estimate_json(one.ms), "saving": estimate_json(one.saving)}
+    return {**record_json(one), **figures, "unit": "ms"}
 
 
 def _bound_shares(shares: BoundShares | None) -> JsonObject | None:
