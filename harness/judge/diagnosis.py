@@ -81,7 +81,7 @@ RULES = (
 
 
 @dataclass(frozen=True)
-class _Cost:
+class _KindCost:
     """Parts of one kind of cause, the largest first, with their sum."""
 
     rule: Rule
@@ -115,16 +115,16 @@ def _above_noise(one: Diagnosis) -> bool:
     return one.ms.ci_low is None or one.ms.ci_low > 0
 
 
-def _cost(rule: Rule, wall: Wall, arm: ArmReport) -> _Cost | None:
+def _cost(rule: Rule, wall: Wall, arm: ArmReport) -> _KindCost | None:
     parts = [part for part in wall.parts if rule.includes(part)]
     if not parts:
         return None
     ms = _sum([part.ms for part in parts])
-    starved = arm.totals.starved_ms
-    if rule.kind == "input-bound" and arm.unseen is not None and arm.unseen.device and starved:
-        idle_ms = sum(starved.get(stage, 0.0) for stage in STAGES)  # else the device worked while the host waited
+    idle = arm.totals.starved_ms
+    if rule.kind == "input-bound" and arm.unseen is not None and arm.unseen.device and idle:
+        idle_ms = sum(idle.get(stage, 0.0) for stage in STAGES)  # else the device worked while the host waited
         ms = Estimate(min(idle_ms, ms.median), None, None, ms.n) if idle_ms < ms.median else ms
-    return _Cost(rule, parts, ms)
+    return _KindCost(rule, parts, ms)
 
 
 def _sum(values: Sequence[Estimate]) -> Estimate:
@@ -136,7 +136,7 @@ def _sum(values: Sequence[Estimate]) -> Estimate:
     return Estimate(total, sum(lows), sum(highs), values[0].n)
 
 
-def _diagnosis(cost: _Cost, wall: Wall, arm: ArmReport, advice: ArmAdvice | None) -> Diagnosis:
+def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | None) -> Diagnosis:
     rule, largest = cost.rule, cost.parts[0]
     saved, at_most = cost.ms, rule.at_most(arm)
     ideal = arm.explained.ideal_predicted if arm.explained.within_tolerance else None
