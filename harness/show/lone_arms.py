@@ -6,8 +6,9 @@ Of a program that nobody here wrote it also says what was timed, what ended a st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from harness.explain.causes import CODE, GC
 from harness.explain.policy import KINDS_BETWEEN_MAX, LONG_STEPS_SHARE_MAX, REPLAY_ERROR_MAX
 from harness.explain.ranks import GroupGain
 from harness.explain.statistics import Estimate
@@ -24,6 +25,8 @@ from harness.show.text.findings import cause_texts
 from harness.show.text.verdicts import reason
 from harness.show.words import capitalised, count, interval, listing, part_of, percent, percent_over, ratio
 from harness.study.contract import STAGES
+
+DIAGNOSED = (CODE, GC, "compiled")  # kinds of causes that are parts of a step
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,12 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
     return lines
+
+
+def cause_findings(arm: ArmReport) -> list[str]:
+    """Return what the agent noted of slow steps, as far as no diagnosis has it."""
+    unnamed = replace(arm, causes=tuple(one for one in arm.causes if one.kind not in DIAGNOSED))
+    return [Headline(*texts).text for texts in cause_texts(unnamed, _mean_ms(arm))]
 
 
 def _with_evaluations(arm: ArmReport, step: str) -> str:

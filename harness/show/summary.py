@@ -66,6 +66,7 @@ def summary(
             {**_comparison(one), "headline": headline.text}
             for one, headline in zip(report.comparisons, screen.each, strict=True)
         ],
+        **({} if screen.card is None else {"card": record_json(screen.card)}),
         "lone_arms": [] if report.comparisons else [headline.text for headline in screen.headlines],
         "advice": [_advice(one) for one in report.advice],
         **({"data_paths": [_data_path(one) for one in report.data_paths]} if report.data_paths else {}),
