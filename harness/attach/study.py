@@ -26,8 +26,7 @@ from harness.launch.study import now
 from harness.machine.checks.check import count
 from harness.machine.environment import record_user_environment
 from harness.study.contract import PROFILED
-from harness.study.records import ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
-from harness.study.run_facts import RunFacts
+from harness.study.records import ArmRecord, RunFacts, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
 

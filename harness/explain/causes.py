@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.explain.policy import GC_CAUSE_SHARE
-from harness.study.run_facts import RunFacts
-from harness.study.validation import made_of
+from harness.study.records import RunFacts, made_of
 
 Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
 CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured

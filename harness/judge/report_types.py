@@ -11,28 +11,22 @@ from typing import Literal
 
 from harness.explain.bounds import Bound, BoundShares, agreed
 from harness.explain.causes import SlowCause
-from harness.explain.dose import Dose
+from harness.explain.exposure import Dose, SyncCall
 from harness.explain.lead_use import LeadUse
-from harness.explain.overlap import SyncCall
-from harness.explain.ranks import GroupGain
-from harness.explain.replay.critical_path import PathLink, PathTime
+from harness.explain.ranks import GroupGain, RanksReport
+from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.replay.prediction import Assumption
 from harness.explain.replay.recording import ReplayGap
-from harness.explain.replay.removals import Removal
 from harness.explain.statistics import Estimate
-from harness.explain.stragglers import RanksReport
 from harness.explain.unusual_steps import LongSteps, StepKinds, StepTimes
 from harness.explain.wall import StepPart, Wall
 from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
 from harness.judge.confounds import Confound
-from harness.judge.controls import DataPath, ProbeCost
-from harness.judge.doubts import Bar, Doubt
+from harness.judge.controls import DataPath, ProbeCost, Scaling
+from harness.judge.doubts import Bar, Doubt, ProbeProblem, StudyProblem, Unseen
 from harness.judge.learning import Learning
 from harness.judge.losses import Learned
-from harness.judge.problems import ProbeProblem, StudyProblem
-from harness.judge.scaling import Scaling
-from harness.judge.unseen import Unseen
 from harness.judge.waits import UnevenSpeed, UnevenWaits
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject

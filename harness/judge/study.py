@@ -10,30 +10,51 @@ import numpy as np
 
 from harness.explain.bounds import mean_shares
 from harness.explain.causes import slow_causes
-from harness.explain.ledger import Blocks, RunLedger, arm_lead, measure, part_over, without_split
-from harness.explain.overlap import release, work_out
+from harness.explain.exposure import release, work_out
+from harness.explain.ledger import (
+    Blocks,
+    Rate,
+    RunLedger,
+    arm_lead,
+    measure,
+    part_over,
+    speed,
+    steps_per_s,
+    tokens_per_s,
+    trained_tokens_per_s,
+    without_split,
+)
 from harness.explain.policy import MIN_BLOCKS
-from harness.explain.ranks import RankSteps, group_gain, rank_steps
+from harness.explain.ranks import RankSteps, group_gain, rank_steps, ranks_of, ranks_of_run
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
-from harness.explain.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
 from harness.explain.statistics import Estimate, Likeness, estimate
-from harness.explain.stragglers import ranks_of, ranks_of_run
 from harness.explain.unusual_steps import long_steps, step_kinds, step_times
 from harness.explain.wall import wall
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
 from harness.judge.confounds import confounds, used_lead, useful_fraction
-from harness.judge.controls import data_paths, probe_costs
+from harness.judge.controls import data_paths, probe_costs, scaling
 from harness.judge.diagnosis import diagnose
-from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, barred, doubt, in_order
+from harness.judge.doubts import (
+    Doubt,
+    DoubtKind,
+    RemedyKind,
+    Unseen,
+    barred,
+    doubt,
+    failures,
+    in_order,
+    probe_problems,
+    study_problems,
+    unseen,
+)
 from harness.judge.learning import learning
 from harness.judge.losses import Learned, learned, loss_of
 from harness.judge.policy import ENOUGH_BLOCKS
 from harness.judge.predictions import declared_floor, explain, explain_arm, few_blocks_remedy
-from harness.judge.probes.device_health import device_health, differences
-from harness.judge.problems import failures, probe_problems, study_problems
+from harness.judge.probes.machine_load import device_health, differences
 from harness.judge.report_types import (
     ArmAdvice,
     ArmExplained,
@@ -45,15 +66,12 @@ from harness.judge.report_types import (
     NotCompared,
     StudyReport,
 )
-from harness.judge.scaling import scaling
-from harness.judge.unseen import Unseen, unseen
-from harness.judge.unsteady import drift
+from harness.judge.verdicts import drift
 from harness.judge.waits import bounds_of, split_runs, stage_means, uneven_waits, waited_range
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
 from harness.study.contract import PHASES, PROFILED
-from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.records import ArmRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from trainer.json_types import JsonObject
 
 

@@ -24,16 +24,15 @@ from harness.explain.ledger import Blocks, derived_steps, mean_over, measure
 from harness.explain.spans import column
 from harness.explain.statistics import Estimate, student_t, widening
 from harness.judge.confounds import alike_environment, useful_fraction
+from harness.judge.doubts import waiting_share
 from harness.judge.losses import loss_of
-from harness.judge.probes.device_health import device_health
-from harness.judge.unseen import waiting_share
+from harness.judge.probes.machine_load import device_health
 from harness.regress.policy import DAY_DEVIATION, MIN_SESSIONS, MS_DIGITS, ROUNDS_PER_RUN, SESSION_APART_H
 from harness.scenario.overrides import flatten
 from harness.study.contract import PHASES, STAGES
-from harness.study.names import FolderName
-from harness.study.records import StudyRecord
+from harness.study.files import FolderName
+from harness.study.records import RunFacts, RunFactsField, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts, RunFactsField
 from trainer.errors import InputError
 from trainer.json_types import JsonObject, section
 

@@ -13,9 +13,9 @@ from harness.explain.policy import KINDS_BETWEEN_MAX, LONG_STEPS_SHARE_MAX, REPL
 from harness.explain.ranks import GroupGain
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps
+from harness.judge.doubts import Unseen
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, RESTART_SHARE_MAX, UNSEEN_SHARE_MAX, WITNESSES_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals
-from harness.judge.unseen import Unseen
 from harness.judge.waits import UnevenSpeed
 from harness.show.dose import dose_line
 from harness.show.names import ArmNames

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from harness.explain.bounds import BoundShares
-from harness.explain.dose import Dose
+from harness.explain.exposure import Dose
 from harness.explain.wall import Wall
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Figure

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.explain.overlap import SyncCall
+from harness.explain.exposure import SyncCall
 from harness.explain.policy import LOADERS_BUSY_SHARE, PREDICTED_STEPS_MAX, REMOVAL_REPLICATES, REPLAY_ERROR_MAX
-from harness.explain.replay.critical_path import PathLink, PathTime
-from harness.explain.replay.removals import Removal
+from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.spans import UNANNOUNCED
 from harness.judge.doubts import RULE_OF
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf

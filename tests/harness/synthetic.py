@@ -14,14 +14,12 @@ from harness.judge.comparisons import Absent, Figure
 from harness.judge.doubts import doubt
 from harness.judge.losses import Losses
 from harness.judge.report_types import StudyReport
-from harness.judge.unsteady import InTotal
-from harness.judge.verdicts import judge
+from harness.judge.verdicts import InTotal, judge
 from harness.show import markdown
 from harness.show.first_screen import first_screen
 from harness.study.contract import PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Columns, arrow_schema
-from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
+from harness.study.records import ArmRecord, ComparisonRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from trainer.telemetry import StageSpan
 

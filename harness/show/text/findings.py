@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from harness.explain.causes import CODE, GC, SlowCause
-from harness.judge.probes.device_health import DeviceFinding
-from harness.judge.probes.host_load import HostFinding
+from harness.judge.probes.machine_load import DeviceFinding, HostFinding
 from harness.judge.report_types import ArmReport
 from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
 from harness.show.words import count, number, part_of, percent

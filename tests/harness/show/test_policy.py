@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from harness.explain.causes import SlowCause
-from harness.explain.replay.removals import Removal
+from harness.explain.replay.attribution import Removal
 from harness.explain.statistics import Estimate
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Absent
 from harness.judge.confounds import Confound
-from harness.judge.problems import ProbeProblem
+from harness.judge.doubts import ProbeProblem, Unseen
 from harness.judge.report_types import (
     Advice,
     ArmAdvice,
@@ -25,7 +25,6 @@ from harness.judge.report_types import (
     Explained,
     ModelSpeed,
 )
-from harness.judge.unseen import Unseen
 from harness.judge.waits import Waits
 from harness.scenario.claims import CLAIMS
 from harness.show import claims, numbers, why
