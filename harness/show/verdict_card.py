@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.explain.wall import AFTER_STEPS, START_UP, StepPart
 from harness.judge.report_types import ArmReport, DiagnosisKind, StudyReport
-from harness.show.lone_arms import cause_findings, loader_texts
+from harness.show.lone_arms import cause_findings, group_lines, loader_texts
 from harness.show.names import ArmNames
 from harness.show.policy import BAR_PARTS_MAX, COMMAND_LONGEST, FINDINGS_SHOWN
 from harness.show.text.diagnoses import REMEDIES, TITLES, diagnosis_text, finding_text, part_label, trust_text
@@ -54,6 +54,7 @@ def verdict_card(report: StudyReport, names: ArmNames) -> VerdictCard | None:
     first, *others = arm.diagnoses
     name = f"{TITLES[first.kind]} ({first.name})" if first.kind == "input-bound" else TITLES[first.kind]
     findings = [
+        *(line.text for line in group_lines(arms, report.group, names)),  # of ranks: who waits for whom
         *loader_texts(arm, names.short(arm.name)),
         *(finding_text(one, step_ms) for one in others if one.kind != "unknown"),
         *cause_findings(arm),
