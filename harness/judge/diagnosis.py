@@ -97,10 +97,12 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
     costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm)) is not None]
     costs.sort(key=lambda cost: -cost.ms.median)
     found = [_diagnosis(cost, wall, arm, advice) for cost in costs if cost.ms.median >= _least(wall, FINDING_SHARE_MIN)]
-    named = [one for one in found if one.kind != "unknown"]
-    if named and named[0].share >= DIAGNOSED_SHARE_MIN:
+    # Waits for a core that other processes cause are no property of the program: shares are without them.
+    own = 1.0 if arm.crowded else 1 - wall.total(["core"]) / wall.step_ms.median
+    named = [one for one in found if one.kind != "unknown" and (arm.crowded or one.kind != "cores too few")]
+    if named and named[0].share >= DIAGNOSED_SHARE_MIN * own:
         first = named[0]
-    elif wall.total(["phase"], MODEL) >= _least(wall, COMPUTE_SHARE_MIN):
+    elif wall.total(["phase"], MODEL) >= _least(wall, COMPUTE_SHARE_MIN * own):
         first = _compute_bound(wall, arm)
     else:
         first = next((one for one in found if one.kind == "unknown"), _no_part(wall))

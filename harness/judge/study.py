@@ -347,6 +347,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         tokenizer_proof=facts.tokenizer_proof,
         copies=_copies(blocks),
         workers=facts.workers or 0,
+        crowded=facts.cores is not None and (facts.threads or 1) + (facts.workers or 0) > facts.cores,
         idle_workers=idle,
         gave_no_items=idle > 0 and all(run.record.facts.gave_no_items(idle) for run in blocks.values()),
     )

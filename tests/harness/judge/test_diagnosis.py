@@ -56,8 +56,8 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
                     "evaluation", 0.417, 1 / 0.583, "evaluate less often"),
     "graphs": (arm_of({}, facts={"causes": ({**COMPILED, "ms": 12 * 20.0 + 40.0},)}), "recompiling", "compilation",
                0.2, 1 / 0.8, "fewer shapes"),
-    "cores": (arm_of({}, facts={"waiting_share": 0.3}, off_core={"forward": 40.0}), "cores too few",
-              "waiting for a core", 0.3, 1 / 0.7, "free cores"),
+    "cores": (arm_of({}, facts={"waiting_share": 0.3, "threads": 4, "cores": 2}, off_core={"forward": 40.0}),
+              "cores too few", "waiting for a core", 0.3, 1 / 0.7, "free cores"),
     "nothing but the model": (arm_of({"backward": 60.0}, read=3.0), "compute-bound", "backward", 0.97, 1 / 0.97,
                               "model"),
     "long steps of no known cause": (arm_of({"forward": 40.0, "log": 59.98}, rare={"log": 500.0}), "unknown", "log",
@@ -81,8 +81,15 @@ def test_on_a_busy_machine_the_cause_is_named_still() -> None:
     arm = arm_of({"other": 60.0}, named("", "a.py:3", 56.0), facts={"waiting_share": 0.2}, off_core={"forward": 30.0})
     found = diagnosed(arm)
     assert [one.bars for one in found.doubts] == ["all"]
-    assert found.diagnoses[0].kind == "own code"
-    assert found.diagnoses[1].kind == "cores too few"
+    assert [one.kind for one in found.diagnoses] == ["own code", "cores too few"]
+
+
+def test_waits_that_others_cause_hide_no_cause_that_takes_less() -> None:
+    """The waits take most of the step. The program has threads enough for its cores."""
+    facts = {"waiting_share": 0.6, "threads": 1, "cores": 2}
+    arm = arm_of({"other": 20.0}, named("", "a.py:3", 20.0), facts=facts, off_core={"forward": 70.0})
+    assert [one.kind for one in diagnosed(arm).diagnoses] == ["own code", "cores too few"]
+    assert first(arm_of({}, facts=facts, off_core={"forward": 70.0})).kind == "compute-bound"
 
 
 @pytest.mark.parametrize("above", [True, False])
