@@ -77,6 +77,8 @@ class StepLengths:
 class StepTotals:
     """What the measured steps of one block amount to, in nanoseconds."""
 
+    first_ns: int = 0  # when its first step began, and its last one ended; 0: none did
+    last_ns: int = 0
     warming_up: int = 0  # steps at its beginning that are not measured: they were profiled
     begun: int = 0  # steps, measured or not, but for those that the block before measures
     ended: int = 0  # of these
@@ -226,6 +228,8 @@ def _write_tables(
         _record(recorder, tables, step, _counted(begun, marks, ended, totals, alternating), made_by)
         running = [late for late in (*running, *step.works) if ended is not None and late.end_ns > ended[1]]
         recent.append(step)
+        totals.first_ns = totals.first_ns or begun[1]
+        totals.last_ns = begun[1] if ended is None else ended[1]
         totals.ended += ended is not None and ended[1] > begun[1]  # else nothing closed it: it only looked for a batch
         if ended is not None and not totals.last_unmeasured:
             _add(totals, begun, body, ended)

@@ -95,6 +95,7 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "epoch_ends": MEASURED,
     "evaluating_steps": MEASURED,
     "evaluating_share": MEASURED,
+    "program_ms": MEASURED,
     "marked_steps": MEASURED,
 }
 # Facts that are fingerprints of code of the user's own, where the configuration has the key: two states of it differ.

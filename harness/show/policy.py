@@ -39,6 +39,15 @@ EVERY_STEP_SHARE = 0.95
 LOAD_ALIKE_CORES = 0.1
 """Cores. Loads of two arms that differ by less are given as one. tests/harness/show/test_policy.py"""
 
+# The verdict card of a program
+BAR_PARTS_MAX = 5
+"""Rows of the bar: with more the first screen has more than 16 lines. tests/harness/show/test_verdict_card.py"""
+FINDINGS_SHOWN = 3
+"""Findings beside the diagnosis. More are in the details. tests/harness/show/test_verdict_card.py"""
+COMMAND_LONGEST = 40
+"""Characters of the command in the first line; the beginning of a longer one is left out.
+tests/harness/show/test_verdict_card.py"""
+
 # Comparisons
 DOUBLED_SPEED = 1.0
 """Fraction. A resolution above it is given as "not even a 2x change": its figure means nothing.

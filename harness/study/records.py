@@ -132,6 +132,8 @@ class RunFacts:
     # Of a program: the steps, by number, that are not training alone, as an evaluation ran within or a signal handler
     # of the program raised; warm-up steps are among them.
     marked_steps: tuple[int, ...] | None = None
+    # Milliseconds of the whole program by part: see harness.explain.wall.PROGRAM_PARTS. They sum to its wall clock.
+    program_ms: dict[str, float] | None = None
     causes: tuple[JsonObject, ...] | None = None  # what slowed the steps of a program: rows of analysis.slow_causes
     nulls: frozenset[str] = frozenset()  # facts that are written even where they are None
     others: JsonObject = field(default_factory=dict)  # of another version, by name

@@ -44,6 +44,7 @@ class Arm:
         default_factory=lambda: {"h2d": 0.1, "forward": 9.0, "backward": 17.0, "optimizer": 3.0, "sync": 0.6}
     )
     off_core: dict[str, float] = field(default_factory=dict)  # of a phase: without a core, of what it costs
+    rare: dict[str, float] = field(default_factory=dict)  # of a phase: milliseconds that each tenth step takes more
     contended: float = 0.0
     tokens: int = 2048
     trained: int = 1900
@@ -207,13 +208,15 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
         phases = {"fetch": received - now}
         now = received
         for phase, cost in arm.compute.items():
-            phases[phase] = round(cost * factor * MS)
-            emit("main", phase, -1, now, now + phases[phase])
+            more = arm.rare.get(phase, 0.0) if batch % 10 == 6 else 0.0
+            phases[phase] = round((cost + more) * factor * MS)
+            if phase != "other":
+                emit("main", phase, -1, now, now + phases[phase])
             now += phases[phase]
         now += 20_000  # other
         row = {"step": batch, "turn": repetition, "warmup": index == 0, "start_ns": began, "wall_ns": now - began}
         row |= {f"{phase}_ns": phases.get(phase, 0) for phase in PHASES}
-        row["other_ns"] = 20_000
+        row["other_ns"] = phases.get("other", 0) + 20_000
         row |= {"contended_ns": round(arm.contended * MS)}
         row |= {
             "tokens": arm.tokens,
