@@ -1,6 +1,6 @@
 """Measures LLM training: where the time of each step goes, and what a change buys.
 
-Five functions are the way in. A notebook shows the first screen of a study that the first two return.
+Six functions are the way in. A notebook shows the first screen of a study that the first two return.
 
     study = harness.run("quickstart")              run a scenario into a new study (harness run)
     study = harness.load("results/quickstart")     open a study, here the newest (harness report)
@@ -10,6 +10,8 @@ Five functions are the way in. A notebook shows the first screen of a study that
         harness.step()                             begin a step, where none is found
         with harness.span("tokenize"): ...         time a phase of a step, or a stage of a batch
     study = harness.load(recording.study)
+
+    for batch in harness.headspace(loader): ...    how much faster the loop would be with free data, while it trains
 
 Callbacks record a training of a framework, where that is installed: HarnessCallback (transformers), LightningCallback
 and AccelerateTracker. InputError has one line that says what is wrong and what is allowed.
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from harness.attach.for_accelerate import AccelerateTracker
     from harness.attach.for_lightning import LightningCallback
     from harness.attach.for_transformers import HarnessCallback
+    from harness.attach.headspace import headspace
     from harness.attach.hooks import record, span, step
     from harness.commands.api import LoadedStudy, load, run
     from trainer.errors import InputError
@@ -32,6 +35,7 @@ __all__ = [
     "LightningCallback",
     "LoadedStudy",
     "__version__",
+    "headspace",
     "load",
     "record",
     "run",
@@ -43,6 +47,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "record": "harness.attach.hooks",
     "span": "harness.attach.hooks",
+    "headspace": "harness.attach.headspace",
     "step": "harness.attach.hooks",
     "HarnessCallback": "harness.attach.for_transformers",
     "LightningCallback": "harness.attach.for_lightning",

@@ -23,13 +23,10 @@ from hypothesis import strategies as st
 import trainer.compute.cuda_timeline as cuda_timeline
 from harness.launch.more_warmup import take_more
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS
-from harness.study.probes_json import ProbesRecord, TorchProfilerRecord
-from harness.study.records import RunRecord
-from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
+from harness.study.records import RunFacts, RunRecord
+from harness.study.run_data import ProbesRecord, RunData, TorchProfilerRecord
 from harness.study.tables import make_table
-from harness.study.traces.names import STEP
-from harness.study.traces.profiles import file_name
+from harness.study.traces.kineto import STEP, file_name
 from tests.harness.study.traces.kineto_text import complete, trace
 from trainer import telemetry
 from trainer.compute.cuda_timeline import CudaTimeline

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import monotonic_ns
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.errors import InputError
 
@@ -38,12 +39,21 @@ class AgentSettings:
         (raw / "settings.json").write_text(json.dumps(asdict(self)))
 
 
-def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> int:
-    """Run ``program`` to its end; its exit code as a shell gives it (128 + N for signal N).
+class Ended(NamedTuple):
+    """How a command ended."""
 
-    What the agent records goes into ``raw``. InputError where the program cannot be started.
+    code: int  # its exit code as a shell gives it (128 + N for signal N)
+    begun_ns: int  # CLOCK_MONOTONIC, as in the agent's record
+    ended_ns: int
+
+
+def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> Ended:
+    """Run ``program`` to its end. What the agent records goes into ``raw``.
+
+    Raises InputError where the program cannot be started.
     """
     settings.write(raw)
+    begun_ns = monotonic_ns()
     process = start(program, env=environment_of(raw))
     with _forwarding(process):
         if settings.profile_seconds is not None:
@@ -51,7 +61,7 @@ def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> i
 
             sample_when_asked(process, raw, settings.profile_seconds)
         code = process.wait()
-    return code if code >= 0 else 128 - code
+    return Ended(code if code >= 0 else 128 - code, begun_ns, monotonic_ns())
 
 
 _AS_IT_IS = "a command is run as it is, without a shell"

@@ -18,10 +18,10 @@ from harness.explain.probes.samples import process_roles
 from harness.probes.profilers.py_spy import SPEEDSCOPE, TRACE
 from harness.probes.profilers.torch_session import MAX_TRACE_BYTES, keep
 from harness.study.contract import PROFILED, SPAN_COLUMNS, STEP_COLUMNS
-from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
-from harness.study.run_data import StoredTable
+from harness.study.run_data import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from harness.study.store import write_json
-from harness.study.traces.profiles import file_name
+from harness.study.tables import StoredTable
+from harness.study.traces.kineto import file_name
 from harness.study.traces.py_spy import read_stacks
 from harness.study.traces.speedscope import speedscope
 from trainer.errors import InputError

@@ -18,7 +18,7 @@ from time import monotonic, monotonic_ns
 
 from harness.probes.profilers.py_spy import TRACE, PySpySettings, options
 from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
-from harness.study.probes_json import ProbesRecord, PySpyRecord, read_facts
+from harness.study.run_data import ProbesRecord, PySpyRecord, read_facts
 from trainer.errors import InputError
 from trainer.files import write_bytes, write_text
 

@@ -9,16 +9,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.attach.command import Ended
 from harness.attach.frames import AttachedProcess, read, was_attached
 from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
+from harness.attach.program_causes import program_causes
 from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.explain.causes import CODE, GC, SAMPLED
+from harness.explain.wall import (
+    AFTER_STEPS,
+    EVALUATING_STEPS,
+    MEASURED_STEPS,
+    OTHER_STEPS,
+    PROFILED_STEPS,
+    START_UP,
+)
 from harness.launch.study import now
 from harness.machine.checks.check import count
 from harness.machine.environment import record_user_environment
 from harness.study.contract import PROFILED
-from harness.study.records import ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
-from harness.study.run_facts import RunFacts
+from harness.study.records import ArmRecord, RunFacts, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
 
@@ -39,7 +48,13 @@ class ExecResult:
 
 
 def make_study(
-    folder: StudyFolder, raw: Path, program: Sequence[str], command: Sequence[str], code: int, begun_utc: str
+    folder: StudyFolder,
+    raw: Path,
+    program: Sequence[str],
+    command: Sequence[str],
+    code: int,
+    begun_utc: str,
+    ended: Ended | None = None,
 ) -> ExecResult:
     """Write the records and tables of everything that was recorded in ``raw`` into ``folder``."""
     processes = read(raw)
@@ -54,7 +69,7 @@ def make_study(
     lost: list[str] = []  # of what was to be profiled
     notes: list[str] = []
     for arm, one in arms.items():
-        found, interrupted = _runs(folder, arm, one, made_by, windows, environment, code, begun_utc)
+        found, interrupted = _runs(folder, arm, one, made_by, windows, environment, code, begun_utc, ended)
         if interrupted:
             notes.append(
                 f"{arm}: {count(interrupted, 'step')} left out, in which a signal handler of the program raised while "
@@ -104,6 +119,7 @@ def _runs(
     environment: JsonObject,
     code: int,
     begun_utc: str,
+    ended: Ended | None,
 ) -> tuple[list[RunRecord], int]:
     """Write the tables of the process ``one`` as blocks of ``arm``, its profiled window as a run of its own.
 
@@ -118,9 +134,11 @@ def _runs(
     interrupted = sum(totals.interrupted for totals in blocks)
     first = PROFILED_PART if profiled else 0
     records = [
-        record_of(arm, max(block, 0), one, totals, environment, code, begun_utc)
+        record_of(arm, max(block, 0), one, totals, environment, code, begun_utc, blocks)
         for block, totals in enumerate(blocks, first)
     ]
+    whole_ms = _program_ms(blocks, 0 if profiled else -1 if closing is not None else None, ended)
+    records = [replace(record, facts=replace(record.facts, program_ms=whole_ms)) for record in records]
     if not profiled and closing is None:
         return records, interrupted
     windows.put(folder_of(PROFILED_PART), one)
@@ -131,6 +149,27 @@ def _runs(
     measured = measured or [window]
     window = replace(window, arm=profiled_arm(arm), control=PROFILED, of=arm, status="done", error=None)
     return [window, *measured], interrupted
+
+
+def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended | None) -> dict[str, float] | None:
+    """Return milliseconds of the whole program by part; ``profiled``: place of the profiled window among ``blocks``.
+
+    Start-up and end are known of a command that this process started.
+    """
+    begun = [one.first_ns for one in blocks if one.first_ns]
+    if not begun:
+        return None
+    first_ns, last_ns = min(begun), max(one.last_ns for one in blocks)
+    window = None if profiled is None else blocks[profiled]
+    found = {
+        MEASURED_STEPS: sum(one.wall_ns for one in blocks),
+        EVALUATING_STEPS: sum(one.evaluating_ns for one in blocks),
+        PROFILED_STEPS: 0 if window is None else window.last_ns - window.first_ns,
+    }
+    found[OTHER_STEPS] = max(0, last_ns - first_ns - sum(found.values()))
+    if ended is not None:
+        found = {START_UP: first_ns - ended.begun_ns, **found, AFTER_STEPS: ended.ended_ns - last_ns}
+    return {name: round(ns / 1e6, 3) for name, ns in found.items()}
 
 
 def _names(trained: Sequence[AttachedProcess]) -> list[str]:
@@ -149,8 +188,9 @@ def record_of(
     environment: JsonObject,
     code: int | None,
     begun_utc: str,
+    blocks: Sequence[StepTotals] = (),
 ) -> RunRecord:
-    """What is known of the process ``one``, whose steps amount to ``totals``."""
+    """What is known of the process ``one``, whose steps amount to ``totals``. ``blocks``: all of it, if several."""
     workers, prefetch = one.loader
     config: JsonObject = {
         "data": {"workers": workers, "prefetch": prefetch},
@@ -194,7 +234,7 @@ def record_of(
             evaluating_steps=totals.evaluating,
             evaluating_share=round(totals.evaluating_share, 4),
             marked_steps=tuple(totals.marked),
-            causes=_causes(one, totals),
+            causes=_causes(one, totals, blocks or [totals]),
         ),
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,
@@ -211,7 +251,7 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
     return str(place) if place is not None and most else None
 
 
-def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...] | None:
+def _causes(one: AttachedProcess, totals: StepTotals, blocks: Sequence[StepTotals]) -> tuple[JsonObject, ...] | None:
     """Return what slowed the steps, as rows of harness.explain.causes; None if nothing did that was looked at."""
     counted: list[JsonObject] = [
         {
@@ -224,7 +264,7 @@ def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...] 
         }
         for kind, found in sorted(totals.counted.items())
     ]
-    return (*one.noted("cause"), *counted, *_own_time(one, totals)) or None
+    return (*one.noted("cause"), *counted, *_own_time(one, totals), *program_causes(one, blocks)) or None
 
 
 def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
@@ -237,11 +277,12 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
         spent_ns, late = _spent_at(totals, phase)
         for number, ns in spent_ns.items():
             if number in places and ns >= LEAST_CAUSE_SHARE * totals.wall_ns:
-                place, _function, code, called = places[number]
+                place, function, code, called = places[number]
                 yield {
                     "kind": CODE,
                     "phase": phase,
                     "place": place,
+                    "function": function,
                     "code": code,
                     "called": called,
                     "late": late,

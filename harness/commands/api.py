@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from harness.explain.causes import StepPart
+from harness.explain.wall import StepPart
 from harness.judge.doubts import Doubt
 from harness.judge.report_types import ArmReport, Comparison, StudyReport
 from harness.study.contract import RUN_COLUMNS
@@ -62,7 +62,7 @@ class ArmLedger:
     exposed_ms: Mapping[str, float]
     hidden_ms: Mapping[str, float]
     contended_ms: float | None  # waits for a core; None: not measured
-    # Parts of a step without waits for a core, and these waits, where they took over 10 % of the time; else empty.
+    # Parts of a step of a program as its clock shows it, and waits for a core as one of them; empty of other arms.
     parts: tuple[StepPart, ...] = ()
     doubts: tuple[Doubt, ...] = ()  # by precedence
 

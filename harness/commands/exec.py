@@ -16,7 +16,7 @@ from harness.commands.output import say
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from harness.attach.command import AgentSettings
+    from harness.attach.command import AgentSettings, Ended
     from harness.attach.study import ExecResult
     from harness.launch.quiet import LoadCheck
     from harness.scenario.commands import CommandPlan
@@ -139,16 +139,16 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     folder = create_folder(Path(arguments.out), SCENARIO)
     begun_utc = now()
     if arguments.recorded is not None:
-        return _report(folder, Path(arguments.recorded), command, command, 0, begun_utc)
+        return _report(folder, Path(arguments.recorded), command, command, None, begun_utc)
     raw = (folder.path / RAW).absolute()
     raw.mkdir()
     try:
-        code = run_command(program, raw, _settings(arguments, arguments.steps))
+        ended = run_command(program, raw, _settings(arguments, arguments.steps))
     except (InputError, OSError):  # it was not started
         remove(folder.path)
         raise
     try:
-        status = _report(folder, raw, program, command, code, begun_utc)
+        status = _report(folder, raw, program, command, ended, begun_utc)
     except OSError:  # a full disk
         print(f"harness: what was recorded is kept; harness exec --recorded {raw} makes a study of it", file=sys.stderr)
         raise
@@ -266,13 +266,19 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _report(folder: StudyFolder, raw: Path, program: list[str], command: list[str], code: int, begun_utc: str) -> int:
-    """Make the study of what was recorded in ``raw`` and print its first screen; ``code``, or 1 where there is none."""
+def _report(
+    folder: StudyFolder, raw: Path, program: list[str], command: list[str], ended: Ended | None, begun_utc: str
+) -> int:
+    """Make the study of what was recorded in ``raw`` and print its first screen.
+
+    Return the command's exit code, or 1 if there is no study. ``ended``: None if the recording was made elsewhere.
+    """
     from harness.attach.study import make_study
     from harness.commands.report import print_first_screen
     from trainer.leftovers import remove
 
-    found = make_study(folder, raw, program, command, code, begun_utc)
+    code = 0 if ended is None else ended.code
+    found = make_study(folder, raw, program, command, code, begun_utc, ended)
     for fault in found.faults:
         print(f"harness: {fault}", file=sys.stderr)
     if not found.trained:

@@ -122,7 +122,7 @@ def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
 def _draw(out: Path, arm: str, ranged: Sweep, prediction: Prediction, checks: Sequence[ValidationArms]) -> Path:
     from harness.show.drawing import write_picture
     from harness.show.sweeps import picture  # matplotlib costs a second of import
-    from harness.study.names import check_folder_name
+    from harness.study.files import check_folder_name
 
     path = out / check_folder_name(f"whatif-{arm}-{ranged.key}.png", "whatif: picture")
     measured = [(at, value) for at, arms in zip(ranged.values, checks, strict=True) for _, value in arms]

@@ -2,7 +2,7 @@
 
 data      the largest part of the step is what data work costs it, or loader workers work nearly all the time
 host      ... is device idle time while the host did other work than data
-launch    ... lies in launch-bound phases (``launches``)
+launch    ... lies in launch-bound phases (see below)
 device or launch
           none of these is noticeable, but the device's time in other phases is open: it worked or waited for launches
 device    nor that, and fetching could last noticeably longer for next to nothing, or the room is unknown
@@ -16,6 +16,28 @@ stretch of the device take up a delay:
 
 Delays add up from fetch to fetch where nothing takes them up. So the recorded order is walked with longer fetches, once
 for every length that is tried.
+
+Finds the device work that waited for its launches: phases that the device ends as the host ends launching them.
+
+CUDA events give one bracket around all kernels of a phase. A device that is behind its host works through the bracket.
+A device whose kernels are shorter than their launches is idle within it, which the bracket does not show:
+
+    host         |launch|launch|launch|launch|               |launch|launch|launch|launch|
+    device              |k|    |k|    |k|    |k|                    |==== k ====|==== k ====|==== k ====|==== k ====|
+    bracket      |-----------------------------|             |------------------------------------------------------|
+                 |<----- not known ---->|<tail>|             it works to the end: known
+                      launch-bound
+
+A bracket that ends with its launches counts as *launch-bound*. Until its last launch the device worked or waited
+(``open``). After that, everything was queued, and the device worked (``tail``).
+
+A host that blocks within a phase (``.item()`` in a model) waits for its device, and so ends it with the device as well.
+torch reports such calls in one audited step, without their time. A phase with such a call is never launch-bound.
+
+A profiled window of the arm shows how long kernels ran in each phase. A kernel belongs to the phase in which the host
+launched it (same correlation id). The measured steps are taken to have the same kernels, for as long: the profiler only
+widens the gaps. Where the device's work stays open, figures are computed for each :data:`Reading`. The likely reading
+gives the figure, and the interval includes the others.
 """
 
 from __future__ import annotations
@@ -23,27 +45,261 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Stretches, clip, union
-from harness.explain.launches import per_step
 from harness.explain.policy import (
+    FILLED_PIECE_SHARE,
     FULL_QUEUE_NS,
     HELD_BLOCKED_SHARE,
     HELD_IDLE_NS_MAX,
     HELD_STEPS_MIN,
+    LAUNCH_TAIL_NS,
+    LAUNCH_TAIL_SHARE,
     LIMIT_SHARE_MIN,
     LOADERS_BUSY_SHARE,
     ROOM_FELT_SHARE,
     ROOM_QUEUED_MAX,
     ROOM_STEPS_MAX,
     ROOM_TRIES,
+    SHORT_LAUNCHES_SHARE,
 )
-from harness.explain.spans import RunSpans
+from harness.explain.probes.torch_profile import LaunchedWork, Window, launched_work, read_events, whole_profiles
+from harness.explain.spans import Int, RunSpans, Stretches, clip, spans_of, total, touches, union
 from harness.explain.waits import BatchWaits, behind
+from harness.study.run_data import RunData
+
+
+class KernelTime(NamedTuple):
+    """Nanoseconds that the device was at kernels and copies of one piece of work, over the profiled pieces."""
+
+    least_ns: int
+    usual_ns: int
+    most_ns: int
+
+
+def kernel_times_of(run: RunData) -> Mapping[str, KernelTime]:
+    """Return the kernel time of the work of ``run`` by its name; nothing without a whole profiled window of its arm."""
+    window = run.window
+    if window is None:
+        return {}
+    return window.once("kernel times", lambda: _kernel_times(window))
+
+
+def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
+    facts = run.probes.torch_profiler
+    if facts is None or not facts.windows or not run.has_spans:
+        return {}
+    profiles, windows, gaps = whole_profiles(run.profiles()[0], facts.windows)
+    if gaps or not windows:
+        return {}
+    return _by_name(spans_of(run), windows, launched_work(read_events(profiles)))
+
+
+def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
+    """Sum up ``work`` by the launches of the windows' steps, without names that have a piece without kernels."""
+    inside = np.zeros(len(spans.launches), dtype=np.bool_)
+    for since, until, _, _ in windows:
+        inside |= (spans.launches.starts >= since) & (spans.launches.ends <= until)
+    pieces = spans.launches.where(inside)
+    pieces = pieces.where(np.argsort(pieces.starts, kind="stable"))
+    owner = np.searchsorted(pieces.starts, work.launched, side="right") - 1
+    owner[(owner >= 0) & (work.launched >= pieces.ends[np.maximum(owner, 0)])] = -1
+    order = np.argsort(owner, kind="stable")
+    edges = np.searchsorted(owner[order], np.arange(len(pieces) + 1))
+    found: dict[str, list[int]] = {}
+    for piece, code in enumerate(pieces.names.tolist()):
+        own = order[edges[piece] : edges[piece + 1]]
+        found.setdefault(spans.names[code], []).append(total(union(work.starts[own], work.ends[own])))
+    return {
+        name: KernelTime(min(worked), round(sum(worked) / len(worked)), max(worked))
+        for name, worked in found.items()
+        if min(worked) > 0
+    }
+
+
+# What the device did in a bracket before its last launch. likely: it waited where the bracket is launch-bound, else it
+# worked. waiting: nothing at all. working: all the time. blocking: the same, and where the host blocks untimed while it
+# launches, it did nothing else; so it is by the likely one where the bracket ends with the launches.
+Reading = Literal["likely", "waiting", "working", "blocking"]
+DEVICE_WORK = "device work"  # of a run, worked out once
+# Place in KernelTime that a reading takes.
+KERNEL_TIME: Mapping[Reading, int] = {"waiting": 0, "likely": 1, "working": 2, "blocking": 2}
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """The device's work in the order of its queue, one piece for each phase that the host launched; all (pieces,)."""
+
+    names: NDArray[np.int32]  # index into RunSpans.names
+    starts: Int
+    ends: Int
+    launch_starts: Int
+    launch_ends: Int
+    launch_bound: NDArray[np.bool_]
+    still_launching: NDArray[np.bool_]  # the host was, when the device came to it; so it was of what is launch-bound
+    may_block: NDArray[np.bool_]  # launching it blocks on the device, as its name did once, for how long nobody timed
+    ended: NDArray[np.bool_]  # the device ended it as the host ended launching it
+    kernel_ns: Int  # (3, pieces): the least, mean and most that its kernels run, by a profiled window; -1: not known
+
+    @property
+    def known_from(self) -> Int:
+        """From when the device surely worked until the end of the piece."""
+        return np.where(self.still_launching, self._launched, self.starts)
+
+    def worked_from(self, reading: Reading) -> Int:
+        """Return when the device began to work on each piece; profiled kernels count as at its end."""
+        by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
+        return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
+
+    def waited(self, reading: Reading) -> NDArray[np.bool_]:
+        """True if the device waited for the launches of the piece, by this reading."""
+        idle = self._worked_ns(reading) < self.ends - self.starts
+        return np.where(self.profiled, idle, self._waited_by_events(reading))
+
+    @property
+    def profiled(self) -> NDArray[np.bool_]:
+        """True for each piece that events leave open and the kernels of a profiled window close."""
+        found: NDArray[np.bool_] = self.still_launching & (self.kernel_ns[0] >= 0)
+        return found
+
+    @property
+    def _launched(self) -> Int:
+        """End of the last launch of each piece, within the piece."""
+        return np.clip(self.launch_ends, self.starts, self.ends)
+
+    def _worked_ns(self, reading: Reading) -> Int:
+        """Kernel time of each piece by this reading, at least the time after its last launch."""
+        lasted = self.ends - self.starts
+        found = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
+        return np.where(found >= FILLED_PIECE_SHARE * lasted, lasted, found)
+
+    def _waited_by_events(self, reading: Reading) -> NDArray[np.bool_]:
+        if reading == "likely":
+            return self.launch_bound
+        return self.still_launching if reading == "waiting" else np.zeros_like(self.still_launching)
+
+    def blocked(self, reading: Reading) -> NDArray[np.bool_]:
+        """True if the host did nothing but wait for the device while it launched the piece, by this reading."""
+        if reading == "likely":
+            return self.may_block & self.ended
+        return self.may_block if reading == "blocking" else np.zeros_like(self.may_block)
+
+    @property
+    def behind_full_queue(self) -> NDArray[np.bool_]:
+        """True if the queue may have been full while the piece was launched: then launching it was waiting in part."""
+        lasting = self.launch_ends > self.launch_starts
+        found: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= FULL_QUEUE_NS)
+        return found
+
+    def differs_ns(self, reading: Reading) -> int:
+        """How much of the time of device and host means something else than by the likely reading."""
+        other = self.blocked(reading) != self.blocked("likely")
+        device_ns = np.abs(self.worked_from(reading) - self.worked_from("likely")).sum()
+        return int(device_ns + (self.launch_ends - self.launch_starts)[other].sum())
+
+    @property
+    def open(self) -> Stretches:
+        """When the device may have worked or waited for a launch."""
+        return self._until_launched(self.still_launching)
+
+    @property
+    def launch_bound_open(self) -> Stretches:
+        """The same within launch-bound pieces alone."""
+        return self._until_launched(self.launch_bound)
+
+    def _until_launched(self, chosen: NDArray[np.bool_]) -> Stretches:
+        starts = self.starts[chosen]
+        return union(starts, np.clip(self.launch_ends[chosen], starts, self.ends[chosen]))
+
+
+def device_work(
+    spans: RunSpans, attached: bool = False, kernel_times: Mapping[str, KernelTime] | None = None
+) -> DeviceWork:
+    """Return the work of a run's device. ``attached``: the program may block anywhere."""
+    pieces = min(len(spans.kernels), len(spans.launches))
+    kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
+    waits = union(spans.blocking.starts, spans.blocking.ends)
+    lasting = launches.ends > launches.starts
+    blocked = touches(launches.starts, launches.ends, waits) & lasting
+    # A call within that is only known to block, not for how long: the device may have worked all the while.
+    moments = np.sort(spans.blocking.starts[spans.blocking.ends <= spans.blocking.starts])
+    within = np.searchsorted(moments, launches.ends) > np.searchsorted(moments, launches.starts)
+    least_ns = _least_ns(kernels.starts, kernels.ends, launches.ends)
+    still_launching = launched_meanwhile(kernels.starts, kernels.ends, launches.ends, least_ns)
+    ended = ended_with_launches(kernels.starts, kernels.ends, launches.ends, least_ns)
+    may_block = np.isin(launches.names, np.unique(launches.names[within])) & lasting & ~blocked
+    return DeviceWork(
+        names=kernels.names,
+        starts=kernels.starts,
+        ends=kernels.ends,
+        launch_starts=launches.starts,
+        launch_ends=launches.ends,
+        launch_bound=ended & ~blocked & ~may_block,
+        still_launching=still_launching if attached else still_launching & ~blocked,
+        may_block=may_block,
+        ended=ended,
+        kernel_ns=_kernel_ns(spans.names, kernel_times or {})[:, kernels.names],
+    )
+
+
+def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
+    """The least, mean and most kernel time by number of a name, (3, names); -1 where it is not known."""
+    found = np.full((3, len(names)), -1, dtype=np.int64)
+    for code, name in enumerate(names):
+        if name in known:
+            found[:, code] = known[name]
+    return found
+
+
+def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
+    """How long launching must go on beside a piece to matter: a moment, or any time where moments add up to much."""
+    if not len(starts):
+        return LAUNCH_TAIL_NS
+    meanwhile = np.minimum(launch_ends, ends) - starts
+    moments_ns = int(meanwhile[(meanwhile > 0) & (meanwhile <= LAUNCH_TAIL_NS)].sum())
+    # Not of the time from the first to the last piece: between turns of its arm the device works for others.
+    return 0 if moments_ns > SHORT_LAUNCHES_SHARE * int((ends - starts).sum()) else LAUNCH_TAIL_NS
+
+
+def device_work_of(run: RunData) -> DeviceWork:
+    """See :func:`device_work`; of all that ``run`` recorded."""
+    attached = run.record.facts.attached is not None
+    return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached, kernel_times_of(run)))
+
+
+def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
+    """Return True for each piece that the host launched for more than ``least_ns`` after the device began it."""
+    found: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > least_ns
+    return found
+
+
+def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
+    """True if it was, and the device ended that work with its last launch; all (pieces,)."""
+    ended = ends - launch_ends <= np.maximum(LAUNCH_TAIL_NS, LAUNCH_TAIL_SHARE * (ends - starts))
+    found: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
+    return found
+
+
+def per_step(steps: Stretches, stretches: Stretches) -> Int:
+    """Nanoseconds of each step that lie in ``stretches``, (steps,)."""
+    inside = clip(steps.starts, steps.ends, stretches)
+    return np.bincount(inside.owner, inside.ends - inside.starts, minlength=len(steps.starts)).astype(np.int64)
+
+
+def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]) -> dict[str, float]:
+    """Return the share of the steps launching some work in which it was launch-bound, by its name, largest first."""
+    row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
+    inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
+    found = {}
+    for code in np.unique(work.names[inside & work.launch_bound]).tolist():
+        own = inside & (work.names == code)
+        bound = np.unique(row[own & work.launch_bound]).size
+        found[names[code]] = bound / np.unique(row[own]).size
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
 
 Bound = Literal["data", "host", "launch", "device or launch", "device", "balanced"]
 

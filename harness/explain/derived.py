@@ -2,11 +2,11 @@
 
 They are computed whenever a study is read, so a corrected rule also applies to old studies.
 
-    exposed       what each stage cost the step, by replay of the recorded order without it (``replay.removals``)
+    exposed       what each stage cost the step, by replay of the recorded order without it (``replay.attribution``)
     work, during_wait, parallel, between_steps    where the time of the stages lies (``waits``)
     hidden        stage time that cost nothing: it ran in a training step, outside of every wait, and is not exposed
     device        beside an asynchronous device: idle (starved) by cause, slack, busy. Busy is null where the host was
-                  still launching a phase that the device was at (``launches``)
+                  still launching a phase that the device was at (``bounds``)
 
 Data work that runs inline on a synchronous device needs no replay. Where a replay is needed and impossible, or off by
 more than its tolerance, exposed and hidden are null. A batch whose builder recorded nothing makes the stages of its
@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int, Stretches, difference, union
-from harness.explain.launches import DeviceWork, per_step
+from harness.explain.bounds import DeviceWork, per_step
 from harness.explain.policy import EXPOSED_ABOVE_WORK_MAX, OPEN_DEVICE_SHARE
+from harness.explain.replay.attribution import Split, Unsplit, split
 from harness.explain.replay.recording import Recording
-from harness.explain.replay.removals import Split, Unsplit, split
-from harness.explain.spans import FETCH, RunSpans, bounds, held_up, integers
+from harness.explain.spans import FETCH, Int, RunSpans, Stretches, bounds, difference, held_up, integers, union
 from harness.explain.waits import (
     TRANSFER,
     BatchWaits,

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int
 from harness.explain.policy import (
     LEAD_BATCHES_MIN,
     LEAD_SHARE_MIN,
@@ -34,7 +33,7 @@ from harness.explain.policy import (
     WORKER_HELD_SHARE,
     WORKER_ROUNDS_MIN,
 )
-from harness.explain.spans import BUILT, NO_WORKER, RunSpans, bounds, integers
+from harness.explain.spans import BUILT, NO_WORKER, Int, RunSpans, bounds, integers
 from harness.explain.statistics import reach_of_mean
 from harness.explain.waits import BatchWaits
 from harness.study.contract import AWAITED

@@ -2,6 +2,8 @@
 
 Warm-up steps do not count. A null in a table means "not measured", so every figure here is None where its columns hold
 nothing, never 0.
+
+Rates of an arm (:data:`Rate`) are compared block by block.
 """
 
 from __future__ import annotations
@@ -9,19 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.bounds import Bound, BoundShares, room_ns
+from harness.explain.bounds import Bound, BoundShares, device_work_of, launch_bound_shares, room_ns
 from harness.explain.derived import stage_spans, waits_of, with_derived
-from harness.explain.intervals import clip
-from harness.explain.launches import device_work_of, launch_bound_shares
 from harness.explain.lead_use import LeadUse, UsedLead, lead_use, makers_of, used_leads
-from harness.explain.policy import DIVERGED_BY, DIVERGED_TIMES, LOSS_STEPS
+from harness.explain.policy import CONFIDENCE, DIVERGED_BY, DIVERGED_TIMES, LOSS_STEPS
 from harness.explain.replay.recording import record
-from harness.explain.spans import bounds, column, loader_workers, once_per_run, spans_of
+from harness.explain.spans import bounds, clip, column, loader_workers, once_per_run, spans_of
+from harness.explain.statistics import Estimate, Likeness, from_blocks, paired_logs
 from harness.explain.unusual_steps import LeftOut, Places, longest_phases, without_long
 from harness.explain.waits import TRANSFER
 from harness.scenario.overrides import lookup_number
@@ -425,3 +426,80 @@ def _other_load(samples: pa.Table | None) -> float | None:
         values = samples.column("value").filter(chosen).drop_null().to_numpy()
         means.append(float(values.mean()) if len(values) else None)
     return None if means[0] is None else means[0] + (means[1] or 0.0)
+
+
+Counted = Literal["tokens", "trained_tokens"]
+COUNTED: tuple[Counted, ...] = ("tokens", "trained_tokens")
+# What a repetition did, and the time or steps it took for that.
+Rate = Callable[[RepetitionTotals], tuple[float, float] | None]
+
+
+def per_second(amount: float | None, repetition: RepetitionTotals) -> tuple[float, float] | None:
+    """``amount`` of a repetition as a rate; None where it was not counted."""
+    return None if amount is None else (amount, repetition.wall_ns / 1e9)
+
+
+def trained_tokens_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
+    return per_second(repetition.trained_tokens, repetition)
+
+
+def tokens_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
+    return per_second(repetition.tokens, repetition)
+
+
+def steps_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
+    return per_second(repetition.steps, repetition)
+
+
+# What "faster" means, best first: a trainer that does not count tokens is compared by what it does count.
+MEASURES: tuple[tuple[str, Rate], ...] = (
+    ("trained tokens/s", trained_tokens_per_s),
+    ("tokens/s", tokens_per_s),
+    ("steps/s", steps_per_s),
+)
+
+
+def speed(
+    baseline: Blocks,
+    candidate: Blocks,
+    rate: Rate,
+    confidence: float = CONFIDENCE,
+    alike: Likeness | None = None,
+) -> Estimate | None:
+    """How many times as fast ``candidate`` is by ``rate``; None where a measured repetition does not have that rate."""
+    logs = speed_logs(baseline, candidate, rate)
+    return None if logs is None else from_blocks(logs, confidence, alike)
+
+
+def speed_logs(baseline: Blocks, candidate: Blocks, rate: Rate) -> list[float] | None:
+    """The logarithm of that in each block that has both, in their order."""
+    base, other = rates_of(baseline, rate), rates_of(candidate, rate)
+    if base is None or other is None:
+        return None
+    by_repetition = {block: alternated(baseline[block], candidate[block]) for block in set(base) & set(other)}
+    return paired_logs(base, other, by_repetition)
+
+
+def alternated(first: RunLedger, second: RunLedger) -> bool:
+    """True if repetition k of both ran side by side in time."""
+    return first.by_repetition and second.by_repetition and first.record.session == second.record.session
+
+
+def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:
+    """{block: {repetition: rate}}; None where any lacks it: a ratio never mixes repetitions with and without."""
+    found: dict[int, dict[int, tuple[float, float]]] = {}
+    for block, run in blocks.items():
+        for repetition, totals in run.repetitions.items():
+            value = rate(totals)
+            if value is None:
+                return None
+            found.setdefault(block, {})[repetition] = value
+    return found
+
+
+def per_step_of(blocks: Blocks, name: Counted) -> float | None:
+    """Positions or trained tokens per measured step; None where a run did not count them."""
+    totals: list[float | None] = [getattr(run, name) for run in blocks.values()]
+    if any(total is None for total in totals) or not totals:
+        return None
+    return sum(total or 0.0 for total in totals) / sum(len(run.step_ms) for run in blocks.values())

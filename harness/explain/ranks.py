@@ -1,4 +1,6 @@
-"""Estimates what the ranks of one program would gain together without data work.
+"""Finds what the ranks of one program lose to one another, in two kinds of runs.
+
+A program that the harness attached to (:func:`group_gain`): an estimate of what its ranks would gain without data work.
 
 Ranks that exchange something in each step take as long as one another; what differs is what they spend it on. A rank
 waits for another one while its main thread has no core within its backward pass (DDP). The exchange itself takes all of
@@ -10,21 +12,48 @@ them as long, so the least such time of a step is no wait:
 The interval covers what the record leaves open: being ready without a core looks like waiting; off its core in another
 phase a rank may wait for the others (FSDP) or for something of its own. A wait that keeps its core busy looks like
 work.
+
+A run of this trainer (:func:`ranks_of`): which rank made the others wait, and for which part of its step.
+
+Every rank of a machine has the same clock (CLOCK_MONOTONIC). A rank *arrives* when its own work before the exchange is
+done: under ddp when its last gradients are ready, under fsdp when its first forward pass begins, which gathers weights.
+
+    wait of a rank      last arrival - its own arrival
+    exchange            end of the backward pass's exchange - last arrival (ddp)
+    excess of a rank    mean time that it takes for one part of its step - the longest of the others' means
+    saved               mean over steps of: last arrival - what it were, had that rank spent on that part what the next
+                        one does: its longest time becomes the other's longest, its second longest the second longest
+    without data        mean over steps of: last arrival - what it were, had no rank waited for data in that step
+
+So savings keep the scatter of arrivals, and count a rank only where it is last. An excess within scatter is not
+counted. Under fsdp ranks also wait within their passes, and with several micro-batches in each: there waits are not
+known.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.policy import RANK_STEPS_UNLIKE
-from harness.explain.spans import FETCH, NOT_MEASURED, column, spans_of
-from harness.explain.statistics import Estimate, from_blocks, holding
+from harness.explain.ledger import derived_steps
+from harness.explain.policy import RANK_STEPS_UNLIKE, STRAGGLER_BLOCKS_SHARE, STRAGGLER_ERRORS_MIN
+from harness.explain.spans import FETCH, NOT_MEASURED, column, once_per_run, spans_of
+from harness.explain.statistics import Estimate, from_blocks, holding, widening
+from harness.scenario.overrides import lookup_number
+from harness.study.contract import EXCHANGE, PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, rank_file
+from harness.study.files import check
 from harness.study.run_data import RunData
+from harness.study.tables import StoredTable
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Float = NDArray[np.float64]
 BACKWARD = "backward"
@@ -172,3 +201,293 @@ def _saved_at_most(block: RankSteps, gone: Float) -> Float:
     waits = block.off_core + block.elsewhere + block.unseen - block.off_core.min(axis=0)
     saved: Float = np.minimum((gone + waits).min(axis=0), gone.max(axis=0))
     return saved
+
+
+Unknown = Literal["", "device", "micro-batches", "not recorded"]
+AFTER = ("optimizer", "sync", "log", "checkpoint", "other")  # phases between an exchange and the next step
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """The measured steps of one rank, means in ms. ``wait_ms``: for the other ranks; None where nobody knows."""
+
+    number: int
+    step_ms: float
+    tokens_per_s: float | None
+    fetch_ms: float
+    wait_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """``saved_ms`` a step, if the rank took no longer for ``part`` (a stage or a phase) than the next one does."""
+
+    number: int
+    part: str
+    excess_ms: float
+    saved_ms: float
+    error_ms: float = 0.0  # the standard error of the excess, as neighbouring steps may be alike
+
+
+@dataclass(frozen=True)
+class RanksReport:
+    """Ranks of one run, or the mean over blocks. ``exchange_ms``: of a step.
+
+    ``unknown``: why waits are not known. ``clock_error_ms``: between nodes; None on one node.
+    """
+
+    parallel: str
+    step_ms: float
+    ranks: tuple[RankTimes, ...]
+    exchange_ms: float | None = None
+    straggler: Straggler | None = None
+    unknown: Unknown = ""
+    nodes: int = 1
+    clock_error_ms: float | None = None
+    data_costs_ms: float | None = None  # a step would be shorter by that if no rank had any data work; None: not known
+
+    @property
+    def without_straggler_ms(self) -> float:
+        """What a step would take without what the straggler takes longer."""
+        return self.step_ms - (0.0 if self.straggler is None else self.straggler.saved_ms)
+
+
+@dataclass(frozen=True)
+class _RankArrivals:
+    """One rank's measured steps, in ns: (steps,) each. ``arrival`` is NaN where nobody knows."""
+
+    step: Float
+    start: Float
+    wall: Float
+    tokens: Float
+    arrival: Float
+    data: Float  # of its parts, all that data takes
+    exchange_end: Float
+    parts: dict[str, Float]  # from the exchange before to the arrival
+
+
+def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
+    """The blocks of one arm, averaged; None where its runs had one rank, or were attached to."""
+    return _mean([found for run in runs if (found := ranks_of_run(run)) is not None])
+
+
+@once_per_run("ranks")
+def ranks_of_run(run: RunData) -> RanksReport | None:
+    """As :func:`ranks_of`, of one run."""
+    facts = run.record.facts
+    count = facts.ranks or 1
+    if facts.attached is not None or count < 2 or run.folder is None or run.record.status != "done":
+        return None
+    found = []
+    for number in range(count):
+        with suppress(InputError):  # a damaged table is said elsewhere
+            hidden = bool(facts.asynchronous) or _gathers_often(run)
+            rank = _read(run if number == 0 else _other(run, number), number, hidden=hidden)
+            if rank is not None:
+                found.append(rank)
+    if len(found) < count:
+        return None
+    common = found[0].step
+    for one in found[1:]:
+        common = np.intersect1d(common, one.step)
+    if not common.size:
+        return None
+    ranks = [_only(one, common) for one in found]
+    own_tokens = ranks[0].tokens - sum((one.tokens for one in ranks[1:]), np.zeros(len(common)))
+    ranks[0] = replace(ranks[0], tokens=own_tokens)  # its table has those of all
+    error_ms = None if facts.clock_error_ns is None else facts.clock_error_ns / 1e6
+    report = replace(_report(facts.parallel or "", ranks), nodes=facts.nodes or 1, clock_error_ms=error_ms)
+    if all(one.wait_ms is not None for one in report.ranks):
+        return report
+    return replace(
+        report, unknown="device" if facts.asynchronous else "micro-batches" if _gathers_often(run) else "not recorded"
+    )
+
+
+def _gathers_often(run: RunData) -> bool:
+    """True if a step has several forward passes that each begin with a wait for the other ranks."""
+    accumulated = lookup_number(run.record.config, "optimizer.accumulation", 1) > 1
+    return run.record.facts.parallel == "fsdp" and accumulated
+
+
+def _other(run: RunData, number: int) -> RunData:
+    assert run.folder is not None
+    names = [rank_file(table, number) for table in ("steps", "spans")]
+    check(run.folder, run.record.digests, names)
+    steps = StoredTable(run.folder / names[0], STEP_COLUMNS)
+    spans = StoredTable(run.folder / names[1], SPAN_COLUMNS)
+    return RunData(run.record, steps, spans, None)
+
+
+def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
+    """``hidden``: when it arrives is not known."""
+    table = derived_steps(run).table
+    if table is None or not len(table):
+        return None
+    start, wall, step = (column(table, name) for name in ("start_ns", "wall_ns", "step"))
+    forward, exchanges = _moments(run, number)
+    arrival, end = np.full(len(step), np.nan), np.full(len(step), np.nan)
+    if not hidden:  # of a device the host's clock does not say when it arrives
+        first = exchanges if len(exchanges) else forward
+        place = np.searchsorted(start, first[:, 0], side="right") - 1
+        inside = (place >= 0) & (first[:, 0] < start[place] + wall[place])
+        for where, (moment, over) in zip(place[inside][::-1], first[inside][::-1], strict=True):  # a step's first stays
+            arrival[where] = moment
+            end[where] = over if len(exchanges) else np.nan
+    phases = {name: np.nan_to_num(column(table, f"{name}_ns")) for name in PHASES}
+    parts = _parts(table, phases)
+    consecutive = np.concatenate([[False], np.abs(start[1:] - start[:-1] - wall[:-1]) < 1e6])
+    for name in AFTER:  # what a step ends with delays the next one
+        parts[name] = np.where(consecutive, np.concatenate([[0.0], phases[name][:-1]]), 0.0)
+    before = sum((phases[name] for name in (FETCH, "h2d", "forward")), np.zeros(len(step)))
+    if len(exchanges):
+        parts["backward"] = np.maximum(arrival - start - before, 0.0)
+    else:
+        parts.pop("forward")
+        parts["backward"] = np.where(consecutive, np.concatenate([[0.0], phases["backward"][:-1]]), 0.0)
+    measured = np.flatnonzero(np.not_equal(column(table, "warmup"), 1) & (wall > 0))
+    tokens = column(table, "tokens")
+    data = phases[FETCH] + phases["h2d"]
+    return _only(_RankArrivals(step, start, wall, tokens, arrival, data, end, parts), step[measured])
+
+
+def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
+    """What a rank does before it arrives; its wait for data by the stages that it waited for, where they are known."""
+    within = {stage: column(table, f"during_wait_{stage}_ns") for stage in STAGES}
+    split = not any(np.isnan(one).all() for one in within.values())
+    data = {stage: np.nan_to_num(one) for stage, one in within.items()} if split else {FETCH: phases[FETCH]}
+    return {**data, "h2d": phases["h2d"], "forward": phases["forward"]}
+
+
+def _moments(run: RunData, number: int) -> tuple[Float, Float]:
+    """When forward passes began, and exchanges of gradients with their ends, (spans, 2) each, in order."""
+    forward, exchanges = [], []
+    for batch in run.span_batches(["role", "rank", "name", "start_ns", "end_ns"]):
+        columns = (batch.column(name).to_pylist() for name in ("role", "rank", "name", "start_ns", "end_ns"))
+        for role, rank, name, start, end in zip(*columns, strict=True):
+            if rank == number and role == EXCHANGE:
+                exchanges.append((start, end))
+            elif rank == number and role == "main" and name == "forward":
+                forward.append((start, end))
+    return _in_order(forward), _in_order(exchanges)
+
+
+def _in_order(pairs: list[tuple[int, int]]) -> Float:
+    return np.array(sorted(pairs), dtype=np.float64).reshape(-1, 2)
+
+
+def _only(rank: _RankArrivals, steps: Float) -> _RankArrivals:
+    chosen = np.flatnonzero(np.isin(rank.step, steps))
+    columns = {one.name: getattr(rank, one.name)[chosen] for one in fields(rank) if one.name != "parts"}
+    return replace(rank, parts={name: one[chosen] for name, one in rank.parts.items()}, **columns)
+
+
+def _report(parallel: str, ranks: Sequence[_RankArrivals]) -> RanksReport:
+    arrivals = np.stack([one.arrival for one in ranks])
+    known = np.asarray(np.isfinite(arrivals).all(axis=0))
+    last = arrivals[:, known].max(axis=0)
+    times = []
+    for number, one in enumerate(ranks):
+        seconds = one.wall.sum() / 1e9
+        times.append(
+            RankTimes(
+                number,
+                step_ms=float(one.wall.mean()) / 1e6,
+                tokens_per_s=None if np.isnan(one.tokens).any() else float(one.tokens.sum() / seconds),
+                fetch_ms=float(sum(one.parts.get(name, np.zeros(1)).mean() for name in (*STAGES, FETCH))) / 1e6,
+                wait_ms=float((last - one.arrival[known]).mean()) / 1e6 if known.any() else None,
+            )
+        )
+    ends = np.stack([one.exchange_end for one in ranks])[:, known]
+    timed = known.any() and not np.isnan(ends).any()
+    return RanksReport(
+        parallel,
+        step_ms=float(np.mean([one.step_ms for one in times])),
+        ranks=tuple(times),
+        exchange_ms=float((ends.max(axis=0) - last).mean()) / 1e6 if timed else None,
+        straggler=_straggler(ranks, known) if known.any() else None,
+        data_costs_ms=_data_costs_ms(ranks, known) if known.any() else None,
+    )
+
+
+def _data_costs_ms(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> float:
+    arrivals, data = (
+        np.stack(one)[:, known] for one in ([rank.arrival for rank in ranks], [one.data for one in ranks])
+    )
+    return float((arrivals.max(axis=0) - (arrivals - data).max(axis=0)).mean()) / 1e6
+
+
+def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Straggler | None:
+    """The rank and the part of its step that the others wait for most; None where none takes longer."""
+    steps = int(known.sum())
+    arrivals = np.stack([one.arrival[known] for one in ranks])
+    last = arrivals.max(axis=0)
+    found: list[Straggler] = []
+    for part in ranks[0].parts:
+        if any(part not in one.parts for one in ranks):
+            continue
+        spent = [np.nan_to_num(one.parts[part][known]) for one in ranks]
+        means = [float(one.mean()) for one in spent]
+        for number, mean in enumerate(means):
+            following = max((other for other in range(len(means)) if other != number), key=means.__getitem__)
+            excess = mean - means[following]
+            if excess > 0:
+                earlier = arrivals.copy()
+                earlier[number] -= _beyond(spent[number], spent[following])
+                saved = float((last - earlier.max(axis=0)).mean())
+                apart = spent[number] - spent[following]
+                error = float(apart.std()) / math.sqrt(max(1, steps - 1)) * widening(apart)
+                found.append(Straggler(number, part, excess / 1e6, saved / 1e6, error / 1e6))
+    return max(found, key=lambda one: one.saved_ms, default=None)
+
+
+def _beyond(slow: Float, other: Float) -> Float:
+    """By how much each of ``slow`` is longer than the time of ``other`` that has the same place in order of length."""
+    beyond = np.empty(len(slow))
+    beyond[np.argsort(slow, kind="stable")] = np.sort(slow) - np.sort(other)
+    return beyond
+
+
+def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
+    """Of blocks; the straggler is one that nearly all of them name, with means over those (scatter names many)."""
+    if not reports:
+        return None
+    named = [one.straggler for one in reports if one.straggler is not None]
+    places = [(one.number, one.part) for one in named]
+    worst = max(places, key=places.count, default=None)
+    same = [one for one in named if (one.number, one.part) == worst]
+    straggler = None
+    if worst is not None and len(same) >= STRAGGLER_BLOCKS_SHARE * len(reports):
+        error_ms = math.sqrt(sum(one.error_ms**2 for one in same)) / len(same)
+        excess_ms = _average([one.excess_ms for one in same])
+        if excess_ms > STRAGGLER_ERRORS_MIN * error_ms:
+            straggler = Straggler(*worst, excess_ms, _average([one.saved_ms for one in same]), error_ms)
+    exchanges = [one.exchange_ms for one in reports if one.exchange_ms is not None]
+    costs = [one.data_costs_ms for one in reports]
+    return RanksReport(
+        reports[0].parallel,
+        _average([one.step_ms for one in reports]),
+        tuple(_mean_rank(group) for group in zip(*(one.ranks for one in reports), strict=True)),
+        _average(exchanges) if exchanges else None,
+        straggler,
+        next((one.unknown for one in reports if one.unknown), ""),
+        reports[0].nodes,
+        max((one.clock_error_ms for one in reports if one.clock_error_ms is not None), default=None),
+        None if any(one is None for one in costs) else _average([one or 0.0 for one in costs]),
+    )
+
+
+def _mean_rank(group: Sequence[RankTimes]) -> RankTimes:
+    tokens = [one.tokens_per_s for one in group if one.tokens_per_s is not None]
+    waits = [one.wait_ms for one in group if one.wait_ms is not None]
+    return RankTimes(
+        group[0].number,
+        _average([one.step_ms for one in group]),
+        _average(tokens) if len(tokens) == len(group) else None,
+        _average([one.fetch_ms for one in group]),
+        _average(waits) if waits else None,
+    )
+
+
+def _average(values: Sequence[float]) -> float:
+    return float(np.mean(values))

@@ -11,7 +11,7 @@ parallel  stage time within waits for other batches
 outside   stage time within training steps that did not wait
 between   stage time between training steps (beside an evaluation)
 
-This says where the time lies. ``replay.removals`` says what each stage cost the step (exposed).
+This says where the time lies. ``replay.attribution`` says what each stage cost the step (exposed).
 
 A device is idle while it has nothing queued. The cause is what the host did at that moment:
 
@@ -27,10 +27,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import (
+from harness.explain.spans import (
+    FETCH,
     SPANS_AT_ONCE,
     Int,
     Pieces,
+    RunSpans,
     Stretches,
     clip,
     covered,
@@ -42,7 +44,6 @@ from harness.explain.intervals import (
     touches,
     union,
 )
-from harness.explain.spans import FETCH, RunSpans
 from harness.study.contract import CAUSES, STAGES
 
 TRANSFER = STAGES.index("transfer")

@@ -23,12 +23,12 @@ from typing import Literal, cast, get_args
 
 from harness.explain.ledger import RunLedger
 from harness.explain.statistics import Estimate, from_amounts, from_block_values, from_blocks
-from harness.judge.probes.host_load import host_load
+from harness.judge.probes.machine_load import host_load
 from harness.scenario.claims import CLAIMS, SHARES, ClaimKind, ClaimName, Figure
 from harness.scenario.overrides import differing, lookup, lookup_number
 from harness.study.contract import SAMPLER
+from harness.study.records import RunFacts
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from trainer.json_types import JsonObject
 
 COMPUTE = ("h2d", "forward", "backward", "optimizer")

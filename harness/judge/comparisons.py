@@ -10,17 +10,33 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
-from harness.explain.ledger import Blocks, arm_lead
+from harness.explain.ledger import (
+    MEASURES,
+    Blocks,
+    Rate,
+    arm_lead,
+    per_step_of,
+    rates_of,
+    speed,
+    speed_logs,
+    steps_per_s,
+    tokens_per_s,
+)
 from harness.explain.policy import INDEPENDENT_BLOCKS, INDEPENDENT_BLOCKS_ALONE
-from harness.explain.speeds import MEASURES, Rate, per_step_of, rates_of, speed, speed_logs, steps_per_s, tokens_per_s
 from harness.explain.statistics import Estimate, Likeness, likeness
 from harness.judge import policy
-from harness.judge.doubts import Doubt, RemedyKind, barred
+from harness.judge.doubts import Doubt, RemedyKind, RunFailure, barred, unseen_of
 from harness.judge.losses import Losses, compare_losses
-from harness.judge.problems import RunFailure
-from harness.judge.unseen import unseen_of
-from harness.judge.unsteady import InTotal, in_total
-from harness.judge.verdicts import Judged, UndecidedKind, Verdict, confidence_of_each, is_useless, judge
+from harness.judge.verdicts import (
+    InTotal,
+    Judged,
+    UndecidedKind,
+    Verdict,
+    confidence_of_each,
+    in_total,
+    is_useless,
+    judge,
+)
 from harness.judge.waits import Waits, gain_from_waits, open_ranks, waits_of
 from harness.study.records import RunRecord
 

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from harness.explain.ledger import Blocks
-from harness.explain.speeds import COUNTED, alternated, per_step_of
+from harness.explain.ledger import COUNTED, Blocks, alternated, per_step_of
 from harness.judge import policy
 from harness.judge.losses import Losses
 from harness.machine.packages import OWN_PACKAGE
@@ -96,6 +95,7 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "epoch_ends": MEASURED,
     "evaluating_steps": MEASURED,
     "evaluating_share": MEASURED,
+    "program_ms": MEASURED,
     "marked_steps": MEASURED,
 }
 # Facts that are fingerprints of code of the user's own, where the configuration has the key: two states of it differ.

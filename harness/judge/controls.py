@@ -1,22 +1,45 @@
-"""Reports what controls show by themselves: each arm's data path alone, and what the probes cost.
+"""Reports pairs of arms that are not compared: data paths alone, probes and their cost, and several ranks with one.
 
 A sample is one row of a batch: ``data.sequence_length`` positions, padding included. The cost of a probe is the step
 time with it / without it, minus 1. Both alternated, so the ratio is paired.
+
+Scaling:
+
+efficiency      ratio of tokens/s / ratio of ranks (1: each rank trains as fast as one alone)
+loss            mean over the last tenth of the tokens that every arm of the comparison trained on
+time to a loss  of training alone (steps, without the pauses between repetitions), until the mean loss of a tenth of
+                all tokens is for the first time no higher than the higher of the two arms' losses above; where the
+                loss of each arm has fallen to it by more than it scatters
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from harness.explain.ledger import Blocks, RepetitionTotals, RunLedger, mean_over
-from harness.explain.speeds import Rate, rates_of, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
-from harness.explain.statistics import Estimate, estimate
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.ledger import (
+    Blocks,
+    Rate,
+    RepetitionTotals,
+    RunLedger,
+    mean_over,
+    rates_of,
+    speed,
+    steps_per_s,
+    tokens_per_s,
+    trained_tokens_per_s,
+)
+from harness.explain.spans import column
+from harness.explain.statistics import Estimate, estimate, inverse
 from harness.judge.comparisons import Controls, Measured, Missing
+from harness.judge.policy import LOSS_FALL_ERRORS, LOSS_WINDOW_SHARE, SAME_BATCH_WITHIN
 from harness.judge.verdicts import Judged
 from harness.judge.waits import waited_over
-from harness.scenario.overrides import lookup, lookup_number
+from harness.scenario.overrides import differing, lookup, lookup_number
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
 from harness.study.records import ArmRecord
 from harness.study.run_data import RunData
@@ -178,3 +201,143 @@ def _cost(
     if ratio is not None and step_ms is not None:
         low, high = (None if bound is None else bound - 1 for bound in (ratio.ci_low, ratio.ci_high))
         yield ProbeCost(probes, against, Estimate(ratio.median - 1, low, high, ratio.n), step_ms)
+
+
+Float = NDArray[np.float64]
+# Sections and keys that say how many ranks there are and what each of them computes of a step, or change no step.
+OF_RANKS = ("launch", "data.batch_size", "optimizer.accumulation", "compute.threads", "evaluation", "log_every")
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """Mean losses over a tenth of the tokens: after how many tokens, after how many seconds of steps."""
+
+    tokens: Float
+    seconds: Float
+    loss: Float
+    error: float  # standard error of such a mean, from how neighbouring steps differ
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Two arms with different numbers of ranks. Losses and times: (baseline, candidate), means over blocks."""
+
+    baseline: str
+    candidate: str
+    ranks: tuple[int, int]
+    speedup: Estimate  # of tokens/s
+    weak: bool | None  # the global batch grew with the ranks; False: it is the same; None: neither, or not known
+    per_step: tuple[float, float] | None = None  # tokens of all ranks
+    threads: tuple[int, int] | None = None  # of all ranks together, where the host's threads compute
+    cores: int | None = None
+    losses: tuple[float, float] | None = None
+    target: float | None = None
+    seconds: tuple[float, float] | None = None
+    differs: tuple[str, ...] = ()  # keys of the configuration in which the arms differ beside the ranks and their batch
+
+    @property
+    def efficiency(self) -> float:
+        """The share of its speed that each rank keeps."""
+        return self.speedup.median * self.ranks[0] / self.ranks[1]
+
+    @property
+    def efficiency_range(self) -> tuple[float, float] | None:
+        """What the interval of the speed leaves open; None without one."""
+        if self.speedup.ci_low is None or self.speedup.ci_high is None:
+            return None
+        each = self.ranks[0] / self.ranks[1]
+        return self.speedup.ci_low * each, self.speedup.ci_high * each
+
+
+def scaling(
+    names: tuple[str, str], runs: tuple[Sequence[RunData], Sequence[RunData]], speedup: Estimate | None
+) -> Scaling | None:
+    """How ``names`` scale; None where both have as many ranks, or their speeds were not compared.
+
+    The one with fewer ranks is the baseline here, whichever it is of the comparison: what fewer ranks keep is no
+    efficiency.
+    """
+    ranks = tuple(max((run.record.facts.ranks or 1 for run in arm), default=1) for arm in runs)
+    attached = any(run.record.facts.attached is not None for arm in runs for run in arm)
+    if speedup is None or ranks[0] == ranks[1] or attached:
+        return None
+    if ranks[1] < ranks[0]:
+        return scaling((names[1], names[0]), (runs[1], runs[0]), inverse(speedup))
+    curves = [{run.record.block: one for run in arm if (one := _steps(run)) is not None} for arm in runs]
+    shared = sorted(set(curves[0]) & set(curves[1]))
+    steps = [(curves[0][block], curves[1][block]) for block in shared]
+    per_step = _tokens_per_step(runs)
+    facts = [arm[0].record.facts for arm in runs]
+    threads = None
+    if facts[0].threads and facts[1].threads and not (facts[0].asynchronous or facts[1].asynchronous):
+        threads = facts[0].threads * ranks[0], facts[1].threads * ranks[1]
+    weak = None if per_step is None else _is_weak(per_step[1] / per_step[0], ranks[1] / ranks[0])
+    cores = facts[1].cores and facts[1].cores * (facts[1].nodes or 1)
+    found = Scaling(*names, (ranks[0], ranks[1]), speedup, weak, per_step, threads, cores, differs=_other_keys(runs))
+    blocks = [both for pair in steps if (both := _curves(*pair)) is not None]
+    if not blocks:
+        return found
+    reached, fallen = [], True
+    for both in blocks:
+        ends = [float(one.loss[-1]) for one in both]
+        fallen &= all(float(one.loss[0]) - max(ends) > LOSS_FALL_ERRORS * one.error for one in both)
+        reached.append((*ends, max(ends), *(float(one.seconds[np.argmax(one.loss <= max(ends))]) for one in both)))
+    losses, target, seconds = np.split(np.mean(reached, axis=0), (2, 3))
+    found = replace(found, losses=(float(losses[0]), float(losses[1])))
+    return replace(found, target=float(target[0]), seconds=(float(seconds[0]), float(seconds[1]))) if fallen else found
+
+
+def _other_keys(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple[str, ...]:
+    """Keys of the configuration in which the arms differ, but for those of ranks and their batch."""
+    keys = differing(*(arm[0].record.config for arm in runs))
+    return tuple(sorted(key for key in keys if not any(key == one or key.startswith(f"{one}.") for one in OF_RANKS)))
+
+
+def _tokens_per_step(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple[float, float] | None:
+    """Of all ranks, whatever the losses were: means over all steps; None where they were not counted."""
+    found = []
+    for arm in runs:
+        tables = [table for run in arm if (table := run.step_columns(["tokens"])) is not None and len(table)]
+        counts = np.concatenate([column(table, "tokens") for table in tables]) if tables else np.full(1, np.nan)
+        found.append(float(counts.mean()))
+    return (found[0], found[1]) if all(np.isfinite(one) and one > 0 for one in found) else None
+
+
+def _is_weak(batch: float, ranks: float) -> bool | None:
+    """Whether the global batch grew as the ranks did; None where it neither did nor stayed."""
+    if abs(batch / ranks - 1) <= SAME_BATCH_WITHIN:
+        return True
+    return False if abs(batch - 1) <= SAME_BATCH_WITHIN else None
+
+
+def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
+    """Tokens, seconds and loss of every step, warm-up steps included: they train too. None where one is not known."""
+    if run.record.status != "done":
+        return None
+    table = run.step_columns(["tokens", "wall_ns", "loss"])
+    if table is None or not len(table):
+        return None
+    tokens, wall, loss = (column(table, name) for name in ("tokens", "wall_ns", "loss"))
+    if np.isnan(tokens).any() or np.isnan(wall).any() or not np.isfinite(loss).all():
+        return None
+    return tokens, wall / 1e9, loss
+
+
+def _curves(one: tuple[Float, Float, Float], other: tuple[Float, Float, Float]) -> tuple[LossCurve, LossCurve] | None:
+    """Both curves up to the tokens that both trained on."""
+    most = min(one[0].sum(), other[0].sum())
+    found = [_curve(*steps, most) for steps in (one, other)]
+    return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
+
+
+def _curve(tokens: Float, seconds: Float, loss: Float, most: float) -> LossCurve | None:
+    reached = np.cumsum(tokens)
+    until = int(np.searchsorted(reached, most, side="right"))
+    width = max(1, round(LOSS_WINDOW_SHARE * most / tokens.mean()))
+    if until < width:
+        return None
+    sums = np.concatenate([[0.0], np.cumsum(loss[:until])])
+    means = (sums[width:] - sums[:-width]) / width
+    apart = np.diff(loss[:until])
+    error = float(np.sqrt(np.mean((apart - apart.mean()) ** 2) / 2 / width)) if len(apart) > 1 else 0.0
+    return LossCurve(reached[width - 1 : until], np.cumsum(seconds)[width - 1 : until], means, error)

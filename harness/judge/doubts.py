@@ -3,13 +3,25 @@
 Detectors return :class:`Doubt` records. Each reader (report, ``whatif``, advice) asks :func:`barred` before it states a
 verdict or a prediction. :data:`RULES` is the only precedence: where several doubts bar a claim, the first one is the
 cause. A doubt bars only what it makes unknown, so most of them bar nothing.
+
+Detectors of what no comparison is needed for stand here too: too much time of a step that was not seen
+(:class:`Unseen`), and what is missing from a study or failed in it (:class:`StudyProblem`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from harness.explain.causes import CODE, slow_causes
+from harness.explain.lead_use import LeadUse
+from harness.explain.ledger import RunLedger, arm_lead
+from harness.explain.policy import MIN_BLOCKS
+from harness.judge.policy import CORE_WAIT_SHARE_MAX, UNSEEN_SHARE_MAX
+from harness.study.contract import PROFILED
+from harness.study.records import COMMAND, ArmRecord, RunFacts, RunRecord, StudyRecord
+from harness.study.run_data import RunData
 
 # What a reader may state. A ratio is the measured figure itself; the next two are predictions of a loader's settings.
 # A recommendation is a prediction that is offered unasked.
@@ -178,3 +190,251 @@ def doubt(
     """Make a doubt with the remedy of its rule, or with another ``remedy``. ``blocks``: see :class:`Remedy`."""
     asked = remedy or RULE_OF[kind].remedy
     return Doubt(kind, arms, share, None if asked is None else Remedy(asked, blocks), where, cores)
+
+
+_REASONS: Mapping[str, Literal["no core", "blocked", "device", "ranks"]] = {
+    "no core": "no core",
+    "blocked": "blocked",
+    "device": "device",
+    "ranks": "ranks",
+}
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Shares of the time of measured steps, means over blocks. ``place``: where most of the blocked time passed."""
+
+    blocked: float = 0.0
+    place: str | None = None
+    waiting: float = 0.0
+    device: bool = False  # an asynchronous one computed: the host's waits say nothing of what they cost there
+    ranks: int = 1  # that wait for one another: what one of them would gain by itself, nobody knows from its own steps
+    restarting: float = 0.0  # waits in which an epoch ended, or a loader's first batch came anew
+    sampling: float = 0.0  # share of time in a DataLoader's sampler, in the main thread
+    workers: int = 0  # number of workers of its DataLoader
+    persistent_workers: bool = False  # true if these outlive an epoch
+    # Loader workers whose loader began no epoch anew in the measured steps of any block; 0: it did, or it is not known.
+    never_restarted: int = 0
+    tokenizing: float = 0.0  # in the training loop itself, in no fetch: part of no claim about data
+    evaluating_steps: int = 0  # of all blocks: left out, as an evaluation ran within them
+    evaluating: float = 0.0  # of the time of these and the measured steps
+
+    def doubts(self, arm: str = "", *, recorded: bool = False) -> tuple[Doubt, ...]:
+        """What of its time was not seen. ``recorded``: the device's work was, but for other streams."""
+        arms = (arm,) if arm else ()
+        found = []
+        if self.waiting > CORE_WAIT_SHARE_MAX:
+            found.append(doubt("no core", *arms, share=self.waiting))
+        if self.blocked > UNSEEN_SHARE_MAX:
+            found.append(doubt("blocked", *arms, share=self.blocked, where=self.place or ""))
+        if self.device:
+            found.append(doubt("one stream" if recorded else "device", *arms))
+        if self.ranks > 1:
+            found.append(doubt("ranks", *arms))
+        if self.evaluating_steps:
+            found.append(doubt("evaluation left out", *arms, share=self.evaluating))
+        return in_order(found)
+
+    @property
+    def reason(self) -> Literal["no core", "blocked", "device", "ranks"] | None:
+        """Why nothing can be said of what a change would save; None where it can."""
+        found = barred(self.doubts(), "prediction")
+        return None if found is None else _REASONS[found.kind]
+
+
+def waiting_share(facts: Sequence[RunFacts]) -> float | None:
+    """Mean share of the time in which the main thread of attached runs had no core; None of other runs."""
+    known = [one.waiting_share for one in facts if one.waiting_share is not None]
+    return sum(known) / len(known) if known else None
+
+
+def unseen(runs: Sequence[RunData]) -> Unseen | None:
+    """Return :func:`unseen_of` the facts of ``runs``."""
+    return unseen_of([run.record.facts for run in runs])
+
+
+def unseen_of(runs: Sequence[RunFacts]) -> Unseen | None:
+    """Return what was not seen of attached runs; None for those that this trainer's own ledger recorded."""
+    facts = [one for one in runs if one.attached is not None]
+    if not facts:
+        return None
+    blocked = sum(one.unseen_share or 0.0 for one in facts) / len(facts)
+    return Unseen(
+        blocked=blocked,
+        place=_place(facts, blocked),
+        waiting=sum(one.waiting_share or 0.0 for one in facts) / len(facts),
+        sampling=sum(one.sampling_share or 0.0 for one in facts) / len(facts),
+        workers=max(one.workers or 0 for one in facts),
+        persistent_workers=all(one.persistent_workers for one in facts),
+        restarting=sum(one.restarting_share or 0.0 for one in facts) / len(facts),
+        never_restarted=max(one.workers or 0 for one in facts) if all(one.epoch_ends == 0 for one in facts) else 0,
+        tokenizing=sum(one.tokenizing_share or 0.0 for one in facts) / len(facts),
+        evaluating_steps=sum(one.evaluating_steps or 0 for one in facts),
+        evaluating=sum(one.evaluating_share or 0.0 for one in facts) / len(facts),
+        device=any(one.asynchronous for one in facts),
+        ranks=max(one.ranks or 1 for one in facts),
+    )
+
+
+def _place(facts: Sequence[RunFacts], blocked: float) -> str | None:
+    """Return the sampled line that takes most of the ``blocked`` share of the time; else what the agent noted."""
+    sampled = [one for one in slow_causes(facts) if one.kind == CODE and not one.phase and one.place]
+    most = max(sampled, key=lambda one: one.spent_share, default=None)
+    if most is not None and most.spent_share >= blocked / 2:
+        return f"{most.place} ({most.code})" if most.code else most.place
+    return next((one.unseen_place for one in facts if one.unseen_place is not None), None)
+
+
+StudyProblemKind = Literal[
+    "nothing finished", "partial", "stray", "status", "ended", "no measured step", "few blocks", "few steps",
+    "few parts", "diverged", "compiled", "lead", "left out",
+]  # fmt: skip
+
+LeadRemedy = Literal["slices", "runs", "command"]  # turns of this trainer, whole runs of it, or a program of others
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """How a run of ``arm`` ended before it was done; ``error``: the first line of its message."""
+
+    arm: str
+    status: str
+    error: str | None
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class StudyProblem:
+    """Something that is missing from a study."""
+
+    kind: StudyProblemKind
+    # "partial": finished ones of the planned runs; "few blocks": blocks; "diverged", "compiled": runs that did
+    count: int = 0
+    planned: int = 0  # "partial": runs; "diverged", "compiled": of so many
+    status: str = ""  # "status": the study's
+    arm: str = ""  # "no measured step", "diverged", "compiled", "lead": whose; "left out": which
+    # "partial": the other planned runs (``arm/block``); "stray": arms not of the study; "left out": missing packages
+    names: tuple[str, ...] = ()
+    lead_use: LeadUse | None = None  # "lead": how much of its steps was made before
+    remedy: LeadRemedy = "slices"  # "lead": of what, by how the arm was measured
+    failure: RunFailure | None = None  # "ended": how all these ``blocks`` did
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProbeProblem:
+    """What a probe could not do, as it reported that, and in which runs (``arm/block``)."""
+
+    text: str
+    runs: tuple[str, ...]
+    everywhere: bool  # whether in all runs of the study
+
+
+def failures(names: Iterable[str], records: Mapping[str, Sequence[RunRecord]]) -> tuple[RunFailure, ...]:
+    """The first failure of each arm that has one."""
+    bad = ([record for record in records.get(name, ()) if record.status != "done"] for name in names)
+    return tuple(_failure(found[0]) for found in bad if found)
+
+
+def study_problems(
+    study: StudyRecord,
+    arms: Sequence[ArmRecord],
+    records: Mapping[str, Sequence[RunRecord]],
+    ledgers: Mapping[str, Mapping[int, RunLedger]],
+    blocks: int,
+) -> tuple[StudyProblem, ...]:
+    """What is missing from ``study``, most important first. ``arms`` as in study.json, the rest by arm."""
+    found = []
+    profiled = {arm.name for arm in arms if arm.control == PROFILED}
+    known = {arm.name for arm in study.arms}
+    stray = [arm.name for arm in arms if known and arm.name not in known]
+    planned = _planned(study, [arm for arm in arms if arm.name not in stray], records)
+    done = {(name, block) for name, group in ledgers.items() for block in group}
+    done |= {(name, one.block) for name in profiled for one in records.get(name, ()) if one.status == "done"}
+    absent = [f"{name}/{block}" for name, block in planned if (name, block) not in done]
+    finished = len(planned) - len(absent)
+    if not finished:
+        found.append(StudyProblem("nothing finished"))
+    elif absent:
+        found.append(StudyProblem("partial", finished, len(planned), names=tuple(absent)))
+    if stray:
+        found.append(StudyProblem("stray", names=tuple(stray)))
+    if study.status != "done":
+        found.append(StudyProblem("status", status=study.status))
+    endings: dict[RunFailure | str, list[int]] = {}  # one for all blocks of an arm that ended alike
+    for name, group in records.items():
+        for record in group if name not in stray else ():
+            if record.status != "done":
+                endings.setdefault(_failure(record), []).append(record.block)
+            elif name not in profiled and record.block not in ledgers.get(name, {}):
+                endings.setdefault(name, []).append(record.block)
+    for ending, where in endings.items():
+        if isinstance(ending, RunFailure):
+            found.append(StudyProblem("ended", failure=ending, blocks=tuple(where)))
+        else:
+            found.append(StudyProblem("no measured step", arm=ending, blocks=tuple(where)))
+    found += _diverged(study, arms, ledgers)
+    found += _compiled(records)
+    found += _lead(study, arms, ledgers)
+    found += [StudyProblem("left out", arm=arm, names=tuple(missing)) for arm, missing in study.left_out.items()]
+    if finished and blocks < MIN_BLOCKS:
+        attached = any(record.facts.attached is not None for group in records.values() for record in group)
+        one_run = attached and not any(COMMAND in arm.declared for arm in arms)  # whose blocks are parts of it
+        kind: StudyProblemKind = "few parts" if study.is_training else "few steps" if one_run else "few blocks"
+        found.append(StudyProblem(kind, blocks))
+    return tuple(found)
+
+
+def _planned(
+    study: StudyRecord, arms: Sequence[ArmRecord], records: Mapping[str, Sequence[RunRecord]]
+) -> list[tuple[str, int]]:
+    """Arm and block of every run of ``study``, in the order of the blocks; an arm is profiled once."""
+    blocks = range(study.blocks) if study.blocks else sorted({one.block for group in records.values() for one in group})
+    return [(arm.name, block) for block in blocks for arm in arms if block == blocks[0] or arm.control != PROFILED]
+
+
+def _diverged(
+    study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
+) -> list[StudyProblem]:
+    """Of arms that no comparison speaks of, and of controls whose arm trained well."""
+    times = {name: sum(run.diverged for run in group.values()) for name, group in ledgers.items()}
+    compared = {name for pair in study.comparisons for name in (pair.baseline, pair.candidate)}
+    return [
+        StudyProblem("diverged", times[arm.name], len(ledgers[arm.name]), arm=arm.name)
+        for arm in arms
+        if times.get(arm.name) and arm.name not in compared and not (arm.of and times.get(arm.of))
+    ]
+
+
+def _lead(
+    study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
+) -> Iterator[StudyProblem]:
+    """Arms whose steps lived off batches that lay ready, and A/A controls whose arm's did not."""
+    uses = {arm.name: arm_lead(ledgers.get(arm.name, {})) for arm in arms}
+    worth = {name for name, use in uses.items() if use is not None and use.is_worth_saying}
+    for arm in arms:
+        if arm.name in worth and not (arm.control == "a-a" and arm.of in worth):
+            attached = any(run.record.facts.attached is not None for run in ledgers[arm.name].values())
+            remedy: LeadRemedy = "command" if attached else "runs" if study.interleave == "runs" else "slices"
+            yield StudyProblem("lead", arm=arm.name, lead_use=uses[arm.name], remedy=remedy)
+
+
+def _compiled(records: Mapping[str, Sequence[RunRecord]]) -> Iterator[StudyProblem]:
+    """Arms whose measured steps hold the time of compiling."""
+    for name, group in records.items():
+        if compiled := sum(bool(record.facts.measured_compilations) for record in group):
+            yield StudyProblem("compiled", compiled, len(group), arm=name)
+
+
+def probe_problems(runs: Sequence[RunData]) -> tuple[ProbeProblem, ...]:
+    """What probes could not do, each once."""
+    where: dict[str, list[str]] = {}
+    for run in runs:
+        for problem in dict.fromkeys(run.probes.problems):
+            where.setdefault(problem, []).append(f"{run.record.arm}/{run.record.block}")
+    return tuple(ProbeProblem(text, tuple(names), len(names) == len(runs)) for text, names in where.items())
+
+
+def _failure(record: RunRecord) -> RunFailure:
+    error = record.error.splitlines()[0] if record.error else None
+    return RunFailure(record.arm, record.status, error, record.exit_code)

@@ -16,6 +16,16 @@ tests/harness/judge/test_policy.py"""
 RESTART_SHARE_MAX = 0.01
 """Share of the time. Above it a replay of other loader settings is wrong. tests/harness/judge/test_policy.py"""
 
+# Diagnoses.
+DIAGNOSED_SHARE_MIN = 0.10
+"""Share of a step by the clock. A program is not bound by what takes less. tests/harness/judge/test_diagnosis.py"""
+FINDING_SHARE_MIN = 0.05
+"""Share of a step by the clock. What takes less is no finding beside the diagnosis.
+tests/harness/judge/test_diagnosis.py"""
+COMPUTE_SHARE_MIN = 0.5
+"""Share of a step by the clock. Forward, backward and optimizer bound a program from here on.
+tests/harness/judge/test_diagnosis.py"""
+
 # Verdicts.
 ENOUGH_BLOCKS = 5
 """Blocks to ask for: the fewest whose interval is about as narrow as the data. tests/harness/judge/test_policy.py"""

@@ -12,22 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from harness.explain.dose import Dose, What, dose, parse_control
-from harness.explain.ledger import Blocks, measure
-from harness.explain.overlap import SyncCall, mean_hidden_behind, sync_audit
+from harness.explain.exposure import Dose, SyncCall, What, dose, mean_hidden_behind, parse_control, sync_audit
+from harness.explain.ledger import Blocks, measure, per_step_of, speed, steps_per_s
 from harness.explain.policy import HANDOVER_TIMES_MAX, MIN_BLOCKS, REPLAY_ERROR_MAX
 from harness.explain.replay.predict import Replays, replace_data
 from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.recording import ReplayError
 from harness.explain.replay.whatif import validation_arms
 from harness.explain.spans import spans_of
-from harness.explain.speeds import per_step_of, speed, steps_per_s
 from harness.explain.statistics import Estimate, Likeness, estimate, from_blocks
 from harness.judge.comparisons import Absent, Controls, Measured, alike_blocks, arm_floor, ideal_speed
-from harness.judge.doubts import Bar, Claim, Doubt, RemedyKind, barred, doubt, in_order
+from harness.judge.doubts import Bar, Claim, Doubt, RemedyKind, barred, doubt, in_order, unseen
 from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN, ENOUGH_BLOCKS, RESTART_SHARE_MAX, SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmExplained, Explained, PredictedRatio, WhatIf
-from harness.judge.unseen import unseen
 from harness.judge.verdicts import is_useless
 from harness.judge.waits import uneven_speed, uneven_waits
 from harness.scenario.edits import Edits, parse_edits

@@ -10,28 +10,23 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.explain.bounds import Bound, BoundShares, agreed
-from harness.explain.causes import SlowCause, StepPart
-from harness.explain.dose import Dose
+from harness.explain.causes import SlowCause
+from harness.explain.exposure import Dose, SyncCall
 from harness.explain.lead_use import LeadUse
-from harness.explain.overlap import SyncCall
-from harness.explain.ranks import GroupGain
-from harness.explain.replay.critical_path import PathLink, PathTime
+from harness.explain.ranks import GroupGain, RanksReport
+from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.replay.prediction import Assumption
 from harness.explain.replay.recording import ReplayGap
-from harness.explain.replay.removals import Removal
 from harness.explain.statistics import Estimate
-from harness.explain.stragglers import RanksReport
 from harness.explain.unusual_steps import LongSteps, StepKinds, StepTimes
+from harness.explain.wall import StepPart, Wall
 from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
 from harness.judge.confounds import Confound
-from harness.judge.controls import DataPath, ProbeCost
-from harness.judge.doubts import Bar, Doubt
+from harness.judge.controls import DataPath, ProbeCost, Scaling
+from harness.judge.doubts import Bar, Doubt, ProbeProblem, StudyProblem, Unseen
 from harness.judge.learning import Learning
 from harness.judge.losses import Learned
-from harness.judge.problems import ProbeProblem, StudyProblem
-from harness.judge.scaling import Scaling
-from harness.judge.unseen import Unseen
 from harness.judge.waits import UnevenSpeed, UnevenWaits
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
@@ -141,6 +136,35 @@ class ArmExplained:
     doses: tuple[Dose, ...] = ()  # its slowdown injections
 
 
+DiagnosisKind = Literal[
+    "input-bound", "checkpoint-bound", "own code", "garbage collection", "evaluation-bound", "recompiling",
+    "cores too few", "growing", "padding", "compute-bound", "unknown",
+]  # fmt: skip
+DiagnosisRemedy = Literal[
+    "advice", "persistent workers", "fewer restarts", "faster sampler", "tokenize before", "faster loading",
+    "save less often", "less often", "other thread", "freeze", "evaluate less often", "fewer shapes", "free cores",
+    "find the growth", "pad less", "model", "profile",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One answer to where the wall clock of an attached program goes: what it costs, and what to do.
+
+    ``saving``: times as fast a step would be without it; None: not known. ``at_most``: it is a bound.
+    """
+
+    kind: DiagnosisKind
+    name: str  # of its largest part: a stage, a phase, a place
+    ms: Estimate  # a step
+    share: float  # of the step by the clock
+    saving: Estimate | None
+    at_most: bool
+    remedy: DiagnosisRemedy  # "advice": what replay found worth trying
+    part: StepPart  # its largest part
+    share_of_part: float = 1.0  # of ``ms``, by its largest part
+
+
 @dataclass(frozen=True)
 class ArmReport:
     """One arm or control."""
@@ -158,8 +182,8 @@ class ArmReport:
     attached: str | None = None
     step_ends: str | None = None
     unseen: Unseen | None = None
-    # Where its main thread had no core for much of the time: the parts of a step without these waits, and the waits.
-    parts: tuple[StepPart, ...] = ()
+    wall: Wall | None = None  # where the wall clock of such a program goes
+    diagnoses: tuple[Diagnosis, ...] = ()  # what costs most of that, then other findings, ranked by cost
     doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
     causes: tuple[SlowCause, ...] = ()  # what slowed the steps of such a program
     optimizer_steps: int = 0  # of the runs that counted what was skipped, warm-up steps too
@@ -171,8 +195,14 @@ class ArmReport:
     tokenizer_proof: str | None = None
     copies: int = 0  # loader workers that made the same batches; 0 if none did
     workers: int = 0  # number of loader workers
+    crowded: bool = False  # True if its threads and loader workers are more than its cores
     idle_workers: int = 0  # workers that delivered no batch in any block
     gave_no_items: bool = False  # True if the dataset had no items for the idle workers
+
+    @property
+    def parts(self) -> tuple[StepPart, ...]:
+        """The parts of a step of such a program; empty of others."""
+        return () if self.wall is None else self.wall.parts
 
 
 @dataclass(frozen=True)

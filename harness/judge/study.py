@@ -9,29 +9,52 @@ from typing import get_args
 import numpy as np
 
 from harness.explain.bounds import mean_shares
-from harness.explain.causes import parts_without_waits, slow_causes
-from harness.explain.ledger import Blocks, RunLedger, arm_lead, measure, part_over, without_split
-from harness.explain.overlap import release, work_out
+from harness.explain.causes import slow_causes
+from harness.explain.exposure import release, work_out
+from harness.explain.ledger import (
+    Blocks,
+    Rate,
+    RunLedger,
+    arm_lead,
+    measure,
+    part_over,
+    speed,
+    steps_per_s,
+    tokens_per_s,
+    trained_tokens_per_s,
+    without_split,
+)
 from harness.explain.policy import MIN_BLOCKS
-from harness.explain.ranks import RankSteps, group_gain, rank_steps
+from harness.explain.ranks import RankSteps, group_gain, rank_steps, ranks_of, ranks_of_run
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
-from harness.explain.speeds import Rate, speed, steps_per_s, tokens_per_s, trained_tokens_per_s
 from harness.explain.statistics import Estimate, Likeness, estimate
-from harness.explain.stragglers import ranks_of, ranks_of_run
 from harness.explain.unusual_steps import long_steps, step_kinds, step_times
+from harness.explain.wall import wall
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
 from harness.judge.confounds import confounds, used_lead, useful_fraction
-from harness.judge.controls import data_paths, probe_costs
-from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, barred, doubt, in_order
+from harness.judge.controls import data_paths, probe_costs, scaling
+from harness.judge.diagnosis import diagnose
+from harness.judge.doubts import (
+    Doubt,
+    DoubtKind,
+    RemedyKind,
+    Unseen,
+    barred,
+    doubt,
+    failures,
+    in_order,
+    probe_problems,
+    study_problems,
+    unseen,
+)
 from harness.judge.learning import learning
 from harness.judge.losses import Learned, learned, loss_of
 from harness.judge.policy import ENOUGH_BLOCKS
 from harness.judge.predictions import declared_floor, explain, explain_arm, few_blocks_remedy
-from harness.judge.probes.device_health import device_health, differences
-from harness.judge.problems import failures, probe_problems, study_problems
+from harness.judge.probes.machine_load import device_health, differences
 from harness.judge.report_types import (
     ArmAdvice,
     ArmExplained,
@@ -43,15 +66,12 @@ from harness.judge.report_types import (
     NotCompared,
     StudyReport,
 )
-from harness.judge.scaling import scaling
-from harness.judge.unseen import Unseen, unseen
-from harness.judge.unsteady import drift
+from harness.judge.verdicts import drift
 from harness.judge.waits import bounds_of, split_runs, stage_means, uneven_waits, waited_range
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
 from harness.study.contract import PHASES, PROFILED
-from harness.study.records import ArmRecord, RunRecord, StudyRecord
+from harness.study.records import ArmRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from trainer.json_types import JsonObject
 
 
@@ -92,17 +112,18 @@ def analyse(
     uses = _uses(study, arms)  # of A/A controls too, as a claim is no surer than they
     plain = {arm.name for arm in arms.declared if arm.control is None}
     comparisons = tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons)
+    advice = _advice(comparisons, arms, declared_floor(study))
     return StudyReport(
         study=study,
         # A profiled run is no figure of its arm: the profiler slows it.
-        arms=tuple(_arm(arm, arms) for arm in arms.declared if arm.control != PROFILED),
+        arms=tuple(_diagnosed(_arm(arm, arms), advice) for arm in arms.declared if arm.control != PROFILED),
         comparisons=comparisons,
         problems=study_problems(study, arms.declared, arms.records, arms.ledgers, arms.blocks),
         emulated=any(bool(record.facts.emulated) for record in records),
         environment=study.environment or next((r.environment for r in records if r.environment), {}),
         probe_costs=tuple(probe_costs(arms.declared, arms.ledgers, runs)),
         probe_problems=probe_problems(runs),
-        advice=_advice(comparisons, arms, declared_floor(study)),
+        advice=advice,
         step_times=step_times([run for group in arms.runs.values() for run in group]),
         learned=_learned(study, arms),
         uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items() if name in plain),
@@ -324,7 +345,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=hidden,
-        parts=parts_without_waits(arms.runs[name], blocks) if hidden is not None and hidden.reason == "no core" else (),
+        wall=None if totals.p50_ms is None else wall(arms.runs[name], blocks, totals.p50_ms),
         doubts=arm_doubts(name, totals, hidden, explained, blocks, arms.few_blocks),
         causes=slow_causes([run.record.facts for run in arms.runs.get(name, ())]),
         optimizer_steps=sum(
@@ -336,9 +357,14 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         tokenizer_proof=facts.tokenizer_proof,
         copies=_copies(blocks),
         workers=facts.workers or 0,
+        crowded=facts.cores is not None and (facts.threads or 1) + (facts.workers or 0) > facts.cores,
         idle_workers=idle,
         gave_no_items=idle > 0 and all(run.record.facts.gave_no_items(idle) for run in blocks.values()),
     )
+
+
+def _diagnosed(arm: ArmReport, advice: Sequence[ArmAdvice]) -> ArmReport:
+    return replace(arm, diagnoses=diagnose(arm, next((one for one in advice if one.arm == arm.name), None)))
 
 
 def _copies(blocks: Blocks) -> int:

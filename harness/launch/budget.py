@@ -22,8 +22,8 @@ from harness.judge.cost import (
     rounded_up,
 )
 from harness.scenario.model import Scenario
+from harness.study.records import read_record
 from harness.study.store import write_json
-from harness.study.validation import read_record
 from trainer.devices.profiles import load_profile
 from trainer.errors import InputError, in_words
 

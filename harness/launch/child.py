@@ -47,8 +47,7 @@ from harness.probes.ledger.steps import StepRecorder
 from harness.probes.probe_set import ProbeSet
 from harness.probes.profilers.clocks import realtime_minus_monotonic
 from harness.probes.run_probes import RunProbes
-from harness.study.records import RunRecord
-from harness.study.run_facts import RunFacts
+from harness.study.records import RunFacts, RunRecord
 from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute

@@ -1,7 +1,7 @@
 """Decides after the measured steps of a run if torch.profiler has to close what CUDA events leave open.
 
 Events do not separate work from waiting while the host is still launching what the device is at
-(``harness.explain.launches``). If that is more than ``LIMIT_SHARE_MIN`` of the measured time, a few more steps are
+(``harness.explain.bounds``). If that is more than ``LIMIT_SHARE_MIN`` of the measured time, a few more steps are
 profiled. They come last, because a profiler may slow its process for good.
 """
 
@@ -35,9 +35,8 @@ def open_ns(kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: in
     """Nanoseconds from ``since_ns`` until ``until_ns`` that events leave open, by the rule of the analysis."""
     import numpy as np
 
-    from harness.explain.intervals import Stretches
-    from harness.explain.launches import device_work, per_step
-    from harness.explain.spans import RunSpans, Spans, begun_when_launched
+    from harness.explain.bounds import device_work, per_step
+    from harness.explain.spans import RunSpans, Spans, Stretches, begun_when_launched
 
     names: dict[str, int] = {}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.launch.nodes import nodes_of
 from harness.launch.protocol import DataMessage
-from harness.study.run_facts import RunFacts
+from harness.study.records import RunFacts
 from trainer.compute.base import Compute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError

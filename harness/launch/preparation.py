@@ -19,8 +19,7 @@ from harness.launch.progress import announced
 from harness.launch.protocol import DataMessage
 from harness.launch.user_trial import TriedSources
 from harness.machine.environment import has_nvidia_driver
-from harness.study.records import StudyRecord
-from harness.study.validation import first_fault
+from harness.study.records import StudyRecord, first_fault
 from trainer.config import TrainerConfig, recorded_config
 from trainer.errors import InputError, in_words
 from trainer.json_types import integer, section

@@ -71,7 +71,7 @@ from trainer.ranks import ALONE, Rank, RanksDifferError, gloo_group, is_of_the_e
 if TYPE_CHECKING:
     from harness.launch.uploads import Uploader
     from harness.scenario.plan import Arm
-    from harness.study.run_facts import RunFacts
+    from harness.study.records import RunFacts
     from trainer.checkpoint import Saver
     from trainer.checkpoint_folder import Checkpoint
     from trainer.compute.base import Compute

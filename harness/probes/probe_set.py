@@ -88,7 +88,7 @@ class ProbeSet:
         return merged
 
     def report(self) -> dict[str, Json]:
-        """What probes.json holds (``harness.study.probes_json`` reads it)."""
+        """What probes.json holds (``harness.study.run_data`` reads it)."""
         problems: list[str] = []
         failed: list[str] = []
         facts: dict[str, Json] = {}

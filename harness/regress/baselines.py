@@ -19,7 +19,7 @@ from harness.explain.policy import CONFIDENCE
 from harness.machine.packages import OWN_PACKAGE, PACKAGES
 from harness.regress.policy import KEPT_SESSIONS, MS_DIGITS
 from harness.regress.series import MACHINE, STEP, BlockSeries, Days, Session, apart, session_of
-from harness.study.names import check_folder_name
+from harness.study.files import check_folder_name
 from trainer.errors import InputError
 from trainer.files import read_json, write_text
 from trainer.json_types import Json, JsonObject

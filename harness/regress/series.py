@@ -24,16 +24,15 @@ from harness.explain.ledger import Blocks, derived_steps, mean_over, measure
 from harness.explain.spans import column
 from harness.explain.statistics import Estimate, student_t, widening
 from harness.judge.confounds import alike_environment, useful_fraction
+from harness.judge.doubts import waiting_share
 from harness.judge.losses import loss_of
-from harness.judge.probes.device_health import device_health
-from harness.judge.unseen import waiting_share
+from harness.judge.probes.machine_load import device_health
 from harness.regress.policy import DAY_DEVIATION, MIN_SESSIONS, MS_DIGITS, ROUNDS_PER_RUN, SESSION_APART_H
 from harness.scenario.overrides import flatten
 from harness.study.contract import PHASES, STAGES
-from harness.study.names import FolderName
-from harness.study.records import StudyRecord
+from harness.study.files import FolderName
+from harness.study.records import RunFacts, RunFactsField, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts, RunFactsField
 from trainer.errors import InputError
 from trainer.json_types import JsonObject, section
 
@@ -118,9 +117,9 @@ def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: 
     return float(np.median(np.concatenate(logs))) if logs else None
 
 
-def total_log(baseline: Rounds, candidate: Rounds, part: str = STEP) -> float | None:
-    """Log of the ratio of total times: moved by a rare long step, too; None where a side spent nothing."""
-    pair = _paired(baseline, candidate, part)
+def total_log(baseline: Rounds, candidate: Rounds) -> float | None:
+    """Return the log of the ratio of total step times. A rare long step moves it. None if a side spent nothing."""
+    pair = _paired(baseline, candidate, STEP)
     if pair is None or not pair[0].sum() > 0 or not pair[1].sum() > 0:
         return None
     return math.log(pair[1].sum() / pair[0].sum())

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.speeds import ChoicePass
 from harness.explain.statistics import wilson
-from harness.judge.learning import ArmCurves, Learning
+from harness.judge.learning import ArmCurves, ChoicePass, Learning
 from harness.show.drawing import (
     CURVES,
     GRID,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.explain.dose import Dose, Unfitted
+from harness.explain.exposure import Dose, Unfitted
 from harness.explain.policy import DOSE_BLOCKS_MAX, EXPOSED_SLOPE_MIN, HANDOVER_TIMES_MAX, KINK_BEND_MIN, MIN_BLOCKS
 from harness.explain.replay.prediction import Assumption
 from harness.explain.statistics import Estimate

@@ -33,6 +33,7 @@ from harness.show.sentences import believed_ratio, ceiling_text, data_text, disa
 from harness.show.tables import NOT_MEASURED
 from harness.show.text.doubts import confound_lines, problem_lines
 from harness.show.text.verdicts import also_noteworthy, finding, missing_text, more_blocks, undecided_because
+from harness.show.verdict_card import VerdictCard, verdict_card
 from harness.show.words import count, listing, percent, ratio
 from trainer.errors import one_line
 
@@ -55,6 +56,13 @@ class FirstScreen:
     legend: tuple[tuple[str, str], ...]
     next_steps: NextSteps
     names: ArmNames  # as this screen and everything below it writes them
+    card: VerdictCard | None = None  # of an attached program: it is shown in place of the headlines
+
+    @property
+    def next_note(self) -> str:
+        """The note of the next steps; "" under a card whose diagnosis is not about the data, if there is no step."""
+        about_data = self.card is None or self.card.kind == "input-bound" or self.next_steps.ranked
+        return self.next_steps.note if about_data else ""
 
 
 def first_screen(report: StudyReport) -> FirstScreen:
@@ -100,6 +108,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
         legend=tuple(names.legend),
         next_steps=next_steps(advised, names, ideal),
         names=names,
+        card=verdict_card(report, names),
     )
 
 

@@ -26,6 +26,7 @@ from harness.show import drawing, machine
 from harness.show.drawing import Picture
 from harness.show.markdown import Page, Section
 from harness.show.names import ArmNames
+from harness.show.verdict_card import VerdictCard
 
 _ID = re.compile(r'(\bid="|href="#|url\(#)')
 ONE_LINE = 40  # characters of a cell that is not broken
@@ -39,6 +40,8 @@ def page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[StepTime
     opening = [
         (f"<h2>{escape(one.title)}</h2>" if one.title else "") + markdown.render(one.text) for one in report.opening
     ]
+    if report.card is not None:
+        opening.append(bar(report.card))
     return Template(_asset("page.html")).substitute(
         title=markdown.renderInline(report.title),
         hashes=" ".join(map(_hash, (plot, script))),
@@ -50,6 +53,19 @@ def page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[StepTime
         uplot=plot,
         script=script,
     )
+
+
+def bar(card: VerdictCard) -> str:
+    """One bar of the whole step; each part has a tooltip, as the table above it has the figures."""
+    begun, parts = 0.0, []
+    for place, one in enumerate(card.bar):
+        parts.append(
+            f'<rect x="{100 * begun:.3f}%" width="{100 * one.share:.3f}%" height="28" fill="var(--c{place})">'
+            f"<title>{escape(f'{one.label}: {one.ms}, {100 * one.share:.0f} %')}</title></rect>"
+        )
+        begun += one.share
+    label = escape("; ".join(f"{one.label} {100 * one.share:.0f} %" for one in card.bar))
+    return f'<svg class="step-bar" role="img" aria-label="{label}" width="100%" height="28">{"".join(parts)}</svg>'
 
 
 def fragment(text: str) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.explain.policy import LOSS_STEPS
-from harness.explain.speeds import RightShare, right_share
-from harness.judge.learning import ArmCurves, CurvesCompared, Learning
+from harness.judge.learning import ArmCurves, CurvesCompared, Learning, RightShare, right_share
 from harness.judge.losses import Learned
 from harness.show.names import ArmNames
 from harness.show.tables import NOT_MEASURED, Markdown, estimate_cell, finite, number_cell, record_json, safe, table

@@ -6,16 +6,16 @@ Of a program that nobody here wrote it also says what was timed, what ended a st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from harness.explain.causes import WAITING
+from harness.explain.causes import CODE, GC
 from harness.explain.policy import KINDS_BETWEEN_MAX, LONG_STEPS_SHARE_MAX, REPLAY_ERROR_MAX
 from harness.explain.ranks import GroupGain
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps
+from harness.judge.doubts import Unseen
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, RESTART_SHARE_MAX, UNSEEN_SHARE_MAX, WITNESSES_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals
-from harness.judge.unseen import Unseen
 from harness.judge.waits import UnevenSpeed
 from harness.show.dose import dose_line
 from harness.show.names import ArmNames
@@ -25,6 +25,8 @@ from harness.show.text.findings import cause_texts
 from harness.show.text.verdicts import reason
 from harness.show.words import capitalised, count, interval, listing, part_of, percent, percent_over, ratio
 from harness.study.contract import STAGES
+
+DIAGNOSED = (CODE, GC, "compiled")  # kinds of causes that are parts of a step
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,18 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     lines = [Headline(name, _with_evaluations(arm, step), f"{data}{_gain(arm)}{served}")]
     lines += [Headline(*texts) for texts in cause_texts(arm, _mean_ms(arm))]
     if arm.unseen is not None:
-        lines += [*_unseen(arm.unseen, _mean_ms(arm)), *_without_waits(arm)]
+        lines += _unseen(arm.unseen, _mean_ms(arm))
     lines += [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
     lines += [*skipped_lines([arm], names), *engine_lines([arm], names)]
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
     return lines
+
+
+def cause_findings(arm: ArmReport) -> list[str]:
+    """Return what the agent noted of slow steps, as far as no diagnosis has it."""
+    unnamed = replace(arm, causes=tuple(one for one in arm.causes if one.kind not in DIAGNOSED))
+    return [Headline(*texts).text for texts in cause_texts(unnamed, _mean_ms(arm))]
 
 
 def _with_evaluations(arm: ArmReport, step: str) -> str:
@@ -400,20 +408,6 @@ def _sampler(arm: ArmReport) -> str:
     )
 
 
-def _without_waits(arm: ArmReport) -> Iterator[Headline]:
-    """The parts of a step with the waits for a core taken out, which are known on a machine in use as well."""
-    part = part_of(_mean_ms(arm))
-    shown = [one for one in arm.parts if one.name != WAITING and one.ms.median >= WAIT_SHARE * _mean_ms(arm)]
-    if shown:
-        texts = [f"{one.name} {part(one.ms.median)}{_between(one.ms, part)}" for one in shown]
-        waited = next(part(one.ms.median) for one in arm.parts if one.name == WAITING)
-        yield Headline("Without waits for a core", f"{listing(texts)} a step", f"The waits for a core take {waited}.")
-
-
-def _between(ms: Estimate, part: Callable[[float], str]) -> str:
-    return "" if ms.ci_low is None or ms.ci_high is None else f" ({part(ms.ci_low)} to {part(ms.ci_high)})"
-
-
 def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
     part = part_of(step_ms)
     if one.tokenizing >= WAIT_SHARE:
@@ -427,8 +421,8 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
             "Not to be trusted",
             f"the main thread waited for a core for {percent_over(one.waiting, CORE_WAIT_SHARE_MAX)} of the time (at "
             f"most {percent(CORE_WAIT_SHARE_MAX)} is trusted)",
-            "Causes and places above still hold. Other processes, more threads than cores, or a CPU quota took the "
-            "core. Repeat on a free machine: until then no saving is predicted.",
+            "Other processes, more threads than cores, or a CPU quota took the core. Repeat on a free machine: until "
+            "then no saving is predicted. The parts of the step have these waits taken out.",
         )
     if one.reason == "blocked":
         place = f", mostly in {one.place}" if one.place else ""

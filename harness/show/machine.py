@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from harness.explain.policy import OUTLIER_QUARTILES
 from harness.explain.unusual_steps import StepTimes
-from harness.judge.probes.device_health import DeviceHealth
-from harness.judge.probes.host_load import HostLoad, RoleLoad
+from harness.judge.probes.machine_load import DeviceHealth, HostLoad, RoleLoad
 from harness.show.names import ArmNames
 from harness.show.policy import OUTLIERS_LISTED
 from harness.show.tables import NOT_MEASURED, number_cell, safe, table

@@ -18,6 +18,7 @@ from harness.show.sentences import sentence_parts
 from harness.show.tables import NOT_MEASURED, code, fenced, number_cell, safe, table
 from harness.show.text.doubts import probe_problem_lines
 from harness.show.timeline.sources import NO_FILES, RecordedFiles
+from harness.show.verdict_card import VerdictCard
 from harness.show.words import probes_named
 from harness.study.records import COMMAND
 
@@ -26,6 +27,9 @@ PICTURES = {
     "comparisons.png": "Every comparison with its interval and the noise floor",
     "ledger.png": "Where each step's time goes",
 }
+
+
+BAR_HEADER = ("part of a step", "time", "share")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Page:
     title: str
     opening: Sequence[Section]
     sections: Sequence[Section]
+    card: VerdictCard | None = None
 
     @property
     def markdown(self) -> str:
@@ -71,6 +76,7 @@ def page(
     problems = [*probe_problem_lines(report.probe_problems), *files.problems, *timeline_cut]
     sections = [
         Section("Verdicts in full", _in_full(report.comparisons, pictures, names)),
+        Section("Waits, and what was timed", _waits_and_timing(screen)),
         Section("Why", why.section(report, pictures, names)),
         Section("What was tried on paper", advice.section(report.advice, names)),
         Section("Comparisons in numbers", numbers.comparisons(report.compared, names)),
@@ -97,7 +103,9 @@ def page(
         Section("How to read this", how_to_read(report)),
         Section("How to reproduce", reproduction(report)),
     ]
-    return Page(safe(report.study.scenario), _opening(screen, pictures), [one for one in sections if one.text])
+    return Page(
+        safe(report.study.scenario), _opening(screen, pictures), [one for one in sections if one.text], screen.card
+    )
 
 
 def opening(title: str, screen: FirstScreen) -> str:
@@ -111,23 +119,49 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         top.append(f"**Emulated:** {safe(screen.emulated)}")
     if screen.beware:
         top.append("\n".join(f"> **{safe(line)}**  " for line in screen.beware))
-    verdict = [
-        "\n".join(
-            f"- **{safe(h.subject)}: {safe(h.finding)}.**" + (f" {safe(h.support)}" if h.support else "")
-            for h in screen.headlines
-        )
-    ]
+    verdict = (
+        [_card(screen.card)]
+        if screen.card is not None
+        else [
+            "\n".join(
+                f"- **{safe(h.subject)}: {safe(h.finding)}.**" + (f" {safe(h.support)}" if h.support else "")
+                for h in screen.headlines
+            )
+        ]
+    )
     if screen.rows:
         verdict.append(table(HEADER, screen.rows))
         verdict.append(_legend(screen.legend))
         verdict.append(_picture("isolated-vs-end-to-end.png", pictures))
     steps = [f"{place}. {safe(line)}" for place, line in enumerate(screen.next_steps.ranked, start=1)]
-    following = _joined("\n".join(steps), safe(screen.next_steps.note))
+    following = _joined("\n".join(steps), safe(screen.next_note))
     return [
         Section("", "\n\n".join(top)),
         Section("Verdict", _joined(*verdict)),
         *([Section("What to try next", following)] if following else []),
     ]
+
+
+def _card(card: VerdictCard) -> str:
+    """The verdict card; its bar is a table."""
+    rows = [(one.label, one.ms, f"{100 * one.share:.0f} %") for one in card.bar]
+    return _joined(
+        safe(card.title),
+        f"**{safe(card.diagnosis)}:** {safe(card.cost)}",
+        table(BAR_HEADER, rows),
+        "\n".join(f"- {safe(one)}" for one in card.findings),
+        safe(card.trust),
+    )
+
+
+def _waits_and_timing(screen: FirstScreen) -> str:
+    """What the card leaves out: waits, gains and what was timed, a line each."""
+    if screen.card is None:
+        return ""
+    return "\n".join(
+        f"- **{safe(h.subject)}: {safe(h.finding)}.**" + (f" {safe(h.support)}" if h.support else "")
+        for h in screen.headlines
+    )
 
 
 def _legend(legend: Sequence[tuple[str, str]]) -> str:

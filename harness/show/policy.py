@@ -29,12 +29,24 @@ WAIT_SHARE = 0.005
 tests/harness/show/test_policy.py"""
 SPENT_SHARE_MIN = 0.05
 """Share of a step. Own code and garbage collections that take less are left out. tests/harness/show/test_policy.py"""
+COLUMNS_SHARE = 0.5
+"""Share of the padding. If more is in columns of padding alone, a shorter batch is the remedy.
+tests/harness/show/test_policy.py"""
 CAUSE_PLACES = 3
 """Places of own code that a line names: the longest. tests/harness/show/test_policy.py"""
 EVERY_STEP_SHARE = 0.95
 """Share of steps. From here on a cause occurs in "every step". tests/harness/show/test_policy.py"""
 LOAD_ALIKE_CORES = 0.1
 """Cores. Loads of two arms that differ by less are given as one. tests/harness/show/test_policy.py"""
+
+# The verdict card of a program
+BAR_PARTS_MAX = 5
+"""Rows of the bar: with more the first screen has more than 16 lines. tests/harness/show/test_verdict_card.py"""
+FINDINGS_SHOWN = 3
+"""Findings beside the diagnosis. More are in the details. tests/harness/show/test_verdict_card.py"""
+COMMAND_LONGEST = 40
+"""Characters of the command in the first line; the beginning of a longer one is left out.
+tests/harness/show/test_verdict_card.py"""
 
 # Comparisons
 DOUBLED_SPEED = 1.0

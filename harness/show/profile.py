@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from harness.explain.probes.operators import KernelUse, Operator, RoleOperators
 from harness.explain.probes.samples import OUTSIDE, Place, Share, StackReport
-from harness.explain.probes.torch_profile import CutProfile, LostProfile, MemoryTimeline, TorchProfile
+from harness.explain.probes.torch_profile import (
+    CutProfile,
+    KernelUse,
+    LostProfile,
+    MemoryTimeline,
+    Operator,
+    RoleOperators,
+    TorchProfile,
+)
 from harness.show.policy import (
     INNERMOST_FRAMES,
     KERNELS_LISTED,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from harness.explain.stragglers import RanksReport, Unknown
+from harness.explain.ranks import RanksReport, Unknown
+from harness.judge.controls import Scaling
 from harness.judge.report_types import ArmReport, Comparison
-from harness.judge.scaling import Scaling
 from harness.show.lone_arms import Headline
 from harness.show.names import ArmNames
 from harness.show.policy import RANK_KEYS_NAMED, STRAGGLER_SHARE_MIN, WAITED_SHARE_MAX

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from harness.explain.bounds import BoundShares
-from harness.explain.dose import Dose
+from harness.explain.exposure import Dose
+from harness.explain.wall import Wall
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Figure
 from harness.judge.controls import DataPath
@@ -16,6 +17,7 @@ from harness.judge.report_types import (
     ArmAdvice,
     ArmReport,
     Comparison,
+    Diagnosis,
     NotCompared,
     PredictedRatio,
     StudyReport,
@@ -64,6 +66,7 @@ def summary(
             {**_comparison(one), "headline": headline.text}
             for one, headline in zip(report.comparisons, screen.each, strict=True)
         ],
+        **({} if screen.card is None else {"card": record_json(screen.card)}),
         "lone_arms": [] if report.comparisons else [headline.text for headline in screen.headlines],
         "advice": [_advice(one) for one in report.advice],
         **({"data_paths": [_data_path(one) for one in report.data_paths]} if report.data_paths else {}),
@@ -206,12 +209,22 @@ def _arm(arm: ArmReport) -> Json:
         "loss": finite(totals.loss),
         "diverged_runs": totals.diverged,
         "against_arm_ratio": estimate_json(arm.against_arm),
-        "parts": [
-            {"name": one.name, "ms": estimate_json(one.ms), "share": finite(one.share), "unit": "ms"}
-            for one in arm.parts
-        ],
+        "parts": [{**record_json(one), "ms": estimate_json(one.ms), "unit": "ms"} for one in arm.parts],
+        **({} if arm.wall is None else {"wall": _wall(arm.wall)}),
+        **({"diagnoses": [_diagnosis(one) for one in arm.diagnoses]} if arm.diagnoses else {}),
         "doubts": [doubt_json(one) for one in arm.doubts],
     }
+
+
+def _wall(one: Wall) -> JsonObject:
+    """The clock that the parts of a step sum to, and the parts of the whole program."""
+    program = [{**record_json(part), "unit": "ms"} for part in one.program]
+    return {"steps": one.steps, "step_ms": estimate_json(one.step_ms), "program": program}
+
+
+def _diagnosis(one: Diagnosis) -> JsonObject:
+    figures = {"ms": estimate_json(one.ms), "saving": estimate_json(one.saving)}
+    return {**record_json(one), **figures, "unit": "ms"}
 
 
 def _bound_shares(shares: BoundShares | None) -> JsonObject | None:

@@ -6,8 +6,10 @@ import textwrap
 
 from harness.show.first_screen import HEADER, FirstScreen
 from harness.show.tables import aligned
+from harness.show.verdict_card import VerdictCard
 
 WIDTH = 100
+BLOCK = "\N{FULL BLOCK}"
 
 
 def lines(screen: FirstScreen) -> list[str]:
@@ -15,19 +17,42 @@ def lines(screen: FirstScreen) -> list[str]:
     found = [*_wrapped("Emulated: ", screen.emulated)] if screen.emulated else []
     for warning in screen.beware:
         found += _wrapped("! ", warning)
+    if screen.card is not None:
+        return found + card_lines(screen.card) + _next(screen)
     for headline in screen.headlines:
         found += _wrapped("", headline.text)
     if screen.rows:
         found += ["", *aligned([HEADER, *screen.rows]), ""]
     if screen.legend:
         found += [*_wrapped("", "; ".join(f"{short} = {name}" for short, name in screen.legend)), ""]
+    return found + _next(screen)
+
+
+def _next(screen: FirstScreen) -> list[str]:
+    found = []
     if screen.next_steps.ranked:
         found.append("What to try next:")
         for place, line in enumerate(screen.next_steps.ranked, start=1):
             found += _wrapped(f"{place}. ", line)
-    if screen.next_steps.note:
-        found += _wrapped("", screen.next_steps.note)
+    if screen.next_note:
+        found += _wrapped("", screen.next_note)
     return found
+
+
+def card_lines(card: VerdictCard) -> list[str]:
+    """The verdict card: title, diagnosis, the bar of a step, findings, and how far to trust it."""
+    found = [*_wrapped("", card.title), *_wrapped("", f"{card.diagnosis}: {card.cost}")]
+    label, amount = (max(map(len, texts)) for texts in ([one.label for one in card.bar], [one.ms for one in card.bar]))
+    room = WIDTH - label - amount - len("  100 %  ") - 2
+    begun = 0.0
+    for one in card.bar:  # each stretch begins where the one above ends: together they are the whole step
+        start, end = round(room * begun), max(round(room * begun) + 1, round(room * (begun + one.share)))
+        begun += one.share
+        figures = f"{one.label:{label}}  {one.ms:>{amount}}  {100 * one.share:3.0f} %"
+        found.append(f"{figures}  {' ' * min(start, room - 1)}{BLOCK * max(1, min(end, room) - start)}".rstrip())
+    for one_finding in card.findings:
+        found += _wrapped("- ", one_finding)
+    return [*found, *_wrapped("", card.trust)]
 
 
 def _wrapped(mark: str, text: str) -> list[str]:

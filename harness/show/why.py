@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.explain.overlap import SyncCall
+from harness.explain.exposure import SyncCall
 from harness.explain.policy import (
     LIMIT_SHARE_MIN,
     LOADERS_BUSY_SHARE,
@@ -14,8 +14,7 @@ from harness.explain.policy import (
     REPLAY_ERROR_MAX,
     ROOM_FELT_SHARE,
 )
-from harness.explain.replay.critical_path import PathLink, PathTime
-from harness.explain.replay.removals import Removal
+from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.spans import UNANNOUNCED
 from harness.judge.doubts import RULE_OF
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf

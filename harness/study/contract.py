@@ -37,7 +37,7 @@ STEP_COLUMNS: tuple[tuple[str, str], ...] = (
     ("device_slack_ns", "int64"),  # work still queued on the device when the host began its (first) fetch
     *((f"starved_{cause}_ns", "int64") for cause in CAUSES),  # these sum to device_starved_ns
     ("contended_ns", "int64"),
-    # What the step would not have lasted without the stage, split additively (harness.explain.replay.removals). On a
+    # What the step would not have lasted without the stage, split additively (harness.explain.replay.attribution). On a
     # synchronous device these sum to fetch_ns. Null after the first steps of a long run that must be replayed.
     *((f"exposed_{stage}_ns", "int64") for stage in STAGES),
     *((f"hidden_{stage}_ns", "int64") for stage in STAGES),  # stage time that cost the step nothing

@@ -1,170 +1,113 @@
-"""Reads one run back: its record, its tables (each when it is first asked for), and what its probes reported."""
+"""Reads one run back: its record, its tables (each when it is first asked for), and what its probes reported.
+
+Times in probes.json are CLOCK_MONOTONIC in nanoseconds. Reading leaves out keys that no record declares, as a later
+version may add.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
-from harness.study.contract import RUN_COLUMNS
-from harness.study.probes_json import ProbesRecord
-from harness.study.records import RunRecord
-from harness.study.table_checks import check_names, completed
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
+
+from harness.study.records import RunRecord, first_fault
+from harness.study.tables import StoredTable
 from trainer.errors import InputError
+from trainer.files import read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Nanoseconds = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+def _ordered(range_: Sequence[int]) -> Sequence[int]:
+    if any(first > last for first, last in zip(range_[::2], range_[1::2], strict=True)):
+        raise ValueError("it ends before it begins")
+    return range_
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchProfilerRecord:
+    """The entry "torch_profiler"."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
+
+    # Of each window: start, end, first step, last step.
+    windows: tuple[Annotated[tuple[Nanoseconds, Nanoseconds, Count, Count], AfterValidator(_ordered)], ...] = ()
+    realtime_minus_monotonic_ns: tuple[Annotated[int, Field(ge=-(2**63), lt=2**63)], ...] = ()  # before and after
+    clock_error_ns: Nanoseconds | None = None  # by how much the difference of the clocks can be off
+    workers: tuple[str, ...] = ()  # roles of the loader workers that left a profile
+    flops: dict[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)  # by operator, over all windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class PySpyRecord:
+    """The entry "py_spy": how its trace was recorded, which is what reading the trace needs."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
+
+    rate_hz: float = Field(ge=0.1, le=1e6)
+    seconds: float = 0  # how long it was to sample
+    native: bool = False
+    gil: bool = False
+    nonblocking: bool = False
+    pid: int = 0  # of the main process
+    metronome: tuple[int, ...] = ()  # process ids, see harness.probes.profilers.spy_process.Metronome
+    started: tuple[int, ...] = ()  # when py-spy was started, and when it began to sample
+    marks: tuple[tuple[int, int], ...] = ()  # when each clock mark began and ended
+    window: Annotated[tuple[Nanoseconds, Nanoseconds], AfterValidator(_ordered)]
+    steps: Count = 0  # in the window
+    samples: Count = 0
+    errors: Count = 0
+    roots: tuple[str, ...] = ()  # folders that modules were imported from, the longest first
+
+
+@dataclass(frozen=True)
+class ProbesRecord:
+    """What the probes of one run reported. None: the probe had no window in this run, or it failed."""
+
+    problems: tuple[str, ...] = ()  # what went wrong, a line each
+    missed_samples: dict[str, Count] = field(default_factory=dict)  # by source: host, nvml
+    taken_samples: dict[str, Count] = field(default_factory=dict)
+    torch_profiler: TorchProfilerRecord | None = None
+    py_spy: PySpyRecord | None = None
+    failed: tuple[str, ...] = ()  # names of probes
+
+
+@cache
+def _adapter() -> TypeAdapter[ProbesRecord]:
+    return TypeAdapter(ProbesRecord)  # making one takes milliseconds
+
+
+def read_facts(path: Path) -> ProbesRecord:
+    """The probes.json at ``path``; InputError, one line, where it is none."""
+    try:
+        content = read_json(path)
+        if isinstance(content, dict) and content.get("py_spy") == {}:  # as it is written where py-spy failed
+            content["py_spy"] = None
+        return _adapter().validate_json(json.dumps(content), strict=True)  # only of JSON may a tuple be an array
+    except ValidationError as error:
+        raise InputError(f"{path}: not what a run's probes report: {first_fault(error)}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from error
+
+
 Result = TypeVar("Result")
-# A table up to this size stays in memory once it was read; a larger one is read again each time, so that the analysis
-# of many long runs holds one of them at a time.
-KEPT_BYTES = 32 * 2**20
-SMALL_FILE_BYTES = 4 * 2**20  # parquet compresses these tables to about a quarter
-BATCH_ROWS = 1 << 18  # of a table that is read in pieces
-OF_RUN = {name for name, _ in RUN_COLUMNS}  # what the record of the run says: not read
-
-
-class StoredTable:
-    """A table of the results contract on disk. Its methods raise InputError where it is not one of ours."""
-
-    def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
-        self._path, self._columns = path, columns
-        self._kept: pa.Table | None = None
-
-    def check(self, *, as_written: bool = False) -> None:
-        """Read all of it once: a damaged file is known before anything is worked out from it.
-
-        ``as_written``: it is known to be what a run wrote (``digests``), so that a large one need not be read for that.
-        """
-        if self._path.stat().st_size <= SMALL_FILE_BYTES:
-            self.read()
-            return
-        _give_back_at_once()
-        if as_written:
-            self._opened().close()
-            return
-        import pyarrow as pa
-
-        for _ in self.batches([name for name, _ in self._columns]):
-            pass
-        pa.default_memory_pool().release_unused()
-
-    def columns(self, names: Sequence[str]) -> pa.Table:
-        """Only these columns of the whole table."""
-        import pyarrow as pa
-
-        kinds = dict(self._columns)
-        schema = pa.schema([(one, pa.type_for_alias(kinds[one])) for one in names])
-        # Another program may have written that no value is null, which is no schema of ours.
-        batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in self.batches(names))
-        return pa.Table.from_batches(batches, schema)
-
-    def read(self) -> pa.Table:
-        """The whole table; columns that came later are null where it lacks them."""
-        if self._kept is not None:
-            return self._kept
-        with self._opened() as file:
-            table = self._complete(file.read())
-        if table.nbytes <= KEPT_BYTES:
-            self._kept = table
-        return table
-
-    @property
-    def rows(self) -> int:
-        """How many rows it has; only the file's end is read for that."""
-        if self._kept is not None:
-            return len(self._kept)
-        with self._opened() as file:
-            return int(file.metadata.num_rows)
-
-    def filtered(self, chosen: Any) -> pa.Table:
-        """The rows that the pyarrow expression ``chosen`` selects; parts of the file that have none are not read."""
-        if self._kept is not None:
-            return self._kept.filter(chosen)
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            with self._opened() as file:
-                names = file.own_names
-            return self._complete(
-                pq.read_table(self._path, columns=names, filters=chosen, page_checksum_verification=True)
-            )
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self._unreadable(error) from error
-
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The table in pieces of at most :data:`BATCH_ROWS` rows, with these columns; texts may come as dictionaries.
-
-        Two row groups are in memory at a time, one being read: a run writes one a portion of its steps.
-        """
-        if self._kept is not None:
-            yield from self._kept.select(columns).to_batches()
-            return
-        import pyarrow as pa
-
-        with self._opened([name for name, kind in self._columns if kind == "string"]) as file:
-            there = [name for name in columns if name in file.schema_arrow.names]
-            try:
-                # Group by group: half the time of reading across their borders.
-                for group in _one_ahead(partial(file.read_row_group, columns=there), file.num_row_groups):
-                    yield from self._complete(group, columns).select(columns).to_batches(BATCH_ROWS)
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-                raise self._unreadable(error) from error
-
-    def _opened(self, dictionaries: Sequence[str] = ()) -> _Reading:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            file = pq.ParquetFile(self._path, read_dictionary=list(dictionaries), page_checksum_verification=True)
-            check_names(self._path, file.schema_arrow.names)
-            return _Reading(file, self)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: Exception) -> InputError:
-        # Some of Arrow's have several lines, and bytes of the file in them.
-        reason = " ".join("".join(one if one.isprintable() else " " for one in str(error)).split())
-        return InputError(f"{self._path}: not a readable parquet file ({reason})")
-
-    def _complete(self, table: pa.Table, wanted: Sequence[str] | None = None) -> pa.Table:
-        return completed(self._path, table, self._columns, wanted)
-
-
-class _Reading:
-    """An open parquet file whose errors become InputError."""
-
-    def __init__(self, file: Any, table: StoredTable) -> None:
-        self._file, self._table = file, table
-
-    def __enter__(self) -> _Reading:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    @property
-    def own_names(self) -> list[str]:
-        """Its columns but for those that say of which run it is."""
-        return [name for name in self._file.schema_arrow.names if name not in OF_RUN]
-
-    def read(self) -> pa.Table:
-        import pyarrow as pa
-
-        try:
-            # Threads cost a small table more than they save.
-            return self._file.read(self.own_names, use_threads=self._table._path.stat().st_size > SMALL_FILE_BYTES)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self._table._unreadable(error) from error
 
 
 class _Lazy:
@@ -232,7 +175,7 @@ class RunData:
 
     def profiles(self) -> tuple[list[pa.Table], list[str]]:
         """Read what torch.profiler left in the run's folder, with a line per file that could not be read."""
-        from harness.study.traces.profiles import read_profiles
+        from harness.study.traces.kineto import read_profiles
 
         if self.folder is None:
             return [], []
@@ -275,32 +218,6 @@ class RunData:
         pa.default_memory_pool().release_unused()
         with suppress(AttributeError, OSError):  # glibc keeps what is freed in pieces, which adds up over long runs
             ctypes.CDLL(None).malloc_trim(0)
-
-
-def _one_ahead(read: Callable[[int], Result], count: int) -> Iterator[Result]:
-    """``read(0)`` to ``read(count - 1)``, each while the one before is used."""
-    if count < 2:
-        yield from map(read, range(count))
-        return
-    with ThreadPoolExecutor(1) as reader:
-        ahead = reader.submit(read, 0)
-        for number in range(1, count + 1):
-            found = ahead.result()
-            if number < count:
-                ahead = reader.submit(read, number)
-            yield found
-
-
-def _give_back_at_once() -> None:
-    """Let the system have each large array back when it is freed: glibc learns to keep them, for runs of millions.
-
-    Smaller ones it keeps: to ask for a new page for each takes a quarter of the time of such an analysis.
-    """
-    m_mmap_threshold, m_trim_threshold = -3, -1  # malloc.h
-    with suppress(AttributeError, OSError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(m_mmap_threshold, 8 << 20)
-        libc.mallopt(m_trim_threshold, 16 << 20)
 
 
 def _filtered(value: StoredTable | pa.Table | None, chosen: Any) -> pa.Table | None:

@@ -24,12 +24,21 @@ from harness.study.contract import (
     Columns,
     arrow_schema,
 )
-from harness.study.digests import CONTENT, check, check_sealed, digest, digests_of, sealed, seals_digests
-from harness.study.names import check_folder_name, check_no_links, folder_name
-from harness.study.probes_json import ProbesRecord, read_facts
+from harness.study.files import (
+    CONTENT,
+    check,
+    check_folder_name,
+    check_no_links,
+    check_sealed,
+    digest,
+    digests_of,
+    folder_name,
+    sealed,
+    seals_digests,
+)
 from harness.study.records import RunRecord, StudyRecord, is_of_study
-from harness.study.run_data import RunData, StoredTable
-from harness.study.tables import with_run, write_parquet, write_table
+from harness.study.run_data import ProbesRecord, RunData, read_facts
+from harness.study.tables import StoredTable, with_run, write_parquet, write_table
 from trainer.errors import InputError
 from trainer.files import read_json, write_atomically, write_text
 from trainer.json_types import JsonObject
@@ -346,7 +355,7 @@ def _record_of(path: Path, content: JsonObject, kind: type[Record]) -> Record:
     """A record from JSON; keys that a later version added are left out, a missing or wrong one is an InputError."""
     from pydantic import ValidationError
 
-    from harness.study.validation import first_fault, made_of
+    from harness.study.records import first_fault, made_of
 
     _check_schema(path, content)
     try:

@@ -1,17 +1,278 @@
-"""Writes tables of the results contract as parquet files; pyarrow is imported only when one is written."""
+"""Reads, checks and writes tables of the results contract as parquet files.
+
+pyarrow is imported only when one is used.
+"""
 
 from __future__ import annotations
 
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.study.contract import RUN_COLUMNS, Columns, arrow_schema
-from harness.study.run_data import StoredTable
+from harness.study.contract import ADDED_COLUMNS, RUN_COLUMNS, SCHEMA, Columns, arrow_schema
+from trainer.errors import InputError
 from trainer.files import naming, write_atomically
 from trainer.leftovers import temporary_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_Group = TypeVar("_Group")
+# A table up to this size stays in memory once it was read; a larger one is read again each time, so that the analysis
+# of many long runs holds one of them at a time.
+KEPT_BYTES = 32 * 2**20
+SMALL_FILE_BYTES = 4 * 2**20  # parquet compresses these tables to about a quarter
+BATCH_ROWS = 1 << 18  # of a table that is read in pieces
+OF_RUN = {name for name, _ in RUN_COLUMNS}  # what the record of the run says: not read
+# Of a step, a span or a sample: what it is and when it was. Of any other column a null says "not measured".
+ALWAYS_KNOWN = {"step", "warmup", "start_ns", "wall_ns", "end_ns", "role", "name", "t_ns", "source", "metric"}
+LARGEST = 2**53  # a hundred days in nanoseconds
+CLOCKS, LATEST_NS = ("start_ns", "end_ns", "t_ns"), 2**62  # since the machine started, a century or so ago
+
+
+class StoredTable:
+    """A table of the results contract on disk. Its methods raise InputError where it is not one of ours."""
+
+    def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
+        self._path, self._columns = path, columns
+        self._kept: pa.Table | None = None
+
+    def check(self, *, as_written: bool = False) -> None:
+        """Read all of it once: a damaged file is known before anything is worked out from it.
+
+        ``as_written``: it is known to be what a run wrote (``digests``), so that a large one need not be read for that.
+        """
+        if self._path.stat().st_size <= SMALL_FILE_BYTES:
+            self.read()
+            return
+        _give_back_at_once()
+        if as_written:
+            self._opened().close()
+            return
+        import pyarrow as pa
+
+        for _ in self.batches([name for name, _ in self._columns]):
+            pass
+        pa.default_memory_pool().release_unused()
+
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        """Only these columns of the whole table."""
+        import pyarrow as pa
+
+        kinds = dict(self._columns)
+        schema = pa.schema([(one, pa.type_for_alias(kinds[one])) for one in names])
+        # Another program may have written that no value is null, which is no schema of ours.
+        batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in self.batches(names))
+        return pa.Table.from_batches(batches, schema)
+
+    def read(self) -> pa.Table:
+        """The whole table; columns that came later are null where it lacks them."""
+        if self._kept is not None:
+            return self._kept
+        with self._opened() as file:
+            table = self._complete(file.read())
+        if table.nbytes <= KEPT_BYTES:
+            self._kept = table
+        return table
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has; only the file's end is read for that."""
+        if self._kept is not None:
+            return len(self._kept)
+        with self._opened() as file:
+            return int(file.metadata.num_rows)
+
+    def filtered(self, chosen: Any) -> pa.Table:
+        """The rows that the pyarrow expression ``chosen`` selects; parts of the file that have none are not read."""
+        if self._kept is not None:
+            return self._kept.filter(chosen)
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with self._opened() as file:
+                names = file.own_names
+            return self._complete(
+                pq.read_table(self._path, columns=names, filters=chosen, page_checksum_verification=True)
+            )
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise self._unreadable(error) from error
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The table in pieces of at most :data:`BATCH_ROWS` rows, with these columns; texts may come as dictionaries.
+
+        Two row groups are in memory at a time, one being read: a run writes one a portion of its steps.
+        """
+        if self._kept is not None:
+            yield from self._kept.select(columns).to_batches()
+            return
+        import pyarrow as pa
+
+        with self._opened([name for name, kind in self._columns if kind == "string"]) as file:
+            there = [name for name in columns if name in file.schema_arrow.names]
+            try:
+                # Group by group: half the time of reading across their borders.
+                for group in _one_ahead(partial(file.read_row_group, columns=there), file.num_row_groups):
+                    yield from self._complete(group, columns).select(columns).to_batches(BATCH_ROWS)
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+                raise self._unreadable(error) from error
+
+    def _opened(self, dictionaries: Sequence[str] = ()) -> _Reading:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            file = pq.ParquetFile(self._path, read_dictionary=list(dictionaries), page_checksum_verification=True)
+            check_names(self._path, file.schema_arrow.names)
+            return _Reading(file, self)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> InputError:
+        # Some of Arrow's have several lines, and bytes of the file in them.
+        reason = " ".join("".join(one if one.isprintable() else " " for one in str(error)).split())
+        return InputError(f"{self._path}: not a readable parquet file ({reason})")
+
+    def _complete(self, table: pa.Table, wanted: Sequence[str] | None = None) -> pa.Table:
+        return completed(self._path, table, self._columns, wanted)
+
+
+class _Reading:
+    """An open parquet file whose errors become InputError."""
+
+    def __init__(self, file: Any, table: StoredTable) -> None:
+        self._file, self._table = file, table
+
+    def __enter__(self) -> _Reading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    @property
+    def own_names(self) -> list[str]:
+        """Its columns but for those that say of which run it is."""
+        return [name for name in self._file.schema_arrow.names if name not in OF_RUN]
+
+    def read(self) -> pa.Table:
+        import pyarrow as pa
+
+        try:
+            # Threads cost a small table more than they save.
+            return self._file.read(self.own_names, use_threads=self._table._path.stat().st_size > SMALL_FILE_BYTES)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise self._table._unreadable(error) from error
+
+
+def _one_ahead(read: Callable[[int], _Group], count: int) -> Iterator[_Group]:
+    """``read(0)`` to ``read(count - 1)``, each while the one before is used."""
+    if count < 2:
+        yield from map(read, range(count))
+        return
+    with ThreadPoolExecutor(1) as reader:
+        ahead = reader.submit(read, 0)
+        for number in range(1, count + 1):
+            found = ahead.result()
+            if number < count:
+                ahead = reader.submit(read, number)
+            yield found
+
+
+def _give_back_at_once() -> None:
+    """Let the system have each large array back when it is freed: glibc learns to keep them, for runs of millions.
+
+    Smaller ones it keeps: to ask for a new page for each takes a quarter of the time of such an analysis.
+    """
+    m_mmap_threshold, m_trim_threshold = -3, -1  # malloc.h
+    with suppress(AttributeError, OSError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(m_mmap_threshold, 8 << 20)
+        libc.mallopt(m_trim_threshold, 16 << 20)
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """InputError where two columns of the table at ``path`` have one name: nobody knows which is meant."""
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise _wrong(path, f"{times} columns named {name!r}")
+
+
+def completed(
+    path: Path, table: pa.Table, columns: tuple[tuple[str, str], ...], wanted: Sequence[str] | None = None
+) -> pa.Table:
+    """``table`` with the types of ``columns``; those that came later are null where it lacks them.
+
+    ``wanted``: the columns that were asked for, where not all. InputError where it is not one of ours.
+    """
+    import pyarrow as pa
+
+    found = {one.name: one.type for one in table.schema}
+    for name, kind in columns:
+        if name in found:
+            if found[name] != pa.type_for_alias(kind):
+                table = _typed(path, table, name, pa.type_for_alias(kind))
+            if name in ALWAYS_KNOWN and table.column(name).null_count:
+                raise _wrong(path, f"column {name!r} holds nulls")
+            if kind == "string":
+                _check_text(path, table, name)
+            elif kind == "int64":
+                _check_range(path, table, name)
+            continue
+        if wanted is not None and name not in wanted:
+            continue
+        if name not in ADDED_COLUMNS:
+            raise _wrong(path, f"no column {name!r}")
+        table = table.append_column(name, pa.nulls(len(table), pa.type_for_alias(kind)))
+    return table
+
+
+def _typed(path: Path, table: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
+    """``table`` with that column as the contract has it: another program may have written the same values wider."""
+    import pyarrow as pa
+
+    found = table.schema.field(name).type
+    if pa.types.is_dictionary(found) and found.value_type == kind:
+        return table
+    try:
+        column = table.column(name).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _wrong(path, f"column {name!r} is {found}, not {kind}") from error
+    return table.set_column(table.schema.get_field_index(name), name, column)
+
+
+def _check_text(path: Path, table: pa.Table, name: str) -> None:
+    """A parquet file may call bytes text; they would fail wherever they are first turned into a name."""
+    import pyarrow as pa
+
+    try:
+        table.column(name).validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise _wrong(path, f"column {name!r} holds bytes that are no text") from error
+
+
+def _check_range(path: Path, table: pa.Table, name: str) -> None:
+    """Sums of nanoseconds and of tokens are exact in floats because each of them is; clocks are never summed."""
+    import pyarrow.compute as pc
+
+    found = pc.min_max(table.column(name))
+    least, most = found["min"].as_py(), found["max"].as_py()
+    low, high = (0, LATEST_NS) if name in CLOCKS else (-LARGEST, LARGEST)
+    if least is not None and not low <= least <= most <= high:
+        raise _wrong(path, f"column {name!r} holds {least if least < low else most}, not {low} to {high}")
+
+
+def _wrong(path: Path, what: str) -> InputError:
+    return InputError(f"{path}: not a results table of schema {SCHEMA}: {what}")
+
 
 TABLE_ROW_GROUP = 1 << 18  # rows at most: a reader who wants some steps reads the row groups that have them
 

@@ -18,7 +18,7 @@ from typing import Literal, cast
 from pydantic import ValidationError
 
 from harness.judge.cost import ArmMeasurement
-from harness.study.validation import first_fault, made_of
+from harness.study.records import first_fault, made_of
 from harness.sweep.journal import FILE
 from harness.sweep.trial_run import RESULT
 from harness.sweep.trials import Trial

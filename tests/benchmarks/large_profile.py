@@ -30,7 +30,7 @@ import json, sys, time
 begin = time.perf_counter()
 from pathlib import Path
 from harness.explain.probes.torch_profile import torch_profile
-from harness.study.probes_json import TorchProfilerRecord
+from harness.study.run_data import TorchProfilerRecord
 from harness.study.traces.kineto import read_profile
 import numpy, pyarrow.compute, pyarrow.json
 imported, spent = time.perf_counter(), time.process_time()

@@ -23,8 +23,7 @@ import numpy as np
 from harness.launch.tables import RunTables
 from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS
-from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
-from harness.study.run_facts import RunFacts
+from harness.study.records import ArmRecord, ComparisonRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from harness.study.tables import TableFile
 from trainer.telemetry import BatchTrace, Blocked, Kernel

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.study.traces.names import DEVICE_WORK, RUNTIME_CALLS
+from harness.study.traces.kineto import DEVICE_WORK, RUNTIME_CALLS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.explain.launches import ended_with_launches
+from harness.explain.bounds import ended_with_launches
 from trainer import telemetry
 from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.compute.injected import NoCompute
@@ -81,7 +81,7 @@ def forwards(run: Callable[[], Any]) -> list[Kernel]:
 
 
 def launch_bound(found: list[Kernel]) -> float:
-    """Share of the brackets that end with their launches, by the rule of ``harness.explain.launches``."""
+    """Share of the brackets that end with their launches, by the rule of ``harness.explain.bounds``."""
     starts, ends, launch_ends = np.array([(one.start_ns, one.end_ns, one.launch_end_ns) for one in found]).T
     return float(ended_with_launches(starts, ends, launch_ends).mean())
 

@@ -10,14 +10,12 @@ import pytest
 import torch
 
 from harness.explain.probes.samples import split
-from harness.judge.probes.device_health import device_health
+from harness.judge.probes.machine_load import device_health
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.settings import SamplerSettings
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
-from harness.study.probes_json import ProbesRecord
-from harness.study.records import RunRecord
-from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
+from harness.study.records import RunFacts, RunRecord
+from harness.study.run_data import ProbesRecord, RunData
 
 pytestmark = [
     pytest.mark.gpu,

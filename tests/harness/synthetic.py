@@ -14,14 +14,12 @@ from harness.judge.comparisons import Absent, Figure
 from harness.judge.doubts import doubt
 from harness.judge.losses import Losses
 from harness.judge.report_types import StudyReport
-from harness.judge.unsteady import InTotal
-from harness.judge.verdicts import judge
+from harness.judge.verdicts import InTotal, judge
 from harness.show import markdown
 from harness.show.first_screen import first_screen
 from harness.study.contract import PHASES, SAMPLE_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Columns, arrow_schema
-from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
+from harness.study.records import ArmRecord, ComparisonRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from trainer.telemetry import StageSpan
 
@@ -46,6 +44,7 @@ class Arm:
         default_factory=lambda: {"h2d": 0.1, "forward": 9.0, "backward": 17.0, "optimizer": 3.0, "sync": 0.6}
     )
     off_core: dict[str, float] = field(default_factory=dict)  # of a phase: without a core, of what it costs
+    rare: dict[str, float] = field(default_factory=dict)  # of a phase: milliseconds that each tenth step takes more
     contended: float = 0.0
     tokens: int = 2048
     trained: int = 1900
@@ -209,13 +208,15 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
         phases = {"fetch": received - now}
         now = received
         for phase, cost in arm.compute.items():
-            phases[phase] = round(cost * factor * MS)
-            emit("main", phase, -1, now, now + phases[phase])
+            more = arm.rare.get(phase, 0.0) if batch % 10 == 6 else 0.0
+            phases[phase] = round((cost + more) * factor * MS)
+            if phase != "other":
+                emit("main", phase, -1, now, now + phases[phase])
             now += phases[phase]
         now += 20_000  # other
         row = {"step": batch, "turn": repetition, "warmup": index == 0, "start_ns": began, "wall_ns": now - began}
         row |= {f"{phase}_ns": phases.get(phase, 0) for phase in PHASES}
-        row["other_ns"] = 20_000
+        row["other_ns"] = phases.get("other", 0) + 20_000
         row |= {"contended_ns": round(arm.contended * MS)}
         row |= {
             "tokens": arm.tokens,

@@ -27,9 +27,8 @@ from harness.probes.ledger.run_queue import RunQueue
 from harness.probes.ledger.stages import StageRecorder
 from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import RECEIVE, SPAN_COLUMNS, STEP_COLUMNS
-from harness.study.records import RunRecord
+from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from harness.study.tables import read_table
 from trainer import telemetry
 from trainer.data.arrivals import Arrivals

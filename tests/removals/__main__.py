@@ -168,8 +168,8 @@ def page(rows: list[Row], repeated: int) -> str:
         "# What removing a part saves: predicted and really run",
         "Random pipelines (tests/removals/pipelines.py) of declared costs, run for real (sleeping, on an emulated "
         "device where asynchronous), and each of them without three of its parts. The prediction rests on the run of "
-        "the whole alone (`harness/explain/replay/removals.py`); the measurement is another process, before or after "
-        f"it. One block of {STEPS} steps each, a whole number of batches of every worker, after {WARMUP} to "
+        "the whole alone (`harness/explain/replay/attribution.py`); the measurement is another process, before or "
+        f"after it. One block of {STEPS} steps each, a whole number of batches of every worker, after {WARMUP} to "
         f"{warmup.MOST} of warm-up, until the prefetched batches as the loop began are used up. {repeated} "
         f"pipelines one of whose runs waited for a core for more than {SPOILED:.0%} of its steps were run again (the "
         "quietest study counts). `python -m tests.removals`.",

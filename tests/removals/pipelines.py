@@ -21,7 +21,7 @@ REMOVED = 3  # parts taken out of each pipeline, one arm each
 DEEP = 1000  # places in a queue that never fills up
 NEVER = 100_000  # steps between two lines of the log
 STAGES = ("read", "tokenize", "pack")
-Part = tuple[str, str]  # kind and name, as in harness.explain.replay.removals
+Part = tuple[str, str]  # kind and name, as in harness.explain.replay.attribution
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from _harness_agent import guard, record
 WORK = 9  # kind of event: (kind, name, launch start, launch end, start, end); the last two on the device's own clock
 # What the host launches between two phases, by the phase before; anything else: "other".
 BETWEEN = {"fetch": "h2d", "forward": "loss", "backward": "norm"}
-# Limits of harness.explain.launches for the time that events leave open.
+# Limits of harness.explain.bounds for the time that events leave open.
 TAIL_NS = 100_000
 MOST_MOMENTS = 0.05
 _LOOKS = 10

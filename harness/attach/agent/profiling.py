@@ -38,7 +38,7 @@ MOST_WAIT_S = 240.0  # for the launcher, besides the window itself: more than al
 # At either end of py-spy's window: functions that its samples show, at known times. See probes.profilers.py_spy.
 MARK = "harness_clock_mark_"
 MARKS, MARK_NS, GAP_NS = 6, 30_000_000, 20_000_000
-HEADER, OFFSET, CUT = "harness", "realtime_minus_monotonic_ns", "cut"  # as in harness.study.traces.profiles
+HEADER, OFFSET, CUT = "harness", "realtime_minus_monotonic_ns", "cut"  # as in harness.study.traces.kineto
 _TRIES = 32  # readings of both clocks: the tightest counts, as in harness.probes.profilers.clocks
 # Kineto prints "USDT:" lines about each window. Their level, 5, is its highest: what hides them hides its errors too.
 # It reads the variable once, as the first profiler of a process starts.

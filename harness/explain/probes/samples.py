@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from harness.explain.policy import KEPT_STACKS, ROUGH_PLACE_SHARE
 from harness.explain.statistics import wilson
 from harness.study.contract import STAGES
-from harness.study.probes_json import PySpyRecord
-from harness.study.traces.clock_marks import FittedClock
-from harness.study.traces.py_spy import clock_of
+from harness.study.run_data import PySpyRecord
+from harness.study.traces.py_spy import FittedClock, clock_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -3,6 +3,16 @@
 For a device the profiler records the allocator's total after each allocation and release. For a CPU it records only
 what is allocated in the window, without shared memory (batches of loader workers): the sizes are then summed up from
 the window's start, and earlier allocations do not show.
+
+Operators:
+
+Host: an operator's self time is its duration without that of the operators and runtime calls directly inside it on the
+same thread. Device: a kernel belongs to the operator that launched it, wherever and whenever it ran:
+
+    host     |------ aten::linear ------------|        linear: self 3, device 0
+                |- aten::addmm ----|                   addmm:  self 4, device 9
+                    |launch|                           launch: self 2
+    device                      |----- gemm -----|
 """
 
 from __future__ import annotations
@@ -10,24 +20,300 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from harness.explain.probes.operators import (
-    Integers,
-    ProfiledOperators,
-    launched_work,
-    profiled_operators,
-    read_events,
-    together,
-)
-from harness.study.probes_json import TorchProfilerRecord
-from harness.study.traces.kineto import is_cut
-from harness.study.traces.names import CPU, DEVICE_TYPES, PHASE, STAGE, STEP
+from harness.study.run_data import TorchProfilerRecord
+from harness.study.traces.kineto import CPU, DEVICE_TYPES, DEVICE_WORK, PHASE, RUNTIME_CALLS, STAGE, STEP, is_cut
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Integers = NDArray[np.int64]
+
+
+def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integers, Integers]:
+    """Return for each event the index of the one around it on its thread (-1: none), and its end in nanoseconds.
+
+    An event that outlasts the one around it is cut to end with it. Of events with one start the longer is the outer
+    one, of equal ones the earlier in order. An event without duration is inside nothing and around nothing.
+
+        thread 1   |--- a ---------------|  |-- d --|      a -1, b a, c b, d -1
+                     |- b -------|
+                       |- c -|
+    """
+    parents = np.full(len(start), -1, dtype=np.int64)
+    ends = end.copy()
+    solid = np.flatnonzero(end > start)
+    if not solid.size:
+        return parents, ends
+    # Threads one after the other on a common axis: then one pass does for all of them.
+    _, rank = np.unique(thread[solid], return_inverse=True)
+    first = start[solid].min()
+    offset = rank * (end[solid].max() - first + 1) - first
+    order = np.lexsort((-end[solid], start[solid] + offset))
+    index, shift = solid[order], offset[order]
+    begins, stops = start[index] + shift, end[index] + shift
+    while True:
+        around = _innermost(begins, stops)
+        limit = np.where(around >= 0, stops[around], stops)
+        # Cut each event to the one around it that is still open. Repeat until no event outlasts its parent.
+        late = (stops > limit) & (limit > begins)
+        if not late.any():
+            break
+        stops = np.where(late, limit, stops)
+    inside = around >= 0
+    parents[index[inside]] = index[around[inside]]
+    ends[index] = stops - shift
+    return parents, ends
+
+
+def _innermost(begins: Integers, stops: Integers) -> Integers:
+    """Per event, in order of their starts: the position of the last one before it that is one level further out."""
+    depth = np.arange(len(begins)) - np.searchsorted(np.sort(stops), begins, side="right")  # how many are open
+    around = np.full(len(begins), -1, dtype=np.int64)
+    by_depth = np.argsort(depth, kind="stable")  # of one depth, still in order
+    levels = np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
+    for outer, inner in pairwise(levels):
+        around[inner] = outer[np.searchsorted(outer, inner) - 1]
+    return around
+
+
+def self_times(start: Integers, end: Integers, thread: Integers) -> tuple[Integers, Integers]:
+    """Return the nanoseconds of each event outside the events directly inside it, and its parent."""
+    parents, ends = enclosing(start, end, thread)
+    lasted = ends - start
+    inside = parents >= 0
+    nested = np.bincount(parents[inside], weights=lasted[inside], minlength=len(start))  # exact below 2^53 ns
+    return lasted - nested.astype(np.int64), parents
+
+
+def together(*columns: Integers) -> Integers:
+    """One number per distinct combination of values, from 0."""
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, ranks = np.unique(column, return_inverse=True)
+        _, codes = np.unique(codes * max(len(values), 1) + ranks, return_inverse=True)
+    return codes
+
+
+# What the host did, by torch's categories. Python frames (with stack: true) are left out: they would take the self time
+# of every operator's surroundings, and py-spy samples Python.
+KINDS = {
+    "cpu_op": "operator",
+    "user_annotation": "mark",
+    **dict.fromkeys(RUNTIME_CALLS, "runtime call"),
+}
+_IDS = ("correlation", "external_id")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """All calls of one name by one process, host ms. Directly inside one of its name it is the same call."""
+
+    name: str
+    kind: str  # a value of KINDS
+    calls: int
+    self_ms: float
+    total_ms: float  # with everything inside
+    device_ms: float | None  # of the kernels it launched itself; None without a device
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """All runs of one kernel (or copy) on the device."""
+
+    name: str
+    calls: int
+    total_ms: float
+    launched_by: str  # the operator that launched most of it, "" where none is known
+
+
+@dataclass(frozen=True)
+class RoleOperators:
+    """One process of the profile: main or loader-K."""
+
+    role: str
+    span_ms: float  # what shares are of: the profiled steps, or in a worker its first recorded event to its last
+    covered_ms: float  # of the outermost events, summed over threads
+    operators: tuple[Operator, ...]  # by self time, longest first
+
+
+@dataclass(frozen=True)
+class ProfiledOperators:
+    roles: tuple[RoleOperators, ...]  # main first
+    kernels: tuple[KernelUse, ...]  # by time, longest first
+    device_ms: float | None  # summed over kernels and copies; None without a device
+
+
+@dataclass(frozen=True)
+class Events:
+    """The columns of a profile as numpy arrays; texts as codes into lists."""
+
+    category: Integers
+    categories: list[str]
+    name: Integers
+    names: list[str]
+    role: Integers
+    roles: list[str]
+    thread: Integers
+    start: Integers
+    end: Integers
+    correlation: Integers  # -1 where null, as external
+    external: Integers
+
+    def of(self, categories: tuple[str, ...]) -> Integers:
+        """The rows of these categories."""
+        codes = [code for code, word in enumerate(self.categories) if word in categories]
+        return np.flatnonzero(np.isin(self.category, codes))
+
+
+class LaunchedWork(NamedTuple):
+    """Kernels and copies, all (works,) in nanoseconds; ``launched`` -1 where the profile does not hold the launch."""
+
+    launched: Integers
+    starts: Integers
+    ends: Integers
+
+
+def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> ProfiledOperators:
+    """Return the operators of at least one profile. ``profiled_ns``: time of its profiled steps; 0 if not known."""
+    events = read_events(profiles)
+    host, device = events.of(tuple(KINDS)), events.of(DEVICE_WORK)
+    lasted = events.end - events.start
+    own, parents = self_times(events.start[host], events.end[host], events.thread[host])
+    launchers = _launchers(events, host, device, parents)
+    on_device = np.bincount(launchers[launchers >= 0], lasted[device][launchers >= 0], minlength=len(host))
+    roles = []
+    for code in sorted(np.unique(events.role[host]), key=lambda code: _main_first(events.roles[code])):
+        name = events.roles[code]
+        mine = np.flatnonzero(events.role[host] == code)
+        rows = host[mine]
+        extent = int(events.end[rows].max() - events.start[rows].min())
+        again = (parents[mine] >= 0) & (events.name[rows] == events.name[host[parents[mine]]])
+        operators = _operators(events, rows, again, own[mine], on_device[mine] if device.size else None)
+        span_ns = profiled_ns if name == "main" and profiled_ns else extent
+        roles.append(RoleOperators(name, span_ns / 1e6, float(own[mine].sum()) / 1e6, operators))
+    total_ms = float(lasted[device].sum()) / 1e6 if device.size else None
+    return ProfiledOperators(tuple(roles), _kernels(events, host, device, launchers), total_ms)
+
+
+def read_events(profiles: Sequence[pa.Table]) -> Events:
+    """All events of ``profiles``, with one number per thread; ids that each file counts anew are kept apart."""
+    import pyarrow as pa
+
+    table = pa.concat_tables(profiles).unify_dictionaries()
+
+    def texts(name: str) -> tuple[Integers, list[str]]:
+        column = table.column(name).combine_chunks()
+        return column.indices.to_numpy().astype(np.int64), column.dictionary.to_pylist()
+
+    def numbers(name: str) -> Integers:
+        values: Integers = table.column(name).fill_null(-1).to_numpy()
+        return values
+
+    file = np.repeat(np.arange(len(profiles)), [len(profile) for profile in profiles]) << 40
+    correlation, external = (np.where((ids := numbers(name)) < 0, -1, ids + file) for name in _IDS)
+    start = numbers("start_ns")
+    thread = together(numbers("pid"), numbers("tid"))
+    category, categories = texts("category")
+    name, names = texts("name")
+    role, roles = texts("role")
+    end = start + numbers("duration_ns")
+    return Events(category, categories, name, names, role, roles, thread, start, end, correlation, external)
+
+
+def _launchers(events: Events, host: Integers, device: Integers, parents: Integers) -> Integers:
+    """Per event of ``device`` the position in ``host`` of the operator that launched it, -1 where none is known.
+
+    The profiler writes the operator's id beside the kernel; where it did not (a launch by a library's own thread, a
+    graph), the operator around the runtime call with the kernel's correlation is meant.
+    """
+    operators = events.of(("cpu_op",))
+    place = np.full(len(events.start), -1, dtype=np.int64)
+    place[host] = np.arange(len(host))
+    launcher = _match(events.external[device], events.external[operators], place[operators])
+    calls = events.of(RUNTIME_CALLS)
+    call = _match(events.correlation[device], events.correlation[calls], place[calls])
+    around = np.where(call >= 0, parents[call], -1) if len(parents) else call
+    return np.where(launcher >= 0, launcher, around)
+
+
+def launched_work(events: Events) -> LaunchedWork:
+    """Return the device's work by start, and when the host launched each kernel or copy.
+
+    Work that lay queued begins as the work before it ends: the time in between is no wait for a launch.
+    """
+    device = events.of(DEVICE_WORK)
+    device = device[np.argsort(events.start[device], kind="stable")]
+    calls = events.of(RUNTIME_CALLS)
+    calls = calls[np.argsort(events.start[calls], kind="stable")]  # of several calls with one id the first counts
+    wanted, keys = events.correlation[device], events.correlation[calls]
+    launched, reached = (_match(wanted, keys, moments[calls]) for moments in (events.start, events.end))
+    starts, ends = events.start[device], events.end[device]
+    before = np.append(starts[:1], np.maximum.accumulate(ends)[:-1])
+    queued = (launched >= 0) & (reached <= before)
+    return LaunchedWork(launched, np.where(queued, np.minimum(starts, before), starts), ends)
+
+
+def _match(wanted: Integers, keys: Integers, values: Integers) -> Integers:
+    """For each of ``wanted`` the value of the equal key, -1 where there is none (a negative one is none)."""
+    if not keys.size:
+        return np.full(len(wanted), -1, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
+    found = order[at]
+    return np.where((wanted >= 0) & (keys[found] == wanted), values[found], -1)
+
+
+def _operators(
+    events: Events, rows: Integers, again: NDArray[np.bool_], own: Integers, on_device: Integers | None
+) -> tuple[Operator, ...]:
+    step_names = [code for code, name in enumerate(events.names) if name.startswith(STEP)]
+    names = np.where(np.isin(events.name[rows], step_names), -1, events.name[rows])  # every step has another name
+    group = together(names, events.category[rows])
+    _, sample = np.unique(group, return_index=True)  # a row of each
+    calls = np.bincount(group, weights=~again)
+    lasted = np.where(again, 0, events.end[rows] - events.start[rows])
+    own_ms, total_ms = (np.bincount(group, weights=values) / 1e6 for values in (own, lasted))
+    device_ms = None if on_device is None else np.bincount(group, weights=on_device) / 1e6
+    found = [
+        Operator(
+            name="step" if name < 0 else events.names[name],
+            kind=KINDS[events.categories[category]],
+            calls=int(calls[at]),
+            self_ms=float(own_ms[at]),
+            total_ms=float(total_ms[at]),
+            device_ms=None if device_ms is None else float(device_ms[at]),
+        )
+        for at, (name, category) in enumerate(zip(names[sample], events.category[rows[sample]], strict=True))
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.self_ms, one.name)))
+
+
+def _kernels(events: Events, host: Integers, device: Integers, launchers: Integers) -> tuple[KernelUse, ...]:
+    lasted = (events.end - events.start)[device]
+    names, group = np.unique(events.name[device], return_inverse=True)
+    by = np.where(launchers >= 0, events.name[host][launchers] if len(host) else -1, -1)
+    pair = together(group, by)
+    _, sample = np.unique(pair, return_index=True)
+    spent = np.bincount(pair, weights=lasted)
+    most = {int(group[at]): int(by[at]) for at in sample[np.argsort(spent, kind="stable")]}  # the last one stays
+    calls, total = np.bincount(group), np.bincount(group, weights=lasted)
+    found = [
+        KernelUse(
+            events.names[name], int(calls[at]), float(total[at]) / 1e6, "" if most[at] < 0 else events.names[most[at]]
+        )
+        for at, name in enumerate(names)
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.total_ms, one.name)))
+
+
+def _main_first(role: str) -> tuple[bool, int, str]:
+    return role != "main", len(role), role
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int
 from harness.explain.lead_use import Makers, round_robin
 from harness.explain.policy import HANDOVERS_SEEN_MIN, MOSTLY_CPU_SHARE, READY_HANDOVERS, RECEIVED_SHARE
-from harness.explain.spans import BUILT
+from harness.explain.spans import BUILT, Int
 
 Array = NDArray[np.float64]
 

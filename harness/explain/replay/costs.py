@@ -21,10 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int
 from harness.explain.policy import RECEIVED_SHARE
 from harness.explain.replay.recording import Recording
-from harness.explain.spans import BUILT
+from harness.explain.spans import BUILT, Int
 from harness.scenario.edits import UNCHANGED, Edits, StageEdit
 
 Array = NDArray[np.float64]

@@ -17,12 +17,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Int
 from harness.explain.lead_use import round_robin
 from harness.explain.policy import PREDICTED_STEPS_MAX, TAPE_KEPT_MIN, TAPE_ROUNDS_MIN
 from harness.explain.replay.costs import ALONE, Demand, Stretch, batch_costs, stretched
 from harness.explain.replay.programs import Event
 from harness.explain.replay.recording import Recording, Resume
+from harness.explain.spans import Int
 from harness.scenario.edits import Edits
 
 # Multiples of how often batches are usually alike: every second, third, fourth or sixth. The longest one is the best.

@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.policy import BATCHES_AHEAD_MAX, CONFIDENCE, MIN_BLOCKS, PREDICTED_STEPS_MAX, PREDICTION_REPLICATES
+from harness.explain.replay.attribution import PathLink, PathTime, Removal, critical_path_ms, removals, widened_removals
 from harness.explain.replay.batches import RecordedBatches
 from harness.explain.replay.costs import Stretch, stretch
-from harness.explain.replay.critical_path import PathLink, PathTime, critical_path_ms
 from harness.explain.replay.pipeline import build, in_order, tokens_per_step
 from harness.explain.replay.prediction import Assumption, Prediction, ReplayValidation, assumptions, widened
 from harness.explain.replay.recording import READINGS, Recording, ReplayError, record
-from harness.explain.replay.removals import Removal, removals, widened_removals
 from harness.explain.replay.simulate import Make, Simulated, consistent, simulate, spread_offsets
 from harness.explain.statistics import Estimate, from_blocks, holding, inverse
 from harness.scenario.edits import Edits

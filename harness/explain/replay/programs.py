@@ -6,7 +6,7 @@
     sync      waits until the device has done what was queued (but for the last ``back`` pieces), and ``duration`` more
 
 Steps with the same sequence form a class and differ only in durations. A synchronous device has no launches: its work
-is time on the host. Work that waited for its launches (``launches``) takes the device only what it worked after the
+is time on the host. Work that waited for its launches (``bounds``) takes the device only what it worked after the
 last of them, so it moves with the host. If that is not known, there are programs for either reading.
 """
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.intervals import Stretches
-from harness.explain.launches import DeviceWork, KernelTime, Reading, device_work, kernel_times_of
+from harness.explain.bounds import DeviceWork, KernelTime, Reading, device_work, kernel_times_of
 from harness.explain.lead_use import makers_of
 from harness.explain.policy import (
     HANDOVER_TIMES_MAX,
@@ -35,7 +34,17 @@ from harness.explain.replay.batches import (
     batches,
 )
 from harness.explain.replay.programs import Event, Launch, Phase, StepClass, Sync, classes
-from harness.explain.spans import FETCH, NOT_MEASURED, RunSpans, Spans, bounds, held_up, loader_workers, spans_of
+from harness.explain.spans import (
+    FETCH,
+    NOT_MEASURED,
+    RunSpans,
+    Spans,
+    Stretches,
+    bounds,
+    held_up,
+    loader_workers,
+    spans_of,
+)
 from harness.scenario.overrides import lookup, lookup_number
 from harness.study.contract import AWAITED, PHASES
 from harness.study.run_data import Result, RunData

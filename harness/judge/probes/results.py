@@ -1,6 +1,6 @@
 """Analyses what the probes of a study recorded, and narrows with it how long a device worked.
 
-The brackets of the ledger leave that open for some phases (``harness.explain.launches``). torch.profiler slows the
+The brackets of the ledger leave that open for some phases (``harness.explain.bounds``). torch.profiler slows the
 host, not the kernels: the time of those of a profiled step is that of any. SM activity (GPM: the share of time in which
 an SM held a warp, a mean over all SMs) is the least share of time in which the device worked.
 """
@@ -15,12 +15,10 @@ from harness.explain.bounds import Bound
 from harness.explain.probes.samples import StackReport, explain
 from harness.explain.probes.torch_profile import TorchProfile, torch_profile
 from harness.judge.policy import GPU_SAMPLES_MIN, PROFILED_STEP_RATIO_MAX
-from harness.judge.probes.device_health import DeviceHealth, device_health
-from harness.judge.probes.host_load import HostLoad, host_load
+from harness.judge.probes.machine_load import DeviceHealth, HostLoad, device_health, host_load
 from harness.judge.report_types import ArmReport, Comparison, NotCompared, StudyReport
 from harness.judge.waits import Waits
-from harness.study.probes_json import TorchProfilerRecord
-from harness.study.run_data import RunData
+from harness.study.run_data import RunData, TorchProfilerRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +29,7 @@ class ProfiledRun:
     """A run with what its profilers left in its folder."""
 
     run: RunData
-    profiles: Sequence[pa.Table] = ()  # see harness.study.traces.profiles
+    profiles: Sequence[pa.Table] = ()  # see harness.study.traces.kineto
     stacks: pa.Table | None = None  # see harness.study.traces.py_spy
 
     @property

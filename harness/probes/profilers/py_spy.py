@@ -25,9 +25,8 @@ from harness.machine.ptrace import allow_tracing
 from harness.probes.probe import Pausable, Probe, ProbeReport, ProbeSettings
 from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
 from harness.probes.sampler.sampler import process_roles
-from harness.study.probes_json import PySpyRecord
-from harness.study.traces.clock_marks import MARK
-from harness.study.traces.py_spy import read_stacks
+from harness.study.run_data import PySpyRecord
+from harness.study.traces.py_spy import MARK, read_stacks
 from harness.study.traces.speedscope import speedscope
 from trainer.errors import InputError
 from trainer.files import write_bytes

@@ -1,7 +1,7 @@
 """Runs torch.profiler for a window of steps, in the main process and in its loader workers.
 
 The profiler slows what it records, so a profiled run measures nothing else. Outside its window the profiler is not
-attached. It writes files into the run's folder (``harness.study.traces.profiles`` names them and reads them).
+attached. It writes files into the run's folder (``harness.study.traces.kineto`` names them and reads them).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from harness.probes.profilers.torch_session import (
 )
 from harness.probes.profilers.torch_spans import TorchSpans
 from harness.probes.profilers.torch_worker import FAILED, OVER, profile_worker
-from harness.study.probes_json import TorchProfilerRecord
-from harness.study.traces.profiles import CUT, file_name, files, header
+from harness.study.run_data import TorchProfilerRecord
+from harness.study.traces.kineto import CUT, file_name, files, header
 from trainer import telemetry
 from trainer.errors import InputError
 from trainer.json_types import Json

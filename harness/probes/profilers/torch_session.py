@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.probes.probe import ProbeSettings
-from harness.study.traces.chrome_json import BETWEEN
-from harness.study.traces.kineto import CUT_NAME
-from harness.study.traces.profiles import CUT, HEADER, OFFSET
+from harness.study.traces.kineto import BETWEEN, CUT, CUT_NAME, HEADER, OFFSET
 
 if TYPE_CHECKING:
     from torch.profiler import profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from harness.study.traces.names import PHASE, STAGE
+from harness.study.traces.kineto import PHASE, STAGE
 from trainer.telemetry import STAGES, BatchTrace, Blocked, Kernel, Recorder, Validation
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness.probes.profilers.clocks import realtime_minus_monotonic
 from harness.probes.profilers.torch_session import TorchProfilerSettings, describe, export, make_profiler
 from harness.probes.profilers.torch_spans import TorchSpans
-from harness.study.traces.profiles import file_name
+from harness.study.traces.kineto import file_name
 from trainer import telemetry
 
 if TYPE_CHECKING:

@@ -6,9 +6,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 from harness.explain.policy import MIN_BLOCKS
 from harness.judge.confounds import Confound, ConfoundKind
-from harness.judge.doubts import Doubt, DoubtKind, Remedy, RemedyKind
+from harness.judge.doubts import (
+    Doubt,
+    DoubtKind,
+    LeadRemedy,
+    ProbeProblem,
+    Remedy,
+    RemedyKind,
+    RunFailure,
+    StudyProblem,
+)
 from harness.judge.policy import COARSE_RESOLUTION, ENOUGH_BLOCKS, OTHER_CORES_MAX
-from harness.judge.problems import LeadRemedy, ProbeProblem, RunFailure, StudyProblem
 from harness.show.policy import DOUBLED_SPEED, LOAD_ALIKE_CORES, RUNS_NAMED
 from harness.show.words import blocks_named, count, listing, number, percent, percent_range, ratio
 

@@ -12,14 +12,21 @@ from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps
 from harness.judge.comparisons import Absent, AbsentKind, Measured, Missing, MissingKind
 from harness.judge.confounds import Confound, ConfoundKind
-from harness.judge.doubts import RULE_OF, Bar, DoubtKind, Remedy, RemedyKind, doubt
+from harness.judge.doubts import (
+    RULE_OF,
+    Bar,
+    DoubtKind,
+    Remedy,
+    RemedyKind,
+    RunFailure,
+    StudyProblem,
+    StudyProblemKind,
+    doubt,
+)
 from harness.judge.losses import Losses
-from harness.judge.probes.device_health import DeviceFinding, DeviceFindingKind
-from harness.judge.probes.host_load import HostFinding, HostFindingKind
-from harness.judge.problems import RunFailure, StudyProblem, StudyProblemKind
+from harness.judge.probes.machine_load import DeviceFinding, DeviceFindingKind, HostFinding, HostFindingKind
 from harness.judge.report_types import Advice, AdviceCost, NoMfu
-from harness.judge.unsteady import InTotal
-from harness.judge.verdicts import UndecidedKind, Verdict
+from harness.judge.verdicts import InTotal, UndecidedKind, Verdict
 from harness.judge.waits import Waits
 from harness.show.advice import advice_line, barred_text
 from harness.show.names import ArmNames

@@ -12,8 +12,7 @@ from harness.judge.comparisons import Absent, Figure, Measured, Missing
 from harness.judge.doubts import barred
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN
 from harness.judge.report_types import NoMfu
-from harness.judge.unsteady import InTotal
-from harness.judge.verdicts import Verdict, holds_other_work, is_apart
+from harness.judge.verdicts import InTotal, Verdict, holds_other_work, is_apart
 from harness.show.policy import LOPSIDED_RATIO, LOPSIDED_SHARE, SMALL_CEILING
 from harness.show.text.doubts import (
     ASK_FOR,

@@ -18,7 +18,7 @@ from harness.explain.probes.torch_profile import memory_timelines
 from harness.show.policy import SAMPLE_GAP_NS
 from harness.show.timeline.model import Arrow, Counter, Process, Slice
 from harness.show.timeline.sources import FILE
-from harness.study.traces.names import DEVICE_WORK, RUNTIME_CALLS
+from harness.study.traces.kineto import DEVICE_WORK, RUNTIME_CALLS
 
 if TYPE_CHECKING:
     import pyarrow as pa

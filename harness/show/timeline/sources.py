@@ -10,10 +10,9 @@ from harness.explain.probes.samples import process_roles
 from harness.judge.controls import is_probe_control
 from harness.judge.cost import BUDGET_SCHEMA, COST, PredictedCost
 from harness.judge.probes.results import ProfiledRun
-from harness.study.probes_json import ProbesRecord
-from harness.study.run_data import RunData
+from harness.study.records import read_record
+from harness.study.run_data import ProbesRecord, RunData
 from harness.study.store import StudyFolder
-from harness.study.validation import read_record
 from trainer.errors import InputError
 
 if TYPE_CHECKING:

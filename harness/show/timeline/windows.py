@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from harness.show.timeline.sources import Sources
 from harness.study.contract import PROFILED
-from harness.study.probes_json import ProbesRecord
 from harness.study.records import StudyRecord
-from harness.study.run_data import RunData
+from harness.study.run_data import ProbesRecord, RunData
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,22 +1,195 @@
-"""Reads a trace of torch.profiler (Chrome JSON, by kineto) into one Arrow table on CLOCK_MONOTONIC.
+"""Reads and names the files of torch.profiler: kineto's Chrome trace events as Arrow columns.
 
-``ts`` is microseconds with three decimals since the file's ``baseTimeNanoseconds`` on the realtime clock. It is read as
-a decimal, never as a float, so that it stays exact to the nanosecond.
+The main process's first window is ``torch_profile.json.gz``, its second ``torch_profile.2.json.gz``; loader worker K's
+is ``torch_profile.loader-K.json.gz``. Each header says, under ``harness``, how far the realtime clock was ahead of
+CLOCK_MONOTONIC and what the file leaves out.
+
+A quarter of a million events are about 100 MB of text and ten times that as Python dicts. The text is therefore cut
+into blocks between two events, and Arrow's JSON parser (C++) turns each block into columns. The cut is a line break
+with the writer's own indentation, which no JSON string can contain (it would be escaped). Python's json parses the
+blocks that Arrow's parser refuses (process ids that are texts, a key given twice), and whole files that another program
+wrote in another layout.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
+import re
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from harness.study.traces.chrome_json import open_trace, parse, parse_header
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+# Categories of events and types of devices (kineto's ActivityType, c10::DeviceType).
+RUNTIME_CALLS = ("cuda_runtime", "cuda_driver")  # calls on the host, including every launch
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+CPU = "CPU"
+DEVICE_TYPES = {0: CPU, 1: "CUDA"}  # other types are shown by number
+
+PHASE = "phase: "  # + a name of trainer.telemetry.PHASES, on the main thread
+STAGE = "stage: "  # + a name of trainer.telemetry.STAGES, in a loader worker or inline
+STEP = "ProfilerStep#"  # torch's own, + its count of the profiler's steps
+
+
+_EVENTS = b'"traceEvents": ['
+BETWEEN = b"\n  },\n  {"  # of two events, as kineto writes them
+BLOCK_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 14  # Python's json reads this much text in about a millisecond
+_SHAPES = re.compile(rb'"Input Dims": (\[[][\d, ]*\])')  # nested lists of any depth, which no column can hold
+_NAME = re.compile(rb'(?<=\n    "name": ").*(?=",?\n)')  # kineto does not escape quotes in names (a file's, say)
+_MICROSECONDS = (19, 3)  # decimal digits, and how many of them are behind the point
+_GZIP = b"\x1f\x8b"
+_INSTANTS = "cpu_instant_event"  # the only instant events that measure something: allocations
+# Keys of an event's args that are kept, all of them integers.
+ARGUMENTS = ("correlation", "External id", "Bytes", "Total Allocated", "Device Type", "Device Id", "device")
+
+
+def open_trace(source: Path | bytes) -> IO[bytes]:
+    """Open the text of a trace, gzipped or not. Raises OSError where it cannot be read."""
+    if isinstance(source, bytes):
+        file = io.BytesIO(source)
+        return cast("IO[bytes]", gzip.open(file)) if source.startswith(_GZIP) else file
+    with open(source, "rb") as plain:
+        packed = plain.read(len(_GZIP)) == _GZIP
+    return cast("IO[bytes]", gzip.open(source)) if packed else source.open("rb")
+
+
+def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
+    """Parse the complete and memory events of a trace, and everything else in it.
+
+    Columns: cat, name, pid, tid, ts_ns, dur_ns (0 where the event has none), ARGUMENTS, shapes. Times go from decimals
+    to whole nanoseconds without floats. Raises ValueError where the text is no whole JSON object, KeyError where the
+    object has no ``traceEvents``.
+    """
+    import pyarrow as pa
+
+    head, found, pending = file.read(BLOCK_BYTES).partition(_EVENTS)
+    parts: list[pa.Table] = []
+    while found:
+        block, pending = _cut(pending, len(pending))
+        parts += _block_tables(block)
+        more = file.read(BLOCK_BYTES)
+        if not more:
+            break
+        pending += more
+    # The last event and what follows it, or the whole of another layout. A truncated file is refused here.
+    rest = json.loads(head + found + pending + file.read(), parse_float=Decimal)
+    if not isinstance(rest, dict):
+        raise ValueError("not a JSON object")
+    parts.append(_events_table(rest.pop("traceEvents")))
+    return pa.concat_tables(parts).unify_dictionaries(), rest
+
+
+def parse_header(file: IO[bytes]) -> JsonObject:
+    """Parse what a trace holds before its first event. Raises ValueError where that is no JSON object."""
+    head, found, _ = file.read(BLOCK_BYTES).partition(_EVENTS)
+    content = json.loads(head + found + b"]}")
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    return content
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    time = pa.decimal128(*_MICROSECONDS)
+    texts = [(name, pa.string()) for name in ("ph", "cat", "name")]
+    numbers = [("pid", pa.int64()), ("tid", pa.int64()), ("ts", time), ("dur", time)]
+    arguments = [*((key, pa.int64()) for key in ARGUMENTS), ("Input Dims", pa.string())]
+    return pa.schema([*texts, *numbers, ("args", pa.struct(arguments))])
+
+
+def _cut(text: bytes, before: int) -> tuple[bytes, bytes]:
+    """Split ``text`` at the last separator before position ``before``. Without one, the first part is empty."""
+    at = text.rfind(BETWEEN, 0, before)
+    return (text[:at] + b"}", text[at + BETWEEN.index(b"{") :]) if at >= 0 else (b"", text)
+
+
+def _block_tables(block: bytes) -> list[pa.Table]:
+    """Parse the events of ``block``: whole objects with the writer's separators between them."""
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    if not block:
+        return []
+    pieces = _SHAPES.split(block)
+    pieces[1::2] = [b'"Input Dims": "%b"' % shapes for shapes in pieces[1::2]]
+    objects = b"".join(pieces).replace(BETWEEN, b"\n  }\n  {")
+    try:
+        table = pj.read_json(
+            pa.BufferReader(objects),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(objects)),
+            parse_options=pj.ParseOptions(
+                explicit_schema=_schema(), unexpected_field_behavior="ignore", newlines_in_values=True
+            ),
+        )
+    except pa.ArrowInvalid:
+        half, rest = _cut(block, len(block) // 2 if len(block) > _SMALL_BYTES else 0)
+        if half:  # halve the block until only the refused events are left
+            return _block_tables(half) + _block_tables(rest)
+        mended = _NAME.sub(lambda name: name[0].replace(b'"', b'\\"'), block)
+        return [_events_table(json.loads(b"[" + mended + b"]", parse_float=Decimal))]
+    return [_chosen(table)]
+
+
+def _events_table(events: Sequence[Any]) -> pa.Table:
+    """Build the same table from Python objects, without events of no process and thread (the writer's own marks)."""
+    import pyarrow as pa
+
+    return _chosen(pa.Table.from_pylist(list(_rows(events)), _schema()))
+
+
+def _rows(events: Sequence[Any]) -> Iterator[dict[str, object]]:
+    for event in events:
+        if not isinstance(event, dict):
+            raise ValueError("an event is no JSON object")
+        if not isinstance(event.get("pid"), int) or not isinstance(event.get("tid"), int) or "ts" not in event:
+            continue
+        args = event.get("args") or {}
+        shapes = args.get("Input Dims")
+        row = {key: event.get(key) for key in ("ph", "cat", "name", "pid", "tid")}
+        row |= {key: None if event.get(key) is None else _microseconds(event[key]) for key in ("ts", "dur")}
+        numbers = {key: value if isinstance(value := args.get(key), int) else None for key in ARGUMENTS}
+        yield row | {"args": {**numbers, "Input Dims": None if shapes is None else json.dumps(shapes, default=str)}}
+
+
+def _microseconds(value: int | Decimal) -> Decimal:
+    return Decimal(value).quantize(Decimal(1).scaleb(-_MICROSECONDS[1]))
+
+
+def _chosen(table: pa.Table) -> pa.Table:
+    """Select the rows and columns to keep, so that memory stays small before the next block is read."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind, category = table.column("ph"), table.column("cat")
+    wanted = pc.or_(pc.equal(kind, "X"), pc.and_(pc.equal(kind, "i"), pc.equal(category, _INSTANTS)))
+    kept = table.filter(pc.and_kleene(wanted, table.column("pid").is_valid())).combine_chunks()
+    columns = {name: kept.column(name).fill_null("").dictionary_encode() for name in ("cat", "name")}
+    columns |= {name: kept.column(name) for name in ("pid", "tid")}
+    columns |= {f"{name}_ns": _nanoseconds(kept.column(name)) for name in ("ts", "dur")}
+    columns |= {key: pc.struct_field(kept.column("args"), key) for key in ARGUMENTS}
+    return pa.table(columns | {"shapes": pc.struct_field(kept.column("args"), "Input Dims")})
+
+
+def _nanoseconds(microseconds: pa.ChunkedArray) -> pa.Array:
+    """Convert decimals with three places to int64 (their unscaled values, 16 bytes, little-endian); 0 for null."""
+    import numpy as np
+    import pyarrow as pa
+
+    values = pa.concat_arrays([pa.array([], microseconds.type), *microseconds.fill_null(0).chunks])
+    halves = np.frombuffer(values.buffers()[1], dtype="<i8")
+    return pa.array(halves[2 * values.offset : 2 * (values.offset + len(values)) : 2].copy())
+
 
 # (column of the table, key in the event's args)
 _NUMBERS = (
@@ -108,3 +281,50 @@ def _table(raw: pa.Table, shift_ns: int, role: str) -> pa.Table:
 
 def _line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+STEM, SUFFIX = "torch_profile", ".json.gz"
+HEADER = "harness"  # key of the harness's facts in a trace's header
+OFFSET = "realtime_minus_monotonic_ns"  # its [at start, at end]
+CUT = "cut"  # why it ends early, or null
+
+
+def file_name(role: str, window: int = 1) -> str:
+    """Name the file of ``window`` (from 1) of the main process, or the single file of a worker (role loader-K)."""
+    part = f".{role}" if role != "main" else f".{window}" if window > 1 else ""
+    return f"{STEM}{part}{SUFFIX}"
+
+
+def files(folder: Path) -> list[tuple[Path, str]]:
+    """Find the profiles in ``folder`` with their roles: the main process's windows in order, then the workers'."""
+    found = []
+    for path in folder.glob(f"{STEM}*{SUFFIX}"):
+        part = path.name.removeprefix(STEM).removesuffix(SUFFIX).removeprefix(".")
+        if part.startswith("loader-"):
+            found.append((path, part))
+        elif not part or part.isdecimal():
+            found.append((path, "main"))
+    return sorted(found, key=lambda one: (one[1] != "main", len(one[0].name), one[0].name))
+
+
+def header(path: Path) -> JsonObject:
+    """Read the harness's facts in a trace's header; {} for another program's trace. Raises InputError if unreadable."""
+    ours = read_header(path).get(HEADER)
+    return ours if isinstance(ours, dict) else {}
+
+
+def read_profiles(folder: Path, clock_offsets: Sequence[int] = ()) -> tuple[list[pa.Table], list[str]]:
+    """Read every profile in a run's folder (``read_profile`` in kineto.py), with a line per damaged one.
+
+    ``clock_offsets`` is OFFSET in the run's probes.json, for files without a clock offset.
+    """
+    tables, problems = [], []
+    for path, role in files(folder):
+        try:
+            offsets = header(path).get(OFFSET) or list(clock_offsets)
+            if not isinstance(offsets, list) or not offsets or not all(type(one) is int for one in offsets):
+                raise InputError(f"{path}: its clock is unknown (no {OFFSET} in it or in probes.json)")
+            tables.append(read_profile(path, round(sum(offsets) / len(offsets)), role))
+        except InputError as error:
+            problems.append(str(error))
+    return tables, problems

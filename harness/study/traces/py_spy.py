@@ -1,18 +1,236 @@
-"""Reads py-spy's trace of a window: the stacks of all sampled threads, at CLOCK_MONOTONIC times."""
+"""Reads py-spy's trace of a window (its format chrometrace): stacks of all sampled threads, at CLOCK_MONOTONIC times.
+
+The file is a list of begin (B) and end (E) events. They are written where a sample differs from the thread's last one:
+
+    ts   pid tid ph name         sample at 20: pid 7, stack (main, work)
+    20     7   0  B main                 at 31: pid 7, stack (main, rest)
+    20     7   0  B work
+    31     7   0  E work         ``tid`` is the pthread id, which a process shares with its forks. So the "last
+    31     7   0  B rest         sample" may be another process's: the stack is one per tid, whatever the pid.
+
+Events of one sample share ts, pid and tid, and follow one another. --subprocesses adds a root frame for each process
+("process 7:..."), --threads one for the thread ("thread (7): MainThread", with its system id). Both are left out of the
+stacks here.
+
+The clocks are aligned by functions whose beginning and end are known on both sides.
+While function ``..._3`` runs, and only then, it is in the sampled stacks. So each of its two edges lies between two
+samples, which bounds the difference of the clocks from both sides:
+
+    CLOCK_MONOTONIC        start |==== mark 3 ====| end
+    samples             .     .     x     x     x     .        x: with mark 3 in the stack
+                           before  first      last  after
+    offset = monotonic - other:  start - first <= offset <= start - before;  end - after <= offset <= end - last
+
+One edge bounds the offset to about a sampling interval; many edges at random phases bound it to a small part of one. A
+sample that was read late gives a wrong interval, so the range that most edges agree on counts: Marzullo's algorithm, as
+in NTP.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import re
+import zlib
 from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
-from harness.study.traces.chrometrace import MemoryChange, decode, read_events
-from harness.study.traces.clock_marks import FittedClock, align, mark_number
+from harness.study.traces.kineto import open_trace
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+MARK = "harness_clock_mark_"
+_NUMBER = re.compile(rf"{MARK}(\d+)\b")
+
+
+class FittedClock(NamedTuple):
+    """CLOCK_MONOTONIC = the other clock + ``offset_ns``.
+
+    ``agreeing`` of ``edges`` are consistent with every offset within ``error_ns`` of it. The other edges were seen by
+    late samples: 9 edges in 10 are at most ``late_ns`` away from ``offset_ns``, and so are about 9 in 10 samples.
+    """
+
+    offset_ns: int
+    error_ns: int
+    late_ns: int
+    edges: int
+    agreeing: int
+
+    @property
+    def doubt_ns(self) -> int:
+        """How far 9 edges in 10 are from the offset. Single samples can be later than that."""
+        return max(self.error_ns, self.late_ns)
+
+
+def mark_number(frame: str) -> int | None:
+    """Return the number of the clock mark that a frame is; None where it is none."""
+    found = _NUMBER.match(frame)
+    return int(found[1]) if found else None
+
+
+def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> FittedClock:
+    """Fit the other clock's offset from samples (its time in ns, mark in the stack or None), in order of time.
+
+    ``marks[k]`` is when mark k began and ended, CLOCK_MONOTONIC. Raises InputError where no mark was sampled.
+    """
+    intervals = list(_edges(samples, marks))
+    if not intervals:
+        raise InputError("no clock mark was sampled, so its times are unknown")
+    low, high, agreeing = most_agreed(intervals)
+    offset = (low + high) // 2
+    away = sorted(max(lowest - offset, offset - highest, 0) for lowest, highest in intervals)
+    late = away[math.ceil(0.9 * len(away)) - 1]
+    return FittedClock(offset, (high - low + 1) // 2, late, len(intervals), agreeing)
+
+
+def most_agreed(intervals: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
+    """Find the range that most closed intervals have in common (the first of equals), and count those intervals."""
+    edges = sorted([(low, 0) for low, _ in intervals] + [(high, 1) for _, high in intervals])
+    depth = most = 0
+    best = (0, 0)
+    for (at, closing), (until, _) in zip(edges, [*edges[1:], (edges[-1][0], 1)], strict=True):
+        depth += -1 if closing else 1
+        if depth > most:
+            most, best = depth, (at, until)
+    return *best, most
+
+
+def _edges(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    seen: dict[int, list[int]] = {}
+    for place, (_, mark) in enumerate(samples):
+        if mark is not None:
+            seen.setdefault(mark, []).append(place)
+    found = []
+    for mark, places in seen.items():
+        if mark >= len(marks):
+            raise InputError(f"clock mark {mark} was sampled, but only {len(marks)} are noted")
+        start, end = marks[mark]
+        first, last = places[0], places[-1]
+        if first > 0:
+            found.append((start - samples[first][0], start - samples[first - 1][0]))
+        if last + 1 < len(samples):
+            found.append((end - samples[last + 1][0], end - samples[last][0]))
+    return found
+
+
+_PROCESS = re.compile(r"process \d+:")
+_LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python\d\.\d+)/")
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_THREAD = re.compile(r"thread \((0x[0-9A-Fa-f]+|\d+)\)(?:: (.*))?")
+# (pid, pthread id) -> (its system id, or the pthread id; its name in Python)
+Threads = dict[tuple[int, int], tuple[int, str]]
+# The file is read as a whole and takes four times its size in memory. A trainer and two workers at 100 Hz write 5 MB/s.
+MAX_TRACE_BYTES_READ = 512_000_000
+
+
+class FrameArgs(TypedDict):
+    """Where a frame's code is."""
+
+    filename: str
+    line: int | None
+
+
+class StackEvent(TypedDict):
+    """An event of the file. Only that it is an object is checked: :func:`decode` raises KeyError for what it lacks."""
+
+    ph: str
+    ts: int
+    pid: int
+    tid: int
+    name: str
+    args: FrameArgs
+
+
+class MemoryChange(NamedTuple):
+    """A thread's new stack in a sample, outermost frame first; None where the trace ends."""
+
+    time_us: int  # since py-spy started
+    pid: int
+    tid: int
+    stack: tuple[str, ...] | None
+
+
+def read_events(source: Path | bytes) -> list[StackEvent]:
+    """Read the events of a trace (gzipped or not). Raises InputError where it is truncated, too large or malformed."""
+    try:
+        with open_trace(source) as file:
+            content = file.read()
+        if len(content) > MAX_TRACE_BYTES_READ:
+            raise InputError(f"{len(content) / 1e9:.1f} GB are too many to read: fewer seconds, or a lower rate_hz")
+        events = json.loads(content)
+    except FileNotFoundError as error:
+        raise InputError("no such file") from error
+    except InputError:
+        raise
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # truncated, or never a trace
+        raise InputError(f"not readable, perhaps cut short ({error})") from error
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise InputError("expected a list of events, as py-spy's chrometrace is")
+    return events
+
+
+def decode(events: Sequence[StackEvent], roots: Sequence[str]) -> tuple[list[MemoryChange], Threads]:
+    """Return every change of a stack in order, and the ids and names of the threads."""
+    threads: Threads = {}
+    open_frames: dict[int, list[tuple[str, str | None]]] = {}
+    changes: list[MemoryChange] = []
+    texts: dict[tuple[str, str, int | None], str | None] = {}
+    key: tuple[int, int, int] | None = None
+
+    def finish() -> None:
+        if key is not None:
+            time_us, pid, tid = key
+            frames = open_frames[tid]
+            stack = tuple(text for _, text in frames if text is not None) if frames else None
+            changes.append(MemoryChange(time_us, pid, tid, stack))
+
+    for event in events:
+        if event["ph"] == "M":
+            continue  # thread names that newer versions of py-spy write; --threads gives them here
+        if key != (now := (event["ts"], event["pid"], event["tid"])):
+            finish()
+            key = now
+        frames = open_frames.setdefault(event["tid"], [])
+        if event["ph"] == "B":
+            frame = event["name"], event["args"]["filename"], event["args"]["line"]
+            if frame not in texts:
+                texts[frame] = _text(*frame, roots)
+            frames.append((event["name"], texts[frame]))
+            if not frame[1] and (thread := _THREAD.fullmatch(event["name"])) is not None:
+                threads[event["pid"], event["tid"]] = int(thread[1], 0), thread[2] or ""
+        elif event["ph"] != "E" or not frames or frames.pop()[0] != event["name"]:
+            raise InputError(f"event {event['ph']} of {event['name']!r} at {event['ts']} us does not fit its stack")
+    finish()
+    if any(open_frames.values()):
+        raise InputError("ends with frames still open")
+    return changes, threads
+
+
+def _text(name: str, filename: str, line: int | None, roots: Sequence[str]) -> str | None:
+    """Format a frame as ``function (file:line)``; None for a frame that names a process or thread."""
+    if not filename:
+        return None if _PROCESS.match(name) or _THREAD.fullmatch(name) else name
+    short = shorten(filename, roots)
+    if _ADDRESS.fullmatch(name):
+        name = "unnamed"  # a native library without symbols: one function for all of its addresses
+    return f"{name} ({short}:{line})" if line else f"{name} ({short})"
+
+
+def shorten(filename: str, roots: Sequence[str] = ()) -> str:
+    """Shorten a path to its part below an import root: one of ``roots`` (longest first) or a library's folder.
+
+    A shared library outside of them is shortened to its name; other paths stay as they are.
+    """
+    for root in roots:
+        if filename.startswith(root.rstrip("/") + "/"):
+            return filename[len(root.rstrip("/")) + 1 :]
+    short = _LIBRARY.sub("", filename)
+    return Path(short).name if short.startswith("/") and ".so" in short else short
+
 
 # The threads of one sample are written microseconds after one another; reading the next sample alone takes longer.
 _APART_US = 250
@@ -20,7 +238,7 @@ MOST_HZ = 1e6  # more than py-spy can
 
 
 class StackRecording(Protocol):
-    """How a trace was recorded; ``harness.study.probes_json.PySpyRecord`` is one."""
+    """How a trace was recorded; ``harness.study.run_data.PySpyRecord`` is one."""
 
     @property
     def rate_hz(self) -> float: ...

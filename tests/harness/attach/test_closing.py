@@ -12,9 +12,9 @@ import pytest
 
 from harness.attach.command import SHIM
 from harness.commands.exec import PROFILE_STEPS
-from harness.explain import launches
-from harness.explain.intervals import Stretches
+from harness.explain import bounds
 from harness.explain.policy import LAUNCH_TAIL_NS, LIMIT_SHARE_MIN, SHORT_LAUNCHES_SHARE
+from harness.explain.spans import Stretches
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData
 from tests.harness.attach.test_device import alone
@@ -96,8 +96,8 @@ def test_the_agent_leaves_open_what_the_analysis_does(
     for _, launched, until, start, end in pieces:
         found.add(start * MS, end * MS, round(launched * MS), round(until * MS))
     whole = Stretches(np.array([0]), np.array([50 * MS]))
-    work = launches.device_work(drawn(*pieces), attached=True)
-    expected_ns = launches.per_step(whole, work.open)[0]
+    work = bounds.device_work(drawn(*pieces), attached=True)
+    expected_ns = bounds.per_step(whole, work.open)[0]
     assert found.share(50 * MS) * 50 * MS == pytest.approx(expected_ns, abs=1000)
     assert (found.share(50 * MS) > LIMIT_SHARE_MIN) == (expected_ns > LIMIT_SHARE_MIN * 50 * MS)
 

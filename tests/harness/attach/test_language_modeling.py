@@ -18,7 +18,7 @@ from harness.study.contract import PHASES
 from tests.attached_truth import language_modeling
 from tests.attached_truth.common import HERE
 from tests.commands import ROOT
-from tests.harness.attach.test_exec import rows, study_in
+from tests.harness.attach.test_exec import details, rows, study_in
 
 VARIABLE = "HARNESS_TRANSFORMERS_EXAMPLES"
 NEEDED = ("accelerate", "datasets", "evaluate")
@@ -45,4 +45,4 @@ def test_run_clm_as_it_is(tmp_path: Path) -> None:
         assert sum(row[f"{phase}_ns"] for phase in PHASES) == row["wall_ns"]
     tokenized = [row["step"] for row in table if (row["work_tokenize_ns"] or 0) >= 50e6]  # a sleep is never shorter
     assert tokenized == [0, language_modeling.BATCHES_AT_ONCE - language_modeling.AHEAD]
-    assert "forward: GPT2LMHeadModel; backward; optimizer: AdamW" in " ".join(done.stdout.split())
+    assert "forward: GPT2LMHeadModel; backward; optimizer: AdamW" in details(tmp_path)

@@ -22,8 +22,8 @@ from harness.probes.ledger.rows import STEP
 from harness.show.timeline.sources import read_sources
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData
-from harness.study.traces import profiles
-from harness.study.traces.clock_marks import MARK
+from harness.study.traces import kineto
+from harness.study.traces.py_spy import MARK
 from tests.commands import harness
 from tests.harness.attach.running import Ran, losses, run_all
 from tests.harness.attach.test_exec import attached, program, study_in
@@ -284,7 +284,7 @@ def test_the_agent_names_things_as_they_are_read() -> None:
         elif isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant):
             found[ast.unparse(one.targets[0])] = one.value.value
     for name in ("HEADER", "OFFSET", "CUT"):
-        assert found[name] == getattr(profiles, name)
+        assert found[name] == getattr(kineto, name)
     for name in ("ASKED", "READY", "DONE", "OVER"):
         assert found[name] == getattr(sampling, name)
     assert found["MARK"] == MARK

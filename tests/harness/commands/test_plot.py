@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from harness.commands.plot import notes
-from harness.explain.speeds import ChoicePass
+from harness.judge.learning import ChoicePass
 from harness.launch.training_files import EvaluationRow, EvaluationTable, LossRow, LossTable
 from harness.show.curves import MOST_RUNS, Axis, PlottedRun, best_measure, choices_figure, curve, loss_figure, minimum
 from harness.show.plotted_runs import CurveSource, find_curves, named
-from harness.study.records import ONE_TRAINING, RunRecord, StudyRecord
-from harness.study.run_facts import RunFacts
+from harness.study.records import ONE_TRAINING, RunFacts, RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from tests.commands import Done, harness
 

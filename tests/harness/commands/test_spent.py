@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.study.records import ONE_TRAINING, RunRecord, StudyRecord
-from harness.study.run_facts import RunFacts
+from harness.study.records import ONE_TRAINING, RunFacts, RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from tests.commands import harness
 

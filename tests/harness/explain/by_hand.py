@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from harness.explain.bounds import device_work
 from harness.explain.derived import DEVICE_COLUMNS, STAGE_COLUMNS, with_derived
-from harness.explain.launches import device_work
 from harness.explain.spans import COLUMNS, read_spans
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from trainer.telemetry import StageSpan

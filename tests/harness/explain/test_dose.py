@@ -13,15 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.explain.dose import Curve, Dose, dose, parse_control
+from harness.explain.exposure import Curve, Dose, dose, parse_control
 from harness.explain.ledger import RunLedger, measure
 from harness.scenario.model import Scenario
 from harness.scenario.plan import make_plan
 from harness.show.dose import dose_line, dose_reason
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
-from harness.study.records import RunRecord
+from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from tests.examples import examples
 from tests.harness.explain.by_hand import span
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.explain.derived import with_derived
-from harness.explain.intervals import Stretches
 from harness.explain.ledger import measure
-from harness.explain.spans import COLUMNS, read_spans
+from harness.explain.spans import COLUMNS, Stretches, read_spans
 from harness.explain.waits import BatchWaits, StageSpans, stage_times
 from harness.study.contract import SPAN_COLUMNS, STAGES, STEP_COLUMNS, arrow_schema
 from tests.cuda_stream import record

@@ -14,16 +14,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.explain import intervals, spans
+from harness.explain import spans
+from harness.explain.bounds import device_work
 from harness.explain.derived import DEVICE_COLUMNS, STAGE_COLUMNS, stage_spans, waits_of, with_derived
-from harness.explain.launches import device_work
-from harness.explain.overlap import hidden_behind, sync_audit
+from harness.explain.exposure import hidden_behind, sync_audit
 from harness.explain.spans import COLUMNS, RunSpans, bounds, read_spans
 from harness.explain.waits import activities, busy, idle_per_step, idle_time
 from harness.study.contract import CAUSES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
-from harness.study.records import RunRecord
+from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 
 KINDS = [
     ("main", "fetch"), ("main", "forward"), ("main", "sync"), ("main", "log"), ("main", "tokenize"), ("main", "read"),
@@ -38,7 +37,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20), st.booleans())
 @contextmanager
 def at_once(steps: int, rows: int) -> Iterator[None]:
     """Work through so many steps at a time, and know the times of so many spans together."""
-    with patch.object(intervals, "STEPS_AT_ONCE", steps), patch.object(spans, "BLOCK_ROWS", rows):
+    with patch.object(spans, "STEPS_AT_ONCE", steps), patch.object(spans, "BLOCK_ROWS", rows):
         yield
 
 

@@ -10,17 +10,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from harness.explain.bounds import BoundShares
-from harness.explain.intervals import Stretches
-from harness.explain.launches import device_work, launch_bound_shares, per_step
+from harness.explain.bounds import BoundShares, device_work, launch_bound_shares, per_step
+from harness.explain.exposure import sync_audit
 from harness.explain.ledger import RunLedger, derived_steps, measure
-from harness.explain.overlap import sync_audit
 from harness.explain.policy import LAUNCH_TAIL_NS
-from harness.explain.probes.operators import ProfiledOperators
-from harness.explain.probes.torch_profile import TorchProfile
+from harness.explain.probes.torch_profile import ProfiledOperators, TorchProfile
 from harness.explain.replay import parse_edits, predict
 from harness.explain.replay.predict import Replays, unedited_error
-from harness.explain.spans import COLUMNS, RunSpans, begun_when_launched, read_spans
+from harness.explain.spans import COLUMNS, RunSpans, Stretches, begun_when_launched, read_spans
 from harness.judge.probes.results import with_device_busy
 from harness.judge.study import analyse
 from harness.show.dose import assumption_lines

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.explain import intervals
-from harness.explain.intervals import Stretches, covered, difference, innermost, intersection, total, touches, union
+from harness.explain import spans
+from harness.explain.exposure import hidden_behind, sync_audit
 from harness.explain.ledger import measure
-from harness.explain.overlap import hidden_behind, sync_audit
+from harness.explain.spans import Stretches, covered, difference, innermost, intersection, total, touches, union
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
-from harness.study.records import RunRecord
+from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 
 MS = 1_000_000
 STRETCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple), max_size=8)
@@ -207,7 +206,7 @@ def test_interval_arithmetic_is_that_of_sets(first: Any, second: Any) -> None:
     assert total(ours) == len(points(first))
     parts = [set(range(start, end)) & points(theirs) for start, end in zip(*first, strict=True)]
     assert covered(*first, theirs).tolist() == [len(part) for part in parts]
-    with patch.object(intervals, "SPANS_AT_ONCE", 3):
+    with patch.object(spans, "SPANS_AT_ONCE", 3):
         assert covered(*first, theirs).tolist() == [len(part) for part in parts]
     lasting = first[0] < first[1]
     assert touches(*first, theirs)[lasting].tolist() == [bool(part) for part in np.array(parts, object)[lasting]]

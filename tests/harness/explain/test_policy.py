@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.explain import bounds, causes, derived, ledger, overlap, spans, unusual_steps
+from harness.explain import bounds, causes, derived, exposure, ledger, spans, unusual_steps
 from harness.explain.bounds import BoundShares
 from harness.explain.lead_use import LeadUse
-from harness.explain.replay import batches, costs, pipeline, prediction, recording, removals
+from harness.explain.replay import attribution, batches, costs, pipeline, prediction, recording
 from harness.explain.replay.predict import Replays
 from harness.explain.waits import TRANSFER
 from harness.study.contract import STAGES
@@ -38,8 +38,8 @@ def test_a_limit_needs_a_share_of_the_step(shares: BoundShares, bound: str) -> N
 def test_spans_of_a_long_run_are_freed(monkeypatch: pytest.MonkeyPatch, rows: int, freed: bool) -> None:
     forgotten: list[str] = []
     run: Any = SimpleNamespace(knows=lambda _: True, forget=forgotten.append)
-    monkeypatch.setattr(overlap, "spans_of", lambda _: SimpleNamespace(rows=rows))
-    overlap.release(run)
+    monkeypatch.setattr(exposure, "spans_of", lambda _: SimpleNamespace(rows=rows))
+    exposure.release(run)
     assert bool(forgotten) is freed
 
 
@@ -136,7 +136,7 @@ def test_a_step_without_a_kernel_keeps_a_thousandth() -> None:
     run: Any = SimpleNamespace(
         busy_workers=0, behind_full_queue=frozenset({"forward"}), classes=(one,), measured=np.array([True])
     )
-    assert removals._otherwise_ms(run, ("kernel", "forward"), 1000.0, 900.0) == pytest.approx(1.0)
+    assert attribution._otherwise_ms(run, ("kernel", "forward"), 1000.0, 900.0) == pytest.approx(1.0)
 
 
 def test_the_queue_before_the_first_step_is_cut() -> None:
@@ -226,9 +226,9 @@ def test_of_a_long_run_parts_are_removed_in_four_stretches(monkeypatch: pytest.M
         shapes.append(len(offsets))
         return [SimpleNamespace(step_ms=np.ones(1))] * len(makes)
 
-    monkeypatch.setattr(removals, "consistent", replayed)
+    monkeypatch.setattr(attribution, "consistent", replayed)
     _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=501)
-    removals.removals([(recording.record(run), costs.Stretch())])
+    attribution.removals([(recording.record(run), costs.Stretch())])
     assert shapes == [4]
 
 
@@ -236,8 +236,8 @@ def test_a_phase_under_a_thousandth_of_the_step_is_not_removed(monkeypatch: pyte
     _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=8)
     found = recording.record(run)
     spent = {"log": 0.9e-3 * found.measured_ms, "forward": 1.1e-3 * found.measured_ms}
-    monkeypatch.setattr(removals, "_lasting", lambda *_: spent)
-    assert [name for (kind, name), _ in removals._parts(found) if kind == "phase"] == ["forward"]
+    monkeypatch.setattr(attribution, "_lasting", lambda *_: spent)
+    assert [name for (kind, name), _ in attribution._parts(found) if kind == "phase"] == ["forward"]
 
 
 def test_an_interval_allows_for_three_times_an_assumed_hand_over() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from harness.explain.launches import device_work_of, kernel_times_of
+from harness.explain.bounds import device_work_of, kernel_times_of
 from harness.explain.ledger import RunLedger, measure
-from harness.explain.probes.operators import launched_work, read_events
+from harness.explain.probes.torch_profile import launched_work, read_events
 from harness.explain.replay import parse_edits, predict
 from harness.explain.spans import spans_of
 from harness.judge.probes.results import ProfiledRun, probe_results, with_device_busy

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.explain.ranks import rank_steps
+from harness.explain.ranks import RanksReport, rank_steps, ranks_of
 from harness.explain.replay.recording import record as replayable
-from harness.explain.stragglers import RanksReport, ranks_of
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.show.first_screen import first_screen
@@ -21,10 +20,9 @@ from harness.show.names import ArmNames
 from harness.show.ranks import rank_lines
 from harness.show.sentences import sentence as comparison_sentence
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, rank_file
-from harness.study.digests import digests_of
-from harness.study.records import ArmRecord, ComparisonRecord, RunRecord, StudyRecord
+from harness.study.files import digests_of
+from harness.study.records import ArmRecord, ComparisonRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from harness.study.store import StudyFolder
 from harness.study.tables import write_table
 from trainer.errors import InputError

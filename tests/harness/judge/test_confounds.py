@@ -11,8 +11,7 @@ import pytest
 from harness.judge.confounds import MEASURED, REASONS, flatten
 from harness.judge.study import analyse
 from harness.show.text.doubts import confound_lines
-from harness.study.records import ArmRecord, ComparisonRecord
-from harness.study.run_facts import NAMES
+from harness.study.records import NAMES, ArmRecord, ComparisonRecord
 from tests.harness.synthetic import NOISE, Arm, build
 
 BASE = Arm("base")

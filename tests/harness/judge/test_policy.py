@@ -18,16 +18,14 @@ from harness.judge import policy
 from harness.judge.advice import _smallest
 from harness.judge.comparisons import Controls, Measured, ideal_speed, without_data
 from harness.judge.confounds import _other_batches, _other_steps, alike_environment
+from harness.judge.controls import _is_weak
+from harness.judge.doubts import Unseen
 from harness.judge.losses import Losses
 from harness.judge.predictions import bar_of
-from harness.judge.probes.device_health import DeviceHealth, _findings, differences
-from harness.judge.probes.host_load import host_load
+from harness.judge.probes.machine_load import DeviceHealth, _device_findings, differences, host_load
 from harness.judge.report_types import Advice
-from harness.judge.scaling import _is_weak
 from harness.judge.study import analyse
-from harness.judge.unseen import Unseen
-from harness.judge.unsteady import drift, in_total
-from harness.judge.verdicts import blocks_to_decide, is_apart, is_useless, judge
+from harness.judge.verdicts import blocks_to_decide, drift, in_total, is_apart, is_useless, judge
 from harness.judge.waits import uneven_waits
 from harness.launch.costing import short_config
 from harness.scenario.edits import parse_edits
@@ -255,8 +253,8 @@ def card(arm: str = "a", **known: Any) -> DeviceHealth:
 @pytest.mark.parametrize(("share", "is_found"), [(0.007, False), (0.015, True)])
 def test_findings_about_a_card(share: float, is_found: bool) -> None:
     slowed = card(throttled={"its power limit": share}, taken=1000, missed=0)
-    assert bool([*_findings(slowed, None)]) == is_found
-    assert bool([*_findings(card(taken=1000 - round(share * 1e3), missed=round(share * 1e3)), None)]) == is_found
+    assert bool([*_device_findings(slowed, None)]) == is_found
+    assert bool([*_device_findings(card(taken=1000 - round(share * 1e3), missed=round(share * 1e3)), None)]) == is_found
 
 
 def test_cards_of_two_arms() -> None:

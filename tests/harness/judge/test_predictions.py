@@ -126,7 +126,7 @@ def test_whatif_prints_the_interval_that_the_report_has(tmp_path: Path, capsys: 
     _, out, _ = ask(tmp_path, capsys, runs, "--set", "read=0")
     speedup = Replays(runs).predict(parse_edits(["read=0"])).speedup
     (line,) = [one for one in out.splitlines() if one.startswith("predicted")]
-    assert line.endswith(f"x as fast ({interval(speedup)})")
+    assert line.endswith(f"x as fast as the unedited replay ({interval(speedup)})")
     _, out, _ = ask(tmp_path / "few", capsys, runs[:1], "--set", "read=0")
     assert not any(line.endswith("x)") for line in out.splitlines())
 

@@ -11,12 +11,11 @@ import pyarrow as pa
 import pytest
 
 from harness.explain.statistics import Estimate, from_blocks
-from harness.judge.scaling import scaling
+from harness.judge.controls import scaling
 from harness.show.names import ArmNames
 from harness.show.ranks import scaling_lines
-from harness.study.records import RunRecord
+from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 
 SPEEDUP = from_blocks([0.5, 0.5, 0.5])
 

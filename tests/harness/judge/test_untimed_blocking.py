@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.explain.exposure import sync_audit
 from harness.explain.ledger import RunLedger, measure
-from harness.explain.overlap import sync_audit
 from harness.explain.policy import LAUNCH_TAIL_NS
 from harness.explain.replay import parse_edits, predict
 from harness.explain.replay.predict import Replays, unedited_error

@@ -15,7 +15,7 @@ from harness.regress import report as regression
 from harness.regress.across import common_move, compare_series
 from harness.regress.decision import Limits
 from harness.regress.series import BlockSeries, Days, Session, series_of, session_of
-from harness.study.run_facts import RunFacts
+from harness.study.records import RunFacts
 from tests.harness.regress.tables import HEAD, recorded, study
 from trainer.errors import InputError
 

@@ -15,10 +15,8 @@ from harness.regress.gate import comparisons
 from harness.regress.report import markdown
 from harness.regress.text import default, sentence
 from harness.show.tables import safe
-from harness.study.probes_json import ProbesRecord
-from harness.study.records import OtherDefault, StudyRecord
-from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
+from harness.study.records import OtherDefault, RunFacts, StudyRecord
+from harness.study.run_data import ProbesRecord, RunData
 from tests.harness.regress.tables import BASE, HEAD, TWIN, recorded, run, steps_table, study
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from harness.judge.comparisons import Measured
 from harness.judge.confounds import Confound, ConfoundKind
-from harness.judge.probes.host_load import HostFinding, HostFindingKind
+from harness.judge.probes.machine_load import HostFinding, HostFindingKind
 from harness.judge.report_types import (
     ArmExplained,
     ArmReport,

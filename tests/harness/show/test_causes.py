@@ -7,9 +7,8 @@ from typing import Literal
 
 import pytest
 
-from harness.explain.replay.critical_path import PathLink, PathTime
+from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.replay.predict import Replays
-from harness.explain.replay.removals import Removal
 from harness.explain.statistics import Estimate
 from harness.judge.report_types import ArmExplained, ModelSpeed
 from harness.judge.study import analyse

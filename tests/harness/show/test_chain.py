@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.explain.bounds import Bound
-from harness.explain.dose import Dose, DosePoint
+from harness.explain.exposure import Dose, DosePoint
 from harness.explain.ledger import RunLedger, measure
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Absent

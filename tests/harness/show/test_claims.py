@@ -15,7 +15,7 @@ from harness.explain.statistics import Estimate, from_amounts, from_block_values
 from harness.judge import claims
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, use_of
 from harness.judge.losses import Learned, learned, steps_to
-from harness.judge.probes.host_load import HostLoad, RoleLoad
+from harness.judge.probes.machine_load import HostLoad, RoleLoad
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.scenario.load import load_scenario

@@ -13,7 +13,7 @@ import pytest
 
 from harness.explain import derived
 from harness.explain.derived import DEVICE_COLUMNS, STAGE_COLUMNS
-from harness.explain.replay.removals import Split
+from harness.explain.replay.attribution import Split
 from harness.show.build import build_report
 from harness.study.contract import STEP_COLUMNS
 from harness.study.store import StudyFolder

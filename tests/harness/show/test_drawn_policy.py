@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from harness.explain.ranks import RanksReport, RankTimes, Straggler
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.whatif import parse_sweep, sweep
-from harness.explain.speeds import ChoicePass
 from harness.explain.statistics import Estimate
-from harness.explain.stragglers import RanksReport, RankTimes, Straggler
 from harness.explain.unusual_steps import StepTimes
+from harness.judge.controls import Scaling
+from harness.judge.learning import ChoicePass
 from harness.judge.probes.results import ProbeResults
-from harness.judge.scaling import Scaling
 from harness.judge.study import analyse
 from harness.scenario.edits import parse_edits
 from harness.show import plots, profile, sweeps

@@ -16,9 +16,8 @@ from harness.show.learning import agreement, cost, learning_json, section
 from harness.show.markdown import page
 from harness.show.names import ArmNames
 from harness.study.contract import EVALUATION_COLUMNS, STEP_COLUMNS
-from harness.study.records import ComparisonRecord, RunRecord
+from harness.study.records import ComparisonRecord, RunFacts, RunRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 from harness.study.tables import make_table
 from tests.harness.synthetic import Arm, build
 
@@ -192,7 +191,7 @@ def test_the_picture_shows_every_loss_of_both_arms() -> None:
 
 
 def test_tables_from_before_there_was_a_learning_rate_are_read() -> None:
-    from harness.study.table_checks import completed
+    from harness.study.tables import completed
 
     old = [column for column in STEP_COLUMNS if column[0] != "learning_rate"]
     table = make_table(tuple(old), {"step": [0], "warmup": [False], "start_ns": [1], "wall_ns": [1]})

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.judge.probes.device_health import DeviceFinding, DeviceHealth
-from harness.judge.probes.host_load import HostFinding, HostLoad, RoleLoad
+from harness.judge.probes.machine_load import DeviceFinding, DeviceHealth, HostFinding, HostLoad, RoleLoad
 from harness.show.machine import section
 
 ROLE = RoleLoad("main", 1, 1.5, None, 4e9, 3e9, 2e6, 0.0, 100.0, None)

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from harness.explain.causes import SlowCause
-from harness.explain.replay.removals import Removal
+from harness.explain.replay.attribution import Removal
 from harness.explain.statistics import Estimate
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Absent
 from harness.judge.confounds import Confound
-from harness.judge.doubts import doubt
-from harness.judge.problems import ProbeProblem
+from harness.judge.doubts import ProbeProblem, Unseen, doubt
 from harness.judge.report_types import (
     Advice,
     ArmAdvice,
@@ -26,7 +25,6 @@ from harness.judge.report_types import (
     Explained,
     ModelSpeed,
 )
-from harness.judge.unseen import Unseen
 from harness.judge.waits import Waits
 from harness.scenario.claims import CLAIMS
 from harness.show import claims, numbers, why
@@ -130,6 +128,15 @@ def test_short_waits_and_little_own_code_are_left_out() -> None:
     for kind in ("code", "gc"):
         assert not caused(spent(0.048, kind=kind))
         assert caused(spent(0.052, kind=kind))
+
+
+def test_padding_has_a_remedy_for_where_it_is() -> None:
+    def padding(ms: float, columns: float) -> SlowCause:
+        return SlowCause("padding", ms=ms, at_most=True, figures={"share": 0.5, "column_share": columns})
+
+    assert not caused(padding(4.8, 0.4))
+    ((*_, shorter),), ((*_, alike),) = caused(padding(5.2, 0.26)), caused(padding(5.2, 0.24))
+    assert shorter != alike
 
 
 def test_own_code_beside_waits_for_workers_promises_nothing() -> None:

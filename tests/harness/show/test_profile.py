@@ -10,7 +10,7 @@ from harness.show.drawing import drawn, thinned
 from harness.show.plots import memory as memory_figure
 from harness.show.policy import OPERATORS_LISTED, WORKERS_LISTED
 from harness.show.profile import gap_line, operators_section
-from harness.study.probes_json import TorchProfilerRecord
+from harness.study.run_data import TorchProfilerRecord
 from harness.study.traces.kineto import read_profile
 from tests.harness.study.traces.kineto_text import complete, memory, trace
 

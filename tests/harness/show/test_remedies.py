@@ -12,7 +12,7 @@ from harness.judge.study import analyse
 from harness.show.first_screen import first_screen
 from harness.show.lone_arms import lone_lines
 from harness.show.names import ArmNames
-from harness.study.run_facts import RunFacts
+from harness.study.records import RunFacts
 from tests.harness.synthetic import Arm, build
 
 FACTS = {"attached": "fetch: DataLoader without workers; backward", "asynchronous": True}

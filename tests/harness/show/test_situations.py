@@ -12,8 +12,8 @@ import pytest
 
 from harness.explain.bounds import agreed
 from harness.explain.ledger import RunLedger, measure
+from harness.explain.ranks import RanksReport, RankTimes
 from harness.explain.statistics import Estimate
-from harness.explain.stragglers import RanksReport, RankTimes
 from harness.judge.report_types import Comparison, StudyReport
 from harness.judge.study import analyse
 from harness.judge.verdicts import judge

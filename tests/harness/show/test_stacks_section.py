@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from harness.explain.probes.samples import explain
 from harness.show.profile import stacks_section
-from harness.study.traces.clock_marks import FittedClock
+from harness.study.traces.py_spy import FittedClock
 from tests.harness.explain.probes.test_stacks import CLOCK, ENCODE, FACTS, LOOP, WAIT, samples_table, spans_table
 
 SPANS = [("main", "fetch", 0, 400), ("main", "forward", 400, 900), ("loader-0", "tokenize", 0, 700)]

@@ -17,8 +17,7 @@ from harness.judge.losses import Losses
 from harness.judge.policy import COARSE_RESOLUTION
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
-from harness.judge.unsteady import InTotal
-from harness.judge.verdicts import UndecidedKind, Verdict
+from harness.judge.verdicts import InTotal, UndecidedKind, Verdict
 from harness.show import html, markdown, plots, terminal
 from harness.show.first_screen import first_screen
 from harness.show.sentences import sentence

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.study import run_data, store
+from harness.study import store, tables
 from harness.study.contract import RUN_COLUMNS, STEP_COLUMNS
-from harness.study.digests import digest, sealed
+from harness.study.files import digest, sealed
 from harness.study.records import RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from harness.study.tables import write_table
@@ -90,12 +90,12 @@ def test_a_damaged_report_of_the_probes_is_not_used(folder: StudyFolder) -> None
 
 def test_a_flipped_bit_is_seen_while_a_page_is_read_too(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the check and the reading of a large table: parquet's own checksums."""
-    monkeypatch.setattr(run_data, "SMALL_FILE_BYTES", 0)
+    monkeypatch.setattr(tables, "SMALL_FILE_BYTES", 0)
     (run,) = folder.runs()
     path = folder.run("a", 0) / "steps.parquet"
     column = pq.ParquetFile(path).metadata.row_group(0).column(len(RUN_COLUMNS))  # the first that is read
     flip(path, 8 * (column.data_page_offset + column.total_compressed_size - 2))
-    with pytest.raises(run_data.InputError, match=r"steps\.parquet: not a readable parquet file \(.*CRC"):
+    with pytest.raises(tables.InputError, match=r"steps\.parquet: not a readable parquet file \(.*CRC"):
         _ = run.steps
 
 

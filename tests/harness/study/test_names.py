@@ -15,7 +15,7 @@ from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
 from harness.launch.waiting import WaitLimits
 from harness.regress import baselines
-from harness.study.names import folder_name
+from harness.study.files import folder_name
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
 from tests.commands import harness

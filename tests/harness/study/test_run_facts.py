@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.study.records import RunRecord
+from harness.study.records import NAMES, RunFacts, RunRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import NAMES, RunFacts
 from harness.study.store import StudyFolder, write_json
 from trainer.errors import InputError
 

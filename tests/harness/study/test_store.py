@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from harness.study import run_data
+from harness.study import tables
 from harness.study.contract import RUN_COLUMNS, STEP_COLUMNS
-from harness.study.digests import sealed
-from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
+from harness.study.files import sealed
 from harness.study.records import ArmRecord, CodeRecord, ComparisonRecord, RunRecord, StudyRecord
+from harness.study.run_data import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from harness.study.store import StudyFolder, write_json
 from harness.study.tables import write_table
 from trainer.errors import InputError
@@ -53,8 +53,8 @@ def test_a_table_that_is_damaged_in_its_middle_is_one_line(tmp_path: Path, monke
     content = bytearray(damaged.read_bytes())
     content[second : second + 8] = b"\xff" * 8
     damaged.write_bytes(content)
-    for small in (run_data.SMALL_FILE_BYTES, 0):  # read as a whole, and one row group ahead
-        monkeypatch.setattr(run_data, "SMALL_FILE_BYTES", small)
+    for small in (tables.SMALL_FILE_BYTES, 0):  # read as a whole, and one row group ahead
+        monkeypatch.setattr(tables, "SMALL_FILE_BYTES", small)
         error = next(folder.runs()).record.error or ""
         assert "steps.parquet: not a readable parquet file (" in error
         assert error.isprintable(), error
@@ -67,7 +67,7 @@ def test_a_table_of_several_row_groups_is_read_in_order(tmp_path: Path, rows: in
     folder.write_tables("a", 0, {**times, "warmup": [False] * rows}, {}, {})
     path = folder.run("a", 0) / "steps.parquet"
     pq.write_table(pq.read_table(path), path, row_group_size=1)
-    stored = run_data.StoredTable(path, STEP_COLUMNS)
+    stored = tables.StoredTable(path, STEP_COLUMNS)
     assert stored.columns(["step"]).column("step").to_pylist() == steps
 
 
@@ -77,7 +77,7 @@ def test_columns_of_which_another_program_says_that_none_is_null_are_read(tmp_pa
     place, never_null = table.column_names.index("wall_ns"), pa.field("wall_ns", pa.int64(), nullable=False)
     pq.write_table(table.set_column(place, never_null, table.column("wall_ns")), path)
     for read_before in (False, True):
-        stored = run_data.StoredTable(path, STEP_COLUMNS)
+        stored = tables.StoredTable(path, STEP_COLUMNS)
         if read_before:
             stored.read()
         assert stored.columns(["wall_ns", "tokens"]).to_pydict() == {"wall_ns": [5, 6], "tokens": [None, None]}

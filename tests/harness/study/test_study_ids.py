@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.study.digests import sealed
+from harness.study.files import sealed
 from harness.study.records import RunRecord, StudyRecord, is_of_study, new_study_id, session_of
 from harness.study.store import StudyFolder
 from tests.commands import harness

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.study import run_data
+from harness.study import tables
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS
 from harness.study.records import RunRecord
-from harness.study.run_data import StoredTable
 from harness.study.store import StudyFolder
+from harness.study.tables import StoredTable
 from tests.faults.table_damage import COLUMN
 from trainer.errors import InputError
 
@@ -29,7 +29,7 @@ def changed(what: str) -> Change:
 @pytest.fixture(params=[True, False], ids=["at once", "in pieces"])
 def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StudyFolder:
     if not request.param:
-        monkeypatch.setattr(run_data, "SMALL_FILE_BYTES", 0)
+        monkeypatch.setattr(tables, "SMALL_FILE_BYTES", 0)
     study = StudyFolder(tmp_path)
     study.write_run(RunRecord("a", 0, "done"))
     steps = {name: [1, 2] for name, _ in STEP_COLUMNS if name != "warmup"} | {"warmup": [True, False]}

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.explain.probes.operators import ProfiledOperators
-from harness.explain.probes.torch_profile import TorchProfile
-from harness.judge.probes.device_health import DeviceHealth
+from harness.explain.probes.torch_profile import ProfiledOperators, TorchProfile
+from harness.judge.probes.machine_load import DeviceHealth
 from harness.judge.probes.results import with_device_busy
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse

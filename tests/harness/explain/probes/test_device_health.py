@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.judge.probes.device_health import DeviceHealth, clock_fall, device_health, differences, throttled
+from harness.judge.probes.machine_load import DeviceHealth, clock_fall, device_health, differences, throttled
 from harness.show.text.doubts import confound_lines
 from harness.show.text.findings import device_finding
 from harness.study.contract import SAMPLE_COLUMNS, STEP_COLUMNS, arrow_schema
-from harness.study.probes_json import ProbesRecord
-from harness.study.records import RunRecord
-from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
+from harness.study.records import RunFacts, RunRecord
+from harness.study.run_data import ProbesRecord, RunData
 
 ON_CARD = RunFacts(asynchronous=True, device_count=1, emulated=False)
 

@@ -6,13 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.explain.probes.samples import split, total
-from harness.judge.probes.host_load import host_load
+from harness.judge.probes.machine_load import host_load
 from harness.show.text.findings import host_finding
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
-from harness.study.probes_json import ProbesRecord
-from harness.study.records import RunRecord
-from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
+from harness.study.records import RunFacts, RunRecord
+from harness.study.run_data import ProbesRecord, RunData
 
 Rows = list[tuple[str, str, float]]
 

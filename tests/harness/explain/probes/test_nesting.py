@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.explain.probes.operators import enclosing, self_times
+from harness.explain.probes.torch_profile import enclosing, self_times
 
 
 def arrays(events):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.explain.probes.operators import profiled_operators
+from harness.explain.probes.torch_profile import profiled_operators
 from harness.study.traces.kineto import read_profile
 from tests.harness.study.traces.kineto_text import complete, trace
 

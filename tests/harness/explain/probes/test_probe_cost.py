@@ -14,9 +14,8 @@ from harness.show.first_screen import first_screen
 from harness.show.summary import summary
 from harness.show.text.doubts import probe_problem_lines
 from harness.show.words import probes_named
-from harness.study.probes_json import ProbesRecord
 from harness.study.records import ArmRecord
-from harness.study.run_data import RunData
+from harness.study.run_data import ProbesRecord, RunData
 from tests.harness.synthetic import Arm, build, page_of
 
 QUIET = {"day": 0.1, "block": 1e-4, "repetition": 1e-3, "step": 1e-3}

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from harness.explain.probes.samples import MAIN, OUTSIDE, WORKERS, StackSpan, explain, names_at, process_roles, segments
 from harness.explain.statistics import wilson
 from harness.show.profile import tokenization_lines
-from harness.study.probes_json import PySpyRecord
-from harness.study.traces.clock_marks import FittedClock
+from harness.study.run_data import PySpyRecord
+from harness.study.traces.py_spy import FittedClock
 
 MS = 1_000_000
 FACTS = PySpyRecord(window=(0, 1000 * MS), rate_hz=100)

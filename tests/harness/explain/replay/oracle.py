@@ -14,9 +14,8 @@ import pyarrow as pa
 import simpy
 
 from harness.study.contract import PHASES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
-from harness.study.records import RunRecord
+from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import RunData
-from harness.study.run_facts import RunFacts
 
 MS = 1_000_000
 START_NS = 10**12

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from harness.explain.replay.critical_path import TRANSFER, PathLink, critical_path_ms
+from harness.explain.replay.attribution import TRANSFER, PathLink, critical_path_ms
 from harness.explain.replay.predict import unedited_error
 from harness.explain.replay.recording import record
 from tests.examples import examples

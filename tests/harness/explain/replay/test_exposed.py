@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from harness.explain.ledger import RunLedger, derived_steps, measure
 from harness.explain.replay import recording
+from harness.explain.replay.attribution import Split, split
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import record
-from harness.explain.replay.removals import Split, split
 from harness.study.contract import PLACES, STAGES
 from harness.study.run_data import RunData
 from tests.examples import examples

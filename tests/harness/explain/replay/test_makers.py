@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.explain.lead_use import makers_of, round_robin
 from harness.explain.ledger import measure
-from harness.explain.replay.critical_path import PathLink
+from harness.explain.replay.attribution import PathLink
 from harness.explain.replay.predict import Replays, unedited_error
 from harness.explain.replay.recording import record
 from harness.explain.spans import NO_WORKER

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from harness.explain.replay import Replays, parse_edits, predict, recording, replace_data, unedited_error
-from harness.explain.replay.critical_path import critical_path_ms
+from harness.explain.replay.attribution import critical_path_ms
 from harness.explain.replay.pipeline import build
 from harness.explain.replay.recording import record
 from harness.explain.statistics import Estimate

@@ -18,17 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.judge.probes.device_health import device_health
-from harness.judge.probes.host_load import host_load
+from harness.judge.probes.machine_load import device_health, host_load
 from harness.probes.nvml.devices import visible
 from harness.probes.nvml.metrics import is_sibling
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.settings import SamplerSettings
 from harness.show.machine import section
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
-from harness.study.probes_json import ProbesRecord
 from harness.study.records import RunRecord
-from harness.study.run_data import RunData
+from harness.study.run_data import ProbesRecord, RunData
 from trainer.inject import spend
 
 pytestmark = pytest.mark.slow

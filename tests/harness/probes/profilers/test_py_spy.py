@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from harness.explain.probes.samples import MAIN, WORKERS, explain, process_roles
 from harness.machine.ptrace import remedy
 from harness.show.profile import tokenization_lines
-from harness.study.probes_json import PySpyRecord
+from harness.study.run_data import PySpyRecord
 from harness.study.traces.py_spy import clock_of, read_stacks
 
 PROGRAM = Path(__file__).with_name("spy_program.py")

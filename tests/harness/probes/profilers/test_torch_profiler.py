@@ -24,10 +24,8 @@ from harness.probes.ledger.steps import StepRecorder
 from harness.probes.profilers.clocks import realtime_minus_monotonic
 from harness.probes.profilers.torch_profiler import TorchProfiler
 from harness.probes.profilers.torch_session import TorchProfilerSettings, describe, export, pack
-from harness.study.probes_json import TorchProfilerRecord
-from harness.study.traces.kineto import read_profile
-from harness.study.traces.names import STEP
-from harness.study.traces.profiles import header, read_profiles
+from harness.study.run_data import TorchProfilerRecord
+from harness.study.traces.kineto import STEP, header, read_profile, read_profiles
 from trainer import telemetry
 
 ALIGNED_NS = 50_000

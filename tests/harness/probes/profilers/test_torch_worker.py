@@ -19,7 +19,7 @@ import torch
 from harness.probes.profilers.torch_profiler import TorchProfiler
 from harness.probes.profilers.torch_session import TorchProfilerSettings, make_profiler
 from harness.probes.profilers.torch_worker import OVER, profile_worker
-from harness.study.traces.profiles import CUT, file_name, files, header, read_profiles
+from harness.study.traces.kineto import CUT, file_name, files, header, read_profiles
 from trainer.config import DataConfig
 from trainer.data.loader import open_batches
 from trainer.data.prepare import Prepared, prepare

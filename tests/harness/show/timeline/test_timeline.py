@@ -16,8 +16,8 @@ from harness.show.timeline.build import run_timeline, timeline
 from harness.show.timeline.chrome import microseconds
 from harness.show.timeline.model import Slice, nested
 from harness.show.timeline.sources import Sources
-from harness.study.probes_json import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from harness.study.records import ArmRecord
+from harness.study.run_data import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from tests.harness.show.timeline.tables import operators, stacks
 from tests.harness.synthetic import Arm, build
 from tests.timeline_check.check import check, ns

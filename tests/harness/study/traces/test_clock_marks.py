@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.study.traces.clock_marks import MARK, align, mark_number, most_agreed
+from harness.study.traces.py_spy import MARK, align, mark_number, most_agreed
 from trainer.errors import InputError
 
 PERIOD = 10_000_000

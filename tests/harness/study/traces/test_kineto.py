@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.study.traces import chrome_json
+from harness.study.traces import kineto
 from harness.study.traces.kineto import read_header, read_profile, table_schema
 from tests.harness.study.traces.kineto_text import complete, flow, memory, trace
 from trainer.errors import InputError
@@ -67,9 +67,9 @@ def events(count: int) -> list[str]:
 def test_a_file_of_several_blocks_reads_as_the_same_file_in_another_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chrome_json, "BLOCK_BYTES", 1 << 17)
+    monkeypatch.setattr(kineto, "BLOCK_BYTES", 1 << 17)
     text = trace(events(2000), BASE_NS)
-    assert len(text) > 2 * chrome_json.BLOCK_BYTES
+    assert len(text) > 2 * kineto.BLOCK_BYTES
     path = tmp_path / "torch_profile.json.gz"
     path.write_bytes(gzip.compress(text, 1))
     read = read_profile(path, 5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.study.traces.profiles import file_name, files, read_profiles
+from harness.study.traces.kineto import file_name, files, read_profiles
 from tests.harness.study.traces.kineto_text import complete, trace
 
 

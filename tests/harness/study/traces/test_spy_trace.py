@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.study.probes_json import PySpyRecord
-from harness.study.traces.chrometrace import shorten
-from harness.study.traces.clock_marks import MARK
-from harness.study.traces.py_spy import clock_of, read_stacks
+from harness.study.run_data import PySpyRecord
+from harness.study.traces.py_spy import MARK, clock_of, read_stacks, shorten
 from tests.harness.study.traces.spy_writer import Frame, Thread, Writer
 from trainer.errors import InputError
 

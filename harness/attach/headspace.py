@@ -1,0 +1,156 @@
+"""Measures in a user's own loop how much faster it would be with free data: ``for batch in harness.headspace(loader)``.
+
+Each batch is served once, in its order: the training is what it was. Some batches are fetched ahead, and then steps of
+two kinds alternate:
+
+    usual   a batch is fetched as always and put at the end of these; the first of them is served
+    free    only the first of them is served: the step waits for no data
+
+Fetching ahead also empties the queue of loader workers, which fills while steps are free. So usual steps start without
+a stock that they would not have for long. The first steps of each kind are not measured: workers fill their queue then.
+
+This runs in the user's process: it imports nothing named ``trainer``, which may be a file of his.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sized
+from dataclasses import dataclass
+from itertools import islice
+from time import perf_counter_ns
+from typing import Any, Generic, TypeVar, cast
+
+from harness.explain.statistics import Estimate, reach_of_mean
+
+Batch = TypeVar("Batch")
+PAIR_STEPS = 16  # measured steps of one kind in a row: as many updates in each, where 2, 4, 8 or 16 steps make one
+COMPARED_MIN = 5  # comparisons of usual with free steps, at least
+
+
+@dataclass(frozen=True)
+class Headspace:
+    """What free data would give. ``speedup``: time of usual by time of free steps, with n comparisons."""
+
+    speedup: Estimate
+    step_ms: float
+    free_step_ms: float
+
+    def __str__(self) -> str:
+        low, high = self.speedup.ci_low or 0.0, self.speedup.ci_high or 0.0
+        gain = (
+            f"would be {self.speedup.median:.2f}x as fast ({low:.2f}x to {high:.2f}x)"
+            if low > 1
+            else f"may be no faster ({low:.2f}x to {high:.2f}x)"
+        )
+        return (
+            f"headspace: with free data this loop {gain}. A step takes {self.step_ms:.3g} ms, and "
+            f"{self.free_step_ms:.3g} ms without waiting for data ({self.speedup.n} comparisons of {PAIR_STEPS} steps)."
+        )
+
+
+class HeadspaceLoader(Generic[Batch]):
+    """A loader that measures while it is iterated, over epochs if need be. ``result``: None until it is known."""
+
+    def __init__(self, loader: Iterable[Batch], seconds: float, ahead: int | None) -> None:
+        self.loader = loader
+        self.result: Headspace | None = None
+        self._least_ns = seconds * 1e9  # time to measure, at least
+        workers, prefetch = (getattr(loader, name, None) or 0 for name in ("num_workers", "prefetch_factor"))
+        self._ahead = int(workers) * int(prefetch) if ahead is None else ahead
+        self._pairs: list[tuple[int, int]] = []  # nanoseconds of so many usual and free steps
+        self._spent_ns = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = iter(self.loader)
+        return batches if self.result is not None else self._measured(batches)
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self.loader))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # a copy is being made
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def _measured(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Serve the batches of an epoch, and measure until there is a result."""
+        stock: deque[Batch] = deque()
+        yield from islice(batches, PAIR_STEPS)  # the first steps build and compile
+        while self.result is None:
+            begun_ns = perf_counter_ns()
+            stock.extend(islice(batches, self._ahead + 1 + PAIR_STEPS))
+            yield from self._usual(batches, stock, 2 * self._ahead + 2)
+            usual_ns = _now_ns()
+            steps = yield from self._usual(batches, stock, PAIR_STEPS)
+            usual_ns = _now_ns() - usual_ns
+            if steps < PAIR_STEPS:  # the epoch ended
+                break
+            for _ in range(self._ahead + 1):
+                yield stock.popleft()
+            free_ns = _now_ns()
+            for _ in range(PAIR_STEPS):
+                yield stock.popleft()
+            now_ns = _now_ns()
+            self._pairs.append((usual_ns, now_ns - free_ns))
+            self._spent_ns += now_ns - begun_ns
+            self._conclude()
+        yield from stock
+        if self.result is None:
+            _say(
+                f"headspace: no answer yet, {len(self._pairs)} of {COMPARED_MIN} comparisons: iterate again, or longer."
+            )
+        yield from batches
+
+    @staticmethod
+    def _usual(batches: Iterator[Batch], stock: deque[Batch], most: int) -> Generator[Batch, None, int]:
+        steps = 0
+        for batch in islice(batches, most):
+            stock.append(batch)
+            yield stock.popleft()
+            steps += 1
+        return steps
+
+    def _conclude(self) -> None:
+        n = len(self._pairs)
+        if n < COMPARED_MIN or self._spent_ns < self._least_ns:
+            return
+        usual_ns, free_ns = (sum(pair[kind] for pair in self._pairs) for kind in (0, 1))
+        whole = math.log(usual_ns / free_ns)
+        # Jackknife of a ratio of sums: a median of ratios would drop the rare long wait that training pays for.
+        values = [n * whole - (n - 1) * math.log((usual_ns - one) / (free_ns - other)) for one, other in self._pairs]
+        reach = reach_of_mean(values)
+        speedup = Estimate(math.exp(whole), math.exp(whole - reach), math.exp(whole + reach), n)
+        steps = n * PAIR_STEPS * 1e6
+        self.result = Headspace(speedup, usual_ns / steps, free_ns / steps)
+        _say(str(self.result))
+
+
+def headspace(loader: Iterable[Batch], *, seconds: float = 10.0, ahead: int | None = None) -> HeadspaceLoader[Batch]:
+    """Return ``loader`` wrapped: iterating it measures how much faster the loop would be with free data, and prints it.
+
+    Every batch is served once and in order, so the training does not change. While it measures, up to ``ahead`` + 17
+    batches are held, and the loader's own position is so many ahead. Wrap last: after ``accelerator.prepare``, say.
+
+    ``seconds``: to measure, at least. ``ahead``: batches that the loader may make in advance; None takes num_workers *
+    prefetch_factor, and 0 for what is no DataLoader. Raises ValueError if one is negative.
+    """
+    if seconds < 0 or (ahead or 0) < 0:
+        raise ValueError(f"headspace: seconds {seconds}, ahead {ahead}: neither may be negative")
+    return HeadspaceLoader(loader, seconds, ahead)
+
+
+def _now_ns() -> int:
+    """The time at which all work launched so far is done."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return perf_counter_ns()
+
+
+def _say(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,491 @@
+r"""Determines whether data work is hidden or exposed: from what ran beside it (:func:\`overlap\`), and by adding work.
+
+Fits the step time when one kind of work is done k times more: a slowdown injection (scenario key ``dose``).
+
+    step ms                                   per block, least squares through the points of k = 0, 1, 2, 4:
+      |                    o  exposed (1)     slope = ms of step time for 1 ms more of that work
+      |              o     .
+      |        o  .     .     contended or    x = measured work per step on the critical path: all time of the stage,
+      |     o. .              partial         divided by the workers that do it side by side
+      |  o------o-----------o hidden (0)      y = step time; both are totals of the run over its steps
+      +--0--1--2-----4------------- work ms
+
+A hidden stage has slope 0, one that the step waits for has 1, whatever the number of workers. A curve that starts flat
+and turns up has used its slack. The slope describes *added* work. Removing work gains at most what is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+import numpy as np
+
+from harness.explain.bounds import DEVICE_WORK, DeviceWork, device_work_of
+from harness.explain.derived import stage_spans
+from harness.explain.ledger import DERIVED, Blocks, RunLedger, derived_steps, measure
+from harness.explain.policy import (
+    DOSE_ADDED_MIN,
+    DOSE_BLOCKS_MAX,
+    EXPOSED_SLOPE_MIN,
+    HIDDEN_SLOPE_MAX,
+    KEPT_SPANS_MAX,
+    KINK_BEND_MIN,
+    PARTIAL_SLOPE_MARGIN,
+)
+from harness.explain.replay.recording import record
+from harness.explain.spans import (
+    BUILT,
+    FETCH,
+    UNANNOUNCED,
+    Int,
+    RunSpans,
+    Spans,
+    Stretches,
+    bounds,
+    clip,
+    covered,
+    difference,
+    in_parts,
+    intersection,
+    once_per_run,
+    spans_of,
+    union,
+)
+from harness.explain.statistics import Estimate, from_block_values, student_t
+from harness.explain.waits import per_row
+from harness.study.run_data import RunData
+from trainer.errors import InputError
+
+
+@dataclass(frozen=True)
+class SyncCall:
+    """All calls from one place that kept the host waiting for the device (None: how long is not known)."""
+
+    site: str
+    calls_per_step: float  # of calls that nobody timed: in the one step in which torch told of them
+    blocked_ms: float | None
+    hid_ms: float  # host work between it and the next blocking call that ran while the device was busy for sure
+    hid_behind: dict[str, float]  # the kernels it ran behind, ms
+    idle_ms: float  # host work in between while the device, drained by this call, had nothing to do
+
+
+@once_per_run("hidden behind")
+def hidden_behind(run: RunData) -> dict[str, float]:
+    """Sum up hidden data work by kernel, or without a device by phase of the main thread; ``other``: neither ran.
+
+    Work that ran behind something and cost the step is not hidden: all parts shrink alike, to the ledger's figure.
+    """
+    measured = _measured(run)
+    if measured is None:
+        return {}
+    steps, count = measured
+    spans = spans_of(run)
+
+    def hidden_in(part: Stretches) -> dict[str, int]:
+        return _hidden_in(part, _near(spans, part), on_device=len(spans.kernels) > 0)
+
+    found: dict[str, int] = {}
+    for some in in_parts(steps, hidden_in):
+        for name, value in some.items():
+            found[name] = found.get(name, 0) + value
+    ran_ms = {name: value / 1e6 / count for name, value in sorted(found.items(), key=lambda item: -item[1]) if value}
+    ledger = measure(run)
+    hidden_ms = sum(ledger.hidden_ms.values()) if ledger is not None else 0.0
+    share = min(1.0, hidden_ms / sum(ran_ms.values())) if ran_ms else 1.0
+    return {name: value * share for name, value in ran_ms.items() if share}
+
+
+def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[str, int]:
+    """Nanoseconds within ``steps`` by what hid the data work; of workers side by side each counts."""
+    own = stage_spans(spans)
+    fetches = spans.of(spans.phases, FETCH)
+    if on_device:
+        covers = spans.kernels
+    else:
+        covers = spans.phases.where(spans.phases.names != spans.code(FETCH))
+        steps = difference(steps, union(fetches.starts, fetches.ends))
+
+    def during(meanwhile: Stretches) -> int:
+        return int(covered(own.starts, own.ends, meanwhile).sum())
+
+    found = {name: during(intersection(meanwhile, steps)) for name, meanwhile in _by_name(spans, covers)}
+    rest = during(steps) - during(intersection(union(covers.starts, covers.ends), steps))
+    return found if on_device else {**found, "other": rest}
+
+
+@once_per_run("blocking calls")
+def sync_audit(run: RunData) -> list[SyncCall]:
+    """Every place in the step that blocked on the device, in the order of the step."""
+    measured = _measured(run)
+    if measured is None:
+        return []
+    steps, count = measured
+    spans = spans_of(run)
+    calls = spans.blocking.where(np.argsort(spans.blocking.starts, kind="stable"))
+    if not len(calls):
+        return []
+    ends = np.maximum(calls.ends, calls.starts + 1)
+    # What follows a call, until the next one, counts in the step that it falls into, be it the first measured one.
+    following = np.append(calls.starts[1:], steps.ends[-1])
+    reached = np.maximum(ends, following)
+    sites = len(spans.names)
+    counted, shown = (np.zeros(len(calls), dtype=np.bool_) for _ in range(2))
+    surely, unsure = _surely_busy(spans, device_work_of(run))
+
+    def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
+        """Return, by site: time blocked, time after it, of that surely and perhaps busy; and by kernel."""
+        some = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
+        names = calls.names[some].astype(np.int64)
+        inside = clip(calls.starts[some], ends[some], part)
+        after = clip(calls.ends[some], following[some], part)
+        counted[some[inside.owner]] = True
+        shown[some[after.owner]] = True
+        kernels = _near(surely, part).kernels
+
+        def after_and(during: Stretches) -> Int:
+            return per_row(names[after.owner], covered(after.starts, after.ends, during), sites)
+
+        blocked = per_row(names[inside.owner], inside.ends - inside.starts, sites)
+        whole = per_row(names[after.owner], after.ends - after.starts, sites)
+        busy = after_and(union(kernels.starts, kernels.ends))
+        perhaps = after_and(_within(unsure, part))
+        return np.stack([blocked, whole, busy, perhaps]), {
+            name: after_and(stretches) for name, stretches in _by_name(spans, kernels)
+        }
+
+    total_times = np.zeros((4, sites), dtype=np.int64)
+    behind: dict[str, Int] = {}
+    for times, by_kernel in in_parts(steps, times_in):
+        total_times += times
+        for name, time in by_kernel.items():
+            behind[name] = behind.get(name, 0) + time
+    blocked, whole, busy, perhaps = total_times
+    behind = {name: behind[name] for code in _codes(spans.kernels) if (name := spans.names[code]) in behind}
+    # A call that nobody timed is known from one step, be it a warm-up step: the others have it too.
+    untimed = np.array([spans.names[code].endswith(UNANNOUNCED) for code in calls.names], dtype=np.bool_)
+    shown |= counted | untimed
+    found = []
+    for code in dict.fromkeys(calls.names[shown].tolist()):
+        site, own = spans.names[code], calls.names == code
+        found.append(
+            SyncCall(
+                site=site,
+                calls_per_step=float((own & untimed).sum()) or int(counted[own].sum()) / count,
+                blocked_ms=None if site.endswith(UNANNOUNCED) else int(blocked[code]) / 1e6 / count,
+                hid_ms=int(busy[code]) / 1e6 / count,
+                hid_behind={
+                    name: one / 1e6 / count for name, found_by in behind.items() if (one := int(found_by[code]))
+                },
+                idle_ms=int(whole[code] - busy[code] - perhaps[code]) / 1e6 / count,
+            )
+        )
+    return found
+
+
+def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
+    return spans.between(int(steps.starts[0]), int(steps.ends[-1]))
+
+
+def _surely_busy(spans: RunSpans, work: DeviceWork) -> tuple[RunSpans, Stretches]:
+    """The spans with each kernel from when it surely worked, and when the device may besides have worked or waited."""
+    if not work.still_launching.any():
+        return spans, Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+    starts = spans.kernels.starts.copy()
+    starts[: len(work.starts)] = work.known_from
+    unsure = difference(work.open, union(starts, spans.kernels.ends))
+    return replace(spans, kernels=replace(spans.kernels, starts=starts)), unsure
+
+
+def _within(stretches: Stretches, steps: Stretches) -> Stretches:
+    """Those of ``stretches`` (in order, apart) that overlap the time of ``steps``."""
+    low = np.searchsorted(stretches.ends, steps.starts[0], side="right")
+    high = np.searchsorted(stretches.starts, steps.ends[-1], side="left")
+    return Stretches(stretches.starts[low:high], stretches.ends[low:high])
+
+
+def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:
+    """When each of the names that ``some`` have was going on, in the order in which they came first."""
+    for code in _codes(some):
+        own = some.names == code
+        yield spans.names[code], union(some.starts[own], some.ends[own])
+
+
+def _codes(some: Spans) -> list[int]:
+    """The names that ``some`` have, in the order in which they came first."""
+    present = np.flatnonzero(np.bincount(some.names)) if len(some) else some.names
+    return sorted(map(int, present), key=lambda code: int(np.argmax(some.names == code)))
+
+
+def _measured(run: RunData) -> tuple[Stretches, int] | None:
+    """When measured steps ran, and how many they are; None where there is none or no span was recorded."""
+    steps = derived_steps(run).table  # in memory already
+    if steps is None or not run.has_spans:
+        return None
+    import pyarrow.compute as pc
+
+    steps = steps.select(["warmup", "start_ns", "wall_ns"])  # what bounds() reads: a filter copies what it is given
+    measured = steps.filter(pc.invert(pc.fill_null(steps.column("warmup"), False)))
+    if not len(measured):
+        return None
+    return bounds(measured), len(measured)
+
+
+def mean_hidden_behind(runs: Sequence[RunData]) -> dict[str, float]:
+    """Mean of :func:`hidden_behind` over runs, largest first."""
+    found = [hidden_behind(run) for run in runs]
+    names = dict.fromkeys(name for one in found for name in one)
+    means = {name: sum(one.get(name, 0.0) for one in found) / len(found) for name in names}
+    return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def work_out(run: RunData) -> None:
+    """Compute and keep all that needs the spans of ``run``, so that :func:`release` may free them."""
+    measure(run)
+    if run.record.status != "done":
+        return
+    hidden_behind(run)
+    sync_audit(run)
+    with suppress(InputError):
+        record(run)
+
+
+def release(run: RunData) -> None:
+    """Free the large intermediate results of a long run. They are computed again when they are needed again."""
+    if run.knows("spans") and spans_of(run).rows > KEPT_SPANS_MAX:
+        run.forget("spans")
+        run.forget(DERIVED)
+        run.forget(DEVICE_WORK)
+
+
+What = Literal["tokenize", "read", "device", "data"]
+UnfittedKind = Literal["no run of the arm", "no dosed run", "no shared block", "work not measured", "no work added"]
+
+
+@dataclass(frozen=True)
+class Unfitted:
+    """Why there is nothing to fit."""
+
+    kind: UnfittedKind
+    ks: tuple[int, ...] = ()  # "no shared block": the doses that share none
+    least_ms: float = 0.0  # "no work added": work per step without a dose, and with the largest
+    most_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One block: its runs by k, and for each the work and the step time in milliseconds."""
+
+    ks: tuple[int, ...]
+    runs: tuple[RunLedger, ...]
+    work: tuple[float, ...]
+    step: tuple[float, ...]
+
+    def slope(self, values: Sequence[float], since: int = 0, until: int | None = None) -> float:
+        """Least-squares slope of ``values`` against the work, through the points from ``since`` to before ``until``."""
+        x, y = np.asarray(self.work[since:until]), np.asarray(values[since:until])
+        x = x - x.mean()
+        return float(x @ (y - y.mean()) / (x @ x))
+
+    @property
+    def absorbed(self) -> float:
+        """Added work of the largest dose that the step did not feel (its slack); at least 0."""
+        last = self.slope(self.step, since=len(self.ks) - 2)
+        return max(0.0, (self.work[-1] - self.work[0]) - (self.step[-1] - self.step[0]) / max(1.0, last))
+
+    @property
+    def waited(self) -> list[float]:
+        """Waiting for data, all stages together, for each k."""
+        return [run.waited_ms or 0.0 for run in self.runs]
+
+
+def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curve] | Unfitted:
+    """The curve of every block that has all doses, or why there is nothing to fit."""
+    if not by_k[0]:
+        return Unfitted("no run of the arm")
+    if len(by_k) == 1:
+        return Unfitted("no dosed run")
+    blocks = sorted(set.intersection(*(set(runs) for runs in by_k.values())))
+    if not blocks:
+        return Unfitted("no shared block", tuple(by_k))
+    work = _work(what, [by_k[k][block] for k in by_k for block in blocks])
+    if work is None:
+        return Unfitted("work not measured")
+    curves = []
+    for block in blocks:
+        runs = tuple(by_k[k][block] for k in by_k)
+        costs = tuple(work(run) / workers for run in runs)
+        curves.append(Curve(tuple(by_k), runs, costs, tuple(run.mean_step_ms for run in runs)))
+    own, most = (float(np.mean([curve.work[i] for curve in curves])) for i in (0, -1))
+    if most - own <= DOSE_ADDED_MIN * own or any(curve.work[-1] <= curve.work[0] for curve in curves):
+        return Unfitted("no work added", least_ms=own, most_ms=most)
+    return curves
+
+
+def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float] | None:
+    """What measures the work of ``what`` in all of ``runs``: a device's busy time, or without one the forward phase."""
+    if what == "device":
+        if all(run.device_busy_ms is not None for run in runs):
+            return lambda run: run.device_busy_ms or 0.0
+        if any("forward" not in run.phase_ms or run.record.facts.asynchronous for run in runs):
+            return None  # of an asynchronous device the phase is only the launching
+        return lambda run: run.phase_ms["forward"]
+    stages = BUILT if what == "data" else (what,)
+    if any(stage not in run.work_ms for run in runs for stage in stages):
+        return None
+    return lambda run: sum(run.work_ms[stage] for stage in stages)
+
+
+def segment(curves: Sequence[Curve], first: int) -> Estimate | None:
+    """Slope between two neighbouring doses; None where in some block the larger one did not have more work."""
+    if any(curve.work[first + 1] <= curve.work[first] for curve in curves):
+        return None
+    return from_block_values([curve.slope(curve.step, first, first + 2) for curve in curves])
+
+
+DoseKind = Literal["hidden", "exposed", "partial", "contended", "kink", "undecided"]
+_CONTROL = re.compile(r"dose-(tokenize|read|device|data)-([1-9][0-9]*)")
+
+
+@dataclass(frozen=True)
+class DosePoint:
+    """Means over blocks, in milliseconds per step, with the work done k times more. None: not measured."""
+
+    k: int
+    work_ms: float  # on the critical path
+    step_ms: float
+    waited_ms: float | None  # all exposed stages together
+    contended_ms: float | None
+
+
+@dataclass(frozen=True)
+class Dose:
+    """What more of ``what`` costs ``arm``."""
+
+    arm: str
+    what: What
+    kind: DoseKind
+    unfitted: Unfitted | None = None  # why there is no slope
+    points: tuple[DosePoint, ...] = ()
+    slope: Estimate | None = None  # ms of step time per ms of work, over all doses
+    local_slope: Estimate | None = None  # of the first dose alone: what the arm as it is would feel first
+    last_slope: Estimate | None = None  # of the largest dose alone
+    waited_slope: Estimate | None = None  # ms of waiting for data per ms of work; of the device None
+    slack_ms: Estimate | None = None  # of a kink: how much work can be added before it costs anything
+    blocks_needed: int | None = None  # of an undecided one: how many blocks in all would probably decide
+    unfinished: tuple[int, ...] = ()  # doses k without a finished run: left out
+    workers: int = 1  # that do the work side by side: figures of work are the work of all, divided by their number
+
+
+def parse_control(control: str | None) -> tuple[What, int] | None:
+    """``("tokenize", 2)`` of the control ``dose-tokenize-2``; None of any other."""
+    found = _CONTROL.fullmatch(control or "")
+    return (cast("What", found[1]), int(found[2])) if found else None
+
+
+def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: int) -> Dose:
+    """Return the dose of ``what``: ``doses[k]`` is the control with k times more. Blocks need all doses."""
+    by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
+    name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
+    abreast = 1 if what == "device" else max(1, workers)
+    curves = curves_of(by_k, what, abreast)
+    if isinstance(curves, Unfitted):
+        return Dose(name, what, "undecided", curves, workers=abreast)
+    found = _judge(name, what, curves, tuple(k for k in sorted(doses) if not doses[k]))
+    return replace(found, workers=abreast)
+
+
+def _judge(name: str, what: What, curves: Sequence[Curve], unfinished: tuple[int, ...]) -> Dose:
+    points = _points(curves)
+    slope = from_block_values([curve.slope(curve.step) for curve in curves])
+    assert slope is not None
+    waited = None if what == "device" else from_block_values([curve.slope(curve.waited) for curve in curves])
+    kind = _kind(what, curves, slope, waited)
+    return Dose(
+        arm=name,
+        what=what,
+        kind=kind,
+        points=points,
+        slope=slope,
+        local_slope=segment(curves, 0),
+        last_slope=segment(curves, len(points) - 2),
+        waited_slope=waited,
+        slack_ms=from_block_values([curve.absorbed for curve in curves]) if kind == "kink" else None,
+        blocks_needed=_blocks_needed(slope) if kind == "undecided" else None,
+        unfinished=unfinished,
+    )
+
+
+def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate | None) -> DoseKind:
+    low, high = slope.ci_low, slope.ci_high
+    if low is None or high is None:
+        return "undecided"
+    if _bends(what, curves):
+        return "kink"
+    if high < HIDDEN_SLOPE_MAX:
+        return "hidden"
+    # Whatever the loader causes, the step waits for; a step that gets longer without waiting lost its cores.
+    unwaited = waited is not None and waited.median < slope.median / 2
+    if low > EXPOSED_SLOPE_MIN and unwaited:
+        return "contended"
+    if low > EXPOSED_SLOPE_MIN:
+        return "kink" if what != "device" and _fits_today(curves) else "exposed"
+    if low >= PARTIAL_SLOPE_MARGIN and high <= 1 - PARTIAL_SLOPE_MARGIN:
+        return "contended" if unwaited else "partial"
+    return "undecided"
+
+
+def _bends(what: What, curves: Sequence[Curve]) -> bool:
+    """True if the last slope exceeds the first beyond doubt, and because the step waits."""
+    last = len(curves[0].ks) - 2
+    first_slope, last_slope = segment(curves, 0), segment(curves, last)
+    if last < 1 or first_slope is None or last_slope is None:
+        return False
+    bend = from_block_values([c.slope(c.step, last) - c.slope(c.step, 0, 2) for c in curves])
+    if bend is None or bend.ci_low is None or bend.ci_low <= KINK_BEND_MIN:
+        return False
+    waits = float(np.median([curve.slope(curve.waited, last) for curve in curves]))
+    return what == "device" or waits >= last_slope.median / 2
+
+
+def _fits_today(curves: Sequence[Curve]) -> bool:
+    """Return True if more is waited for in full, but hardly any of the present work but transfer."""
+    waited = [curve.waited[0] - curve.runs[0].exposed_ms.get("transfer", 0.0) for curve in curves]
+    return float(np.mean(waited)) < HIDDEN_SLOPE_MAX * float(np.mean([curve.work[0] for curve in curves]))
+
+
+def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
+
+    return tuple(
+        DosePoint(
+            k,
+            float(np.mean([curve.work[i] for curve in curves])),
+            float(np.mean([curve.step[i] for curve in curves])),
+            mean([curve.runs[i].waited_ms for curve in curves]),
+            mean([curve.runs[i].contended_ms for curve in curves]),
+        )
+        for i, k in enumerate(curves[0].ks)
+    )
+
+
+def _blocks_needed(slope: Estimate) -> int | None:
+    """Return the blocks that would probably decide; None beyond DOSE_BLOCKS_MAX, or without an interval."""
+    if slope.ci_low is None or slope.ci_high is None:
+        return None
+    # The half-width that meets some kind's conditions, if the median stays about where it is.
+    at = min(1.0, max(0.0, slope.median))
+    wanted = max(
+        HIDDEN_SLOPE_MAX - at, min(at - PARTIAL_SLOPE_MARGIN, 1 - PARTIAL_SLOPE_MARGIN - at), at - EXPOSED_SLOPE_MIN
+    )
+    scatter = (slope.ci_high - slope.ci_low) / 2 * math.sqrt(slope.n) / student_t(0.975, slope.n - 1)
+    candidates = range(slope.n + 1, DOSE_BLOCKS_MAX + 1)
+    place = bisect_left(candidates, True, key=lambda n: student_t(0.975, n - 1) * scatter / math.sqrt(n) < wanted)
+    return candidates[place] if place < len(candidates) else None

@@ -1,0 +1,519 @@
+"""Attributes the time of a step: to the critical path of a run, and by replay without a stage, phase, kernel or cause.
+
+The critical path (:func:`critical_path_ms`) is the one chain of work, from the end of the measured steps back, that had
+no slack.
+
+The exact replay of a run is a recursion of maxima: a fetch ends when its batch was delivered or received, whichever is
+later. Here each moment remembers which of the two it followed from. Walking back from the last one gives the chain:
+
+    host:    |=fetch=|--forward--|..blocked...|--optimizer--|        forward is launched after the fetch,
+    device:           |===forward===|==backward==|                   the host blocks until backward is done:
+                                                                     fetch, forward (host), backward (kernel), optimizer
+
+A link's time is what it contributed to the step. It is not what its removal would save (``removals``). The links sum to
+the time of the steps exactly.
+
+Savings (:func:`removals`): each part alone is removed and compared with the unedited replay of the same run, both in
+the order recorded. Savings overlap and need not add up: a wait that one of two causes alone would bring about is saved
+by neither.
+
+Exposed time (:func:`split`): the run is replayed in the order recorded, without each set S of its stages (16 sets of
+four). v(S) is how much earlier a step then ends. The share of a stage is its Shapley value: how much removing it adds
+to what was removed before, averaged over all orders of removal. Shares sum to v(all stages):
+
+    two workers, 98 ms a batch, 90 of them tokenize and 8 pack; the step computes 37 ms and lasts 49
+    v(tokenize) = 12   v(pack) = 4   v(both) = 12     tokenize: (12 + 12 - 4) / 2 = 10     pack: (4 + 12 - 12) / 2 = 2
+
+A delay belongs to the step that first keeps it: what a later step of the repetition catches up cost nothing. On a
+synchronous device v(all stages) is the wait itself, so the shares of a step sum to its wait. On an asynchronous one it
+is what the data work costs, also where nothing waited for it: a fetch that delays later launches. Cores that data work
+takes from the step are contention, and not in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.policy import (
+    PREDICTED_STEPS_MAX,
+    REMOVAL_ERROR_MAX,
+    REMOVAL_REPLICATES,
+    REMOVED_SHARE_MIN,
+    REPLAY_ERROR_MAX,
+    REPLAYED_STEPS_MAX,
+    STEP_LEFT_MIN,
+)
+from harness.explain.replay.costs import Costs, Stretch
+from harness.explain.replay.pipeline import LAUNCHING, QUEUE_LIMIT, Pipeline, Program, build, in_order, together
+from harness.explain.replay.recording import Recording, Resume
+from harness.explain.replay.simulate import consistent, simulate, spread_offsets
+from harness.explain.spans import BUILT, Int
+from harness.explain.statistics import Estimate, from_block_values, from_blocks, holding
+from harness.scenario.edits import Edits, StageEdit
+from harness.study.contract import STAGES
+
+Array = NDArray[np.float64]
+LinkKind = Literal["stage", "phase", "kernel", "launch", "return"]
+
+
+class PathLink(NamedTuple):
+    """A piece of the path: stage of a builder, phase of the host, kernel, launch, or return of a blocking call."""
+
+    kind: LinkKind
+    name: str
+
+
+class PathTime(NamedTuple):
+    """What a link contributes to a step, in ms; where events leave open when the device worked, from least to most."""
+
+    likely_ms: float
+    least_ms: float
+    most_ms: float
+
+
+class _Reached(NamedTuple):
+    """A moment, what led to it, and the moment before that; the difference of both is how long that took."""
+
+    time: float
+    link: PathLink
+    before: _Reached | None
+
+
+TRANSFER = PathLink("stage", "transfer")
+READ = PathLink("stage", "read")
+BUILDING = PathLink("stage", "between stages")
+PAUSED = PathLink("phase", "other")
+RETURN = PathLink("return", "blocking call")
+
+
+def critical_path_ms(recording: Recording) -> dict[PathLink, float]:
+    """Milliseconds per measured step by link."""
+    pipeline = build(recording, Edits(), exact=True, most_steps=PREDICTED_STEPS_MAX, merged=False)
+    total: dict[PathLink, float] = {}
+    for began, end in _Walk(pipeline).windows():
+        moment: _Reached | None = end
+        while moment is not None and moment.time > began and moment.before is not None:
+            spent = moment.time - max(began, moment.before.time)
+            total[moment.link] = total.get(moment.link, 0.0) + spent
+            moment = moment.before
+    steps = int(np.count_nonzero(pipeline.measured))
+    return {link: spent / steps / 1e6 for link, spent in total.items() if spent}
+
+
+class _Cost(NamedTuple):
+    """Of one batch, in ns; the rows of ``costs.Costs``."""
+
+    read: float
+    tokenize: float
+    pack: float
+    work: float
+    after: float
+    wake: float
+    handover: float
+    receive: float
+    unpack: float
+    draw: float
+
+
+assert _Cost._fields == Costs._fields
+
+
+class _Batch(NamedTuple):
+    number: int
+    worker: int
+    costs: _Cost
+    built: _Reached
+
+    @property
+    def delivered(self) -> _Reached:
+        return _after(self.built, self.costs.handover, TRANSFER)
+
+    @property
+    def arrived(self) -> _Reached:
+        return _after(self.built, self.costs.handover - self.costs.receive, TRANSFER)
+
+
+class _Walk:
+    """The simulation of one run (see ``simulate``), with every moment linked to the one that it followed from."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.p = pipeline
+        self.taken = [0] * len(pipeline.programs)
+        self.now = _Reached(0.0, PAUSED, None)
+        self.device_free = self.now
+        back = max((o.back for p in pipeline.programs for o in p.operations), default=0)
+        self.completions: deque[_Reached] = deque(maxlen=max(1 + back, pipeline.queue_depth or 0))
+        self.on_the_way: deque[_Batch] = deque()
+        self.requested = 0
+        self.worker_free = [self.now] * pipeline.workers
+        self.one_pipe = pipeline.workers > 1 and bool(pipeline.costs[Costs._fields.index("unpack")].any())
+        self.unpacked: set[int] = set()  # batches before their turn, by number
+
+    def windows(self) -> list[tuple[float, _Reached]]:
+        """When each stretch of measured steps that follow one another began, and the moment of its end."""
+        found: list[tuple[float, _Reached]] = []
+        follows = False
+        p = self.p
+        for number, measured, resume, drained in zip(p.step_program, p.measured, p.resumes, p.drained, strict=True):
+            if resume is not None:
+                self._resume(resume)
+            began, before = self.now.time, self.device_free
+            self._step(p.programs[number], int(number))
+            if drained:
+                self.now = _later(self.now, before)
+            if measured:
+                if follows and resume is None:
+                    began, _ = found.pop()
+                found.append((began, self.now))
+            follows = bool(measured)
+        return found
+
+    def _step(self, program: Program, number: int) -> None:
+        members = program.durations.shape[2]
+        durations = program.durations[:, 0, self.taken[number] % members].tolist()
+        self.taken[number] += 1
+        for kind, back, first, second, name in program.operations:
+            if kind == "host":
+                self.now = _after(self.now, durations[first], PathLink("phase", name))
+            elif kind == "fetch":
+                self._fetch()
+            elif kind == "launch":
+                self._launch(name, durations[first], durations[second])
+            elif kind == "sync":
+                if len(self.completions) > back:
+                    self.now = _later(self.now, self.completions[-1 - back])
+                self.now = _after(self.now, durations[first], RETURN)
+
+    def _launch(self, name: str, duration: float, queueing: float) -> None:
+        depth = self.p.queue_depth
+        if depth is not None and len(self.completions) >= depth:
+            self.now = _later(self.now, self.completions[-depth])
+        done = _after(_later(self.now, self.device_free), duration, PathLink("kernel", name))
+        self.device_free = _later(done, _after(self.now, queueing, PathLink("launch", name)))
+        self.completions.append(self.device_free)
+
+    def _fetch(self) -> None:
+        if self.p.workers:
+            batch = self.on_the_way.popleft()
+            if self.one_pipe:
+                self._unpack_up_to(batch)
+                self.now = _after(self.now, batch.costs.receive - batch.costs.unpack, TRANSFER)
+            else:
+                self.now = _later(_after(self.now, batch.costs.receive, TRANSFER), batch.delivered)
+            self.now = _after(self.now, batch.costs.draw, READ)
+            self._request()
+        else:
+            costs = self._next_costs()
+            self.now = _after(_after(_built(self.now, costs), costs.receive, TRANSFER), costs.draw, READ)
+
+    def _unpack_up_to(self, batch: _Batch) -> None:
+        """See ``simulate``."""
+        if batch.number in self.unpacked:
+            self.unpacked.remove(batch.number)
+            return
+        own = batch.arrived
+        others = [one for one in self.on_the_way if one.number not in self.unpacked and one.arrived.time < own.time]
+        for one in (*sorted(others, key=lambda one: one.arrived.time), batch):
+            self.unpacked.add(one.number)
+            self.now = _after(_later(self.now, one.arrived), one.costs.unpack, TRANSFER)
+        self.unpacked.remove(batch.number)
+
+    def _next_costs(self) -> _Cost:
+        place = self.requested % self.p.costs.shape[2]
+        self.requested += 1
+        return _Cost(*self.p.costs[:, 0, place].tolist())
+
+    def _request(self) -> None:
+        number = self.requested
+        worker = (
+            number % self.p.workers
+            if self.p.worker_of is None
+            else int(self.p.worker_of[number % len(self.p.worker_of)])
+        )
+        costs = self._next_costs()
+        built = _built(_later(self.worker_free[worker], _after(self.now, costs.wake, TRANSFER)), costs)
+        self.worker_free[worker] = _after(built, costs.after, TRANSFER)
+        self.on_the_way.append(_Batch(number, worker, costs, built))
+
+    def _resume(self, resume: Resume) -> None:
+        first = self.now.before is None
+        while len(self.on_the_way) < self.p.in_flight:
+            self._request()
+        if first or resume.repetition:
+            for place, batch in enumerate(self.on_the_way):
+                built = _after(self.now, float(resume.ends_ns[place]), BUILDING)
+                self.on_the_way[place] = batch._replace(built=built)
+                self.worker_free[batch.worker] = _after(built, batch.costs.after, TRANSFER)
+        else:
+            self.now = _after(self.now, resume.worked_ns, PAUSED)
+        self.device_free = self.now
+
+
+def _built(begun: _Reached, costs: _Cost) -> _Reached:
+    """The moment at which a batch begun then is built."""
+    moment = begun
+    for name in ("read", "tokenize", "pack"):
+        moment = _after(moment, getattr(costs, name), PathLink("stage", name))
+    # What lies between the stages comes last here; the path has the same length.
+    return _after(moment, costs.work - (costs.read + costs.tokenize + costs.pack), BUILDING)
+
+
+def _after(moment: _Reached, duration: float, link: PathLink) -> _Reached:
+    return moment if duration == 0 else _Reached(moment.time + duration, link, moment)
+
+
+def _later(first: _Reached, second: _Reached) -> _Reached:
+    """The later of both; of two at the same time the first."""
+    return second if second.time > first.time else first
+
+
+PartKind = Literal["stage", "phase", "kernel", "cause"]
+# Causes: data (all stages), launching (host time but for logging and checkpoints, beside an asynchronous device), sync
+# (blocking on the gradient norm), queue limit (waiting for a place in the device's queue).
+DATA, SYNC = "data", "sync"
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What removing one part would save per step, and how many times as fast steps would be. Medians over blocks."""
+
+    kind: PartKind
+    name: str
+    saved_ms: Estimate
+    speedup: Estimate
+
+
+class _Removed(NamedTuple):
+    """A step of one block with and without a part, without it by the other reading, and as measured; ms."""
+
+    was_ms: float
+    now_ms: float
+    other_ms: float
+    measured_ms: float
+
+
+def _saving(pairs: Sequence[tuple[float, float]]) -> tuple[Estimate, Estimate]:
+    """Return the time saved and the speedup over (before, after) of each block, in ms."""
+    saving = from_block_values([before - after for before, after in pairs])
+    speedup = from_blocks([math.log(before / after) for before, after in pairs])
+    assert saving is not None
+    assert speedup is not None
+    return saving, speedup
+
+
+def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
+    """Return what each part of ``runs`` costs, the largest saving first.
+
+    Of a run with more than :data:`PREDICTED_STEPS_MAX` measured steps, a few stretches of that length are drawn.
+    Intervals cover the step as measured, and what a recording leaves open (:func:`_otherwise_ms`).
+    """
+    times: dict[tuple[PartKind, str], list[_Removed]] = {}
+    for recording, then in runs:
+        edits = dict(_parts(recording))
+        long = np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX
+        make: Callable[..., Pipeline] = build if long else in_order
+        makes = [partial(make, recording, one, then) for one in (Edits(), *edits.values())]
+        offsets = spread_offsets(recording.block, REMOVAL_REPLICATES, 1) if long else np.zeros((1, 1))
+        unedited, *without = consistent(makes, offsets, then, account=False)
+        was = float(unedited.step_ms.mean())
+        measured = recording.measured_ms if abs(was / recording.measured_ms - 1) > REMOVAL_ERROR_MAX else was
+        for part, result in zip(edits, without, strict=True):
+            if (now := float(result.step_ms.mean())) > 0:
+                other = _otherwise_ms(recording, part, was, now)
+                times.setdefault(part, []).append(_Removed(was, now, other, measured))
+    found = []
+    for part, blocks in times.items():
+        saving, speedup = _saving([(one.was_ms, one.now_ms) for one in blocks])
+        for others in (
+            [(one.was_ms, one.other_ms) for one in blocks],
+            [(one.measured_ms, one.now_ms) for one in blocks],
+        ):
+            other_saving, other_speedup = _saving(others)
+            if other_saving != saving:
+                saving, speedup = holding(saving, [other_saving]), holding(speedup, [other_speedup])
+        found.append(Removal(*part, saving, speedup))
+    return tuple(sorted(found, key=lambda one: -one.saved_ms.median))
+
+
+def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: float, now_ms: float) -> float:
+    """Return the step time without ``part`` at the other end of what a recording leaves open.
+
+    Stages of several workers may wait for something that serves one at a time: a step then lasts as long as those
+    waits. A full queue holds the host within a launch: a step may be shorter by all of a kernel, and by nothing without
+    a phase.
+    """
+    kind, name = part
+    if recording.busy_workers > 1 and part != ("cause", DATA):
+        waited_ms = sum(spent for stage, spent in recording.off_core_ms.items() if (kind, name) != ("stage", stage))
+        if waited_ms > now_ms:
+            return max(now_ms, min(waited_ms, was_ms))
+    if kind == "kernel" and recording.behind_full_queue:
+        return min(now_ms, max(was_ms - _lasting(recording, "launch")[name], STEP_LEFT_MIN * was_ms))
+    events = (event for one in recording.classes for event in one.events)
+    launched = {event.name for event in events if event.kind == "launch" and event.phase == name}
+    if kind == "phase" and recording.behind_full_queue & launched:
+        return max(now_ms, was_ms)
+    return now_ms
+
+
+def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
+    """``likely`` with intervals that hold those of ``others``: the same runs by other readings of what is not known."""
+    found = []
+    for one in likely:
+        same = [other for removed in others for other in removed if (other.kind, other.name) == (one.kind, one.name)]
+        saved_ms = holding(one.saved_ms, [other.saved_ms for other in same])
+        found.append(replace(one, saved_ms=saved_ms, speedup=holding(one.speedup, [other.speedup for other in same])))
+    return tuple(found)
+
+
+def present_stages(recording: Recording) -> list[str]:
+    """The stages that cost anything."""
+    built = recording.batches
+    known = {name: [built.stage[name]] for name in BUILT} | {"transfer": [built.receive, built.handover, built.after]}
+    return [stage for stage in STAGES if any(bool((values > 0).any()) for values in known[stage])]
+
+
+def without_stages(stages: Sequence[str]) -> Edits:
+    """The edits that remove ``stages``."""
+    return Edits(stages={stage: StageEdit(0.0) for stage in stages})
+
+
+def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]:
+    """Every part of the run's steps, and the edits that remove it."""
+    stages = present_stages(recording)
+    for stage in stages:
+        yield ("stage", stage), without_stages([stage])
+    if stages:
+        yield ("cause", DATA), without_stages(stages)
+    worth_ms = REMOVED_SHARE_MIN * recording.measured_ms
+    for phase in (name for name, spent in _lasting(recording, "host").items() if spent >= worth_ms):
+        if phase != "sync" or not recording.asynchronous:
+            yield ("phase", phase), Edits(without=frozenset({("phase", phase)}))
+    if not recording.asynchronous:
+        return
+    for kernel in (name for name, spent in _lasting(recording, "launch").items() if spent >= worth_ms):
+        yield ("kernel", kernel), Edits(without=frozenset({("kernel", kernel)}))
+    yield ("cause", LAUNCHING[1]), Edits(without=frozenset({LAUNCHING}))
+    if any(event.kind == "sync" and event.phase == "sync" for one in recording.classes for event in one.events):
+        yield ("cause", SYNC), Edits(sync="off")
+    if recording.queue_depth is not None:
+        yield ("cause", QUEUE_LIMIT[1]), Edits(without=frozenset({QUEUE_LIMIT}))
+
+
+def _lasting(recording: Recording, kind: Literal["host", "launch"]) -> dict[str, float]:
+    """Names of host phases, or of kernels, and how long they last in a mean measured step, in milliseconds."""
+    total: dict[str, float] = {}
+    for one in recording.classes:
+        counted = recording.measured[one.steps]
+        for event in one.events:
+            if event.kind == kind:
+                name = event.phase if kind == "host" else event.name
+                total[name] = total.get(name, 0.0) + float(event.duration[counted].sum())
+    steps = int(np.count_nonzero(recording.measured))
+    return {name: spent / steps / 1e6 for name, spent in total.items()}
+
+
+Unsplit = Literal["not replayable", "replay is off", "above its work", "device not recorded"]
+FITTING_ROUNDS = 50  # of fitting the shares of steps to their waits
+_SEED_SHARE = 1e-3  # of a step's wait that follows the shares of the whole repetition: a step without any has these
+
+
+@dataclass(frozen=True)
+class Split:
+    """Cost of each stage, ns, (steps, stages); ``otherwise``: of all, by other readings, (readings, steps)."""
+
+    exposed: Int
+    otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))
+
+
+def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
+    """The split of a run with these waits by step; the reason where its replay says nothing about it."""
+    if recording.device_not_recorded:
+        return "device not recorded"
+    present = present_stages(recording)
+    sets = [chosen for size in range(len(present) + 1) for chosen in combinations(range(len(present)), size)]
+    replayed = _replayed(recording, [[present[place] for place in chosen] for chosen in sets])
+    steps = replayed.shape[1]
+    counted, wall_ns = recording.measured[:steps], recording.wall_ns[:steps]
+    if abs(replayed[0, counted].sum() / wall_ns[counted].sum() - 1) > REPLAY_ERROR_MAX:
+        return "replay is off"
+    saved = {chosen: replayed[0] - walls for chosen, walls in zip(sets, replayed, strict=True)}
+    shares = np.zeros((steps, len(STAGES)))
+    repetition = _repetitions(recording, steps)
+    for place, stage in enumerate(present):
+        shares[:, STAGES.index(stage)] = _kept(_shapley(saved, place, len(present)), repetition)
+    if recording.asynchronous:
+        whole = (_replayed(one, [[], present]) for one in recording.other_readings.values())
+        otherwise = [_kept(with_all - without, repetition) for with_all, without in whole]
+        return Split(np.rint(shares).astype(np.int64), np.array(otherwise).reshape(-1, steps))
+    return Split(_summing_to(waits_ns[:steps], shares, repetition * 2 + counted))
+
+
+def _replayed(recording: Recording, removed: list[list[str]]) -> Array:
+    """Step times in the order recorded without each of these sets of stages, (sets, steps)."""
+    pipelines = [
+        build(recording, without_stages(stages), exact=True, most_steps=REPLAYED_STEPS_MAX) for stages in removed
+    ]
+    count = len(pipelines)
+    return simulate(together(pipelines), np.zeros((count, 1)), np.arange(count), account=False).step_ns
+
+
+def _shapley(saved: dict[tuple[int, ...], Array], place: int, count: int) -> Array:
+    """The share of one of ``count`` stages in what removing all of them saves."""
+    total: Array = np.zeros_like(saved[()])
+    for chosen, before in saved.items():
+        if place in chosen:
+            continue
+        weight = math.factorial(len(chosen)) * math.factorial(count - len(chosen) - 1) / math.factorial(count)
+        total += weight * (saved[tuple(sorted((*chosen, place)))] - before)
+    return total
+
+
+def _repetitions(recording: Recording, steps: int) -> Int:
+    """Which repetition each step belongs to, from 0."""
+    begins = np.zeros(steps, dtype=np.int64)
+    begins[[step for step, resume in recording.resumes.items() if resume.repetition and 0 < step < steps]] = 1
+    return np.cumsum(begins)
+
+
+def _kept(delays: Array, repetition: Int) -> Array:
+    """The part of each step's delay that no later step of its repetition makes up for."""
+    found = np.zeros_like(delays)
+    for one in np.unique(repetition):
+        own = repetition == one
+        total = np.cumsum(delays[own])
+        lasting = np.maximum(0.0, np.minimum.accumulate(total[::-1])[::-1])
+        found[own] = np.diff(lasting, prepend=0.0)
+    return found
+
+
+def _summing_to(waits_ns: Int, shares: Array, group: Int) -> Int:
+    """Return whole numbers that sum to each step's wait and to the group's ``shares``, by proportional fitting."""
+    found = np.zeros_like(shares)
+    for one in np.unique(group):
+        own = group == one
+        waits, wanted = waits_ns[own].astype(np.float64), shares[own].sum(axis=0)
+        if not waits.sum() or not wanted.sum():
+            continue
+        wanted *= waits.sum() / wanted.sum()
+        fitted = shares[own] + _SEED_SHARE * np.outer(waits, wanted / wanted.sum())
+        for _ in range(FITTING_ROUNDS):
+            fitted = fitted * _ratio(wanted, fitted.sum(axis=0))
+            fitted = fitted * _ratio(waits, fitted.sum(axis=1))[:, None]
+        found[own] = fitted
+    whole = np.floor(found).astype(np.int64)
+    whole[:, STAGES.index("transfer")] += waits_ns - whole.sum(axis=1)
+    return whole
+
+
+def _ratio(wanted: Array, there: Array) -> Array:
+    return np.divide(wanted, there, out=np.zeros_like(wanted), where=there > 0)

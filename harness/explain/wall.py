@@ -1,0 +1,367 @@
+"""Gives every millisecond of a program's wall clock a name: parts of the mean step, and parts of the whole program.
+
+The parts of a step sum to the time per step that a clock shows, evaluations and rare long steps included. A step with
+an evaluation in it counts as one other step and the evaluation. What is noted in no phase is placed by rules:
+
+    waits for a core      see :func:`_left`: two rules, and the interval includes both
+    garbage collections   outside of all phases first, then in forward, backward and optimizer
+    compilation           in forward, then backward, then outside of all phases
+    sampled lines         outside of all phases; they explain the long steps before these become a part
+    rare long steps       what they take above a typical step, by phase, as far as no other part explains it
+
+The record has how long the main thread was ready without a core in each step, and the CPU time of each phase. It does
+not have in which phase the thread waited. Two rules place the waits; where they differ the interval includes both:
+
+    by running     a thread waits for a core the more, the more it runs (likely)
+    off a core     any moment that a phase spent off a core may have been such a wait
+
+No phase gives up more than it spent off a core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.causes import CODE, GC, SlowCause, slow_causes
+from harness.explain.ledger import RunLedger
+from harness.explain.policy import (
+    LONG_STEP_FACTOR,
+    LONG_STEPS_SHARE_MAX,
+    MIN_BLOCKS,
+    NAMED_LINE_SHARE_MIN,
+    NAMED_LINES_MAX,
+)
+from harness.explain.spans import NOT_MEASURED, bounds, column, spans_of
+from harness.explain.statistics import Estimate, holding, reach_of_mean, widening
+from harness.study.contract import PHASES, STAGES
+from harness.study.run_data import RunData
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Float = NDArray[np.float64]
+PartKind = Literal["data", "phase", "code", "gc", "compile", "evaluation", "core", "long"]
+WAITING = "waiting for a core"
+REST = "other"  # what lies in no phase; its CPU time is not recorded
+SAMPLER, RESTART, IN_LOOP = "sampler", "loader restart", "tokenize in the loop"  # parts of data that are no stage
+ROUNDING = 1e-9  # share of a step: a smaller part is an error of the arithmetic
+COMPUTE = ("forward", "backward", "optimizer")
+
+# Parts of a program: names in RunFacts.program_ms, in the order of time.
+START_UP, MEASURED_STEPS, EVALUATING_STEPS, PROFILED_STEPS, OTHER_STEPS, AFTER_STEPS = (
+    "start-up", "measured steps", "steps with an evaluation", "profiled steps", "warm-up steps", "end",
+)  # fmt: skip
+PROGRAM_PARTS = (START_UP, OTHER_STEPS, PROFILED_STEPS, MEASURED_STEPS, EVALUATING_STEPS, AFTER_STEPS)
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """One part of a step of a program. All parts of a step sum to it.
+
+    ``name``: stage of the data, phase, place of the code, or the phase of what long steps take above typical ones.
+    """
+
+    name: str
+    ms: Estimate  # a step: the mean, and the interval of the mean over blocks
+    share: float  # of the step
+    kind: PartKind = "phase"
+    code: str = ""  # line of the program at the place
+    function: str = ""  # function that the line is in
+    called: str = ""  # function of a library that the line called
+    late: bool = False  # True if the time was spent just before the place
+
+
+@dataclass(frozen=True)
+class ProgramPart:
+    """One part of a program's wall clock; the name is one of :data:`PROGRAM_PARTS`."""
+
+    name: str
+    ms: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Wall:
+    """Where the wall clock of a program goes."""
+
+    steps: int  # measured steps, and those that hold an evaluation
+    step_ms: Estimate  # a step by the clock, to which the parts sum
+    parts: tuple[StepPart, ...]  # the largest first
+    program: tuple[ProgramPart, ...] = ()  # of the whole program, in the order of time; empty: not recorded
+
+    def total(self, kinds: Iterable[PartKind], names: Iterable[str] = ()) -> float:
+        """Milliseconds a step of all parts of these kinds; ``names``: of these only."""
+        chosen, named = set(kinds), set(names)
+        return sum(one.ms.median for one in self.parts if one.kind in chosen and (not named or one.name in named))
+
+
+class _Key(NamedTuple):
+    kind: PartKind
+    name: str
+
+
+_Parts = dict[_Key, float]
+_OTHER = _Key("phase", REST)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block: milliseconds a step by phase, in all and on a core, and waits for a core in all."""
+
+    wall: Mapping[str, float]
+    on_core: Mapping[str, float]
+    waited: float
+
+
+def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: float) -> Wall | None:
+    """Return the parts of an attached arm; None of other arms. ``typical_ms``: the median step of all blocks."""
+    known = [(run, ledgers[run.record.block]) for run in runs if run.record.block in ledgers]
+    known = [(run, ledger) for run, ledger in known if run.record.facts.attached is not None and ledger.phase_ms]
+    if not known:
+        return None
+    likely, others = [], []
+    weights = []
+    for run, ledger in known:
+        causes = slow_causes([run.record.facts])
+        excess = _long_excess(run, typical_ms)
+        placed = _without_waits(run, ledger)
+        clock_ms, steps = _by_the_clock(run, ledger)
+        found = [_named(phases, run, ledger, causes, excess) for phases in placed]
+        for parts in found:
+            parts[_Key("evaluation", "evaluation")] = max(0.0, clock_ms - sum(parts.values()))
+        likely.append(found[0])
+        others.append(found[-1])
+        weights.append(float(steps))
+    places = {one.place: one for run, _ in known for one in slow_causes([run.record.facts]) if one.kind == CODE}
+    return _summed(likely, others, weights, places, known[0][0].record.facts.program_ms)
+
+
+def _summed(
+    likely: Sequence[_Parts],
+    others: Sequence[_Parts],
+    weights: Sequence[float],
+    places: Mapping[str, SlowCause],
+    program_ms: Mapping[str, float] | None,
+) -> Wall:
+    step_ms = _mean([sum(parts.values()) for parts in likely], weights)
+    means = {key: _mean([parts.get(key, 0.0) for parts in likely], weights) for key in _keys(likely)}
+    code = sorted((key for key in means if key.kind == CODE), key=lambda key: -means[key].median)
+    unnamed = {
+        key
+        for rank, key in enumerate(code)
+        if rank >= NAMED_LINES_MAX or means[key].median < NAMED_LINE_SHARE_MIN * step_ms.median
+    }
+    likely, others = ([_without_names(parts, unnamed) for parts in side] for side in (likely, others))
+    found = []
+    for key in _keys(likely):
+        ms, other = (_mean([parts.get(key, 0.0) for parts in side], weights) for side in (likely, others))
+        ms = holding(ms, [other]) if ms.ci_low is not None else ms
+        ms = ms if ms.ci_low is None else replace(ms, ci_low=max(0.0, ms.ci_low))
+        if ms.median > ROUNDING * step_ms.median:
+            part = StepPart(key.name, ms, ms.median / step_ms.median, key.kind)
+            place = places.get(key.name) if key.kind == CODE else None
+            if place is not None:
+                part = replace(part, code=place.code, function=place.function, called=place.called, late=place.late)
+            found.append(part)
+    whole = dict(program_ms or {})
+    total_ms = sum(whole.values()) or 1.0
+    program = tuple(ProgramPart(name, whole[name], whole[name] / total_ms) for name in PROGRAM_PARTS if name in whole)
+    return Wall(
+        steps=round(sum(weights)),
+        step_ms=step_ms,
+        parts=tuple(sorted(found, key=lambda part: -part.ms.median)),
+        program=program,
+    )
+
+
+def _keys(blocks: Sequence[_Parts]) -> list[_Key]:
+    return list(dict.fromkeys(key for parts in blocks for key in parts))
+
+
+def _without_names(parts: _Parts, unnamed: set[_Key]) -> _Parts:
+    """Return ``parts`` with those of ``unnamed`` in "other"."""
+    kept = {key: ms for key, ms in parts.items() if key not in unnamed}
+    kept[_OTHER] = kept.get(_OTHER, 0.0) + sum(ms for key, ms in parts.items() if key in unnamed)
+    return kept
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> Estimate:
+    """Return the mean by ``weights``, so that parts sum to the step; its interval takes blocks to be equally long."""
+    centre = float(np.average(values, weights=weights))
+    if len(values) < MIN_BLOCKS:
+        return Estimate(centre, None, None, len(values))
+    reach = reach_of_mean(values) * widening(np.asarray(values, dtype=np.float64))
+    return Estimate(centre, max(0.0, centre - reach), centre + reach, len(values))
+
+
+def _by_the_clock(run: RunData, ledger: RunLedger) -> tuple[float, int]:
+    """Return milliseconds a step with those that hold an evaluation, and the number of all these steps."""
+    measured = len(ledger.step_ms)
+    share, evaluating = run.record.facts.evaluating_share or 0.0, run.record.facts.evaluating_steps or 0
+    step_ms = sum(ledger.phase_ms.values())
+    if not evaluating or share >= 1:
+        return step_ms, measured
+    return step_ms * measured / (1 - share) / (measured + evaluating), measured + evaluating
+
+
+def _named(
+    phases: Mapping[str, float],
+    run: RunData,
+    ledger: RunLedger,
+    causes: Sequence[SlowCause],
+    excess: Mapping[str, float],
+) -> _Parts:
+    """Return the parts of a training step, given its ``phases`` without waits for a core."""
+    facts = run.record.facts
+    step_ms = sum(ledger.phase_ms.values())
+    parts: _Parts = {_Key("core" if name == WAITING else "phase", name): ms for name, ms in phases.items()}
+    parts.setdefault(_OTHER, 0.0)
+    before = dict(parts)
+    rest = [_Key("phase", name) for name in (REST, *COMPUTE, *PHASES) if name != "fetch"]
+    tokenizing = (facts.tokenizing_share or 0.0) * step_ms
+    _move(parts, [_OTHER], _Key("data", IN_LOOP), tokenizing)
+    compiled = sum((one.longer_ms or 0.0) * one.steps / one.of for one in causes if one.kind == "compiled" and one.of)
+    compiling = [_Key("phase", name) for name in ("forward", "backward", REST, "optimizer")]
+    _move(parts, compiling, _Key("compile", "compilation"), compiled)
+    collected = sum(one.step_ms for one in causes if one.kind == GC)
+    _move(parts, rest, _Key("gc", "garbage collection"), collected)
+    for one in sorted((one for one in causes if one.kind == CODE and not one.phase), key=lambda one: -one.spent_ms):
+        _move(parts, [_OTHER], _Key("code", one.place), one.step_ms)
+    for name, ms in excess.items():
+        key = _Key("phase", name)
+        _move(parts, [key], _Key("long", name), ms - (before.get(key, 0.0) - parts.get(key, 0.0)))
+    _split_fetch(parts, run, ledger, step_ms)
+    return parts
+
+
+def _move(parts: _Parts, sources: Sequence[_Key], target: _Key, ms: float) -> None:
+    """Move up to ``ms`` from ``sources``, in this order, to ``target``."""
+    for key in dict.fromkeys(sources):
+        taken = min(max(ms, 0.0), parts.get(key, 0.0))
+        if taken > 0:
+            parts[key] -= taken
+            parts[target] = parts.get(target, 0.0) + taken
+            ms -= taken
+
+
+def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float) -> None:
+    """Replace the phase "fetch" by the stages that the step waited for, the sampler, and restarts of the workers."""
+    facts, fetch_ms = run.record.facts, parts.pop(_Key("phase", "fetch"), 0.0)
+    if not fetch_ms:
+        return
+    whole_ms = ledger.phase_ms.get("fetch", fetch_ms)
+    scale = fetch_ms / max(whole_ms, sum(ledger.exposed_ms.values()))  # the rest of it was a wait for a core
+    fetch = _Key("data", "fetch")
+    parts[fetch] = fetch_ms
+    restarting = (facts.restarting_share or 0.0) * step_ms * scale if facts.workers else 0.0
+    _move(parts, [fetch], _Key("data", RESTART), restarting)
+    exposed = {stage: ledger.exposed_ms.get(stage, 0.0) * scale for stage in STAGES}
+    if sum(exposed.values()) > 0:
+        left = parts[fetch]
+        share = min(1.0, left / sum(exposed.values()))
+        for stage, ms in exposed.items():
+            _move(parts, [fetch], _Key("data", stage), ms * share)
+    sampling = [_Key("data", "read"), fetch]  # The stage "read" has the sampler's time.
+    _move(parts, sampling, _Key("data", SAMPLER), (facts.sampling_share or 0.0) * step_ms * scale)
+    if parts[fetch] < ROUNDING * step_ms:
+        del parts[fetch]
+
+
+def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
+    """Return milliseconds a step by which rare long steps exceed typical ones, by phase without "fetch"."""
+    names = [f"{phase}_ns" for phase in PHASES if phase != "fetch"]
+    steps = run.step_columns(["wall_ns", "warmup", *names])
+    if steps is None:
+        return {}
+    measured = np.not_equal(column(steps, "warmup"), 1) & (column(steps, "wall_ns") > 0)
+    long = measured & (column(steps, "wall_ns") / 1e6 > LONG_STEP_FACTOR * typical_ms)
+    if not long.any() or long.sum() > LONG_STEPS_SHARE_MAX * measured.sum():
+        return {}
+    found = {}
+    for phase in PHASES:
+        if phase != "fetch":
+            values = np.nan_to_num(column(steps, f"{phase}_ns"))
+            above = np.maximum(0.0, values[long] - np.median(values[measured & ~long]))
+            found[phase] = float(above.sum()) / 1e6 / int(measured.sum())
+    return found
+
+
+def _without_waits(run: RunData, ledger: RunLedger) -> list[dict[str, float]]:
+    """Return the phases with waits for a core as a part of their own, by both rules; as they are if not recorded."""
+    block = _block(run, ledger)
+    if block is None:
+        return [{name: ms for name, ms in ledger.phase_ms.items() if ms > 0}]
+    return [
+        _left(block, lambda one, name: one.on_core[name]),
+        _left(block, lambda one, name: one.wall[name] - one.on_core[name]),
+    ]
+
+
+def _left(block: _Block, weight: Callable[[_Block, str], float]) -> dict[str, float]:
+    """Each phase without its part of the waits, in proportion to ``weight``, and the waits."""
+    room = {name: max(0.0, block.wall[name] - block.on_core[name]) for name in block.wall}
+    taken = dict.fromkeys(block.wall, 0.0)
+    left = min(block.waited, sum(room.values()))
+    for _ in block.wall:  # a phase that is full leaves its part to the others
+        weights = {name: max(weight(block, name), 1e-9) for name in block.wall if room[name] - taken[name] > 1e-9}
+        if left <= 1e-9 or not weights:
+            break
+        total, before = sum(weights.values()), left
+        for name, one in weights.items():
+            more = min(before * one / total, room[name] - taken[name])
+            taken[name] += more
+            left -= more
+    return {name: block.wall[name] - taken[name] for name in block.wall} | {WAITING: sum(taken.values())}
+
+
+def _block(run: RunData, ledger: RunLedger) -> _Block | None:
+    share, steps = run.record.facts.waiting_share, run.step_columns(["start_ns", "wall_ns", "warmup"])
+    if share is None or steps is None or not run.has_spans or not ledger.phase_ms:
+        return None
+    on_core = _on_core_ms(run, steps)
+    if on_core is None:
+        return None
+    wall = {name: ms for name, ms in ledger.phase_ms.items() if ms > 0}
+    known = {name: min(on_core.get(name, 0.0), ms) for name, ms in wall.items()}
+    if REST in wall:  # it runs as much of its time as the other phases do
+        timed = [name for name in wall if name != REST]
+        runs_for = sum(known[name] for name in timed) / (sum(wall[name] for name in timed) or 1.0)
+        known[REST] = wall[REST] * runs_for
+    return _Block(wall, known, share * ledger.mean_step_ms)
+
+
+def _on_core_ms(run: RunData, steps: pa.Table) -> dict[str, float] | None:
+    """CPU time of each phase in milliseconds per measured step; None where it was not recorded."""
+    spans = spans_of(run)
+    phases = spans.phases
+    if not len(phases) or (phases.cpu_ns == NOT_MEASURED).any():
+        return None
+    starts, ends = bounds(steps)
+    measured = (steps.column("warmup").fill_null(False).to_numpy() == 0) & (ends > starts)
+    place = np.searchsorted(starts, phases.starts, side="right") - 1
+    inside = (place >= 0) & (phases.starts < ends[np.maximum(place, 0)]) & measured[np.maximum(place, 0)]
+    own = _without_inner(phases.starts, phases.ends, phases.cpu_ns.astype(np.float64))
+    count = int(measured.sum())
+    return {
+        spans.names[code]: float(own[inside & (phases.names == code)].sum()) / 1e6 / count
+        for code in np.unique(phases.names[inside])
+    }
+
+
+def _without_inner(starts: NDArray[np.int64], ends: NDArray[np.int64], cpu_ns: Float) -> Float:
+    """CPU time of each span without that of the spans directly inside it."""
+    own = cpu_ns.copy()
+    order = np.lexsort((-ends, starts))
+    around: list[int] = []
+    for place in order:
+        while around and ends[around[-1]] <= starts[place]:
+            around.pop()
+        if around:
+            own[around[-1]] -= cpu_ns[place]
+        around.append(place)
+    return np.maximum(own, 0.0)

@@ -1,0 +1,220 @@
+"""Diagnoses where the wall clock of an attached program goes: one table from the parts of a step to kinds and remedies.
+
+The first diagnosis is the part that costs most, from :data:`DIAGNOSED_SHARE_MIN` on. Where no part is as large, the
+program is bound by its model, or the record does not tell. The others are findings, ranked by what they cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from harness.explain.causes import GROWING, PADDING, WAITING_MODULES
+from harness.explain.statistics import Estimate
+from harness.explain.wall import COMPUTE, IN_LOOP, REST, RESTART, SAMPLER, StepPart, Wall
+from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
+from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
+from harness.study.contract import STAGES
+
+SAVES = ("save", "checkpoint")  # parts of names of functions that write a model: torch.save, save_file, save_checkpoint
+MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
+
+
+class Rule(NamedTuple):
+    """Parts of a step that have one kind of cause."""
+
+    kind: DiagnosisKind
+    includes: Callable[[StepPart], bool]
+    remedy: Callable[[StepPart, ArmReport, ArmAdvice | None], DiagnosisRemedy]
+    at_most: Callable[[ArmReport], bool]  # True if the step might not become shorter by all of it
+
+
+def saves(part: StepPart) -> bool:
+    """Return True if the line writes a checkpoint, by the names of what it calls and of the function that it is in."""
+    call = f"{part.function} {part.called} {part.code.partition('#')[0]}"
+    return part.kind == "code" and any(name in call for name in SAVES)
+
+
+def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
+    if part.name == RESTART:
+        persistent = arm.unseen is not None and arm.unseen.persistent_workers
+        return "fewer restarts" if persistent else "persistent workers"
+    if part.name == SAMPLER:
+        return "faster sampler"
+    if part.name == IN_LOOP:
+        return "tokenize before"
+    if advice is not None and any(one.worth and one.measured is None for one in advice.options):
+        return "advice"
+    return "tokenize before" if part.name == "tokenize" else "faster loading"
+
+
+def _own_code(part: StepPart, _arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
+    return "other thread" if part.called.partition(".")[0] in WAITING_MODULES else "less often"
+
+
+def _always(remedy: DiagnosisRemedy) -> Callable[[StepPart, ArmReport, ArmAdvice | None], DiagnosisRemedy]:
+    return lambda _part, _arm, _advice: remedy
+
+
+def _waits_for_workers(arm: ArmReport) -> bool:
+    """Return True if loader workers go on making batches meanwhile: steps may wait for them as much longer."""
+    waited = arm.wall.total(["data"]) if arm.wall is not None else 0.0
+    return bool(arm.workers) and arm.wall is not None and waited >= FINDING_SHARE_MIN * arm.wall.step_ms.median
+
+
+RULES = (
+    Rule("input-bound", lambda part: part.kind == "data", _loading, lambda _: True),
+    Rule("checkpoint-bound", saves, _always("save less often"), _waits_for_workers),
+    Rule("own code", lambda part: part.kind == "code" and not saves(part), _own_code, _waits_for_workers),
+    Rule("garbage collection", lambda part: part.kind == "gc", _always("freeze"), _waits_for_workers),
+    Rule("evaluation-bound", lambda part: part.kind == "evaluation", _always("evaluate less often"), lambda _: False),
+    Rule("recompiling", lambda part: part.kind == "compile", _always("fewer shapes"), _waits_for_workers),
+    Rule("cores too few", lambda part: part.kind == "core", _always("free cores"), lambda _: True),
+    Rule(
+        "unknown",
+        lambda part: part.kind == "long" or (part.kind == "phase" and part.name == REST),
+        _always("profile"),
+        lambda _: True,
+    ),
+)
+
+
+# What is known of the whole program and is no part of a step: kind of cause, its diagnosis and remedy.
+NOTED: dict[str, tuple[DiagnosisKind, DiagnosisRemedy]] = {
+    GROWING: ("growing", "find the growth"),
+    PADDING: ("padding", "pad less"),
+}
+
+
+@dataclass(frozen=True)
+class _KindCost:
+    """Parts of one kind of cause, the largest first, with their sum."""
+
+    rule: Rule
+    parts: Sequence[StepPart]
+    ms: Estimate
+
+
+def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis, ...]:
+    """Return the diagnosis of ``arm`` and other findings, ranked by what they cost; empty for this trainer's arms."""
+    wall = arm.wall
+    if wall is None:
+        return ()
+    costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm)) is not None]
+    found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + _noted(wall, arm)
+    found = sorted((one for one in found if one.share >= FINDING_SHARE_MIN), key=lambda one: -one.ms.median)
+    # Waits for a core that other processes cause are no property of the program: shares are without them.
+    own = 1.0 if arm.crowded else 1 - wall.total(["core"]) / wall.step_ms.median
+    named = [one for one in found if one.kind != "unknown" and (arm.crowded or one.kind != "cores too few")]
+    if named and named[0].share >= DIAGNOSED_SHARE_MIN * own:
+        first = named[0]
+    elif wall.total(["phase"], MODEL) >= _least(wall, COMPUTE_SHARE_MIN * own):
+        first = _compute_bound(wall, arm)
+    else:
+        first = next((one for one in found if one.kind == "unknown"), _no_part(wall))
+    return first, *(one for one in found if one is not first and _above_noise(one))
+
+
+def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
+    """Return diagnoses of causes that are no part of a step: they make its phases longer."""
+    found = []
+    for cause in arm.causes:
+        if cause.kind not in NOTED or cause.cost_ms is None:
+            continue
+        kind, remedy = NOTED[cause.kind]
+        ms = Estimate(cause.cost_ms, cause.low_ms, cause.high_ms, arm.blocks)
+        share = ms.median / wall.step_ms.median
+        place = "forward and backward" if kind == "padding" else cause.phase or "own code"
+        part = StepPart(place, ms, share)
+        found.append(Diagnosis(kind, part.name, ms, share, _speedup(ms, wall), cause.at_most, remedy, part))
+    return found
+
+
+def _least(wall: Wall, share: float) -> float:
+    return share * wall.step_ms.median
+
+
+def _above_noise(one: Diagnosis) -> bool:
+    return one.ms.ci_low is None or one.ms.ci_low > 0
+
+
+def _cost(rule: Rule, wall: Wall, arm: ArmReport) -> _KindCost | None:
+    parts = [part for part in wall.parts if rule.includes(part)]
+    if not parts:
+        return None
+    ms = _sum([part.ms for part in parts])
+    idle = arm.totals.starved_ms
+    if rule.kind == "input-bound" and arm.unseen is not None and arm.unseen.device and idle:
+        idle_ms = sum(idle.get(stage, 0.0) for stage in STAGES)  # else the device worked while the host waited
+        ms = Estimate(min(idle_ms, ms.median), None, None, ms.n) if idle_ms < ms.median else ms
+    return _KindCost(rule, parts, ms)
+
+
+def _sum(values: Sequence[Estimate]) -> Estimate:
+    """Return the sum; the ends of its interval are the sums of ends, as parts may vary together."""
+    lows, highs = ([getattr(one, end) for one in values] for end in ("ci_low", "ci_high"))
+    total = sum(one.median for one in values)
+    if None in lows or None in highs:
+        return Estimate(total, None, None, values[0].n)
+    return Estimate(total, sum(lows), sum(highs), values[0].n)
+
+
+def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | None) -> Diagnosis:
+    rule, largest = cost.rule, cost.parts[0]
+    # Work of the host may pass while a device or other ranks work.
+    may_hide = arm.unseen is not None and (arm.unseen.device or arm.unseen.ranks > 1)
+    saved, at_most = cost.ms, may_hide or rule.at_most(arm)
+    ideal = arm.explained.ideal_predicted if arm.explained.within_tolerance else None
+    if rule.kind == "input-bound" and ideal is not None and largest.name in (*STAGES, "fetch"):
+        # Replay knows what the loader does; the loop's own tokenizing comes on top.
+        saved = _saved(ideal, arm.totals.mean_step_ms or wall.step_ms.median)
+        saved, at_most = _sum([saved, *(part.ms for part in cost.parts if part.name == IN_LOOP)]), False
+    return Diagnosis(
+        kind=rule.kind,
+        name=largest.name,
+        ms=cost.ms,
+        share=cost.ms.median / wall.step_ms.median,
+        saving=_speedup(saved, wall),
+        at_most=at_most,
+        remedy=rule.remedy(largest, arm, advice),
+        part=largest,
+        share_of_part=largest.ms.median / max(sum(part.ms.median for part in cost.parts), 1e-12),
+    )
+
+
+def _saved(ratio: Estimate, step_ms: float) -> Estimate:
+    """Return the milliseconds of a step of ``step_ms`` that a step that is ``ratio`` times as fast does without."""
+    ends = [None if one is None else step_ms * (1 - 1 / one) for one in (ratio.ci_low, ratio.ci_high)]
+    return Estimate(step_ms * (1 - 1 / ratio.median), ends[0], ends[1], ratio.n)
+
+
+def _speedup(saved: Estimate, wall: Wall) -> Estimate:
+    """Return how many times as fast a step would be without ``saved`` milliseconds."""
+
+    def times(ms: float | None) -> float | None:
+        return None if ms is None else 1 / (1 - min(ms / wall.step_ms.median, LARGEST_SAVING))
+
+    return Estimate(times(saved.median) or 1.0, times(saved.ci_low), times(saved.ci_high), saved.n)
+
+
+LARGEST_SAVING = 0.999  # share of a step: intervals may include the whole of it
+
+
+def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
+    """Return that the model takes the step, with what no data work at all would save at most."""
+    parts = [part for part in wall.parts if part.kind == "phase" and part.name in MODEL]
+    ms = _sum([part.ms for part in parts])
+    data = _cost(RULES[0], wall, arm)
+    saving = _speedup(Estimate(0.0, None, None, ms.n) if data is None else data.ms, wall)
+    return Diagnosis(
+        "compute-bound", parts[0].name, ms, ms.median / wall.step_ms.median, saving, at_most=True, remedy="model",
+        part=parts[0], share_of_part=parts[0].ms.median / ms.median,
+    )  # fmt: skip
+
+
+def _no_part(wall: Wall) -> Diagnosis:
+    largest = wall.parts[0]
+    return Diagnosis(
+        "unknown", largest.name, largest.ms, largest.share, saving=None, at_most=True, remedy="profile", part=largest
+    )

@@ -1,0 +1,433 @@
+"""Sums up, for each arm, the counters of its NVIDIA cards and its use of the host.
+
+Cards: how busy, fast and hot they were, throttled by what, at what energy. Host: its own processes' use of cores, disk
+and memory, its limits, and the load of other processes.
+
+Each sample of a counter is its growth over ``interval_s`` of measured steps, so every rate here is
+sum of growth / sum of intervals, over all runs of an arm (docs of ``harness.probes.sampler.host``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.explain.probes.samples import Array, Split, mean, most, pooled, split, total
+from harness.explain.spans import column
+from harness.judge import policy
+from harness.judge.confounds import Confound
+from harness.study.run_data import RunData
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# NVML_CLOCKS_EVENT_REASON_* that slow a card down which has work to do, by bit. Idle (1), application clocks (2),
+# sync boost (0x10) and display clocks (0x100) are settings, not events.
+REASONS = {
+    0x4: "its power limit",
+    0x8: "a hardware slowdown",
+    0x20: "its temperature (software)",
+    0x40: "its temperature (hardware)",
+    0x80: "an external power brake",
+}
+IDLE = 0x1
+DeviceFindingKind = Literal["clock fell", "slowed down", "other processes", "missed readings"]
+
+
+@dataclass(frozen=True)
+class DeviceFinding:
+    """Something that held a card back, with the figures that show it.
+
+    "clock fell": from ``value`` to ``other`` MHz; "slowed down": by ``reason`` in the share ``value`` of the samples;
+    "other processes": ``value`` of them, holding ``other`` bytes; "missed readings": ``value`` of ``other``.
+    """
+
+    kind: DeviceFindingKind
+    value: float
+    other: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceHealth:
+    """One card during the measured steps of one arm: means over samples. None: not recorded."""
+
+    arm: str
+    device: int  # CUDA's number
+    utilisation: float | None  # shares, 0 to 1, from here to dram_active
+    sm_active: float | None
+    tensor_active: float | None
+    dram_active: float | None
+    power_w: float | None
+    energy_j: float | None  # over all measured steps
+    joules_per_token: float | None  # None, too, of a card that the run did not compute on
+    joules_per_trained_token: float | None
+    sm_clock_mhz: float | None
+    sm_clock_min_mhz: float | None
+    memory_clock_mhz: float | None
+    temperature_max_c: float | None
+    memory_used_bytes: float | None  # the most
+    memory_total_bytes: float | None
+    traffic: dict[str, float] = field(default_factory=dict)  # bytes per second by link and direction: pcie_rx, ...
+    throttled: dict[str, float] | None = None  # share of the samples by reason, the commonest first
+    other_processes: float | None = None  # the most at a time
+    other_memory_bytes: float | None = None
+    taken: int = 0
+    missed: int = 0
+    findings: tuple[DeviceFinding, ...] = ()
+
+
+def device_health(arms: Mapping[str, Sequence[RunData]]) -> list[DeviceHealth]:
+    """Each card that was sampled in each arm, over the arm's finished runs."""
+    found = []
+    for arm, runs in arms.items():
+        finished = [run for run in runs if run.record.status == "done"]
+        splits = [split(run.samples) for run in finished]
+        sources = {source for one in splits for source, _ in one if source.startswith("nvml:")}
+        for device in sorted(int(source.removeprefix("nvml:")) for source in sources):
+            found.append(_device(arm, device, finished, splits))
+    return found
+
+
+def differences(devices: Sequence[DeviceHealth], baseline: str, candidate: str) -> list[Confound]:
+    """What the cards of two arms did differently though no arm declared it: clocks, throttling, others' work."""
+    found = []
+    names = (baseline, candidate)
+    for one in (health for health in devices if health.arm == baseline):
+        other = next((health for health in devices if (health.arm, health.device) == (candidate, one.device)), None)
+        if other is None:
+            continue
+        clocks = one.sm_clock_mhz, other.sm_clock_mhz
+        if clocks[0] and clocks[1] and abs(clocks[1] - clocks[0]) > policy.SM_CLOCKS_WITHIN * max(clocks[0], clocks[1]):
+            found.append(Confound("SM clock", names, values=clocks, device=one.device))
+        recorded = [health.throttled for health in (one, other) if health.throttled is not None]
+        for reason in sorted(set().union(*recorded)) if len(recorded) == 2 else ():
+            shares = recorded[0].get(reason, 0.0), recorded[1].get(reason, 0.0)
+            if abs(shares[1] - shares[0]) > policy.THROTTLED_APART_MAX:
+                found.append(Confound("throttled", names, reason, shares, device=one.device))
+        if one.other_processes or other.other_processes:
+            found.append(Confound("other processes", names, device=one.device))
+    return found
+
+
+def _device(arm: str, device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> DeviceHealth:
+    source = f"nvml:{device}"
+
+    def average(metric: str, factor: float = 1.0) -> float | None:
+        value = mean(pooled(splits, source, metric))
+        return None if value is None else value * factor
+
+    def largest(metric: str) -> float | None:
+        return most(pooled(splits, source, metric))
+
+    clocks = pooled(splits, source, "sm_clock_mhz")
+    links = [f"{link}_{way}" for link in ("pcie", "nvlink", "c2c") for way in ("rx", "tx")]
+    per_token, per_trained = _per_token(device, runs, splits)
+    health = DeviceHealth(
+        arm=arm,
+        device=device,
+        utilisation=average("utilisation_percent", 0.01),
+        sm_active=average("sm_active_percent", 0.01),
+        tensor_active=average("tensor_active_percent", 0.01),
+        dram_active=average("dram_active_percent", 0.01),
+        power_w=average("power_w"),
+        energy_j=total(splits, source, "energy_j"),
+        joules_per_token=per_token,
+        joules_per_trained_token=per_trained,
+        sm_clock_mhz=mean(clocks),
+        sm_clock_min_mhz=float(clocks.min()) if clocks.size else None,
+        memory_clock_mhz=average("memory_clock_mhz"),
+        temperature_max_c=largest("temperature_c"),
+        memory_used_bytes=largest("memory_used_bytes"),
+        memory_total_bytes=largest("memory_total_bytes"),
+        traffic={link: value for link in links if (value := average(f"{link}_bytes_per_s")) is not None},
+        throttled=throttled(pooled(splits, source, "throttle_reasons")),
+        other_processes=largest("other_processes"),
+        other_memory_bytes=largest("other_memory_bytes"),
+        taken=sum(run.probes.taken_samples.get("nvml", 0) for run in runs),
+        missed=sum(run.probes.missed_samples.get("nvml", 0) for run in runs),
+    )
+    falls = [fall for one in splits if (source, "sm_clock_mhz") in one and (fall := _fall(one, source)) is not None]
+    fall = max(falls, key=lambda fall: fall[0] - fall[1], default=None)
+    return replace(health, findings=tuple(_device_findings(health, fall)))
+
+
+def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> tuple[float | None, float | None]:
+    """Joules per token and per trained token of the measured steps, over the runs that computed on this card."""
+    joules, tokens, trained = 0.0, 0.0, 0.0
+    for run, one in zip(runs, splits, strict=True):
+        facts, energy = run.record.facts, one.get((f"nvml:{device}", "energy_j"))
+        computed = (
+            facts.asynchronous
+            and not facts.emulated
+            and device < (1 if facts.device_count is None else facts.device_count)
+        )
+        if energy is None or not computed:
+            continue
+        steps = run.step_columns(["turn", "start_ns", "warmup", "tokens", "trained_tokens"])
+        if steps is None:
+            continue
+        # A card that was lost gave no energy for the repetitions that followed: their tokens do not count either.
+        rows, readings = _fully_read(steps, energy.t_ns)
+        measured = np.not_equal(column(steps, "warmup"), 1) & rows
+        joules += float(energy.values[readings].sum())
+        tokens += float(column(steps, "tokens")[measured].sum())
+        trained += float(column(steps, "trained_tokens")[measured].sum())
+    return (joules / tokens if tokens > 0 else None, joules / trained if trained > 0 else None)
+
+
+def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Select the steps (rows,) of repetitions that were read to their end, and the readings of these repetitions."""
+    repetition, start = column(steps, "turn"), column(steps, "start_ns")
+    begins = sorted(
+        (start[repetition == one].min(), start[repetition == one].max(), one) for one in np.unique(repetition)
+    )
+    rows, readings = np.zeros(len(repetition), dtype=np.bool_), np.zeros(len(t_ns), dtype=np.bool_)
+    for (begin, last_step, one), following in zip(begins, [*[b for b, _, _ in begins[1:]], np.inf], strict=True):
+        inside = (t_ns > begin) & (t_ns < following)
+        if (t_ns[inside] > last_step).any():
+            rows |= repetition == one
+            readings |= inside
+    return rows, readings
+
+
+def throttled(reasons: Array) -> dict[str, float] | None:
+    """The share of samples in which each reason slowed the card, the commonest first; None: not recorded."""
+    if not reasons.size:
+        return None
+    bits = reasons.astype(np.int64)
+    shares = {reason: float(((bits & bit) != 0).mean()) for bit, reason in REASONS.items()}
+    return dict(sorted(((reason, share) for reason, share in shares.items() if share), key=lambda item: -item[1]))
+
+
+def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
+    """(from, to): the largest fall between the median clocks of the run's parts, in time; None if it is small.
+
+    All parts have as many samples, so that one odd sample decides nothing.
+    """
+    parts = [
+        float(np.median(part))
+        for part in np.array_split(mhz[np.argsort(t_ns, kind="stable")], policy.CLOCK_PARTS)
+        if part.size
+    ]
+    falls = [(parts[i], parts[j]) for i in range(len(parts)) for j in range(i + 1, len(parts))]
+    before, after = max(falls, key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
+    return (before, after) if before - after > policy.CLOCK_FALL_MIN * before else None
+
+
+def _fall(one: Split, source: str) -> tuple[float, float] | None:
+    """Of the samples in which the card had work: an idle card lowers its clocks by itself."""
+    clocks, reasons = one[source, "sm_clock_mhz"], one.get((source, "throttle_reasons"))
+    busy = np.ones(len(clocks.values), dtype=bool)
+    if reasons is not None and len(reasons.values) == len(busy):
+        busy = (reasons.values.astype(np.int64) & IDLE) == 0
+    return clock_fall(clocks.t_ns[busy].astype(np.float64), clocks.values[busy])
+
+
+def _device_findings(health: DeviceHealth, fall: tuple[float, float] | None) -> Iterator[DeviceFinding]:
+    if fall is not None:
+        yield DeviceFinding("clock fell", *fall)
+    for reason, share in (health.throttled or {}).items():
+        if share > policy.GPU_THROTTLED_MIN:
+            yield DeviceFinding("slowed down", share, reason=reason)
+    if health.other_processes:
+        yield DeviceFinding("other processes", health.other_processes, health.other_memory_bytes or 0.0)
+    if health.missed > policy.READINGS_MISSED_MAX * (health.missed + health.taken):
+        yield DeviceFinding("missed readings", health.missed, health.missed + health.taken)
+
+
+ROLES = ("main", "loaders", "ranks", "sampler")  # main and loaders: of rank 0, ranks: the others and their workers
+HostFindingKind = Literal[
+    "quota throttled", "threads over quota", "near the memory limit", "waited for memory", "waited for the disk",
+    "waited for a core", "waited for the quota", "read from disk", "page faults", "other processes", "stolen cores",
+    "missed readings",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HostFinding:
+    """Something that held a run back, with the figure that shows it.
+
+    ``value`` is a share of the time or of the quota's periods, a rate per second, cores, bytes or a count, as the kind
+    says; ``limit`` what it is held against: the quota in cores, the memory limit, all readings, the most at a time.
+    """
+
+    kind: HostFindingKind
+    value: float
+    limit: float | None = None
+    role: str = ""  # whose processes, where the finding is about those of one role
+
+
+@dataclass(frozen=True)
+class RoleLoad:
+    """Processes of one role together; rates per second of measured steps. None: this kernel does not report it."""
+
+    role: str
+    processes: int
+    cores: float
+    delay: float | None  # seconds that threads were runnable without a core, per second; several threads add up
+    resident_bytes: float | None  # the most at a time, of each, summed
+    pss_bytes: float | None  # likewise, memory that is shared counted in parts
+    disk_bytes_per_s: float | None  # fetched from storage: what the page cache had is not in it
+    faults_per_s: float | None  # major page faults: waits for storage
+    voluntary_per_s: float | None  # context switches: to wait for something
+    involuntary_per_s: float | None  # because others were to run
+
+
+@dataclass(frozen=True)
+class HostLoad:
+    """One arm's host, over the measured steps of all its runs."""
+
+    arm: str
+    seconds: float
+    roles: list[RoleLoad]
+    other_cores: float | None = None
+    other_cores_max: float | None = None  # the most over half a second or longer
+    stolen_cores: float | None = None
+    page_cache_bytes: float | None = None  # of the machine, mean
+    quota_cores: float | None = None
+    throttled_share: float | None = None  # of the quota's periods in which anything ran
+    memory_limit_bytes: float | None = None
+    memory_bytes: float | None = None  # the most in use of that limit, page cache included
+    pressure: dict[str, float] = field(default_factory=dict)  # share of the time that some process waited, by resource
+    taken: int = 0
+    missed: int = 0
+    findings: tuple[HostFinding, ...] = ()
+
+
+def host_load(arms: Mapping[str, Sequence[RunData]]) -> list[HostLoad]:
+    """The host of each arm that was sampled, by all its finished runs; arms without samples are left out."""
+    found = []
+    for arm, runs in arms.items():
+        finished = [run for run in runs if run.record.status == "done"]
+        splits = [split(run.samples) for run in finished]
+        seconds = total(splits, "host", "interval_s")
+        if seconds:
+            found.append(_arm(arm, finished, splits, seconds))
+    return found
+
+
+def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: float) -> HostLoad:
+    def share(metric: str) -> float | None:
+        grown = total(splits, "host", metric)
+        return None if grown is None else grown / seconds
+
+    sources = {source for one in splits for source, _ in one if source.startswith("host:")}
+    by_role = {role: sorted(source for source in sources if _role(source) == role) for role in ROLES}
+    periods = total(splits, "host", "cgroup_periods")
+    throttled = total(splits, "host", "cgroup_throttled_periods")
+    roles = [_of_role(role, names, splits, seconds) for role, names in by_role.items() if names]
+    other_cores, most_others = _others(splits, share("others_cpu_s"), sum(role.cores for role in roles))
+    load = HostLoad(
+        arm=arm,
+        seconds=seconds,
+        roles=roles,
+        other_cores=other_cores,
+        other_cores_max=most_others,
+        stolen_cores=share("stolen_cpu_s"),
+        page_cache_bytes=mean(pooled(splits, "host", "page_cache_bytes")),
+        quota_cores=mean(pooled(splits, "host", "cgroup_quota_cores")),
+        throttled_share=None if throttled is None or not periods else throttled / periods,
+        memory_limit_bytes=mean(pooled(splits, "host", "cgroup_memory_limit_bytes")),
+        memory_bytes=most(pooled(splits, "host", "cgroup_memory_bytes")),
+        pressure={
+            resource: value
+            for resource in ("cpu", "io", "memory")
+            if (value := share(f"{resource}_pressure_s")) is not None
+        },
+        taken=_count((run.probes.taken_samples for run in runs), "host"),
+        missed=_count((run.probes.missed_samples for run in runs), "host"),
+    )
+    threads = max(((run.record.facts.threads or 0) for run in runs), default=0)
+    return replace(load, findings=tuple(_host_findings(load, threads)))
+
+
+def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> tuple[float | None, float | None]:
+    """(mean, most) cores that others used; None where the kernel does not count them.
+
+    ``cores``: all that were used, less this run's: where that is below zero by more than a clock tick makes, the
+    kernel did not count the rest.
+    The most is over windows of ``OTHERS_WINDOW_S`` or more: the kernel counts others in ticks of 10 ms.
+    """
+    if cores is None or cores < -policy.UNCOUNTED_CPU_MAX * own_cores:
+        return None, None
+    most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over joined repetitions, >= 0.5 s
+    for one in splits:
+        if ("host", "others_cpu_s") in one and ("host", "interval_s") in one:
+            used, interval_s = one["host", "others_cpu_s"].values, one["host", "interval_s"].values
+            if len(used) == len(interval_s):
+                long = interval_s >= policy.OTHERS_WINDOW_S
+                most_cores.append(float((used[long] / interval_s[long]).max()) if long.any() else None)
+    known = [value for value in most_cores if value is not None]
+    return max(cores, 0.0), max(max(known), 0.0) if known else None
+
+
+def _role(source: str) -> str:
+    role = source.removeprefix("host:")
+    if role.startswith("rank-"):
+        return "ranks"
+    return "loaders" if role.startswith("loader-") else role
+
+
+def _of_role(role: str, sources: Sequence[str], splits: Sequence[Split], seconds: float) -> RoleLoad:
+    def rate(metric: str) -> float | None:
+        grown = [value for source in sources if (value := total(splits, source, metric)) is not None]
+        return sum(grown) / seconds if grown else None
+
+    def peak(metric: str) -> float | None:
+        peaks = [value for source in sources if (value := most(pooled(splits, source, metric))) is not None]
+        return sum(peaks) if peaks else None
+
+    return RoleLoad(
+        role=role,
+        processes=len(sources),
+        cores=rate("cpu_s") or 0.0,
+        delay=rate("run_queue_delay_s"),
+        resident_bytes=peak("resident_bytes"),
+        pss_bytes=peak("pss_bytes"),
+        disk_bytes_per_s=rate("disk_read_bytes"),
+        faults_per_s=rate("major_faults"),
+        voluntary_per_s=rate("voluntary_switches"),
+        involuntary_per_s=rate("involuntary_switches"),
+    )
+
+
+def _count(by_run: Iterable[Mapping[str, int]], source: str) -> int:
+    return sum(counts.get(source, 0) for counts in by_run)
+
+
+def _host_findings(load: HostLoad, threads: int) -> Iterator[HostFinding]:
+    """The gravest first."""
+    yield from _limits(load, threads)
+    held = (load.throttled_share or 0) > policy.QUOTA_THROTTLED_MIN
+    for role in load.roles:
+        if (role.delay or 0) > policy.CORE_DELAY_MIN:
+            yield HostFinding("waited for the quota" if held else "waited for a core", role.delay or 0, role=role.role)
+        if (role.disk_bytes_per_s or 0) > policy.DISK_BYTES_PER_S_MIN:
+            yield HostFinding("read from disk", role.disk_bytes_per_s or 0, role=role.role)
+        if (role.faults_per_s or 0) > policy.FAULTS_PER_S_MIN:
+            yield HostFinding("page faults", role.faults_per_s or 0, role=role.role)
+    if (load.other_cores or 0) > policy.OTHER_CORES_MAX:
+        yield HostFinding("other processes", load.other_cores or 0, load.other_cores_max)
+    if (load.stolen_cores or 0) > policy.OTHER_CORES_MAX:
+        yield HostFinding("stolen cores", load.stolen_cores or 0)
+    if load.missed > policy.READINGS_MISSED_MAX * (load.missed + load.taken):
+        yield HostFinding("missed readings", load.missed, load.missed + load.taken)
+
+
+def _limits(load: HostLoad, threads: int) -> Iterator[HostFinding]:
+    quota, limit = load.quota_cores, load.memory_limit_bytes
+    if quota is not None and (load.throttled_share or 0) > policy.QUOTA_THROTTLED_MIN:
+        yield HostFinding("quota throttled", load.throttled_share or 0, quota)
+    if quota is not None and threads > quota:
+        yield HostFinding("threads over quota", threads, quota)
+    if limit and (load.memory_bytes or 0) > policy.MEMORY_LIMIT_NEAR * limit:
+        yield HostFinding("near the memory limit", load.memory_bytes or 0, limit)
+    if load.pressure.get("memory", 0) > policy.MEMORY_PRESSURE_MIN:
+        yield HostFinding("waited for memory", load.pressure["memory"])
+    if load.pressure.get("io", 0) > policy.DISK_PRESSURE_MIN:
+        yield HostFinding("waited for the disk", load.pressure["io"])

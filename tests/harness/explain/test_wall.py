@@ -1,0 +1,177 @@
+"""The parts of a step, against the truth: they sum to what a clock shows, on a machine in use as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.explain.policy import NAMED_LINE_SHARE_MIN, NAMED_LINES_MAX
+from harness.explain.wall import START_UP, WAITING, StepPart
+from harness.judge.report_types import ArmReport
+from harness.judge.study import analyse
+from harness.study.store import StudyFolder
+from tests.harness.synthetic import NOISE, Arm, build, write
+
+EXACT = dict.fromkeys(NOISE, 0.0)
+ATTACHED = {"attached": "fetch: DataLoader without workers; backward"}
+STEP_MS = 4.0 + 9.0 + 25.0 + 0.02  # 8 ms of these are waits for a core
+
+
+def arm_of(waited_ms: float, off_core: dict[str, float], noise: dict[str, float] = EXACT, **facts: Any) -> ArmReport:
+    known = {**ATTACHED, "waiting_share": waited_ms / STEP_MS, **facts}
+    arm = Arm("script", read=4.0, tokenize=0.0, pack=0.0, transfer=0.0, workers=0,
+              compute={"forward": 9.0, "backward": 25.0}, off_core=off_core, facts=known)  # fmt: skip
+    (found,) = analyse(*build([arm], noise=noise)).arms
+    return found
+
+
+def by_name(arm: ArmReport) -> dict[str, StepPart]:
+    return {one.name: one for one in arm.parts}
+
+
+def test_what_had_no_core_is_a_part_of_its_own_and_the_others_are_without() -> None:
+    found = arm_of(8.0, {"backward": 8.0})
+    parts = by_name(found)
+    assert {name: part.ms.median for name, part in parts.items()} == {
+        "backward": pytest.approx(17.0, abs=0.1),
+        "forward": pytest.approx(9.0, abs=0.1),
+        WAITING: pytest.approx(8.0, abs=0.1),
+        "read": pytest.approx(4.0, abs=0.1),
+        "other": pytest.approx(0.02, abs=0.02),
+    }
+    assert sum(part.ms.median for part in found.parts) == pytest.approx(STEP_MS, rel=1e-3)
+    assert sum(part.share for part in found.parts) == pytest.approx(1.0)
+
+
+def test_a_wait_for_data_is_no_wait_for_a_core_and_the_interval_says_that_it_might_be() -> None:
+    """The fetch runs for 0.2 of its 4 ms; of 8 ms that had no core it can have had a third, by the time off a core."""
+    parts = by_name(arm_of(8.0, {"backward": 9.0, "fetch": 3.8}))
+    fetch, backward = parts["read"].ms, parts["backward"].ms
+    assert fetch.median == pytest.approx(4.0, abs=0.15)
+    assert fetch.ci_low == pytest.approx(4.0 - 8.0 * 3.8 / 12.8, abs=0.1)
+    assert backward.ci_low is not None
+    assert backward.ci_high is not None
+    assert backward.ci_low <= 17.2 <= backward.ci_high
+
+
+def test_blocks_that_scatter_give_an_interval() -> None:
+    parts = by_name(arm_of(8.0, {"backward": 8.0}, noise={**NOISE, "block": 0.05}))
+    assert all(part.ms.ci_low is not None for part in parts.values())
+    backward = parts["backward"].ms
+    assert backward.ci_low is not None
+    assert backward.ci_high is not None
+    assert backward.ci_low < 17.0 < backward.ci_high
+
+
+def test_the_finding_stands_where_verdict_and_prediction_are_barred() -> None:
+    found = arm_of(8.0, {"backward": 8.0})
+    assert [(one.kind, one.bars) for one in found.doubts] == [("no core", "all")]
+    assert found.doubts[0].share == pytest.approx(8.0 / STEP_MS, abs=1e-3)
+    assert found.explained.ideal_predicted is None
+    assert found.parts
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_quiet_machine_has_the_same_parts(waited: bool) -> None:
+    facts = {"waiting_share": 0.05 if waited else None}
+    assert (WAITING in by_name(arm_of(8.0, {"backward": 8.0}, **facts))) == waited
+
+
+def spent(kind: str, ms: float, of: int = 12, **more: Any) -> dict[str, Any]:
+    """A row of a cause that took ``ms`` a step."""
+    return {"kind": kind, "spent_ms": ms * of, "times": 1.0, **more}
+
+
+def rows(*causes: dict[str, Any], of: int = 12) -> tuple[dict[str, Any], ...]:
+    return ({"kind": "sampled", "of": of, "wall_ms": 100.0 * of, "looks": 1000}, *causes)
+
+
+def named(phase: str, place: str, ms: float, **more: Any) -> dict[str, Any]:
+    return spent("code", ms, phase=phase, place=place, **more)
+
+
+COMPILED = {"kind": "compiled", "times": 1.0, "steps": 1, "of": 12, "ms": 12 * 5.0 + 40.0, "rest_ms": 11 * 40.0}
+CASES: dict[str, tuple[Arm, dict[tuple[str, str], float]]] = {
+    "stages of the data": (
+        Arm("script", read=4.0, tokenize=2.0, pack=1.0, facts={"sampling_share": 0.01}),
+        {("data", "read"): 3.63, ("data", "tokenize"): 2.0, ("data", "pack"): 1.0, ("data", "sampler"): 0.37},
+    ),
+    "two lines of own code": (
+        Arm("script", compute={"forward": 9.0, "other": 41.0}, facts={"causes": rows(
+            named("", "a.py:3", 30.0, function="save"), named("", "b.py:7", 8.0), named("fetch", "c.py:1", 9.0))}),
+        {("code", "a.py:3"): 30.0, ("code", "b.py:7"): 8.0, ("phase", "other"): 3.0},
+    ),
+    "collections outside of all phases first": (
+        Arm("script", compute={"forward": 9.0, "other": 4.0}, facts={"causes": rows(spent("gc", 6.0))}),
+        {("gc", "garbage collection"): 6.0, ("phase", "forward"): 7.0},
+    ),
+    "compilation": (
+        Arm("script", compute={"forward": 29.0}, facts={"causes": (COMPILED,)}),
+        {("compile", "compilation"): 5.0, ("phase", "forward"): 24.0},
+    ),
+    "tokenizing in the loop": (
+        Arm("script", compute={"forward": 10.0, "other": 10.0}, facts={"tokenizing_share": 0.2}),
+        {("data", "tokenize in the loop"): 4.26, ("phase", "other"): 5.76},
+    ),
+    "an evaluation": (
+        Arm("script", facts={"evaluating_steps": 2, "evaluating_share": 0.5}),
+        {("evaluation", "evaluation"): 22.16},
+    ),
+    "rare long steps": (
+        Arm("script", rare={"backward": 200.0}),
+        {("long", "backward"): 200 / 12},
+    ),
+    "long steps that a line explains": (
+        Arm("script", compute={"forward": 9.0, "other": 1.0}, rare={"other": 200.0},
+            facts={"causes": rows(named("", "a.py:3", 200 / 12))}),
+        {("code", "a.py:3"): 200 / 12, ("phase", "other"): 1.02},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_part_has_its_time_and_all_sum_to_the_clock(name: str, tmp_path: Path) -> None:
+    arm, truth = CASES[name]
+    arm.facts = {**ATTACHED, **arm.facts}
+    study, runs = build([arm], noise=EXACT)
+    (found,) = analyse(study, runs).arms
+    assert found.wall is not None
+    parts = {(part.kind, part.name): part.ms.median for part in found.parts}
+    assert {key: parts.get(key) for key in truth} == {key: pytest.approx(ms, rel=0.05) for key, ms in truth.items()}
+    evaluating = [run.record.facts.evaluating_share or 0.0 for run in runs]
+    measured = [row for run in runs for row in run.steps.to_pylist() if not row["warmup"]]
+    clock_ms = sum(row["wall_ns"] for row in measured) / 1e6 / (1 - evaluating[0])
+    assert found.wall.steps == len(measured) + 5 * (arm.facts.get("evaluating_steps") or 0)
+    assert found.wall.step_ms.median == pytest.approx(clock_ms / found.wall.steps)
+    assert sum(parts.values()) == pytest.approx(found.wall.step_ms.median)
+    assert sum(part.share for part in found.parts) == pytest.approx(1.0)
+    folder = StudyFolder(tmp_path)
+    write(folder, study, runs)
+    (stored,) = analyse(folder.read_study(), list(folder.runs())).arms
+    assert stored.wall == found.wall
+
+
+def test_lines_that_take_little_stay_unnamed() -> None:
+    step_ms = 100.0
+    line_ms = [9.0 - place for place in range(NAMED_LINES_MAX)] + [3.0, 0.9 * NAMED_LINE_SHARE_MIN * step_ms]
+    causes = rows(*(named("", f"a.py:{place}", ms) for place, ms in enumerate(line_ms)))
+    arm = Arm("script", read=0.0, tokenize=0.0, pack=0.0, compute={"forward": 40.0, "other": 60.0},
+              facts={**ATTACHED, "causes": causes})  # fmt: skip
+    (found,) = analyse(*build([arm], noise=EXACT)).arms
+    assert [part.name for part in found.parts if part.kind == "code"] == [f"a.py:{n}" for n in range(NAMED_LINES_MAX)]
+    assert by_name(found)["other"].ms.median == pytest.approx(60.02 - sum(line_ms[:NAMED_LINES_MAX]), abs=0.05)
+
+
+def test_parts_of_the_program_are_shares_of_its_wall_clock() -> None:
+    whole = {"start-up": 300.0, "measured steps": 600.0, "end": 100.0}
+    found = arm_of(0.0, {}, program_ms=whole).wall
+    assert found is not None
+    assert {part.name: part.share for part in found.program} == {"start-up": 0.3, "measured steps": 0.6, "end": 0.1}
+    assert found.program[0].name == START_UP
+
+
+def test_an_arm_of_this_trainer_has_no_such_parts() -> None:
+    (found,) = analyse(*build([Arm("ours")])).arms
+    assert (found.wall, found.parts) == (None, ())

@@ -1,0 +1,127 @@
+"""What a program that nobody here wrote is bound by: each kind of diagnosis, on steps whose truth is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
+from harness.judge.report_types import ArmReport, Diagnosis
+from harness.judge.study import analyse
+from tests.harness.explain.test_wall import ATTACHED, COMPILED, EXACT, named, rows, spent
+from tests.harness.synthetic import Arm, build
+
+NO_DATA = {"read": 0.0, "tokenize": 0.0, "pack": 0.0}
+
+
+def arm_of(compute: dict[str, float], *causes: dict[str, Any], facts: dict[str, Any] | None = None, **arm: Any) -> Arm:
+    """A program of a step of 100 ms; what no phase has is in forward."""
+    spent_ms = sum(compute.values()) + sum(arm.get(name, 0.0) for name in NO_DATA) + 0.02
+    known = {**ATTACHED, **({"causes": rows(*causes)} if causes else {}), **(facts or {})}
+    compute = {"forward": 100.0 - spent_ms, **compute}
+    return Arm("script", **{**NO_DATA, **arm}, compute=compute, facts=known)
+
+
+def diagnosed(arm: Arm, noise: dict[str, float] = EXACT) -> ArmReport:
+    (found,) = analyse(*build([arm], noise=noise)).arms
+    return found
+
+
+def first(arm: Arm) -> Diagnosis:
+    return diagnosed(arm).diagnoses[0]
+
+
+CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
+    "data": (arm_of({}, tokenize=30.0, read=10.0), "input-bound", "tokenize", 0.4, 1 / 0.6, "advice"),
+    "sampler": (arm_of({}, read=40.0, facts={"sampling_share": 0.3}), "input-bound", "sampler", 0.4, 1 / 0.6,
+                "faster sampler"),
+    "restarts": (arm_of({"forward": 100.0}, read=130.0, workers=1, facts={"workers": 1, "restarting_share": 0.2}),
+                 "input-bound", "loader restart", 0.23, 1.3, "persistent workers"),
+    "tokenizer in the loop": (arm_of({"other": 30.0}, facts={"tokenizing_share": 0.3}), "input-bound",
+                              "tokenize in the loop", 0.3, 1 / 0.7, "tokenize before"),
+    "own code": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0)), "own code", "a.py:3", 0.4, 1 / 0.6, "less often"),
+    "another thread": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, called="queue.get")), "own code", "a.py:3",
+                       0.4, 1 / 0.6, "other thread"),
+    "a save by its line": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, code="torch.save(model, path)")),
+                           "checkpoint-bound", "a.py:3", 0.4, 1 / 0.6, "save less often"),
+    "a save by its function": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, code="f.write(b)",
+                                                             function="write_checkpoint")),
+                               "checkpoint-bound", "a.py:3", 0.4, 1 / 0.6, "save less often"),
+    "no save by its comment": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, code="x = 1  # save")), "own code",
+                               "a.py:3", 0.4, 1 / 0.6, "less often"),
+    "collections": (arm_of({"other": 40.0}, spent("gc", 40.0)), "garbage collection", "garbage collection", 0.4,
+                    1 / 0.6, "freeze"),
+    "evaluations": (arm_of({}, facts={"evaluating_steps": 2, "evaluating_share": 0.5}), "evaluation-bound",
+                    "evaluation", 0.417, 1 / 0.583, "evaluate less often"),
+    "graphs": (arm_of({}, facts={"causes": ({**COMPILED, "ms": 12 * 20.0 + 40.0},)}), "recompiling", "compilation",
+               0.2, 1 / 0.8, "fewer shapes"),
+    "cores": (arm_of({}, facts={"waiting_share": 0.3, "threads": 4, "cores": 2}, off_core={"forward": 40.0}),
+              "cores too few", "waiting for a core", 0.3, 1 / 0.7, "free cores"),
+    "steps that grow": (arm_of({}, {"kind": "growing", "phase": "backward", "ms": 45.0}), "growing", "backward", 0.45, 1 / 0.55, "find the growth"),
+    "padding": (arm_of({}, {"kind": "padding", "ms": 70.0, "at_most": True, "figures": {"share": 0.8}}), "padding",
+                "forward and backward", 0.7, 1 / 0.3, "pad less"),
+    "nothing but the model": (arm_of({"backward": 60.0}, read=3.0), "compute-bound", "backward", 0.97, 1 / 0.97,
+                              "model"),
+    "long steps of no known cause": (arm_of({"forward": 40.0, "log": 59.98}, rare={"log": 500.0}), "unknown", "log",
+                                     500 / 12 / (100 + 500 / 12), (100 + 500 / 12) / 100, "profile"),
+    "outside of all phases": (arm_of({"other": 60.0}), "unknown", "other", 0.6, 1 / 0.4, "profile"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_kind_is_told_with_its_cost_and_its_saving(name: str) -> None:
+    arm, kind, part, share, saving, remedy = CASES[name]
+    found = first(arm)
+    assert (found.kind, found.name, found.remedy) == (kind, part, remedy)
+    assert found.share == pytest.approx(share, rel=0.03, abs=0.003)
+    assert found.saving is not None
+    assert found.saving.median == pytest.approx(saving, rel=0.05)
+
+
+def test_on_a_busy_machine_the_cause_is_named_still() -> None:
+    """A fifth of the step waits for a core, so that verdicts and predictions are barred; own code takes most."""
+    arm = arm_of({"other": 60.0}, named("", "a.py:3", 56.0), facts={"waiting_share": 0.2}, off_core={"forward": 30.0})
+    found = diagnosed(arm)
+    assert [one.bars for one in found.doubts] == ["all"]
+    assert [one.kind for one in found.diagnoses] == ["own code", "cores too few"]
+
+
+def test_waits_that_others_cause_hide_no_cause_that_takes_less() -> None:
+    """The waits take most of the step. The program has threads enough for its cores."""
+    facts = {"waiting_share": 0.6, "threads": 1, "cores": 2}
+    arm = arm_of({"other": 20.0}, named("", "a.py:3", 20.0), facts=facts, off_core={"forward": 70.0})
+    assert [one.kind for one in diagnosed(arm).diagnoses] == ["own code", "cores too few"]
+    assert first(arm_of({}, facts=facts, off_core={"forward": 70.0})).kind == "compute-bound"
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_a_part_is_a_diagnosis_or_a_finding_from_its_threshold_on(above: bool) -> None:
+    def at(share: float) -> Arm:
+        ms = 100.0 * share * (1.02 if above else 0.98)
+        return arm_of({"other": ms}, named("", "a.py:3", ms))
+
+    assert (first(at(DIAGNOSED_SHARE_MIN)).kind == "own code") == above
+    assert [one.kind for one in diagnosed(at(FINDING_SHARE_MIN)).diagnoses] == ["compute-bound", *["own code"] * above]
+    rest = arm_of({"other": 100.0 * (1 - COMPUTE_SHARE_MIN) - (1 if above else -1)})
+    assert (first(rest).kind == "compute-bound") == above
+
+
+def test_findings_are_ranked_by_cost_and_none_is_below_the_noise() -> None:
+    arm = arm_of({"other": 30.0}, named("", "a.py:3", 12.0), spent("gc", 18.0), tokenize=15.0)
+    found = diagnosed(arm).diagnoses
+    assert [one.kind for one in found] == ["garbage collection", "input-bound", "own code"]
+    arm = arm_of({}, tokenize=40.0, facts={"evaluating_steps": 1, "evaluating_share": 0.1})
+    study, runs = build([arm], noise=EXACT)
+    for run in runs[1:]:  # a single block has evaluations
+        object.__setattr__(run.record.facts, "evaluating_share", 0.0)
+        object.__setattr__(run.record.facts, "evaluating_steps", 0)
+    (report,) = analyse(study, runs).arms
+    assert [one.kind for one in report.diagnoses] == ["input-bound"]
+
+
+def test_a_saving_beside_loader_workers_that_steps_wait_for_is_a_bound() -> None:
+    arm = arm_of({"other": 40.0}, named("", "a.py:3", 40.0), read=110.0, workers=1, facts={"workers": 1})
+    by_kind = {one.kind: one for one in diagnosed(arm).diagnoses}
+    assert by_kind["own code"].at_most
+    assert not first(CASES["own code"][0]).at_most

@@ -1,0 +1,100 @@
+"""The first screen of a program that nobody here wrote: one card from records."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from harness.judge.report_types import DiagnosisKind, StudyReport
+from harness.judge.study import analyse
+from harness.show import terminal
+from harness.show.build import build_report
+from harness.show.first_screen import first_screen
+from harness.show.policy import BAR_PARTS_MAX, COMMAND_LONGEST, FINDINGS_SHOWN
+from harness.show.text.diagnoses import REMEDIES, TITLES
+from harness.show.verdict_card import REST_OF_PARTS, VerdictCard
+from harness.study.store import StudyFolder
+from tests.harness.explain.test_wall import EXACT, named, spent
+from tests.harness.judge.test_diagnosis import CASES, arm_of
+from tests.harness.synthetic import Arm, build, write
+
+LINES = 16  # of a first screen
+MANY = arm_of(
+    {"other": 50.0, "backward": 8.0, "optimizer": 6.0}, named("", "train.py:31", 12.0, code="torch.save(model, path)"),
+    named("", "train.py:88", 16.0, code="log(loss)"), spent("gc", 10.0), tokenize=9.0, read=4.0,
+    facts={"evaluating_steps": 1, "evaluating_share": 0.1, "program_ms": {"start-up": 2300.0, "end": 700.0}},
+)  # fmt: skip
+
+
+def report_of(arm: Arm, command: str = "train.py") -> StudyReport:
+    study, runs = build([arm], noise=EXACT)
+    return analyse(replace(study, command=["harness", "exec", "--", "/usr/bin/python", command]), runs)
+
+
+def card_of(arm: Arm, command: str = "train.py") -> VerdictCard:
+    card = first_screen(report_of(arm, command)).card
+    assert card is not None
+    return card
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_diagnosis_has_a_title_a_remedy_and_one_bar_of_the_whole_step(name: str) -> None:
+    arm, kind, *_, remedy = CASES[name]
+    card = card_of(arm)
+    assert card.kind == kind
+    assert card.diagnosis.isupper() or kind == "input-bound"
+    assert REMEDIES[remedy] in card.cost  # type: ignore[index]
+    assert sum(part.share for part in card.bar) == pytest.approx(1.0)
+    assert set(TITLES) == set(DiagnosisKind.__args__)
+
+
+def test_the_first_screen_fits_sixteen_lines_whatever_there_is_to_say() -> None:
+    report = report_of(MANY)
+    (arm,) = report.arms
+    assert len(arm.diagnoses) > 1 + FINDINGS_SHOWN
+    screen = first_screen(report)
+    assert screen.card is not None
+    assert (len(screen.card.findings), len(screen.card.bar)) == (FINDINGS_SHOWN, BAR_PARTS_MAX)
+    assert screen.card.bar[-1].label == REST_OF_PARTS
+    lines = terminal.card_lines(screen.card)
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= terminal.WIDTH
+
+
+def test_stretches_of_the_bar_follow_one_another() -> None:
+    rows = [line for line in terminal.card_lines(card_of(MANY)) if terminal.BLOCK in line]
+    ends = [(row.index(terminal.BLOCK), len(row)) for row in rows]
+    assert all(start <= end for (_, end), (start, _) in pairwise(ends))
+    assert ends[-1][1] <= terminal.WIDTH
+
+
+def test_a_long_command_loses_its_beginning() -> None:
+    title = card_of(MANY, "a" * COMMAND_LONGEST + "/train.py").title
+    assert title.startswith("...a")
+    assert title.index(": ") == COMMAND_LONGEST
+    assert "a/train.py: " in title
+
+
+def test_a_study_that_compares_keeps_its_page() -> None:
+    facts = {"attached": "backward"}
+    report = analyse(*build([Arm("a", facts=facts), Arm("b", facts=facts)], [("a", "b")]))
+    assert first_screen(report).card is None
+    assert first_screen(analyse(*build([Arm("ours")]))).card is None
+
+
+def test_the_card_of_a_program(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    study, runs = build([MANY])
+    folder = StudyFolder(tmp_path)
+    write(folder, replace(study, command=["harness", "exec", "--", "python", "train.py"]), runs)
+    screen = build_report(tmp_path)
+    assert "\n".join(terminal.lines(screen)) == snapshot(name="terminal")
+    page = (tmp_path / "summary.md").read_text()
+    assert page[page.index("## Verdict") : page.index("## Waits")] == snapshot(name="summary.md")
+    html = (tmp_path / "summary.html").read_text()
+    (bar,) = re.findall(r'<svg class="step-bar".*?</svg>', html)
+    assert bar.count("<rect") == BAR_PARTS_MAX
