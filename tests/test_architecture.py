@@ -192,6 +192,7 @@ MUTABLE = {
     "harness.attach.alternation._Rank": COLLECTING,
     "harness.attach.alternation.AlternatingCommand": "a process that is started, suspended and ended",
     "harness.attach.hooks.RecordedBlock": "what a with block gives before it knows its study",
+    "harness.attach.steps.StepLengths": COLLECTING,
     "harness.attach.steps.StepTotals": COLLECTING,
     "harness.probes.ledger.rows._Open": COLLECTING,
     "harness.scenario.yaml.Document": "a file and its marks, which --set and extends are merged into",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +20,17 @@ from trainer.telemetry import BatchTrace, Kernel, RawSpan
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
 EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
 SAMPLED, COLLECTED = 16, 17  # see agent/own_time.py
-OWN_KINDS = {TOKENIZED, WORK, NOT_FINITE, BEGUN_ANEW, COUNTED, SAMPLED, COLLECTED}  # events that no ledger knows
+PADDED = 18  # see agent/padding.py
+OWN_KINDS = {
+    TOKENIZED,
+    WORK,
+    NOT_FINITE,
+    BEGUN_ANEW,
+    COUNTED,
+    SAMPLED,
+    COLLECTED,
+    PADDED,
+}  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
 SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
@@ -37,6 +48,29 @@ class StepCount(NamedTuple):
     times: int = 0
     steps: int = 0
     wall_ns: int = 0  # of these steps
+
+
+def _floats() -> array[float]:
+    return array("f")
+
+
+@dataclass
+class StepLengths:
+    """Milliseconds of the measured steps of one block, in their order."""
+
+    wall: array[float] = field(default_factory=_floats)  # without waits for a core
+    parts: dict[str, array[float]] = field(default_factory=dict)  # by phase, without the phases inside it
+    work: array[float] = field(default_factory=_floats)  # tokens, or samples where there are no tokens
+
+    def add(self, wall_ns: int, body: Sequence[Event]) -> None:
+        for name, ns in _own_ns(body).items():
+            before = self.parts.setdefault(name, array("f", bytes(self.wall.itemsize * len(self.wall))))
+            before.append(ns / 1e6)
+        self.wall.append(wall_ns / 1e6)
+        for part in self.parts.values():
+            if len(part) < len(self.wall):
+                part.append(0.0)
+        self.work.append(sum(event[2] or event[4] for event in body if event[0] == RECEIVED))
 
 
 @dataclass
@@ -69,6 +103,9 @@ class StepTotals:
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     looks: int = 0  # that these nanoseconds stand for
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
+    lengths: StepLengths = field(default_factory=StepLengths)
+    # Positions of the batches that were looked at, those of padding, and those in columns of padding alone.
+    padding: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def unseen_share(self) -> float:
@@ -218,13 +255,7 @@ def _record(recorder: StepRecorder, tables: RunTables, step: _StepSeen, begun: E
     """Add ``step`` to the tables, beginning with the event ``begun``."""
     recorder.add([begun])
     tables.collect()  # between steps: the batches of the one that begins come after this
-    recorder.add(
-        [
-            _with_maker(event, made_by) if event[0] == RECEIVED else event
-            for event in step.body
-            if event[0] not in OWN_KINDS
-        ]
-    )
+    recorder.add(list(_ledger_events(step.body, made_by)))
     if any(event[0] == NOT_FINITE for event in step.body):
         recorder.loss(begun[3], math.nan)
     for work in step.works:
@@ -304,6 +335,9 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
             _, times, ns, place = event
             totals.collections[place] += times
             totals.collecting_ns[place] += ns
+        elif event[0] == PADDED:
+            positions, padded, columns = totals.padding
+            totals.padding = positions + event[1], padded + event[2], columns + event[3]
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
     totals.restarting_ns += _restarting(body)
     totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)
@@ -311,11 +345,13 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.epoch_ends += sum(event[0] == BEGUN_ANEW and event[1] for event in body)
     totals.fetches[sum(event[0] == RECEIVED and not _ended(event) for event in body)] += 1
     if not all(one[2] and one[2][0] for one in (begun, ended)):  # no readings here, or the thread had ended
+        totals.lengths.add(wall_ns, body)
         return
     (cpu_then, waited_then), (cpu_now, waited_now) = (_schedstat(one[2][0]) for one in (begun, ended))
     in_phases_ns, in_phases_cpu_ns = _phases(body)
     waited_ns = waited_now - waited_then
     totals.waiting_ns += min(waited_ns, wall_ns)
+    totals.lengths.add(wall_ns - min(waited_ns, wall_ns), body)
     off_core_ns = (wall_ns - in_phases_ns) - (cpu_now - cpu_then - in_phases_cpu_ns)  # outside of the phases
     # A thread waits for a core the more, the more it runs: where the wait was, within phases or not, is not recorded.
     share = 1 - in_phases_cpu_ns / max(cpu_now - cpu_then, 1)
@@ -354,6 +390,22 @@ def _schedstat(line: bytes) -> tuple[int, int]:
     return int(on_core), int(waited)
 
 
+def _own_ns(body: Sequence[Event]) -> dict[str, int]:
+    """Wall time of each phase without that of the phases inside it."""
+    found: dict[str, int] = {}
+    around: list[list[int]] = []  # beginning of each open phase, and the time of the phases inside it
+    for event in body:
+        if event[0] == ENTER:
+            around.append([event[2], 0])
+        elif event[0] == EXIT and around:
+            begun_ns, inside_ns = around.pop()
+            lasted_ns = event[2] - begun_ns
+            found[event[1]] = found.get(event[1], 0) + lasted_ns - inside_ns
+            if around:
+                around[-1][1] += lasted_ns
+    return found
+
+
 def _phases(body: Sequence[Event]) -> tuple[int, int]:
     """Wall and CPU time within the outermost phases."""
     wall_ns = cpu_ns = depth = 0
@@ -371,12 +423,26 @@ def _phases(body: Sequence[Event]) -> tuple[int, int]:
     return wall_ns, cpu_ns
 
 
-def _with_maker(event: Event, made_by: MadeBy) -> Event:
+def _ledger_events(body: Sequence[Event], made_by: MadeBy) -> Iterator[Event]:
+    """Yield the events that the ledger knows, batches with the stages of their making and their tokens."""
+    padded: Event | None = None  # padding of the batch that arrives next, if it was counted in each batch
+    for event in body:
+        if event[0] == PADDED:
+            padded = event if event[4] else None
+        elif event[0] == RECEIVED:
+            yield _with_maker(event, made_by, padded)
+            padded = None
+        elif event[0] not in OWN_KINDS:
+            yield event
+
+
+def _with_maker(event: Event, made_by: MadeBy, padded: Event | None) -> Event:
     """A batch's arrival with the stages of its making; tokens that the batch does not show are not known."""
     kind, trace, tokens, _, samples = event
     if _ended(event):
         return kind, BatchTrace(trace[1], trace[2], MAIN, -1, _stages(trace[4])), 0, None, 0
-    return kind, None if trace is None else _trace(trace, made_by), tokens or None, None, samples or None
+    trained = tokens - padded[2] if padded is not None and padded[1] == tokens else None
+    return kind, None if trace is None else _trace(trace, made_by), tokens or None, trained, samples or None
 
 
 def _stages(pieces: Sequence[Any]) -> tuple[RawSpan, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 from harness.attach.command import Ended
 from harness.attach.frames import AttachedProcess, read, was_attached
 from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
+from harness.attach.program_causes import program_causes
 from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.explain.causes import CODE, GC, SAMPLED
 from harness.explain.wall import (
@@ -133,7 +134,7 @@ def _runs(
     interrupted = sum(totals.interrupted for totals in blocks)
     first = PROFILED_PART if profiled else 0
     records = [
-        record_of(arm, max(block, 0), one, totals, environment, code, begun_utc)
+        record_of(arm, max(block, 0), one, totals, environment, code, begun_utc, blocks)
         for block, totals in enumerate(blocks, first)
     ]
     whole_ms = _program_ms(blocks, 0 if profiled else -1 if closing is not None else None, ended)
@@ -187,8 +188,9 @@ def record_of(
     environment: JsonObject,
     code: int | None,
     begun_utc: str,
+    blocks: Sequence[StepTotals] = (),
 ) -> RunRecord:
-    """What is known of the process ``one``, whose steps amount to ``totals``."""
+    """What is known of the process ``one``, whose steps amount to ``totals``. ``blocks``: all of it, if several."""
     workers, prefetch = one.loader
     config: JsonObject = {
         "data": {"workers": workers, "prefetch": prefetch},
@@ -232,7 +234,7 @@ def record_of(
             evaluating_steps=totals.evaluating,
             evaluating_share=round(totals.evaluating_share, 4),
             marked_steps=tuple(totals.marked),
-            causes=_causes(one, totals),
+            causes=_causes(one, totals, blocks or [totals]),
         ),
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,
@@ -249,7 +251,7 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
     return str(place) if place is not None and most else None
 
 
-def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...] | None:
+def _causes(one: AttachedProcess, totals: StepTotals, blocks: Sequence[StepTotals]) -> tuple[JsonObject, ...] | None:
     """Return what slowed the steps, as rows of harness.explain.causes; None if nothing did that was looked at."""
     counted: list[JsonObject] = [
         {
@@ -262,7 +264,7 @@ def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...] 
         }
         for kind, found in sorted(totals.counted.items())
     ]
-    return (*one.noted("cause"), *counted, *_own_time(one, totals)) or None
+    return (*one.noted("cause"), *counted, *_own_time(one, totals), *program_causes(one, blocks)) or None
 
 
 def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:

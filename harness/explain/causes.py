@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from harness.explain.policy import GC_CAUSE_SHARE
 from harness.study.records import RunFacts, made_of
@@ -12,6 +12,8 @@ from harness.study.records import RunFacts, made_of
 Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
 CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured
 WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
+GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of what is known of the whole program
+REST = "other"  # what lies in no phase; its CPU time is not recorded
 SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
 
 
@@ -24,7 +26,8 @@ class SlowCause:
 
     kind: str
     """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
-    (time spent in measured steps: sampled, or measured)."""
+    (time spent in measured steps: sampled, or measured), ``growing`` (steps get longer), ``padding`` or ``setting``
+    (left on)."""
     place: str = ""
     code: str = ""  # line of the program
     times: float = 0.0
@@ -41,6 +44,20 @@ class SlowCause:
     spent_ms: float = 0.0  # sum over the measured steps
     wall_ms: float = 0.0  # of these steps
     looks: int = 0  # number of samples of which ``spent_ms`` is a share; 0: it was measured
+    low_ms: float | None = None  # 95 % interval of ``ms``
+    high_ms: float | None = None
+    at_most: bool = False  # ``ms`` is an upper bound
+    figures: Mapping[str, float] = field(default_factory=dict)  # by name, see :mod:`harness.attach.program_causes`
+
+    @property
+    def cost_ms(self) -> float | None:
+        """Milliseconds that it costs a measured step, on average; None if that is not known."""
+        if self.spent_ms:
+            return self.step_ms
+        if self.steps:  # counted
+            longer_ms = self.longer_ms
+            return None if longer_ms is None else max(0.0, longer_ms) * self.steps / self.of
+        return self.ms
 
     @property
     def step_ms(self) -> float:

@@ -42,6 +42,23 @@ STEP_OUTLIERS_MAX = 200
 STEP_POINTS_MAX = 6_000
 """Steps of a study that the picture shows. A page with more opens slowly. tests/harness/explain/test_step_times.py"""
 
+# Steps that get longer
+
+TREND_STEPS_MIN = 40
+"""Measured steps. Fewer do not tell a trend from a warm-up. tests/harness/explain/test_trend.py"""
+TREND_BINS = 20
+"""Parts of a run. A median of each hides single long steps. tests/harness/explain/test_trend.py"""
+TREND_RATIO_MIN = 1.2
+"""Last / first. Clocks and other processes drift by less. tests/harness/explain/test_trend.py"""
+TREND_QUARTER_MIN = 0.15
+"""Share of an even rise. A quarter that rises less ends a warm-up, not a trend. tests/harness/explain/test_trend.py"""
+TREND_ALIKE_MIN = 0.75
+"""Smallest / largest rise of the parts. Rises alike mean a slower machine. tests/harness/explain/test_trend.py"""
+TREND_PART_MIN = 0.1
+"""Share of a step. A shorter part does not show whether all rise. tests/harness/explain/test_trend.py"""
+TREND_WORK_MAX = 0.5
+"""Share of the rise. If batches grow by more, longer steps do more work. tests/harness/explain/test_trend.py"""
+
 # Losses
 
 LOSS_STEPS = 10
@@ -145,6 +162,12 @@ NAMED_LINE_SHARE_MIN = 0.02
 """Share of a step. Shorter lines of own code stay in "other". tests/harness/explain/test_wall.py"""
 NAMED_LINES_MAX = 4
 """Lines of own code that are parts of a step: the longest. tests/harness/explain/test_wall.py"""
+HOOKS_ADDED_MIN = 3
+"""Hooks. Libraries add one or two once; more are added again and again. tests/harness/attach/test_program_causes.py"""
+LOOKS_MIN = 2
+"""Looks at settings. One does not show that a setting stays on. tests/harness/attach/test_program_causes.py"""
+SYNCED_PASSES_MIN = 1.5
+"""Backward passes a step that synchronize. Accumulation needs one. tests/harness/attach/test_program_causes.py"""
 GC_CAUSE_SHARE = 0.5
 """Share of the time at a place. Collections that take more are its cause. tests/harness/explain/test_policy.py"""
 ROUGH_PLACE_SHARE = 1 / 3

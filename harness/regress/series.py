@@ -117,9 +117,9 @@ def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: 
     return float(np.median(np.concatenate(logs))) if logs else None
 
 
-def total_log(baseline: Rounds, candidate: Rounds, part: str = STEP) -> float | None:
-    """Log of the ratio of total times: moved by a rare long step, too; None where a side spent nothing."""
-    pair = _paired(baseline, candidate, part)
+def total_log(baseline: Rounds, candidate: Rounds) -> float | None:
+    """Return the log of the ratio of total step times. A rare long step moves it. None if a side spent nothing."""
+    pair = _paired(baseline, candidate, STEP)
     if pair is None or not pair[0].sum() > 0 or not pair[1].sum() > 0:
         return None
     return math.log(pair[1].sum() / pair[0].sum())

@@ -21,9 +21,11 @@ def begin(folder: str) -> bool:
         causes,
         controls,
         guard,
+        inspection,
         loading,
         own_code,
         own_time,
+        padding,
         profiling,
         record,
         tokenizing,
@@ -37,11 +39,13 @@ def begin(folder: str) -> bool:
     controls.forget()
     watching.forget()
     causes.forget()
+    inspection.forget()
+    padding.forget()
     own_time.forget()
     guard.on, guard.fault = True, None
     if not _patched:
         _patched = True
-        for module in (loading, updates, tokenizing, watching, causes, own_code, own_time, profiling):
+        for module in (loading, updates, tokenizing, watching, inspection, causes, own_code, own_time, profiling):
             guard.carefully(module.patch)
         guard.carefully(_hide_from_dynamo)
     guard.carefully(profiling.begin)

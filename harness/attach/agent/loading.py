@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from _harness_agent import arrivals, boundaries, causes, controls, copies, guard, record, stages
+from _harness_agent import arrivals, boundaries, causes, controls, copies, guard, padding, record, stages
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -189,6 +189,7 @@ def _ended(served: _Served | None, batch: Any) -> None:
         served.first.add(trace[0], batch)
     if batch is not None:
         causes.batch_arrived(batch)
+        padding.batch_arrived(batch)
         boundaries.received(trace, *sizes(batch), served.loader)
     else:  # an epoch ended: a wait for data all the same, and no batch
         pieces = trace[4] if trace[0] == "main" else ()

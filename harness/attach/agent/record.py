@@ -60,8 +60,10 @@ def _forked() -> None:
         causes,
         controls,
         guard,
+        inspection,
         loading,
         own_time,
+        padding,
         profiling,
         run_queue,
         stages,
@@ -74,6 +76,8 @@ def _forked() -> None:
     run_queue.forget()
     boundaries.forget()
     controls.forget()
+    inspection.forget()
+    padding.forget()
     guard.carefully(profiling.forget)
     guard.carefully(causes.forget)
     guard.carefully(own_time.forget)

@@ -11,7 +11,7 @@ from time import monotonic_ns
 from typing import Any
 
 import torch
-from _harness_agent import boundaries, guard, record
+from _harness_agent import boundaries, guard, inspection, record
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
@@ -67,6 +67,8 @@ def _backward_begins(given: tuple[Any, ...]) -> bool:
     this = boundaries.state
     if "backward" in this.open:
         return False
+    if inspection.parallel is not None:
+        inspection.backward_begins()
     if not this.settled and (this.sources or this.doubtful or this.ran_without_gradients):
         boundaries.trains()
     if not this.loader_seen:

@@ -198,7 +198,10 @@ def _tensors(value: Any, depth: int = 0) -> list[Any]:
 def _conclude(seen: _Seen) -> None:
     """Patch what was found, and note it."""
     timed: CodeType | None = None
+    from _harness_agent import inspection
+
     roots = [seen.modules[root] for root, _ in seen.roots.most_common(MOST_ROOTS)]
+    inspection.trains(roots)
     for kind in dict.fromkeys(map(type, roots)):
         _time_calls(kind, frozenset(id(module) for module in roots if type(module) is kind))
     if roots:
@@ -328,7 +331,8 @@ def _fetch_begins(source: int) -> bool:
 
 
 def _fetched(batch: Any) -> None:
-    from _harness_agent import causes, loading
+    from _harness_agent import causes, loading, padding
 
     causes.batch_arrived(batch)
+    padding.batch_arrived(batch)
     boundaries.received(("main", *stages.origin(), -1, stages.take()), *loading.sizes(batch), (0, 1, False))

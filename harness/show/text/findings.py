@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from harness.explain.causes import CODE, GC, SlowCause
+from harness.explain.causes import CODE, GC, GROWING, PADDING, SETTING, SlowCause
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding
 from harness.judge.report_types import ArmReport
-from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
+from harness.show.policy import CAUSE_PLACES, COLUMNS_SHARE, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
 from harness.show.words import count, number, part_of, percent
 
 Texts = tuple[str, str, str]  # subject, finding, support
@@ -49,6 +49,10 @@ def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
     match one.kind:
         case "code":
             return not one.phase and one.least_share >= SPENT_SHARE_MIN
+        case "padding":
+            return (one.ms or 0.0) >= SPENT_SHARE_MIN * step_ms
+        case "growing":
+            return (one.low_ms or 0.0) >= SPENT_SHARE_MIN * step_ms
         case "device wait" | "copy":
             return one.ms is None or one.ms >= WAIT_SHARE * step_ms
         case "retries" | "compiled":
@@ -140,9 +144,99 @@ def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
     )
 
 
+def _growing(found: Sequence[SlowCause], part: Part) -> Texts:
+    (one,) = found
+    figures = one.figures
+    hooks = ""
+    remedy = "Look for a list, a graph or a file that each step adds to: it is read or walked in every later step."
+    if "hooks_last" in figures:
+        at = f", the newest at {one.place}" if one.place else ""
+        hooks = f"; {one.called} hooks rose from {figures['hooks_first']:.0f} to {figures['hooks_last']:.0f}{at}"
+        remedy = "Register each hook once, before the loop, or call remove() on its handle."
+    where = f", in {one.phase}" if one.phase else ", outside of all phases"
+    return (
+        "Steps get longer",
+        f"from {part(figures['first_ms'])} to {part(figures['last_ms'])}{where}{hooks}. That costs "
+        f"{part(one.ms or 0.0)} a step on average{_interval(one, part)}",
+        remedy,
+    )
+
+
+def _padding(found: Sequence[SlowCause], part: Part) -> Texts:
+    (one,) = found
+    share, columns = one.figures["share"], one.figures["column_share"]
+    if columns >= COLUMNS_SHARE * share:
+        remedy = 'Pad to the longest row of each batch (padding="longest") instead of to a fixed length.'
+    else:
+        remedy = "Put rows of similar length into one batch (group_by_length), or pack several into one row."
+    return (
+        "Padding",
+        f"{percent(share)} of the positions train nothing, {percent(columns)} in columns of padding alone. Without it "
+        f"a step takes at most {part(one.ms or 0.0)} less",
+        remedy,
+    )
+
+
+SETTINGS = {
+    "anomaly": (
+        "anomaly detection of autograd is on",
+        "Remove torch.autograd.set_detect_anomaly(True): it records a stack for each operation and checks each "
+        "gradient.",
+    ),
+    "deterministic": (
+        "deterministic algorithms are on",
+        "Remove torch.use_deterministic_algorithms(True), unless runs have to agree bit by bit: others are faster.",
+    ),
+    "launch blocking": (
+        "CUDA_LAUNCH_BLOCKING is set",
+        "Unset it: the host waits for each kernel.",
+    ),
+    "profiler": ("a profiler of torch records all steps", "End it, or give it a schedule of a few steps."),
+    "profile function": (
+        "a function of sys.setprofile follows each call",
+        "End the profiler of Python code (cProfile, say).",
+    ),
+    "trace function": (
+        "a debugger or a coverage tool follows each line of Python",
+        "Run the training without it.",
+    ),
+    "logs": ("TORCH_LOGS is set", "Unset it: each message of the compiler takes time."),
+    "distributed debug": (
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL is set",
+        "Unset it: each collective is checked by another one.",
+    ),
+    "unused parameters": (
+        "find_unused_parameters=True walks the graph in each step",
+        "Leave it away if all parameters are used, or set static_graph=True.",
+    ),
+    "gradient synchronization": (
+        "gradients are synchronized in {passes:.2g} backward passes of each step",
+        "Run all but the last of them within no_sync() of the DistributedDataParallel.",
+    ),
+}  # what is on and its remedy, by the name of the setting
+
+
+def _setting(found: Sequence[SlowCause], _part: Part) -> Texts:
+    known = [(SETTINGS[one.place], one.figures) for one in found if one.place in SETTINGS]
+    return (
+        "Settings left on" if len(known) > 1 else "Setting left on",
+        "; ".join(text.format(**figures) for (text, _), figures in known),
+        " ".join(remedy for (_, remedy), _ in known),
+    )
+
+
+def _interval(one: SlowCause, part: Part) -> str:
+    if one.low_ms is None or one.high_ms is None:
+        return ""
+    return f" ({part(one.low_ms)} to {part(one.high_ms)})"
+
+
 TEXTS: dict[str, Callable[[Sequence[SlowCause], Part], Texts]] = {
     GC: _collected,
+    GROWING: _growing,
+    PADDING: _padding,
     CODE: _own_code,
+    SETTING: _setting,
     "device wait": _wait,
     "copy": _copy,
     "pageable": _pageable,

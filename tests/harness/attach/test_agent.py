@@ -61,6 +61,8 @@ HOOKS = {
     ),
     "controls": ("kept", "thrown_away"),
     "device": ("trains_on", "collect", "last"),
+    "inspection": ("trains",),
+    "padding": ("batch_arrived",),
     "loading": ("_begin", "_look_at", "_ended", "sizes", "_close", "_from_worker"),
     "stages": ("begin", "cut", "end", "take", "making", "enter_within", "leave"),
     "record": ("write", "note", "dumps", "MappedFile", "_open"),

@@ -130,6 +130,15 @@ def test_short_waits_and_little_own_code_are_left_out() -> None:
         assert caused(spent(0.052, kind=kind))
 
 
+def test_padding_has_a_remedy_for_where_it_is() -> None:
+    def padding(ms: float, columns: float) -> SlowCause:
+        return SlowCause("padding", ms=ms, at_most=True, figures={"share": 0.5, "column_share": columns})
+
+    assert not caused(padding(4.8, 0.4))
+    ((*_, shorter),), ((*_, alike),) = caused(padding(5.2, 0.26)), caused(padding(5.2, 0.24))
+    assert shorter != alike
+
+
 def test_own_code_beside_waits_for_workers_promises_nothing() -> None:
     """Without it the step waited as much longer for the worker, and the line said "do it less often"."""
     alone, behind = (

@@ -1,0 +1,168 @@
+"""Looks at a few steps for what slows a program and takes no time of its own: hooks that pile up, and settings left on.
+
+The looks are rarer and rarer: see :data:`RATIO`. What fails here ends this part alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from _harness_agent import boundaries, device, guard, profiling, record, watching
+
+LOOK = "look"  # note: (step, hooks by kind, settings that are on, place of the newest hook of a module)
+SYNCED = "synced"  # note: (backward passes of a DistributedDataParallel, those that synchronized gradients, steps)
+FIRST = watching.FIRST + watching.STEPS  # step of the first look: the outermost modules are known
+RATIO = 1.5  # step of a look / step of the look before
+SYNCED_STEPS = 16  # steps whose backward passes are counted
+HOOKS = {
+    "forward": ("_forward_hooks", "_forward_pre_hooks"),
+    "backward": ("_backward_hooks", "_backward_pre_hooks"),
+}  # attributes of a module, by kind
+DEBUGGER, COVERAGE, PROFILER = 0, 1, 2  # tools of sys.monitoring
+ABSENT = ("", "0", "OFF", "INFO")  # values of a variable of the environment that switch nothing on
+
+
+class _Inspection:
+    """The state of one process."""
+
+    def __init__(self) -> None:
+        self.roots: list[Any] = []  # weak references to the outermost modules that training calls
+        self.next = FIRST  # step of the next look
+        self.passes = self.synced = 0
+
+
+_inspection = _Inspection()
+parallel: Any = None  # weak reference to the DistributedDataParallel whose backward passes are counted
+
+
+def forget() -> None:
+    """Look at nothing of the program before; in a forked child nothing was seen."""
+    global _inspection, parallel
+    _inspection, parallel = _Inspection(), None
+
+
+def patch() -> None:
+    boundaries.on_step.append(_on_step)
+
+
+def trains(roots: list[Any]) -> None:
+    """Take the outermost modules that training calls."""
+    global parallel
+    _inspection.roots = [weakref.ref(one) for one in roots]
+    found = next((one for one in roots if type(one).__name__ == "DistributedDataParallel"), None)
+    parallel = None if found is None else weakref.ref(found)
+
+
+def backward_begins() -> None:
+    """Count a backward pass of a DistributedDataParallel, and whether it synchronizes gradients."""
+    global parallel
+    module = parallel() if parallel is not None else None
+    if module is None:
+        return
+    this, steps = _inspection, boundaries.state.steps - FIRST
+    if steps > SYNCED_STEPS:  # all passes of the steps before are counted
+        parallel = None
+        record.note(SYNCED, (this.passes, this.synced, SYNCED_STEPS))
+    elif steps > 0:
+        this.passes += 1
+        this.synced += bool(getattr(module, "require_backward_grad_sync", False))
+
+
+def _on_step(number: int) -> None:
+    this = _inspection
+    if number < this.next:
+        return
+    this.next = max(int(number * RATIO), number + 1)
+    try:
+        if profiling.state.profiler is None:  # the agent's profiler is no setting of the program
+            hooks, place = _hooks(this)
+            record.note(LOOK, (number, hooks, _settings(this), place))
+    except Exception as error:
+        guard.let_through(error)
+        this.next = sys.maxsize
+        record.note("inspection_fault", f"{type(error).__name__}: {error}"[:500])
+
+
+# ---- hooks
+
+
+def _hooks(this: _Inspection) -> tuple[dict[str, int], str]:
+    """Return the number of hooks by kind, and the place of the newest of the module with most."""
+    counts = dict.fromkeys((*HOOKS, "tensor"), 0)
+    most, newest = 0, None
+    for module in _modules(this):
+        for kind, names in HOOKS.items():
+            for name in names:
+                hooks = getattr(module, name, None)
+                if hooks:
+                    counts[kind] += len(hooks)
+                    if len(hooks) > most:
+                        most, newest = len(hooks), next(reversed(hooks.values()))
+        for tensor in module._parameters.values():
+            if tensor is not None:
+                counts["tensor"] += _hooks_of(tensor)
+    return counts, _place(newest)
+
+
+def _hooks_of(tensor: Any) -> int:
+    return len(tensor._backward_hooks or ()) + len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ())
+
+
+def _modules(this: _Inspection) -> Iterator[Any]:
+    for reference in this.roots:
+        root = reference()
+        if root is not None:
+            yield from root.modules()
+
+
+def _place(hook: Any) -> str:
+    code = getattr(hook, "__code__", None) or getattr(getattr(hook, "func", None), "__code__", None)
+    return "" if code is None else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+
+
+# ---- settings
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").upper() not in ABSENT
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _is_monitored() -> bool:
+    """Return True if a debugger, a coverage tool or a profiler of the program follows its lines or calls."""
+    monitoring: Any = getattr(sys, "monitoring", None)  # Python 3.12
+    tools = () if monitoring is None else (DEBUGGER, COVERAGE, PROFILER)
+    return sys.gettrace() is not None or any(monitoring.get_tool(one) is not None for one in tools)
+
+
+def _looks_for_unused(this: _Inspection) -> bool:
+    roots = [reference() for reference in this.roots]
+    return any(
+        getattr(one, "find_unused_parameters", False) is True and not getattr(one, "static_graph", False)
+        for one in roots
+    )
+
+
+SETTINGS: dict[str, Callable[[_Inspection], bool]] = {
+    "anomaly": lambda _: bool(torch.is_anomaly_enabled()),
+    "deterministic": lambda _: bool(torch.are_deterministic_algorithms_enabled()),
+    "launch blocking": lambda _: device.state.stream is not None and _is_set("CUDA_LAUNCH_BLOCKING"),
+    "profiler": lambda _: bool(torch._C._autograd._profiler_enabled()),
+    "profile function": lambda _: sys.getprofile() is not None,
+    "trace function": lambda _: _is_monitored(),
+    "logs": lambda _: _is_set("TORCH_LOGS"),
+    "distributed debug": lambda _: _is_set("TORCH_DISTRIBUTED_DEBUG") and _is_distributed(),
+    "unused parameters": _looks_for_unused,
+}  # by name: whether it is on
+
+
+def _settings(this: _Inspection) -> tuple[str, ...]:
+    return tuple(name for name, is_on in SETTINGS.items() if is_on(this))

@@ -1,0 +1,142 @@
+"""Counts the positions of some batches that only pad a row: with tensors on the CPU alone, so that no device waits.
+
+A position is padding where ``attention_mask`` is 0. Without a mask, it is one of several equal tokens at the end or the
+beginning of a row, with the label -100 or of the commonest such token. A prompt without labels is no padding.
+
+Every batch is counted where commands take turns, as they are compared by their tokens. What fails here ends this part
+alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from _harness_agent import boundaries, guard, record
+from torch import Tensor
+
+PADDED = 18  # kind of event: (kind, positions, padding, those in columns of padding alone, 1: in each batch)
+FIRST_BATCHES = 8  # batches that are counted, before one of EVERY is
+EVERY = 32
+MISSES = 4  # batches without what shows padding, until no others are looked at
+MAX_POSITIONS = 1 << 17  # of a batch that are counted, unless each batch is
+LEAST_RUN = 2  # equal tokens at the end of a row
+IGNORED = -100  # label of a position without a loss
+IDS = ("input_ids", "ids", "tokens")
+
+
+class _Padding:
+    """The state of one process."""
+
+    def __init__(self) -> None:
+        self.arrived = self.missed = 0
+        self.next = 1  # number of the batch that is counted next
+
+
+_padding = _Padding()
+
+
+def forget() -> None:
+    """In a forked child, and for the next program: no batch has arrived."""
+    global _padding
+    _padding = _Padding()
+
+
+def batch_arrived(batch: Any) -> None:
+    """Count the padding of a batch of training, if it is its turn."""
+    this = _padding
+    this.arrived += 1
+    if this.arrived < this.next:
+        return
+    try:
+        exact, state = boundaries.state.alternates, boundaries.state
+        if state.doubtful:  # it may be of an evaluation
+            return
+        this.next = this.arrived + (1 if exact or this.arrived < FIRST_BATCHES else EVERY)
+        found = _count(batch, sys.maxsize if exact else MAX_POSITIONS)
+        if found is not None:
+            state.events.append((PADDED, *found, int(exact)))
+        else:
+            this.missed += 1
+            if this.missed >= MISSES:
+                this.next = sys.maxsize
+    except Exception as error:
+        guard.let_through(error)
+        this.next = sys.maxsize
+        record.note("padding_fault", f"{type(error).__name__}: {error}"[:500])
+
+
+def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
+    """Return the positions, those of padding, and those in columns of padding alone; None if no tensor shows it."""
+    ids, mask, labels = _parts(batch)
+    whole = next((one for one in (ids, mask) if one is not None), None)
+    if whole is None:
+        return None
+    width = int(whole.shape[1])
+    rows = max(1, min(int(whole.shape[0]), most // max(width, 1)))
+    if mask is not None:
+        padding = mask.numpy()[:rows] == 0
+    elif ids is not None:
+        padding = _runs(ids.numpy()[:rows], None if labels is None else labels.numpy()[:rows])
+    positions = rows * width
+    return positions, int(padding.sum()), int(padding.all(axis=0).sum()) * rows
+
+
+def _parts(batch: Any) -> tuple[Any, Any, Any]:
+    """Return the token ids, the mask and the labels of a batch, each None if it has none; no others are looked at."""
+    if hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
+        names = list(batch.keys())
+        ids = next((batch[name] for name in IDS if name in names), None)
+        mask, labels = (batch[name] if name in names else None for name in ("attention_mask", "labels"))
+        ids, mask, labels = (one if _is_grid(one) else None for one in (ids, mask, labels))
+        return ids, mask, labels if ids is not None and labels is not None and labels.shape == ids.shape else None
+    if not isinstance(batch, (list, tuple)) or not 2 <= len(batch) <= 4 or not all(map(_is_grid, batch)):
+        return None, None, None
+    ids, *others = batch
+    if any(one.shape != ids.shape for one in others):
+        return None, None, None
+    mask = next((one for one in others if _is_mask(one)), None)
+    labels = next((one for one in others if one is not mask and bool((one.numpy() == IGNORED).any())), None)
+    return (ids, mask, labels) if mask is not None or labels is not None else (None, None, None)
+
+
+def _is_grid(one: Any) -> bool:
+    return (
+        type(one) is Tensor
+        and one.is_cpu
+        and one.ndim == 2
+        and one.layout is torch.strided
+        and not one.is_nested
+        and not one.is_floating_point()
+        and not one.is_complex()
+        and one.numel() > 0
+    )
+
+
+def _is_mask(one: Tensor) -> bool:
+    """Return True if each row is ones and zeros with one border at most, as masks are and token ids hardly."""
+    values = one.numpy()
+    if values.min() < 0 or values.max() != 1:
+        return False
+    return bool((values[:, 1:] != values[:, :-1]).sum(axis=1).max(initial=0) <= 1)
+
+
+def _runs(ids: Any, labels: Any) -> Any:
+    """Return where each row ends or begins with several equal tokens that pad it."""
+    padding = ids != ids  # none
+    for step in (-1, 1):
+        first = ids[:, -1:] if step < 0 else ids[:, :1]
+        equal = ids == first
+        if labels is None:
+            equal &= ids == _commonest(first.ravel().tolist())
+        else:
+            equal &= labels == IGNORED
+        run = equal[:, ::step].cumprod(axis=1)[:, ::step].astype(bool)
+        run[run.sum(axis=1) < LEAST_RUN] = False
+        padding |= run
+    return padding
+
+
+def _commonest(values: list[int]) -> int:
+    return max(values, key=values.count)

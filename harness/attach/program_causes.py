@@ -1,0 +1,108 @@
+"""Finds causes that are known of a program as a whole: steps that get longer, padding, and settings left on.
+
+Each row is one of :class:`harness.explain.causes.SlowCause`. Its ``figures`` by kind:
+
+    growing    first_ms, last_ms (typical steps), part_share (of the growth, in its phase), hooks_first, hooks_last
+    padding    share (of the positions that train nothing), column_share (in columns of padding alone)
+    setting    passes (backward passes a step that synchronize gradients), for "gradient synchronization"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.attach.frames import AttachedProcess
+from harness.attach.steps import StepTotals
+from harness.explain.causes import GROWING, PADDING, REST, SETTING
+from harness.explain.policy import HOOKS_ADDED_MIN, LOOKS_MIN, SYNCED_PASSES_MIN
+from harness.explain.trend import trend
+from trainer.json_types import JsonObject
+
+SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)
+
+
+def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
+    """Yield the causes of the process ``one``, whose measured steps are in ``blocks``."""
+    looks = [_Look(*content) for content in one.noted("look")]
+    yield from _growing(looks, blocks)
+    yield from _padding(blocks)
+    yield from _settings(one, looks)
+
+
+class _Look:
+    """One look of the agent at hooks and settings."""
+
+    def __init__(self, step: int, hooks: dict[str, int], settings: Sequence[str], place: str) -> None:
+        self.step, self.hooks, self.settings, self.place = step, hooks, settings, place
+
+
+def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
+    names = dict.fromkeys(name for totals in blocks for name in totals.lengths.parts)
+    lengths = [totals.lengths for totals in blocks if totals.measured]
+    if not lengths:
+        return
+    found = trend(
+        np.concatenate([np.asarray(one.wall, dtype=np.float64) for one in lengths]),
+        {
+            name: np.concatenate(
+                [np.asarray(one.parts.get(name, [0.0] * len(one.wall)), dtype=np.float64) for one in lengths]
+            )
+            for name in names
+        },
+        np.concatenate([np.asarray(one.work, dtype=np.float64) for one in lengths]),
+    )
+    if found is None:
+        return
+    figures: dict[str, Any] = {
+        "first_ms": found.first_ms,
+        "last_ms": found.last_ms,
+        "part_share": found.part_share,
+    }
+    kind, place = "", ""
+    if looks:
+        first, last = looks[0], looks[-1]
+        added = {name: last.hooks[name] - first.hooks.get(name, 0) for name in last.hooks}
+        most = max(added, key=lambda name: added[name])
+        if added[most] >= HOOKS_ADDED_MIN:
+            kind, place = most, last.place
+            figures |= {"hooks_first": first.hooks.get(most, 0), "hooks_last": last.hooks[most]}
+    yield {
+        "kind": GROWING,
+        "phase": "" if found.part == REST else found.part,
+        "called": kind,
+        "place": place,
+        "ms": found.ms,
+        "low_ms": found.low_ms,
+        "high_ms": found.high_ms,
+        "figures": figures,
+    }
+
+
+def _padding(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
+    """Yield padding, with the share of the forward and backward passes that would be saved at most without it."""
+    positions, padded, columns = (sum(totals.padding[place] for totals in blocks) for place in range(3))
+    steps = sum(totals.measured for totals in blocks)
+    if not padded or not steps:
+        return
+    passes_ms = sum(sum(totals.lengths.parts.get(name, ())) for totals in blocks for name in ("forward", "backward"))
+    yield {
+        "kind": PADDING,
+        "ms": padded / positions * passes_ms / steps,
+        "at_most": True,
+        "figures": {"share": padded / positions, "column_share": columns / positions},
+    }
+
+
+def _settings(one: AttachedProcess, looks: Sequence[_Look]) -> Iterator[JsonObject]:
+    """Yield the settings that were on in each look of the second half: a window of a profiler, say, is none."""
+    late = looks[len(looks) // 2 :]
+    if len(late) >= LOOKS_MIN:
+        for name in late[0].settings:
+            if all(name in look.settings for look in late):
+                yield {"kind": SETTING, "place": name}
+    for _, synced, steps in one.noted("synced"):
+        if synced >= SYNCED_PASSES_MIN * steps:
+            yield {"kind": SETTING, "place": SYNCHRONIZATION, "figures": {"passes": synced / steps}}

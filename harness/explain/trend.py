@@ -1,0 +1,97 @@
+"""Finds steps that get longer and longer: which part of them grows, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.explain.causes import REST, Z_95
+from harness.explain.policy import (
+    TREND_ALIKE_MIN,
+    TREND_BINS,
+    TREND_PART_MIN,
+    TREND_QUARTER_MIN,
+    TREND_RATIO_MIN,
+    TREND_STEPS_MIN,
+    TREND_WORK_MAX,
+)
+
+Float = NDArray[np.float64]
+EDGE_BINS = 2  # bins at each end of a run, of which the typical step is compared
+QUARTERS = (TREND_BINS // 4, TREND_BINS // 2, 3 * TREND_BINS // 4)  # bins where quarters of a run end
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Growth of the steps of one run."""
+
+    part: str
+    """Phase that grows most; :data:`REST` for the time outside of all phases."""
+    first_ms: float
+    """Typical step in the first tenth of the run; ``last_ms``: in the last tenth."""
+    last_ms: float
+    part_share: float
+    """Share of the growth that is in that phase."""
+    ms: float
+    """Mean milliseconds a step above the first tenth, with its 95 % interval."""
+    low_ms: float
+    high_ms: float
+
+
+def trend(wall_ms: Float, parts_ms: Mapping[str, Float], work: Float) -> Trend | None:
+    """Return how steps grow, in their order; None if they do not, or if more work or a slower machine explains it.
+
+    ``wall_ms``: of each step without waits for a core. ``parts_ms``: of its phases. ``work``: its tokens or samples, 0
+    if not known.
+    """
+    if len(wall_ms) < TREND_STEPS_MIN:
+        return None
+    walls = _medians(wall_ms)
+    slope, low, high = _slope(walls)
+    first, last = _edges(walls)
+    quarters = np.diff([first, *(float(walls[at - 1 : at + 1].mean()) for at in QUARTERS), last])
+    steady = bool((quarters >= TREND_QUARTER_MIN * quarters.mean()).all())
+    if low <= 0 or first <= 0 or last < TREND_RATIO_MIN * first or not steady:
+        return None
+    work_first, work_last = _edges(_medians(work))
+    if work_first > 0 and work_last / work_first - 1 > TREND_WORK_MAX * (last / first - 1):
+        return None
+    parts = {**parts_ms, REST: wall_ms - sum(parts_ms.values(), np.zeros(len(wall_ms)))}
+    edges = {name: _edges(_medians(ms)) for name, ms in parts.items()}
+    rises = [end / begin for begin, end in edges.values() if begin >= TREND_PART_MIN * first]
+    if len(rises) > 1 and min(rises) >= TREND_ALIKE_MIN * max(*rises, last / first):
+        return None
+    growth = {name: end - begin for name, (begin, end) in edges.items()}
+    part = max(growth, key=lambda name: growth[name])
+    cost = float(walls.mean()) - first
+    return Trend(
+        part,
+        first_ms=first,
+        last_ms=last,
+        part_share=min(1.0, growth[part] / (last - first)),
+        ms=cost,
+        low_ms=cost * low / slope,
+        high_ms=cost * high / slope,
+    )
+
+
+def _medians(values: Float) -> Float:
+    return np.array([float(np.median(part)) for part in np.array_split(values, TREND_BINS)])
+
+
+def _edges(bins: Float) -> tuple[float, float]:
+    return float(bins[:EDGE_BINS].mean()), float(bins[-EDGE_BINS:].mean())
+
+
+def _slope(values: Float) -> tuple[float, float, float]:
+    """Return the slope per bin (Theil 1950) with its 95 % interval (Sen 1968)."""
+    n = len(values)
+    left, right = np.triu_indices(n, 1)
+    slopes = np.sort((values[right] - values[left]) / (right - left))
+    spread = Z_95 * np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    low = int((len(slopes) - spread) / 2)
+    high = min(len(slopes) - 1, int((len(slopes) + spread) / 2))
+    return float(np.median(slopes)), float(slopes[max(low, 0)]), float(slopes[high])

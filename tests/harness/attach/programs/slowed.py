@@ -1,0 +1,73 @@
+"""Trains a small model that one cause slows, by name; without the name it is the same program without the cause.
+
+Each step prints its number and its loss. ``STEPS`` steps, unless the second word gives another number.
+"""
+
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+CAUSE = sys.argv[1] if len(sys.argv) > 1 else ""
+STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 60
+HOOK_S = 0.0004
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+
+def slow_hook(*_given):
+    time.sleep(HOOK_S)
+
+
+def wrapped(model):
+    if not CAUSE.startswith("parallel"):
+        return model
+    from torch.nn.parallel import DistributedDataParallel
+
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    return DistributedDataParallel(model, find_unused_parameters=CAUSE == "parallel-unused")
+
+
+def train():
+    inner = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    model = wrapped(inner)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    passes = 2 if CAUSE.startswith("parallel") else 1
+    data = TensorDataset(torch.randn(4 * STEPS * passes, 8), torch.randn(4 * STEPS * passes, 1))
+    batches = iter(DataLoader(data, batch_size=4))
+    for step in range(STEPS):
+        for number in range(passes):
+            x, y = next(batches)
+            if CAUSE == "parallel-accumulating" and number < passes - 1:
+                with model.no_sync():
+                    loss = torch.nn.functional.mse_loss(model(x), y)
+                    loss.backward()
+            else:
+                loss = torch.nn.functional.mse_loss(model(x), y)
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if CAUSE == "hooks":
+            inner[0].register_forward_hook(slow_hook)
+        print(f"{step} {loss.item()!r}")
+
+
+if CAUSE == "anomaly":
+    torch.autograd.set_detect_anomaly(True)
+if CAUSE == "deterministic":
+    torch.use_deterministic_algorithms(True)
+if CAUSE == "traced":
+    sys.settrace(lambda *_: None)
+if CAUSE == "profiled":
+    with torch.autograd.profiler.profile():
+        train()
+elif CAUSE == "profiled-a-while":
+    with torch.profiler.profile(schedule=torch.profiler.schedule(wait=1, warmup=1, active=4, repeat=1)) as profiler:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(lambda *_: profiler.step())
+        train()
+else:
+    train()

@@ -1,0 +1,123 @@
+"""Causes of slow steps that are known of a program as a whole: found where they are, and only there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.attach import hooks
+from harness.attach.frames import AttachedProcess, read
+from harness.attach.program_causes import SYNCHRONIZATION, program_causes
+from harness.attach.steps import write_tables
+from harness.explain.causes import GROWING, PADDING, SETTING, SlowCause
+from harness.show.text.findings import SETTINGS as SETTINGS_TEXTS
+from harness.study.records import made_of
+from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all
+
+pytestmark = pytest.mark.slow
+
+HOOKS = "slowed hooks"
+PLAIN = "slowed none"
+SETTINGS = {
+    "slowed anomaly": "anomaly",
+    "slowed deterministic": "deterministic",
+    "slowed traced": "trace function",
+    "slowed profiled": "profiler",
+    "slowed parallel-unused": "unused parameters",
+    "slowed parallel": "gradient synchronization",
+}  # by program
+SILENT = [PLAIN, "slowed profiled-a-while", "slowed parallel-accumulating"]
+PADDED = [f"padded {kind}" for kind in ("mask", "labels", "left", "ids", "tuple")]
+FULL = ["padded full", "padded prompts"]
+MASK = "padded mask"
+FAULTS = [
+    *(f"inspection.{name}!{PLAIN}" for name in ("_hooks", "_settings", "_place")),
+    *(f"padding.{name}!{MASK}" for name in ("_count", "_parts")),
+]
+Seen = tuple[dict[str, Ran], dict[int, AttachedProcess]]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    return run_all(tmp_path_factory.mktemp("alone") / "out", [PLAIN, MASK], None)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    folder = tmp_path_factory.mktemp("seen")
+    ran = run_all(folder / "out", [HOOKS, *SETTINGS, *SILENT, *PADDED, *FULL, *FAULTS], folder / "raw")
+    assert {program: one.code for program, one in ran.items() if one.code} == {}
+    return ran, {one.process.pid: one for one in read(folder / "raw")}
+
+
+def causes(seen: Seen, program: str, folder: Path) -> list[SlowCause]:
+    ran, processes = seen
+    one = processes[ran[program].pid]
+    blocks = write_tables(one, {}, lambda block: folder / str(block), 0)
+    return [made_of(SlowCause, row) for row in program_causes(one, blocks)]
+
+
+def test_hooks_that_pile_up_are_named_with_what_they_cost(tmp_path: Path, seen: Seen) -> None:
+    (found,) = [one for one in causes(seen, HOOKS, tmp_path) if one.kind == GROWING]
+    assert (found.phase, found.called) == ("forward", "forward")
+    line = (PROGRAMS / "slowed.py").read_text().splitlines().index("def slow_hook(*_given):") + 1
+    assert found.place == f"slowed.py:{line}"
+    assert found.figures["hooks_last"] - found.figures["hooks_first"] >= 30
+    assert found.figures["last_ms"] > found.figures["first_ms"]
+    assert found.ms is not None
+    assert found.low_ms is not None
+    # Each of 0 to 55 hooks after the measured steps began sleeps 0.4 ms: 10 ms on average above the first tenth.
+    assert found.ms > 5
+    assert found.cost_ms == found.ms >= found.low_ms > 0
+
+
+@pytest.mark.parametrize("program", SETTINGS)
+def test_a_setting_that_is_left_on_is_named(tmp_path: Path, seen: Seen, program: str) -> None:
+    found = [one.place for one in causes(seen, program, tmp_path) if one.kind == SETTING]
+    expected = SETTINGS[program]
+    assert expected in found
+    if program.startswith("slowed parallel"):  # The program does not accumulate within no_sync() in either.
+        expected = "gradient synchronization"
+    assert set(found) <= {SETTINGS[program], expected}
+
+
+def test_each_setting_that_the_agent_knows_has_words() -> None:
+    hooks._agent()
+    from _harness_agent import inspection
+
+    assert set(SETTINGS_TEXTS) == {*inspection.SETTINGS, SYNCHRONIZATION}
+
+
+@pytest.mark.parametrize("program", SILENT)
+def test_a_program_without_a_cause_has_none(tmp_path: Path, seen: Seen, program: str) -> None:
+    assert [one for one in causes(seen, program, tmp_path) if one.kind == SETTING or one.called] == []
+
+
+@pytest.mark.parametrize("program", PADDED)
+def test_padding_is_counted_however_a_batch_shows_it(tmp_path: Path, seen: Seen, program: str) -> None:
+    (found,) = [one for one in causes(seen, program, tmp_path) if one.kind == PADDING]
+    # Rows of 32 positions have 12 or 4 tokens. A row without a mask may end with its padding's own token.
+    assert found.figures["share"] == pytest.approx(0.75, abs=0.01)
+    assert found.figures["column_share"] == pytest.approx(20 / 32, abs=0.01)
+    assert found.at_most
+    assert found.ms is not None
+    assert found.ms > 0
+
+
+@pytest.mark.parametrize("program", FULL)
+def test_a_prompt_without_labels_is_no_padding(tmp_path: Path, seen: Seen, program: str) -> None:
+    assert [one for one in causes(seen, program, tmp_path) if one.kind == PADDING] == []
+
+
+@pytest.mark.parametrize("program", [PLAIN, MASK, *FAULTS])
+def test_the_looks_change_nothing_of_the_program(alone: dict[str, Ran], seen: Seen, program: str) -> None:
+    ran, processes = seen
+    one = processes[ran[program].pid]
+    expected = losses(alone[program.rpartition("!")[2]].lines)
+    assert losses(ran[program].lines) == expected
+    assert one.noted("fault") == []
+    assert [bool(one.noted(f"{part}_fault")) for part in ("inspection", "padding")] == [
+        program.startswith(f"{part}.") for part in ("inspection", "padding")
+    ]
+    assert one.steps >= len(expected)

@@ -1,0 +1,106 @@
+"""Steps that get longer: found where they do, and not after a warm-up, on a slower machine or with larger batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from harness.explain import policy
+from harness.explain.trend import REST, Trend, trend
+
+Float = NDArray[np.float64]
+STEPS = 200
+TIME = np.linspace(0.0, 1.0, STEPS)
+CONSTANT = np.ones(STEPS)
+SCATTER = 1 + 0.05 * np.random.default_rng(0).standard_normal(STEPS)
+
+
+def found(parts: Mapping[str, Float], work: Float = CONSTANT) -> Trend | None:
+    noisy = {name: ms * SCATTER for name, ms in parts.items()}
+    phases = {name: ms for name, ms in noisy.items() if name != REST}
+    return trend(sum(noisy.values(), np.zeros(len(work))), phases, work)
+
+
+def split(forward: Float, backward: Float | None = None, rest: Float | None = None) -> dict[str, Float]:
+    flat = np.ones(len(forward))
+    return {
+        "forward": forward,
+        "backward": 4 * flat if backward is None else backward,
+        REST: flat if rest is None else rest,
+    }
+
+
+GROWING = {
+    "even": (split(5 + 10 * TIME), "forward", 5.0),
+    "square": (split(5 + 10 * TIME**2), "forward", 10 / 3),
+    "outside of all phases": (split(5 * CONSTANT, rest=1 + 8 * TIME), REST, 4.0),
+    "from nothing": (split(5 * CONSTANT, 12 * TIME), "backward", 6.0),
+}  # parts, the one that grows, mean milliseconds above the beginning
+
+
+@pytest.mark.parametrize("case", GROWING)
+def test_the_part_that_grows_and_its_cost_are_found(case: str) -> None:
+    parts, part, ms = GROWING[case]
+    one = found(parts)
+    assert one is not None
+    assert one.part == part
+    # The first tenth has grown already, on average by half of it.
+    assert one.ms == pytest.approx(ms, rel=0.15)
+    assert one.low_ms < one.ms < one.high_ms
+    assert one.part_share > 0.9
+
+
+LONG = np.where(np.arange(STEPS) % 40 == 39, 300.0, 0.0)
+RATIO = policy.TREND_RATIO_MIN
+SILENT = {
+    "constant": split(5 * CONSTANT),
+    "a drift below the ratio": split(5 + 10 * (RATIO - 1.05) * TIME),
+    "shorter": split(15 - 10 * TIME),
+    "a step up": split(np.where(TIME < 0.3, 5.0, 15.0)),
+    "a queue that drains": split(5 + 10 * np.minimum(TIME / 0.4, 1)),
+    "a few long steps, more often in the end": split(5 + LONG * (TIME > 0.5)),
+    "a slower machine": {name: ms * (1 + TIME) for name, ms in split(5 * CONSTANT).items()},
+}
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_no_trend_is_found_where_there_is_none(case: str) -> None:
+    assert found(SILENT[case]) is None
+
+
+def test_larger_batches_explain_longer_steps() -> None:
+    parts = split(5 + 10 * TIME)
+    ends = (15 + 5) / 10 - 1  # of the whole step
+    assert found(parts, 1 + ends * policy.TREND_WORK_MAX * 1.5 * TIME) is None
+    assert found(parts, 1 + ends * policy.TREND_WORK_MAX * 0.3 * TIME) is not None
+
+
+def test_few_steps_show_no_trend() -> None:
+    for steps, expected in ((policy.TREND_STEPS_MIN - 1, False), (policy.TREND_STEPS_MIN, True)):
+        time = np.linspace(0.0, 1.0, steps)
+        parts = split(5 + 20 * time)
+        assert (trend(sum(parts.values(), np.zeros(steps)), parts, time * 0) is not None) == expected
+
+
+def test_a_short_part_does_not_show_whether_all_rise() -> None:
+    """A part below the limit that keeps its length does not make a slower machine a trend of the others."""
+    whole = 10.0
+    for share, expected in ((policy.TREND_PART_MIN * 0.5, False), (policy.TREND_PART_MIN * 1.5, True)):
+        short = np.full(STEPS, share * whole)
+        parts = {"forward": whole * (1 - share) * (1 + TIME), REST: short}
+        # A single part is no comparison: two that rise alike are needed.
+        parts = {"backward": parts["forward"] / 2, "forward": parts["forward"] / 2, REST: short}
+        assert (found(parts) is not None) == expected
+
+
+def test_a_quarter_without_a_rise_is_a_warm_up() -> None:
+    last = policy.TREND_QUARTER_MIN
+
+    def rising(in_last_quarter: float) -> Float:
+        return 5 + 10 * np.interp(TIME, [0, 0.75, 1], [0, 1, 1 + in_last_quarter / 3])
+
+    assert trend(rising(0.3 * last), {}, CONSTANT) is None
+    assert trend(rising(6 * last), {}, CONSTANT) is not None
