@@ -99,7 +99,7 @@ class _KindCost:
 def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis, ...]:
     """Return the diagnosis of ``arm`` and other findings, ranked by what they cost; empty for this trainer's arms."""
     wall = arm.wall
-    if wall is None:
+    if wall is None or not wall.step_ms.median:
         return ()
     costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm)) is not None]
     found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + _noted(wall, arm)
