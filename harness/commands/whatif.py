@@ -40,6 +40,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them; print it, or JSON."""
     from harness.explain.replay import Replays, parse_edits
     from harness.explain.replay.whatif import parse_sweep, sweep
+    from harness.judge.doubts import in_order
     from harness.judge.predictions import StudyRuns, bar_of, edit_doubts, refusal, with_any_handover
     from harness.launch.preparation import check_writable
     from harness.show import advice as report_advice
@@ -74,11 +75,13 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     by_arm: dict[str, list[RunData]] = {}
     for run in runs:
         by_arm.setdefault(run.record.arm, []).append(run)
-    doubts = edit_doubts(StudyRuns(study, by_arm), arm, replays, prediction)
+    among = StudyRuns(study, by_arm)
+    ranged = None if swept is None else sweep(replays, edits, *swept)
+    predictions = [prediction, *(() if ranged is None else ranged.recorded)]
+    doubts = in_order({doubt for each in predictions for doubt in edit_doubts(among, arm, replays, each)})
     found = report.answer_json(study.scenario, arm, prediction, checks, doubts)
     lines = report.prediction_lines(study.scenario, arm, prediction, checks, doubts)
-    if swept is not None:
-        ranged = sweep(replays, edits, *swept)
+    if ranged is not None:
         by_value = [_checks(runs, arm, one.edits) for one in ranged.recorded]
         path = _draw(out, arm, ranged, prediction, by_value)
         found["sweep"] = report.sweep_json(ranged, by_value, str(path))

@@ -231,6 +231,8 @@ def measure(run: RunData) -> RunLedger | None:
     fetched = run.record.facts.times_fetches or bool(np.nansum(values("fetch_ns")))
     wall = values("wall_ns")
     tokens, trained = values("tokens"), values("trained_tokens")
+    if not np.nansum(tokens):  # no step holds nothing: 0 in all of them is a count that was not made
+        tokens, trained = np.full_like(tokens, np.nan), np.where(trained == 0, np.nan, trained)
     losses = values("loss")[steps.column("loss").is_valid().to_numpy()[measured]]  # null: not measured; NaN: diverged
     exposed, hidden = stages("exposed"), stages("hidden")
     made = spans_of(run).makers if (workers := loader_workers(run)) and run.has_spans else np.zeros(0, dtype=np.int16)

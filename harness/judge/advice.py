@@ -71,9 +71,11 @@ def advise(
     noise_floor: float | None,
     alike: Likeness | None = None,
     few_blocks: RemedyKind = "more blocks",
+    resolution: float | None = None,
 ) -> ArmAdvice:
     """Replay the runs of ``arm`` under every change that fits it; ``runs``: the study's, by arm.
 
+    ``resolution``: the smallest change that the study can see, if it saw no difference: a smaller gain is not advised.
     ``alike``: how alike neighbouring blocks are, which widens the intervals of what was measured.
     """
     own = runs.get(arm, ())
@@ -88,7 +90,7 @@ def advise(
         return ArmAdvice(arm, noise_floor=noise_floor, refused=why, doubts=(why,))
     known = [*prediction_doubts(plain, arm, few_blocks), *loader_doubts(own, replays)]
     believed = barred(known, "recommendation") is None
-    least = max(noise_floor or 0.0, plain.validation.typical, ADVISED_GAIN_MIN)
+    least = max(noise_floor or 0.0, resolution or 0.0, plain.validation.typical, ADVISED_GAIN_MIN)
     measured = [tried_speed(ledgers(arm), ledgers(one.tried_by), alike) if one.tried_by else None for one in found]
     contradicted = [contradicts(one.speedup, one.serial, was, least) for one, was in zip(found, measured, strict=True)]
     # What replay does not know of one number of workers it does not know of another.
@@ -112,6 +114,7 @@ def advise(
         error=plain.validation.typical,
         within_tolerance=plain.validation.within_tolerance,
         from_blocks=plain.interval_from == "blocks",
+        resolution=resolution,
         doubts=in_order([*known, *_doubts_of(options, arm)]),
         noise_floor=noise_floor,
         iterable=is_iterable(arm, runs) and not all(run.record.facts.copies == 1 for run in own),

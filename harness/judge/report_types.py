@@ -297,6 +297,7 @@ class ArmAdvice:
     within_tolerance: bool = False
     from_blocks: bool = False  # whether the intervals are over enough blocks to mean something
     noise_floor: float | None = None
+    resolution: float | None = None  # fraction: smallest change seen, where its comparisons saw no difference
     assumptions: tuple[Assumption, ...] = ()
     refused: Doubt | None = None
     iterable: bool = False  # its dataset has no index: each loader worker has all of it, unless it shares itself out

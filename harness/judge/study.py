@@ -238,13 +238,23 @@ def _advice(
     comparisons: Sequence[Comparison | NotCompared], arms: _Arms, allowance: float | None
 ) -> tuple[ArmAdvice, ...]:
     """What to try next for each baseline, or for each arm where nothing is compared."""
-    floors = {one.baseline: one.measured.noise_floor for one in comparisons if isinstance(one, Comparison)}
+    compared = [one for one in comparisons if isinstance(one, Comparison)]
+    floors = {one.baseline: one.measured.noise_floor for one in compared}
     if not comparisons:
         alone = [arm.name for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)]
         floors = {name: arm_floor(name, arms.ledgers, arms.controls, allowance) for name in alone}
     return tuple(
-        advise(arm, arms.runs, arms.of, floor, arms.alike(arm), arms.few_blocks) for arm, floor in floors.items()
+        advise(arm, arms.runs, arms.of, floor, arms.alike(arm), arms.few_blocks, _resolution(compared, arm))
+        for arm, floor in floors.items()
     )
+
+
+def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
+    """Return the smallest change that was seen if no comparison with ``baseline`` saw a difference; None of others."""
+    own = [one.measured for one in compared if one.baseline == baseline]
+    if not own or any(one.verdict != "none" for one in own):
+        return None
+    return min((one.resolution for one in own if one.resolution is not None), default=None)
 
 
 def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:

@@ -117,7 +117,7 @@ def judge(
         [
             *doubts,
             *missing,
-            *_of_size(direction, ratio, floor, step_time),
+            *_of_size(direction, ratio, floor, step_time, few_blocks),
             *_of_noise(direction, shown or ratio, floor, step_time, cores),
             *_of_lead(direction, ratio, resolution, used_lead),
             *_of_losses(losses),
@@ -154,12 +154,16 @@ def _direction(ratio: Estimate, noise_floor: float) -> Direction:
     return "loss" if ratio.median < 1 else "gain"
 
 
-def _of_size(direction: Direction, ratio: Estimate, noise_floor: float, step_time: Estimate | None) -> Iterator[Doubt]:
+def _of_size(
+    direction: Direction, ratio: Estimate, noise_floor: float, step_time: Estimate | None, few_blocks: RemedyKind
+) -> Iterator[Doubt]:
     """Yield a doubt where no difference was seen, and none could have been."""
     resolution = max(ratio.distance or 0.0, noise_floor)
     if direction != "none" or resolution <= policy.COARSE_RESOLUTION:
         return
-    if holds_other_work(step_time, ratio):
+    if few_blocks == "finish the study":  # its planned blocks come before any others
+        yield doubt("too coarse", share=resolution, remedy=few_blocks)
+    elif holds_other_work(step_time, ratio):
         yield doubt("too coarse", share=resolution, remedy="more steps a block")
     else:
         blocks = blocks_to_decide(ratio, noise_floor)

@@ -93,6 +93,8 @@ def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), 
     worst_first = sorted(comparisons, key=lambda one: _WORST_FIRST.index(one.verdict))
     parts.append("\n".join(f"- **{safe(sentence(one))}**" for one in worst_first[:REGRESSION_SENTENCES_MAX]))
     parts += [f"> {safe(note)}." for note in notes]
+    if comparisons and all(c.missing is not None for c in comparisons):  # each sentence gives the reason and what to do
+        return "\n\n".join(parts) + "\n"
     rows = [row for c in comparisons for row in _rows(c)]
     parts.append(table(["", "baseline", "candidate", "change [interval]", "noise floor", "decision"], rows))
     if lines := [line for c in comparisons for line in inside(c)]:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from harness.explain.policy import MIN_BLOCKS
 from harness.explain.statistics import Estimate
 from harness.judge.doubts import barred
+from harness.judge.policy import USELESS_FLOOR
 from harness.regress.across import CommonMove
 from harness.regress.decision import TOTAL, Cause, Decision, Difference, Outcome, Part, StateComparison
 from harness.regress.policy import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
-from harness.show.text.doubts import confound_lines, doubt_text
-from harness.show.words import capitalised, count, floor_percent, listing, ms, percent
+from harness.show.text.doubts import confound_lines, doubt_text, too_noisy_text
+from harness.show.words import capitalised, count, floor_percent, listing, ms, percent, ratio
 from harness.study.records import OtherDefault
 
 if TYPE_CHECKING:
@@ -72,11 +73,16 @@ CAUSES: Mapping[Cause, CauseText] = {
         "blocks differ by far more than the limit of {within}", "Use a quiet machine, longer runs, or a larger --within"
     ),
     "not compared": CauseText("nothing was compared", ""),
-    "day to day": CauseText("days alone may change the speed by {days}", "{more_days}"),
+    "day to day": CauseText(
+        "days alone may change the speed by {days}", "Use harness regress, which alternates both states"
+    ),
     "other work": CauseText("the two sides do different work: {work}", "Give both sides the same work"),
     "used lead": CauseText("{lead}", "Give both more warm-up steps, or longer runs"),
     "other check open": CauseText("{checks} may have grown by more than allowed", "Allow more time with --budget"),
 }
+
+
+NOISE: frozenset[Cause] = frozenset({"within the noise", "both possible", "at the limit", "scattered"})
 
 
 def cause_text(c: StateComparison) -> CauseText:
@@ -96,7 +102,16 @@ def remedy(decision: Decision) -> str:
     return "" if decision.why is None else _filled(decision.why, decision).remedy
 
 
+def too_noisy(decision: Decision) -> bool:
+    """True if the noise floor or the interval of an undecided check includes 2x: such a figure means nothing."""
+    if decision.outcome != "undecided" or decision.change is None:
+        return False
+    return max(decision.floor or 0.0, decision.change.ci_high or 0.0) > USELESS_FLOOR
+
+
 def _filled(cause: Cause, decision: Decision, c: StateComparison | None = None) -> CauseText:
+    if cause in NOISE and too_noisy(decision):
+        return CauseText(too_noisy_text(None), CAUSES["scattered"].remedy)
     values = _values(decision) | ({} if c is None else _more_values(c))
     text = CAUSES[cause]
     more = f"Run about {count(decision.more_blocks, 'more block')} (a longer --budget)" if decision.more_blocks else ""
@@ -107,14 +122,10 @@ def _filled(cause: Cause, decision: Decision, c: StateComparison | None = None) 
 def _values(decision: Decision) -> dict[str, str]:
     found, between = decision.change, decision.between
     values = {"blocks": str(0 if found is None else found.n), "within": percent(decision.within)}
-    values["floor"] = "" if decision.floor is None else percent(decision.floor)
+    values["floor"] = "" if decision.floor is None else floor_percent(decision.floor)
     if between is not None:
         known = f"by {count(between.sessions, 'kept session')}" if between.known else "assumed"
         values["days"] = f"{percent(between.allowance)} ({known})"
-        missing = MIN_SESSIONS - between.sessions
-        values["more_days"] = "Use harness regress, which alternates both states"
-        if not between.known and missing > 0:
-            values["more_days"] = f"Save a baseline on {count(missing, 'more day')}, or use harness regress"
     return values
 
 
@@ -152,17 +163,16 @@ def sentence(c: StateComparison) -> str:
         verdict = f"{listing(grew)} grew by more than allowed"
         if c.step.outcome == "slower" or c.rare:
             verdict = f"slower by more than the {percent(c.step.within)} allowed"
+    changed = "The time of a step did not settle" if too_noisy(c.step) else f"A step's time changed {moved(c.step)}"
     figures = (
-        f"A step changed by {change(c.step)}: {ms(c.baseline_ms)} at {c.baseline}, {ms(c.candidate_ms)} at "
+        f"{changed}: {ms(c.baseline_ms)} at {c.baseline}, {ms(c.candidate_ms)} at "
         f"{c.candidate} ({count(c.blocks, 'block')}, {_floor(c.step)})."
     )
     grown = [
-        f" {capitalised(one.name)} grew by {change(one.decision)}."
-        for one in c.gates
-        if one.decision.outcome == "slower"
+        f" {capitalised(one.name)} grew {moved(one.decision)}." for one in c.gates if one.decision.outcome == "slower"
     ]
     if c.rare and c.total is not None:
-        grown.append(f" {capitalised(TOTAL)} changed by {change(c.total)}: {_rare(c)}.")
+        grown.append(f" {capitalised(TOTAL)} changed {moved(c.total)}: {_rare(c)}.")
     return f"{name}: {verdict}. {figures}{''.join(grown)}{todo}"
 
 
@@ -217,7 +227,7 @@ def inside(c: StateComparison) -> list[str]:
     changed = [part for part in c.parts if part.decision.outcome in ("slower", "faster") or not part.decision.change]
     lines = [_part(c, part) for part in changed]
     if c.rare and c.total is not None:
-        lines.append(f"{c.name}: {TOTAL} changed by {change(c.total)}: {_rare(c)}")
+        lines.append(f"{c.name}: {TOTAL} changed {moved(c.total)}: {_rare(c)}")
     lines += [f"{c.name}: {name} may have grown: {change(decision)}" for name, decision in c.open.items()]
     for one, barred_outcomes in ((c.other_work, "the same"), (c.used_lead, "the same or faster")):
         if one is not None:
@@ -244,9 +254,26 @@ def headline(verdict: Outcome, comparisons: int) -> str:
 
 
 def change(decision: Decision) -> str:
-    """``+3.1 % [+2.2 %, +4.0 %]``."""
+    """``+3.1 % [+2.2 %, +4.0 %]``; above 100 % times the baseline: ``2.50x [2.31x, 2.74x]``."""
     found = decision.change
-    return "no figure" if found is None else f"{_signed(found.median)} {_interval(found)}"
+    if found is None:
+        return "no figure"
+    if too_noisy(decision):
+        return "unclear, 2x not excluded"
+    if _doubles(found):
+        ends = [ratio(1 + end) for end in (found.ci_low, found.ci_high) if end is not None]
+        return f"{ratio(1 + found.median)} [{', '.join(ends) or 'no interval'}]"
+    return f"{_signed(found.median)} {_interval(found)}"
+
+
+def moved(decision: Decision) -> str:
+    """``by +3.1 % [...]``, ``to 2.50x [...]``: :func:`change` after a verb."""
+    found = decision.change
+    return f"{'to' if found is not None and _doubles(found) else 'by'} {change(decision)}"
+
+
+def _doubles(found: Estimate) -> bool:
+    return max(found.median, found.ci_high or 0.0) > USELESS_FLOOR
 
 
 def _interval(found: Estimate) -> str:

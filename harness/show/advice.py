@@ -174,11 +174,13 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
 
 def _least_gain(found: Sequence[ArmAdvice]) -> str:
     """Return the gain that a recommendation must exceed, with its reason: ``the noise floor (8.6 %)``."""
-    bars = [(max(one.noise_floor or 0.0, one.error, ADVISED_GAIN_MIN), one) for one in found]
+    bars = [(max(one.noise_floor or 0.0, one.resolution or 0.0, one.error, ADVISED_GAIN_MIN), one) for one in found]
     least, most = min(bar for bar, _ in bars), max(bar for bar, _ in bars)
     if percent(least) != percent(most):
-        return f"its bar ({percent(least)} to {floor_percent(most)}: noise floor or error of the replay)"
+        return f"its bar ({percent(least)} to {floor_percent(most)}: noise floor, smallest change seen or replay error)"
     _, one = bars[0]
+    if (one.resolution or 0.0) > max(one.noise_floor or 0.0, one.error, ADVISED_GAIN_MIN):
+        return f"the smallest change that this study can see ({percent(least)})"
     if (one.noise_floor or 0.0) >= max(one.error, ADVISED_GAIN_MIN):
         return f"the noise floor ({floor_percent(least)})"
     return f"the error of the replay ({percent(least)})" if one.error >= ADVISED_GAIN_MIN else percent(least)

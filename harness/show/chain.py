@@ -35,11 +35,12 @@ BOUNDS: Mapping[Bound, tuple[str, str]] = {  # its name, and why
     ),
     "device": (
         "device-bound",
-        "the device runs dry {idle} of the step, and fetching could last 5 % of a step longer for next to nothing",
+        "the device runs dry {idle} of the step, and fetching could last {more} of a step longer for next to nothing",
     ),
     "balanced": (
         "balanced",
-        "the device runs dry {idle} of the step, and fetching could not last 5 % of a step longer for next to nothing",
+        "the device runs dry {idle} of the step, and fetching could not last {more} of a step longer for next to "
+        "nothing",
     ),
 }
 NEVER_REST = "its loader workers are at work nearly all the time, and the step waits for them"
@@ -158,7 +159,7 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
             why = NEVER_REST
         if waits.bound == "device" and waits.room_unknown:
             why = HELD
-        bound = f"; its steps are {name} ({why.format(idle=percent(idle))})"
+        bound = f"; its steps are {name} ({why.format(idle=percent(idle), more=percent(LIMIT_SHARE_MIN))})"
     elif waits.bounds:  # Idle time and room on average are true of no block.
         kinds = [f"{BOUNDS[one][0]} in {n} of {sum(waits.bounds.values())}" for one, n in waits.bounds.items()]
         bound = f"; blocks differ in what bounds their steps: {listing(kinds)}"

@@ -52,6 +52,9 @@ tests/harness/show/test_verdict_card.py"""
 DOUBLED_SPEED = 1.0
 """Fraction. A resolution above it is given as "not even a 2x change": its figure means nothing.
 tests/harness/show/test_policy.py"""
+SMALL_CEILING = 0.03
+"""Fraction of the speed. If no data work at all gains less, a repetition is only advised for other changes.
+tests/harness/show/test_policy.py"""
 LOPSIDED_RATIO = 2.0
 """Times. If an undetected loss may be this much larger than an undetected gain, both limits are given.
 tests/harness/show/test_policy.py"""

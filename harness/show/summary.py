@@ -270,7 +270,7 @@ def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:
         "resolution": finite(m.resolution),
         "ratio_together": estimate_json(m.together),
         "comparisons_together": m.comparisons,
-        "verdict": "none" if m.undecided is not None else m.verdict,
+        "verdict": m.verdict,
         "decided": m.undecided is None,
         "undecided_because": undecided_because(m),
         "sentence": sentence(c),

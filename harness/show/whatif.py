@@ -8,14 +8,15 @@ from harness.explain.policy import REPLAY_ERROR_MAX
 from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.whatif import Sweep
 from harness.explain.statistics import Estimate
-from harness.judge.doubts import Doubt
+from harness.judge.doubts import Doubt, DoubtKind
 from harness.show.dose import assumption_lines
 from harness.show.sweeps import crossing_text, sweep_sentence
 from harness.show.tables import doubt_json, estimate_json
 from harness.show.text.doubts import doubt_text
-from harness.show.words import count, interval, ms, number, percent, ratio, signed_percent
+from harness.show.words import count, interval, listing, ms, number, percent, ratio, signed_percent
 from trainer.json_types import Json
 
+OF_EDITS: tuple[DoubtKind, ...] = ("serial", "contradicted")  # their place is the edits that they are about
 # Arms of the study that already are what the edits ask for, each with its measured step time in milliseconds.
 ValidationArms = Sequence[tuple[str, Estimate]]
 
@@ -30,12 +31,12 @@ def prediction_lines(
     lines.append(f"measured   {_ms(p.measured_ms)} per step, {blocks}")
     lines.append(f"validation {validation_text(p)}")
     if not p.edits:
-        return lines
+        return [*lines, *_doubt_lines(doubts)]
     label = "predicted" if p.validation.within_tolerance else "outside tolerance:"
     how = "" if p.interval_from == "blocks" else " (interval from replicates of too few runs: it knows nothing of luck)"
     lines.append(
-        f"{label:<10} {_ms(p.step_ms)} per step, {blocks}{how}: {ratio(p.ratio.median)} the measured step, "
-        f"{ratio(p.speedup.median)} as fast{_interval(p)}"
+        f"{label:<10} {_ms(p.step_ms)} per step, {blocks}{how}: {ratio(p.gain.median)} as fast as the unedited replay"
+        f"{_interval(p)}"
     )
     if p.tokens_per_s is not None:
         ranks = p.edits.ranks or 1
@@ -52,9 +53,17 @@ def prediction_lines(
         direction = "more" if off > 0 else "less"
         of = f"median of {count(value.n, 'block')}"
         lines.append(f"checked by {name} measured {_ms(value)}, {of}: the prediction is {percent(off)} {direction}")
-    lines += [f"doubt      {doubt_text(one)}" for one in doubts]
+    lines += _doubt_lines(doubts)
     lines += [f"assumes    {text}" for text in assumption_lines(p.assumptions)]
     return lines
+
+
+def _doubt_lines(doubts: Sequence[Doubt]) -> list[str]:
+    """Return a line for each reason, with the edits that it is about."""
+    about: dict[str, list[str]] = {}
+    for one in doubts:
+        about.setdefault(doubt_text(one), []).extend([one.where] if one.where and one.kind in OF_EDITS else [])
+    return [f"doubt      {f'{listing(where)}: ' if where else ''}{text}" for text, where in about.items()]
 
 
 def validation_text(prediction: Prediction) -> str:
@@ -131,6 +140,7 @@ def prediction_json(p: Prediction) -> dict[str, Json]:
         "tokens_per_s": estimate_json(p.tokens_per_s),
         "ratio": estimate_json(p.ratio),
         "speedup": estimate_json(p.speedup),
+        "gain": estimate_json(p.gain),
         "interval_from": p.interval_from,
         "licence": {
             "granted": p.validation.within_tolerance,
@@ -152,8 +162,8 @@ def _arms_json(arms: ValidationArms) -> list[Json]:
 
 
 def _interval(p: Prediction) -> str:
-    speedup = p.over_blocks(p.speedup)
-    return f" ({interval(speedup)})" if speedup.ci_low is not None and speedup.ci_high is not None else ""
+    gain = p.over_blocks(p.gain)
+    return f" ({interval(gain)})" if gain.ci_low is not None and gain.ci_high is not None else ""
 
 
 def _span(value: Estimate) -> str:

@@ -6,7 +6,14 @@ import math
 from collections.abc import Sequence
 
 from harness.explain.exposure import SyncCall
-from harness.explain.policy import LOADERS_BUSY_SHARE, PREDICTED_STEPS_MAX, REMOVAL_REPLICATES, REPLAY_ERROR_MAX
+from harness.explain.policy import (
+    LIMIT_SHARE_MIN,
+    LOADERS_BUSY_SHARE,
+    PREDICTED_STEPS_MAX,
+    REMOVAL_REPLICATES,
+    REPLAY_ERROR_MAX,
+    ROOM_FELT_SHARE,
+)
 from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.spans import UNANNOUNCED
 from harness.judge.doubts import RULE_OF
@@ -90,13 +97,13 @@ def _whatif_candidate(one: WhatIf) -> str:
 
 def _whatif_note(comparisons: Sequence[Comparison]) -> str:
     checked = any(one.measured_ms is not None for c in comparisons for one in c.explained.whatifs)
-    doubted = dict.fromkeys(
-        f"\n- {safe(', '.join((one.edits or 'as it is', *doubt.arms)))}: {RULE_OF[doubt.kind].applies}"
-        for c in comparisons
-        for one in c.explained.whatifs
-        for doubt in one.doubts
-    )
-    lines = "\n\nDoubts about these predictions:\n" + "".join(doubted) if doubted else ""
+    doubted: dict[str, dict[str, None]] = {}  # by reason: the predictions that it is about
+    for one in (one for c in comparisons for one in c.explained.whatifs):
+        for doubt in one.doubts:
+            about = ", ".join((one.edits or "as it is", *doubt.arms))
+            doubted.setdefault(RULE_OF[doubt.kind].applies, {})[about] = None
+    listed = "".join(f"\n- {applies} {safe('; '.join(about))}" for applies, about in doubted.items())
+    lines = f"\n\nDoubts about these predictions:\n{listed}" if listed else ""
     return WHATIF_NOTE + (WHATIF_MEASURED if checked else "") + lines
 
 
@@ -208,17 +215,20 @@ def _either_way(totals: ArmTotals) -> str:
 
 
 def _device_note() -> str:
+    least = percent(LIMIT_SHARE_MIN)
     return (
         "Means per step. *idle*: the device had nothing to do, by what the host did at that moment. *slack*: "
         "work still queued when the host began to fetch. Fetching and launching may take up that much once; whether "
         "every step may take so much longer is what *bound* says: the largest "
         "of what data work costs the step (data), device idle time while the host did anything else (host), and time "
-        "in phases that the device ends with their launches (launch), where that is more than 5 % of the step; and "
-        "data, whatever is largest, where that costs more than 5 % of the step and loader workers are at work for over "
-        f"{percent(LOADERS_BUSY_SHARE)} of the time. "
-        "Otherwise device or launch, where the device was at other phases for more than 5 % of the step while the host "
-        "was still launching them: it worked, or waited for launches. Otherwise device where "
-        "fetching could last 5 % of the step longer at a cost of no more than a tenth of that, else balanced."
+        "in phases that the device ends with their launches (launch), where that is more than "
+        f"{least} of the step; and "
+        f"data, whatever is largest, where that costs more than {least} of the step and loader "
+        f"workers are at work for over {percent(LOADERS_BUSY_SHARE)} of the time. "
+        f"Otherwise device or launch, where the device was at other phases for more than {least} of the step "
+        "while the host was still launching them: it worked, or waited for launches. Otherwise device where "
+        f"fetching could last {least} of the step longer "
+        f"at a cost of {percent(ROOM_FELT_SHARE)} of that at most, else balanced."
     )
 
 

@@ -355,7 +355,7 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
         low, high = np.quantile(np.concatenate(arrays), [tail, 1 - tail])
         return Estimate(result.median, min(float(low), result.median), max(float(high), result.median), result.n)
 
-    counted = all(one.tokens is not None for one in found)
+    counted = all(one.tokens for one in found)  # 0 is a count that was not made
     measured = from_blocks([math.log(one.run.recording.measured_ms) for one in found])
     assert measured is not None
     ratio = over_blocks(lambda one, step_ms: step_ms / one.run.recording.measured_ms)

@@ -152,10 +152,19 @@ class Prediction:
 
     @property
     def gain(self) -> Estimate:
-        """Return what the edits alone change: unedited replay / edited replay, with the interval of ``speedup``."""
+        """Return what the edits alone change: unedited replay / edited replay.
+
+        The interval is that of ``speedup``, which includes the error of the replay, and the median itself.
+        """
         found = from_blocks([math.log(self.unedited_ms[block] / ms) for block, ms in self.block_ms.items()])
         assert found is not None
-        return replace(self.speedup, median=found.median)
+        low, high = self.speedup.ci_low, self.speedup.ci_high
+        return replace(
+            self.speedup,
+            median=found.median,
+            ci_low=None if low is None else min(low, found.median),
+            ci_high=None if high is None else max(high, found.median),
+        )
 
     def over_blocks(self, one: Estimate) -> Estimate:
         """``one`` of its figures without an interval that is from replicates: that knows nothing of luck."""

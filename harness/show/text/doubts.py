@@ -16,8 +16,8 @@ from harness.judge.doubts import (
     RunFailure,
     StudyProblem,
 )
-from harness.judge.policy import ENOUGH_BLOCKS, OTHER_CORES_MAX
-from harness.show.policy import LOAD_ALIKE_CORES, RUNS_NAMED
+from harness.judge.policy import COARSE_RESOLUTION, ENOUGH_BLOCKS, OTHER_CORES_MAX
+from harness.show.policy import DOUBLED_SPEED, LOAD_ALIKE_CORES, RUNS_NAMED
 from harness.show.words import blocks_named, count, listing, number, percent, percent_range, ratio
 
 ASK_FOR = ENOUGH_BLOCKS  # blocks to ask for where there are too few
@@ -150,6 +150,13 @@ def too_noisy_text(cause: Doubt | None) -> str:
     return f"this run was too noisy to see even a 2x change{others}"
 
 
+def unseen_text(share: float | None) -> str:
+    """Return the change that could not be seen. A share above :data:`DOUBLED_SPEED` is no figure."""
+    if share is not None and share >= DOUBLED_SPEED:
+        return "the runs varied too much to show even a 2x change"
+    return f"a change of up to {percent(COARSE_RESOLUTION if share is None else share)} could not be seen"
+
+
 def more_blocks_text(cause: Doubt | None) -> str:
     """Return what to do if blocks are too few for an interval."""
     if cause is not None and cause.remedy is not None and cause.remedy.kind == "finish the study":
@@ -197,7 +204,7 @@ DOUBTS: Mapping[DoubtKind, Callable[[Doubt], str]] = {
     ),
     "contradicted": _always("for another value of this setting, an arm measured another speed than replay predicts"),
     "serial": _always("more workers gain nothing if a disk, a network or a lock serves one of them at a time"),
-    "too coarse": _shared("a change of up to {} could not be seen", "10 %"),
+    "too coarse": lambda one: unseen_text(one.share),
     "lead": _shared("the measured steps used up prefetched batches or queued work: up to {} faster than later steps"),
     "diverged": _always("its loss is NaN, infinite, or rose far above its start"),
     "other loss": _always("the losses differ by more than the A/A control shows"),

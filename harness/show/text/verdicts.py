@@ -13,9 +13,29 @@ from harness.judge.doubts import barred
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN
 from harness.judge.report_types import NoMfu
 from harness.judge.verdicts import InTotal, Verdict, holds_other_work, is_apart
-from harness.show.policy import DOUBLED_SPEED, LOPSIDED_RATIO, LOPSIDED_SHARE
-from harness.show.text.doubts import ASK_FOR, GAPS, doubt_text, ending_text, more_blocks_text, too_noisy_text
-from harness.show.words import capitalised, count, interval, listing, ms, percent, percent_limit, percent_range, ratio
+from harness.show.policy import LOPSIDED_RATIO, LOPSIDED_SHARE, SMALL_CEILING
+from harness.show.text.doubts import (
+    ASK_FOR,
+    GAPS,
+    doubt_text,
+    ending_text,
+    more_blocks_text,
+    remedy_text,
+    too_noisy_text,
+    unseen_text,
+)
+from harness.show.words import (
+    capitalised,
+    count,
+    floor_percent,
+    interval,
+    listing,
+    ms,
+    percent,
+    percent_limit,
+    percent_range,
+    ratio,
+)
 
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
 
@@ -92,11 +112,11 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
             how = enough if few else "add controls: [a-a]"
             return f"{what}; {how}, or declare noise_floor"
         case "too noisy":
-            return too_noisy_text(m.cause) + ("; repeat on a quieter machine" if remedy else "")
+            return too_noisy_text(m.cause) + (_repeat(m, "repeat on a quieter machine") if remedy else "")
         case "too coarse":
             if (ask := more_blocks(m)) is None:
-                return f"{_unseen(m)}; repeat with more steps a block, as blocks hold different batches"
-            return f"{_unseen(m)}; {ask}" if remedy else _unseen(m)
+                return f"{_unseen(m)}{_padding(m)}; repeat with more steps a block, as blocks hold different batches"
+            return _unseen(m) + (_repeat(m, ask) if remedy else "")
         case "diverged":
             return f"the loss of {listing(list(m.losses.diverged))} diverged, so its speed is no gain"
         case "other loss":
@@ -129,21 +149,39 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
 
 def more_blocks(m: Measured) -> str | None:
     """What to ask for where a difference could not have been seen; None of others."""
-    if m.undecided != "too coarse" or holds_other_work(m.step_time, m.ratio):
+    if m.undecided != "too coarse":
+        return None
+    if m.cause is not None and m.cause.remedy is not None and m.cause.remedy.kind == "finish the study":
+        return remedy_text(m.cause.remedy)
+    if holds_other_work(m.step_time, m.ratio):
         return None
     return f"repeat with more than {count(m.ratio.n, 'block')}, or on a quieter machine"
+
+
+def _repeat(m: Measured, ask: str) -> str:
+    """Return ``ask``, and what it cannot find if all data work costs little."""
+    if m.ceiling is None or max(m.ceilings or (m.ceiling.median,)) - 1 >= SMALL_CEILING:
+        return f"; {ask}"
+    most = ratio(max(*(m.ceilings or ()), m.ceiling.median, 1.0))
+    return f"; changes of the data loading can gain {most} at most: {ask} only for another change"
+
+
+def _padding(m: Measured) -> str:
+    """Return how padding changes what a step trains, where the steps of both hold as many positions."""
+    each, positions = m.trained_per_step, m.positions_per_step
+    if each is None or positions is None or abs(positions - 1) > SAME_TOKENS_WITHIN or not _counts_more(m):
+        return ""
+    return f"; for {'less' if each > 1 else 'more'} padding, a step trains {ratio(each)} as many tokens"
 
 
 def _unseen(m: Measured) -> str:
     """What a study that could not have seen a difference has instead of a verdict."""
     together = m.together or m.ratio
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
-        return f"the change is smaller than the noise floor of {percent(m.noise_floor or 0)}"
+        return f"the change is smaller than the noise floor of {floor_percent(m.noise_floor or 0)}"
     if m.together is not None and ((m.ratio.ci_low or 0) > 1 or (m.ratio.ci_high or 1) < 1):
         return f"the interval for all {m.comparisons} comparisons together includes no change ({interval(m.together)})"
-    if (m.resolution or 0) >= DOUBLED_SPEED:  # intervals of few scattered blocks reach to many thousand percent
-        return "the runs varied too much to show even a 2x change"
-    return f"a change of up to {percent(m.resolution or 0)} could not be seen"
+    return unseen_text(m.resolution or 0)
 
 
 def _few_aa_blocks(m: Measured) -> bool:

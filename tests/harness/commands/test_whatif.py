@@ -76,6 +76,23 @@ def test_json_says_the_same(study: StudyFolder, capsys: pytest.CaptureFixture[st
     )
 
 
+def test_the_error_of_the_replay_is_no_gain_and_a_doubt_of_a_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a change the ratio is 1, however far the replay is off, and the interval includes both."""
+    study = write(tmp_path / "study", {"base": BASE})
+    for run in list(study.runs()):
+        study.write_tables("base", run.record.block, _slower(run), run.spans.to_pydict(), {})
+    _, out, _ = ask(capsys, str(study.path), "--set", "pack=1x")
+    assert ": 1.000x as fast as the unedited replay (0.8" in out
+    _, out, _ = ask(capsys, str(study.path), "--set", "pack=1x", "--json")
+    found = json.loads(out)
+    assert found["speedup"]["median"] < 0.95
+    assert found["gain"]["median"] == found["gain"]["ci_high"] == pytest.approx(1.0)
+    _, out, _ = ask(capsys, str(study.path), "--sweep", "workers=1,2", "--out", str(tmp_path))
+    assert "\ndoubt      the replay reproduces its step time with an error of " in out
+
+
 def test_a_step_time_says_which_statistic_it_is(study: StudyFolder, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = ask(capsys, str(study.path), "--arm", "base", "--set", "workers=2")
     for start in ("measured ", "predicted ", "checked by "):

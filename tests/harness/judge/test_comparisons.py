@@ -277,7 +277,7 @@ def test_a_loss_that_is_nan_in_the_second_half_bars_the_gain_and_comes_first():
     assert "| **diverged** |" in page
     assert page.index("- **loss of broken diverged") < page.index("## Comparisons in numbers")
     one = summary(report, first_screen(report))["comparisons"][0]
-    assert (one["verdict"], one["decided"]) == ("none", False)
+    assert (one["verdict"], one["decided"]) == ("undecided", False)
     assert one["undecided_because"].startswith("the loss of broken diverged")
 
 
@@ -390,3 +390,20 @@ def test_a_trainer_that_counts_no_tokens_is_compared_by_steps():
     assert c.measured.measure == "steps/s"
     assert c.measured.verdict == "loss"
     assert math.isclose(c.measured.ratio.median, 1 / 1.2, rel_tol=0.02)
+
+
+def test_tokens_stored_as_0_are_unknown_and_the_steps_are_compared() -> None:
+    base = Arm("text", tokenize=3.0)
+    study, runs = build([base, *base.controls("a-a"), Arm("slow", tokenize=30.0)], [("text", "slow")])
+    nothing = [replace(run, steps=_without_tokens(run.steps)) for run in runs]
+    (c,) = analyse(study, nothing).compared
+    assert (c.measured.measure, c.measured.verdict) == ("steps/s", "loss")
+
+
+def _without_tokens(steps: pa.Table) -> pa.Table:
+    for name in ("tokens", "trained_tokens"):
+        at = steps.column_names.index(name)
+        steps = steps.set_column(
+            at, steps.schema.field(name), pa.array([0] * len(steps), steps.schema.field(name).type)
+        )
+    return steps

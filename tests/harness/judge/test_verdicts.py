@@ -49,6 +49,13 @@ def test_undecided_says_what_would_decide(
     assert (cause.remedy.kind, cause.remedy.blocks) == (remedy, blocks)
 
 
+def test_an_unfinished_study_is_finished_before_it_gets_more_blocks() -> None:
+    cause = judge(Estimate(1.02, 0.9, 1.15, 4), 0.01, few_blocks="finish the study").cause
+    assert cause is not None
+    assert cause.remedy is not None
+    assert (cause.kind, cause.remedy.kind) == ("too coarse", "finish the study")
+
+
 def test_the_number_of_blocks_is_one_whose_interval_decides() -> None:
     """An interval shrinks as Student's quantile / sqrt(n): 2.484 of 3 blocks, 1.591 of 4, 1.242 of 5, 0.769 of 9."""
     wide = Estimate(1.0, 1 / 1.2, 1.2, 3)

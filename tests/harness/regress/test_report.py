@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
+from harness.explain.statistics import Estimate
 from harness.regress import report as regression
 from harness.regress.decision import Limits
 from harness.regress.gate import comparisons
@@ -76,7 +80,32 @@ def test_a_contest_without_a_finished_block_has_a_line() -> None:
     record, runs = study()
     found = comparisons(record, [one for one in runs if one.record.arm != HEAD], Limits())
     assert (found[0].verdict, found[0].cause) == ("undecided", "no shared block")
-    assert safe(sentence(found[0])) in regression.markdown(found)
+    text = regression.markdown(found)
+    assert safe(sentence(found[0])) in text
+    assert len(text.splitlines()) == 3  # no table of dashes: the sentence has the reason and what to do
+
+
+@pytest.mark.parametrize(
+    ("change", "floor", "said"),
+    [
+        (Estimate(9.7, -0.5, 200.0, 4), 0.1, "this run was too noisy to see even a 2x change"),
+        (Estimate(0.02, -0.1, 0.1, 4), 141.0, "this run was too noisy to see even a 2x change"),
+        (Estimate(0.02, -0.1, 0.1, 4), 0.01, "the interval includes changes within"),
+    ],
+)
+def test_a_change_that_does_not_exclude_2x_has_no_figure(change: Estimate, floor: float, said: str) -> None:
+    (one,) = comparisons(*study(0.03, blocks=4, spread=0.02, seed=3), Limits())
+    one = replace(one, step=replace(one.step, change=change, floor=floor))
+    text = regression.markdown([one])
+    assert said in sentence(one)
+    assert ("+2.00 %" in text) == ("interval includes" in said)
+    assert not {"+970.0 %", "14100 %"} & {*text.split("|"), *re.findall(r"[+-]?[\d.]+ %", text)}
+
+
+def test_a_slowdown_above_2x_is_given_as_times_the_baseline() -> None:
+    (one,) = comparisons(*study(1.5), Limits())
+    assert one.verdict == "slower"
+    assert "A step's time changed to 2.50x [2." in sentence(one)
 
 
 def test_what_xml_cannot_carry_is_replaced() -> None:

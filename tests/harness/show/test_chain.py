@@ -225,7 +225,7 @@ def test_a_bound_says_how_long_the_device_is_idle() -> None:
         one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits))) if one.name == "ceiling"
     )
     assert link.text.endswith(
-        "device-bound (the device runs dry 9.0 % of the step, and fetching could last 5 % of a step longer for "
+        "device-bound (the device runs dry 9.0 % of the step, and fetching could last 5.0 % of a step longer for "
         "next to nothing)"
     )
     held = replace(c, measured=replace(c.measured, baseline_waits=replace(waits, room_unknown=True)))

@@ -14,7 +14,7 @@ from harness.explain.statistics import Estimate
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Absent
 from harness.judge.confounds import Confound
-from harness.judge.doubts import ProbeProblem, Unseen
+from harness.judge.doubts import ProbeProblem, Unseen, doubt
 from harness.judge.report_types import (
     Advice,
     ArmAdvice,
@@ -32,7 +32,7 @@ from harness.show.advice import next_steps
 from harness.show.lone_arms import group_lines, lone_lines
 from harness.show.names import ArmNames
 from harness.show.sentences import _behind, left_open, sentence
-from harness.show.text.doubts import confound_lines, probe_problem_lines
+from harness.show.text.doubts import confound_lines, doubt_text, probe_problem_lines
 from harness.show.text.examples import measured
 from harness.show.text.findings import cause_texts
 from harness.show.text.verdicts import finding, undecided_because
@@ -178,6 +178,24 @@ def test_a_resolution_beyond_twice_the_speed_has_no_figure() -> None:
     coarse = measured("undecided", "too coarse")
     assert "95 %" in (undecided_because(replace(coarse, resolution=0.95)) or "")
     assert "105 %" not in (undecided_because(replace(coarse, resolution=1.05)) or "")
+    assert doubt_text(doubt("too coarse", share=1.58)) == "the runs varied too much to show even a 2x change"
+
+
+@pytest.mark.parametrize(("ceiling", "said"), [(1.029, True), (1.031, False)])
+def test_little_to_gain_is_no_reason_to_repeat(ceiling: float, said: bool) -> None:
+    coarse = replace(measured("undecided", "too coarse"), ceiling=Estimate(ceiling, ceiling, ceiling, 5))
+    assert (f"can gain {ceiling:.3f}x at most" in (undecided_because(coarse) or "")) == said
+
+
+def test_an_undecided_packing_names_the_padding() -> None:
+    other = replace(measured("undecided", "too coarse"), trained_per_step=6.1, measure="trained tokens/s")
+    scattered = replace(other, ratio=Estimate(6.0, 0.9, 40.0, 5), together=None)
+    assert "for less padding, a step trains 6.10x as many tokens" in (undecided_because(scattered) or "")
+
+
+def test_a_gain_below_what_the_study_sees_is_named_as_such() -> None:
+    found = ArmAdvice("a", (), within_tolerance=True, from_blocks=True, noise_floor=0.01, resolution=0.019)
+    assert "smallest change that this study can see (1.9 %)" in next_steps([found], NAMES).note
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,7 @@ def of_row(text: str) -> Verdict:
 def of_summary(one: Mapping[str, object]) -> Verdict:
     assert (one["undecided_because"] is None) is one["decided"]
     if not one["decided"]:
-        assert one["verdict"] == "none"
-        return "undecided"
+        assert one["verdict"] == "undecided"
     return one["verdict"]  # type: ignore[return-value]
 
 
