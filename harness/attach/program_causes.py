@@ -16,10 +16,9 @@ import numpy as np
 
 from harness.attach.frames import AttachedProcess
 from harness.attach.steps import StepTotals
-from harness.explain.causes import GROWING, PADDING, SETTING
+from harness.explain.causes import GROWING, PADDING, REST, SETTING
 from harness.explain.policy import HOOKS_ADDED_MIN, LOOKS_MIN, SYNCED_PASSES_MIN
 from harness.explain.trend import trend
-from harness.explain.wall import REST
 from trainer.json_types import JsonObject
 
 SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)

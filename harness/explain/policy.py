@@ -158,16 +158,16 @@ RANK_STEPS_UNLIKE = 0.03
 
 # Causes and stacks
 
+NAMED_LINE_SHARE_MIN = 0.02
+"""Share of a step. Shorter lines of own code stay in "other". tests/harness/explain/test_wall.py"""
+NAMED_LINES_MAX = 4
+"""Lines of own code that are parts of a step: the longest. tests/harness/explain/test_wall.py"""
 HOOKS_ADDED_MIN = 3
 """Hooks. Libraries add one or two once; more are added again and again. tests/harness/attach/test_program_causes.py"""
 LOOKS_MIN = 2
 """Looks at settings. One does not show that a setting stays on. tests/harness/attach/test_program_causes.py"""
 SYNCED_PASSES_MIN = 1.5
 """Backward passes a step that synchronize. Accumulation needs one. tests/harness/attach/test_program_causes.py"""
-NAMED_LINE_SHARE_MIN = 0.02
-"""Share of a step. Shorter lines of own code stay in "other". tests/harness/explain/test_wall.py"""
-NAMED_LINES_MAX = 4
-"""Lines of own code that are parts of a step: the longest. tests/harness/explain/test_wall.py"""
 GC_CAUSE_SHARE = 0.5
 """Share of the time at a place. Collections that take more are its cause. tests/harness/explain/test_policy.py"""
 ROUGH_PLACE_SHARE = 1 / 3

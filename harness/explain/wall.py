@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.causes import CODE, GC, SlowCause, slow_causes
+from harness.explain.causes import CODE, GC, REST, SlowCause, slow_causes
 from harness.explain.ledger import RunLedger
 from harness.explain.policy import (
     LONG_STEP_FACTOR,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 Float = NDArray[np.float64]
 PartKind = Literal["data", "phase", "code", "gc", "compile", "evaluation", "core", "long"]
 WAITING = "waiting for a core"
-REST = "other"  # what lies in no phase; its CPU time is not recorded
 SAMPLER, RESTART, IN_LOOP = "sampler", "loader restart", "tokenize in the loop"  # parts of data that are no stage
 ROUNDING = 1e-9  # share of a step: a smaller part is an error of the arithmetic
 COMPUTE = ("forward", "backward", "optimizer")

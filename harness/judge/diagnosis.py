@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.explain.causes import GROWING, PADDING, WAITING_MODULES
+from harness.explain.causes import GROWING, PADDING, REST, WAITING_MODULES
 from harness.explain.statistics import Estimate
-from harness.explain.wall import COMPUTE, IN_LOOP, REST, RESTART, SAMPLER, StepPart, Wall
+from harness.explain.wall import COMPUTE, IN_LOOP, RESTART, SAMPLER, StepPart, Wall
 from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
 from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.study.contract import STAGES
@@ -99,7 +99,7 @@ class _KindCost:
 def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis, ...]:
     """Return the diagnosis of ``arm`` and other findings, ranked by what they cost; empty for this trainer's arms."""
     wall = arm.wall
-    if wall is None:
+    if wall is None or not wall.step_ms.median:
         return ()
     costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm)) is not None]
     found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + _noted(wall, arm)

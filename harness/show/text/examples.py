@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args, get_type_hints
 
-from harness.explain.causes import SlowCause
+from harness.explain.causes import GROWING, PADDING, SETTING, SlowCause
 from harness.explain.lead_use import LeadUse
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps
+from harness.explain.wall import StepPart
 from harness.judge.comparisons import Absent, AbsentKind, Measured, Missing, MissingKind
 from harness.judge.confounds import Confound, ConfoundKind
 from harness.judge.doubts import (
@@ -25,11 +26,12 @@ from harness.judge.doubts import (
 )
 from harness.judge.losses import Losses
 from harness.judge.probes.machine_load import DeviceFinding, DeviceFindingKind, HostFinding, HostFindingKind
-from harness.judge.report_types import Advice, AdviceCost, NoMfu
+from harness.judge.report_types import Advice, AdviceCost, Diagnosis, DiagnosisKind, DiagnosisRemedy, NoMfu
 from harness.judge.verdicts import InTotal, UndecidedKind, Verdict
 from harness.judge.waits import Waits
 from harness.show.advice import advice_line, barred_text
 from harness.show.names import ArmNames
+from harness.show.text.diagnoses import REMEDIES, TITLES, diagnosis_text
 from harness.show.text.doubts import confound_lines, doubt_text, problem_lines, remedy_text
 from harness.show.text.findings import TEXTS, device_finding, host_finding
 from harness.show.text.verdicts import finding, mfu_reason, missing_text, reason, undecided_because
@@ -137,14 +139,37 @@ _DEVICE: dict[DeviceFindingKind, DeviceFinding] = {
 }
 
 
+_FIGURES: dict[str, dict[str, float]] = {
+    GROWING: {"first_ms": 22.0, "last_ms": 63.0, "hooks_first": 4, "hooks_last": 94},
+    PADDING: {"share": 0.6, "column_share": 0.5},
+}
+
+
 def _cause(kind: str) -> str:
     one = SlowCause(
         kind, "train.py:88", "loss.item()", 1.0, ms=6.0, bytes=8_000_000, steps=12, of=200, rest_ms=7520.0,
-        spent_ms=800.0, wall_ms=8000.0,
+        spent_ms=800.0, wall_ms=8000.0, figures=_FIGURES.get(kind, {}),
     )  # fmt: skip
     one = replace(one, ms=960.0, times=3.0) if kind in ("retries", "compiled") else one
+    one = replace(one, phase="forward", called="forward") if kind == GROWING else one
+    one = replace(one, place="anomaly") if kind == SETTING else one
     subject, found, support = TEXTS[kind]([one], part_of(STEP_MS))
     return f"{subject}: {found}. {support}"
+
+
+def _diagnosis(kind: DiagnosisKind) -> str:
+    ms = Estimate(18.0, 17.0, 19.0, 6)
+    part = StepPart(*_PARTS.get(kind, ("forward", ms, 0.45)))
+    one = Diagnosis(kind, part.name, ms, 0.45, Estimate(1.82, 1.74, 1.9, 6), kind == "padding", "model", part)
+    return f"{TITLES[kind]}: {diagnosis_text(one, STEP_MS)}"
+
+
+_LINE = ("train.py:88", Estimate(18.0, 17.0, 19.0, 6), 0.45, "code")
+_PARTS: dict[DiagnosisKind, Any] = {
+    "input-bound": ("tokenize", Estimate(18.0, 17.0, 19.0, 6), 0.45, "data"),
+    "checkpoint-bound": (*_LINE, "torch.save(model, path)"),
+    "own code": (*_LINE, "log(loss)"),
+}
 
 
 _CHANGES: dict[AdviceCost, str] = {
@@ -188,6 +213,8 @@ SECTIONS: Sequence[KindsSection] = (
     KindsSection("MFU that is missing", _NO_MFU, lambda kind: mfu_reason(NoMfu(kind, "NVIDIA L4")) or ""),
     KindsSection("Findings on the host", get_args(HostFindingKind), lambda kind: host_finding(_HOST[kind])),
     KindsSection("Findings on a device", get_args(DeviceFindingKind), lambda kind: device_finding(_DEVICE[kind])),
+    KindsSection("Diagnoses of a program", get_args(DiagnosisKind), _diagnosis),
+    KindsSection("Remedies of a diagnosis", get_args(DiagnosisRemedy), lambda kind: REMEDIES[kind]),
     KindsSection("Causes of slow steps", tuple(TEXTS), _cause),
     KindsSection("Loader settings without a prediction", get_args(Bar), lambda kind: barred_text(kind, "text")),
     KindsSection("Advice, by what it costs", get_args(AdviceCost), _advice),

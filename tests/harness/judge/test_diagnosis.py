@@ -12,6 +12,8 @@ from harness.judge.study import analyse
 from tests.harness.explain.test_wall import ATTACHED, COMPILED, EXACT, named, rows, spent
 from tests.harness.synthetic import Arm, build
 
+GROWTH = {"first_ms": 60.0, "last_ms": 150.0, "part_share": 1.0}
+PADDED = {"share": 0.8, "column_share": 0.5}
 NO_DATA = {"read": 0.0, "tokenize": 0.0, "pack": 0.0}
 
 
@@ -58,8 +60,9 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
                0.2, 1 / 0.8, "fewer shapes"),
     "cores": (arm_of({}, facts={"waiting_share": 0.3, "threads": 4, "cores": 2}, off_core={"forward": 40.0}),
               "cores too few", "waiting for a core", 0.3, 1 / 0.7, "free cores"),
-    "steps that grow": (arm_of({}, {"kind": "growing", "phase": "backward", "ms": 45.0}), "growing", "backward", 0.45, 1 / 0.55, "find the growth"),
-    "padding": (arm_of({}, {"kind": "padding", "ms": 70.0, "at_most": True, "figures": {"share": 0.8}}), "padding",
+    "steps that grow": (arm_of({}, {"kind": "growing", "phase": "backward", "ms": 45.0, "figures": GROWTH}),
+                        "growing", "backward", 0.45, 1 / 0.55, "find the growth"),
+    "padding": (arm_of({}, {"kind": "padding", "ms": 70.0, "at_most": True, "figures": PADDED}), "padding",
                 "forward and backward", 0.7, 1 / 0.3, "pad less"),
     "nothing but the model": (arm_of({"backward": 60.0}, read=3.0), "compute-bound", "backward", 0.97, 1 / 0.97,
                               "model"),
