@@ -407,3 +407,16 @@ def _without_tokens(steps: pa.Table) -> pa.Table:
             at, steps.schema.field(name), pa.array([0] * len(steps), steps.schema.field(name).type)
         )
     return steps
+
+
+def test_only_a_study_that_saw_no_difference_bars_gains_below_what_it_can_see() -> None:
+    found = {}
+    for name, tokenize in (("same", 3.0), ("faster", 0.5)):
+        base = Arm("text", tokenize=3.0)
+        report = analyse(*build([base, *base.controls("a-a"), Arm(name, tokenize=tokenize)], [("text", name)]))
+        (c,), (advice,) = report.compared, report.advice
+        found[c.measured.verdict] = (advice.resolution, c.measured.resolution)
+        least = advice.resolution or 0.0
+        assert all(one.speedup.median - 1 > least for one in advice.options if one.worth)
+    assert found["none"][0] == found["none"][1] is not None
+    assert found["gain"][0] is None
