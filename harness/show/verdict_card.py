@@ -12,7 +12,7 @@ from harness.judge.report_types import ArmReport, DiagnosisKind, StudyReport
 from harness.show.lone_arms import cause_findings, group_lines, loader_texts
 from harness.show.names import ArmNames
 from harness.show.policy import BAR_PARTS_MAX, COMMAND_LONGEST, FINDINGS_SHOWN
-from harness.show.text.diagnoses import REMEDIES, TITLES, diagnosis_text, finding_text, part_label, trust_text
+from harness.show.text.findings import REMEDIES, TITLES, diagnosis_text, finding_text, part_label, trust_text
 from harness.show.words import count, number, part_of
 
 REST_OF_PARTS = "everything else"

@@ -16,7 +16,7 @@ from harness.show import terminal
 from harness.show.build import build_report
 from harness.show.first_screen import first_screen
 from harness.show.policy import BAR_PARTS_MAX, COMMAND_LONGEST, FINDINGS_SHOWN
-from harness.show.text.diagnoses import REMEDIES, TITLES
+from harness.show.text.findings import REMEDIES, TITLES
 from harness.show.verdict_card import REST_OF_PARTS, VerdictCard
 from harness.study.store import StudyFolder
 from tests.harness.explain.test_wall import EXACT, named, spent
