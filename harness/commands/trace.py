@@ -124,8 +124,9 @@ def _study_timeline(study: StudyFolder) -> Path:
 
 def _run_timeline(study: StudyFolder, wanted: str) -> Path:
     """Write the timeline of the run ``wanted`` (ARM/BLOCK, or ARM: its first block) into its folder."""
-    from harness.show.timeline.build import read_sources, run_timeline
+    from harness.show.timeline.build import run_timeline
     from harness.show.timeline.formats import CHROME_NAME, PROTOBUF_NAME
+    from harness.show.timeline.model import read_sources
     from trainer.files import write_bytes
 
     record = study.read_study()

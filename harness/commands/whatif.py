@@ -14,7 +14,7 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.explain.replay import Edits, Prediction
-    from harness.explain.replay.prediction import Sweep
+    from harness.explain.replay.whatif import Sweep
     from harness.show.whatif import ValidationArms
     from harness.study.run_data import RunData
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them; print it, or JSON."""
     from harness.explain.replay import Replays, parse_edits
-    from harness.explain.replay.prediction import parse_sweep, sweep
+    from harness.explain.replay.whatif import parse_sweep, sweep
     from harness.judge.doubts import in_order
     from harness.judge.predictions import StudyRuns, bar_of, edit_doubts, refusal, with_any_handover
     from harness.launch.preparation import check_writable
@@ -108,7 +108,7 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
 
 def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
     """Arms of the study that are what the edits ask for, with their measured step time in ms."""
-    from harness.explain.replay.prediction import validation_arms
+    from harness.explain.replay.whatif import validation_arms
     from harness.judge.predictions import step_ms_of
 
     found = []

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from harness.explain.ledger import Blocks
 from harness.explain.replay.attribution import without_stages
 from harness.explain.replay.predict import Replays
-from harness.explain.replay.prediction import Prediction, validation_arms
+from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.recording import ReplayError
+from harness.explain.replay.whatif import validation_arms
 from harness.explain.statistics import Estimate, Likeness
 from harness.judge.doubts import Bar, Doubt, RemedyKind, barred, doubt, in_order
 from harness.judge.policy import (

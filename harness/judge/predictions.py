@@ -16,8 +16,9 @@ from harness.explain.exposure import Dose, SyncCall, What, dose, mean_hidden_beh
 from harness.explain.ledger import Blocks, measure, per_step_of, speed, steps_per_s
 from harness.explain.policy import HANDOVER_TIMES_MAX, MIN_BLOCKS, REPLAY_ERROR_MAX
 from harness.explain.replay.predict import Replays, replace_data
-from harness.explain.replay.prediction import Prediction, validation_arms
+from harness.explain.replay.prediction import Prediction
 from harness.explain.replay.recording import ReplayError
+from harness.explain.replay.whatif import validation_arms
 from harness.explain.spans import spans_of
 from harness.explain.statistics import Estimate, Likeness, estimate, from_blocks
 from harness.judge.comparisons import Absent, Controls, Measured, alike_blocks, arm_floor, ideal_speed

@@ -26,13 +26,13 @@ from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.show import drawing, learning, machine, markdown, profile
 from harness.show.drawing import Picture
-from harness.show.first_screen import FirstScreen, first_screen
+from harness.show.first_screen import FirstScreen, VerdictCard, first_screen
 from harness.show.markdown import Page, Section
 from harness.show.names import ArmNames
 from harness.show.summary import summary
-from harness.show.timeline.build import RecordedFiles, read_recorded, timeline
+from harness.show.timeline.build import timeline
 from harness.show.timeline.formats import CHROME_NAME, PROTOBUF_NAME
-from harness.show.verdict_card import VerdictCard
+from harness.show.timeline.model import RecordedFiles, read_recorded
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder, write_json

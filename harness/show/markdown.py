@@ -12,13 +12,12 @@ from harness.judge.probes.results import NO_RESULTS, ProbeResults
 from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.scenario.overrides import lookup
 from harness.show import advice, cost, learning, machine, numbers, profile, ranks, why
-from harness.show.first_screen import HEADER, FirstScreen, difference_lines
+from harness.show.first_screen import HEADER, FirstScreen, VerdictCard, difference_lines
 from harness.show.names import ArmNames
 from harness.show.sentences import sentence_parts
 from harness.show.tables import NOT_MEASURED, code, fenced, number_cell, safe, table
 from harness.show.text.doubts import probe_problem_lines
-from harness.show.timeline.build import NO_FILES, RecordedFiles
-from harness.show.verdict_card import VerdictCard
+from harness.show.timeline.model import NO_FILES, RecordedFiles
 from harness.show.words import probes_named
 from harness.study.records import COMMAND
 

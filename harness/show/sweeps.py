@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.explain.policy import CROSSING_SHARE
-from harness.explain.replay.prediction import Crossing, Prediction, Sweep
+from harness.explain.replay.prediction import Prediction
+from harness.explain.replay.whatif import Crossing, Sweep
 from harness.explain.statistics import Estimate
 from harness.show.drawing import (
     CURVES,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.explain.policy import REPLAY_ERROR_MAX
-from harness.explain.replay.prediction import Prediction, Sweep
+from harness.explain.replay.prediction import Prediction
+from harness.explain.replay.whatif import Sweep
 from harness.explain.statistics import Estimate
 from harness.judge.doubts import Doubt, DoubtKind
 from harness.show.dose import assumption_lines

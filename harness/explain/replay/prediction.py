@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from harness.explain.policy import CROSSING_SHARE, REPLAY_ERROR_MAX
+from harness.explain.policy import REPLAY_ERROR_MAX
 from harness.explain.replay.batches import RING
-from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import Recording
 from harness.explain.statistics import Estimate, from_blocks, holding
-from harness.scenario.edits import COUNTS, Edits, parse_edits
-from harness.scenario.overrides import DOSES, Nested, flatten, lookup, lookup_number
-from harness.study.contract import STAGES
-from harness.study.records import RunRecord
-from trainer.config_base import BEFORE
-from trainer.errors import InputError
-from trainer.json_types import JsonObject
+from harness.scenario.edits import Edits
 
 AssumptionKind = Literal[
     "loader alone",
@@ -192,163 +185,3 @@ def widened(likely: Prediction, others: Sequence[Prediction]) -> Prediction:
         if likely.tokens_per_s is None
         else holding(likely.tokens_per_s, [one for one in tokens if one is not None]),
     )
-
-
-SWEPT = ("device", *COUNTS)
-_HALVINGS = 6  # of the stretch in which the crossover lies
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """Where the cost of tokenization passes 1 % of the step, between two neighbours of the values given."""
-
-    at: float  # the first value on the other side
-    between: tuple[str, str]  # the neighbours, as given
-    matters_below: bool  # whether tokenization matters at the lower one, and no longer at the higher one
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Predictions at each of ``values``, in rising order."""
-
-    key: str
-    was: float  # the value recorded
-    values: tuple[float, ...]
-    texts: tuple[str, ...]  # the values as given
-    recorded: tuple[Prediction, ...]
-    without: tuple[Prediction, ...]  # tokenize=0
-    crossings: tuple[Crossing, ...]
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """What part of the step tokenization costs, at each value."""
-        return tuple(_share(full, free) for full, free in zip(self.recorded, self.without, strict=True))
-
-
-def parse_sweep(text: str, edits: Edits) -> tuple[str, list[tuple[float, str]]]:
-    """Key and values of ``device=1x,2x,4x`` in rising order; InputError (one line) for anything wrong."""
-    key, equals, values = (part.strip() for part in text.partition("="))
-    if not equals or key not in SWEPT:
-        raise InputError(f"--sweep {text}: expected KEY=VALUE,VALUE,... with one of the keys {', '.join(SWEPT)}")
-    if any(one.partition("=")[0] == key for one in edits.texts):
-        raise InputError(f"--sweep {text}: {key} is set by --set as well")
-    texts = list(dict.fromkeys(value.strip() for value in values.split(",")))
-    if len(texts) < 2:
-        raise InputError(f"--sweep {text}: a sweep needs at least 2 different values, separated by commas")
-    found = []
-    for value in texts:
-        try:
-            one = parse_edits([f"{key}={value}"])
-        except InputError as error:
-            raise InputError(str(error).replace("--set", "--sweep", 1)) from error
-        found.append((float(getattr(one, key)), value))
-    return key, sorted(found)
-
-
-def sweep(replays: Replays, edits: Edits, key: str, values: Sequence[tuple[float, str]]) -> Sweep:
-    """Predict ``values`` of ``key`` (see :func:`parse_sweep`) on top of ``edits``, with and without tokenization."""
-
-    def at(text: str) -> tuple[Prediction, Prediction]:
-        full = edits.with_text(f"{key}={text}")
-        return replays.predict(full), replays.predict(full.with_text("tokenize=0"))
-
-    points = [at(text) for _, text in values]
-    matters = [_share(*point) > CROSSING_SHARE for point in points]
-    return Sweep(
-        key,
-        replays.recorded(key),
-        tuple(value for value, _ in values),
-        tuple(text for _, text in values),
-        tuple(full for full, _ in points),
-        tuple(free for _, free in points),
-        tuple(
-            _crossing(key, values[i], values[i + 1], matters[i], lambda text: _share(*at(text)) > CROSSING_SHARE)
-            for i in range(len(values) - 1)
-            if matters[i] != matters[i + 1]
-        ),
-    )
-
-
-def _share(full: Prediction, free: Prediction) -> float:
-    return 1 - free.step_ms.median / full.step_ms.median
-
-
-def _crossing(
-    key: str, low: tuple[float, str], high: tuple[float, str], before: bool, matters: Callable[[str], bool]
-) -> Crossing:
-    """Halve the stretch between two neighbours of which one ``matters``, with a replay each time."""
-    left, right = low[0], high[0]
-    for _ in range(_HALVINGS):
-        middle = math.sqrt(left * right) if key == "device" else (left + right) // 2
-        if middle in (left, right):
-            break
-        if matters(f"{middle:.6g}x" if key == "device" else f"{middle:.0f}") == before:
-            left = middle
-        else:
-            right = middle
-    return Crossing(right, (low[1], high[1]), before)
-
-
-# Differ between blocks, or say how long to measure.
-IGNORED = ("seed", "steps", "warmup_steps")
-UNCHECKED: JsonObject = {"compute.check_finite": False}
-EXTRA_WORK: Mapping[str, str] = {
-    str(what): key for what, key in DOSES.items()
-}  # by stage: the key that repeats its work
-
-
-def validation_arms(records: Sequence[RunRecord], arm: str, edits: Edits) -> list[str]:
-    """Names of other arms (controls included, A/A controls left out) that ran what ``arm`` would be under ``edits``."""
-    own = next((record for record in records if record.arm == arm), None)
-    if own is None or not edits:
-        return []
-    if _removes_data(edits):
-        return list(dict.fromkeys(r.arm for r in records if r.control == "ideal-data" and r.of == arm))
-    wanted = _edited(own.config, edits)
-    found = [r.arm for r in records if r.arm != arm and r.control != "a-a" and _comparable(r.config) in wanted]
-    return list(dict.fromkeys(found))
-
-
-def _removes_data(edits: Edits) -> bool:
-    removed = all(stage in edits.stages and edits.stages[stage].removes for stage in STAGES)
-    return removed and all(text.partition("=")[0] in STAGES for text in edits.texts)
-
-
-def _edited(config: JsonObject, edits: Edits) -> list[Nested]:
-    """The configurations that are this one under ``edits``; none where its keys cannot express them."""
-    flat = flatten(config)
-    if edits.cores is not None:
-        return []
-    if edits.ranks is not None:
-        flat |= {"launch.torchrun.nproc": edits.ranks, "launch.torchrun.nnodes": 1}
-    for stage, change in edits.stages.items():
-        times = change.factor
-        if change.ms is not None or stage not in EXTRA_WORK or times < 1 or times != int(times):
-            return []
-        flat[EXTRA_WORK[stage]] = (1 + int(lookup_number(config, EXTRA_WORK[stage], 0))) * int(times) - 1
-    if edits.device is not None:
-        if not isinstance(lookup(config, "compute.device"), Mapping):
-            return []
-        flat["compute.device.speed"] = lookup_number(config, "compute.device.speed", 1.0) * edits.device
-    for key, value in (("workers", edits.workers), ("prefetch", edits.prefetch), ("batch_size", edits.batch_size)):
-        if value is not None:
-            flat[f"data.{key}"] = value
-    if edits.sync == "on":
-        return [_comparable(flat)]
-    if edits.sync == "late":
-        return [_comparable({**flat, "compute.sync": "late"})]
-    # Nothing is read within the step, or one step later.
-    return [_comparable({**flat, **unread}) for unread in ({**UNCHECKED, **BEFORE}, {"compute.sync": "late"})]
-
-
-def _comparable(config: JsonObject) -> Nested:
-    flat = {**BEFORE, **{key: value for key, value in flatten(config).items() if key not in IGNORED}}
-    if not flat.get("data.workers"):
-        flat.pop("data.prefetch", None)  # no effect
-    # One rank is one however it is started; of several only their number, and how they share the model, count.
-    launch = {key: flat.pop(key) for key in list(flat) if key == "launch" or key.startswith("launch.")}
-    each, nodes = (launch.get(f"launch.torchrun.{key}", 1) for key in ("nproc", "nnodes"))
-    ranks = each * nodes if isinstance(each, int) and isinstance(nodes, int) else 1
-    if ranks != 1:
-        flat |= {"ranks": ranks, "parallel": launch.get("launch.parallel", "ddp")}
-    return flat

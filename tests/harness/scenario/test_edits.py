@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.explain.replay.prediction import validation_arms
+from harness.explain.replay.whatif import validation_arms
 from harness.scenario.edits import Edits, StageEdit, parse_edits
 from harness.scenario.overrides import expand
 from harness.study.records import RunRecord

@@ -13,7 +13,7 @@ import pytest
 
 from harness.explain.ranks import RanksReport, RankTimes, Straggler
 from harness.explain.replay.predict import Replays
-from harness.explain.replay.prediction import parse_sweep, sweep
+from harness.explain.replay.whatif import parse_sweep, sweep
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import StepTimes
 from harness.judge.controls import Scaling
@@ -31,8 +31,8 @@ from harness.show.plotted_runs import CurveSource, named
 from harness.show.ranks import _scaled_by, rank_lines
 from harness.show.summary import summary
 from harness.show.tables import short
-from harness.show.timeline.build import NO_SOURCES, timeline
-from harness.show.timeline.model import last_steps
+from harness.show.timeline.build import timeline
+from harness.show.timeline.model import NO_SOURCES, last_steps
 from harness.show.timeline.operators import sample_slices
 from harness.show.timeline.tracks import sampled
 from tests.harness.explain.replay import oracle

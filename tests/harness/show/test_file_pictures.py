@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from harness.explain.replay import Replays, parse_edits
-from harness.explain.replay.prediction import parse_sweep, sweep
+from harness.explain.replay.whatif import parse_sweep, sweep
 from harness.show import corpus, curves, dedup, sweeps
 from harness.show.curves import PlottedRun, loss_figure
 from harness.show.drawing import NARROW, TEXT, THEME, WIDE, Sheet, drawn, narrow_name, picture_link, write_picture

@@ -40,7 +40,7 @@ from tests.harness.show.test_profile import profiled
 from tests.harness.synthetic import Arm, build
 
 TEXT_RATIO, MARK_RATIO = 4.5, 3.0  # WCAG 2.2, 1.4.3 and 1.4.11
-ASSETS = Path(html.__file__).parent / "assets"
+ASSETS = Path(drawing.__file__).parent / "assets"
 GROUNDS = ("--paper", "--panel")
 TEXTS = {
     **dict.fromkeys(("--ink", "--soft", "--link"), GROUNDS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.explain.replay import Edits, Replays, parse_edits
-from harness.explain.replay.prediction import Sweep, parse_sweep, sweep
+from harness.explain.replay.whatif import Sweep, parse_sweep, sweep
 from harness.show.sweeps import crossing_text, sweep_sentence
 from tests.harness.explain.replay import oracle
 from tests.harness.explain.replay.test_predict import SERIAL

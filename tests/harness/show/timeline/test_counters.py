@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from harness.show.timeline.build import NO_SOURCES
-from harness.show.timeline.model import Window, last_steps
+from harness.show.timeline.model import NO_SOURCES, Window, last_steps
 from harness.show.timeline.tracks import sampled
 from harness.study.run_data import RunData
 from tests.harness.regress.tables import MS, run, steps_table

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from harness.show.timeline import operators
-from harness.show.timeline.build import FILE, NO_SOURCES
-from harness.show.timeline.model import Process, Trace, last_steps, merged, resolve
+from harness.show.timeline.model import FILE, NO_SOURCES, Process, Trace, last_steps, merged, resolve
 from harness.show.timeline.tracks import queue_depth, sampled
 from harness.study.contract import SPAN_COLUMNS, arrow_schema
 from tests.harness.show.timeline import tables

@@ -9,8 +9,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from harness.show.timeline.build import SizeLimits, Sources, timeline
+from harness.show.timeline.build import SizeLimits, timeline
 from harness.show.timeline.formats import CHROME_NAME, PROTOBUF_NAME
+from harness.show.timeline.model import Sources
 from tests.harness.show.timeline.tables import operators
 from tests.harness.synthetic import Arm, build
 from tests.timeline_check.check import check
