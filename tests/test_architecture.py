@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 TRAINER_ROOMS = {"compute", "devices", "data"}
 MOST_ROOMS = 17
-REACHED_BY_PAGE_MAX = 99  # modules that building a page can import
+REACHED_BY_PAGE_MAX = 90  # modules that building a page can import
 CLOCKS_AND_FILES = {"time", "datetime", "os", "pathlib", "io", "subprocess", "socket", "shutil", "tempfile"}
 
 

@@ -63,7 +63,7 @@ ALLOWED = {
 }
 # The modules in which an allowed name may stand, where it would be a bad name elsewhere.
 ONLY_IN = {
-    "turn": {"harness/launch/protocol.py", "harness/show/timeline/windows.py"},
+    "turn": {"harness/launch/protocol.py", "harness/show/timeline/model.py"},
     "settle": {"harness/launch/protocol.py"},
     "evidence": {"harness/audit/result.py", "harness/audit/report.py", "harness/audit/text.py"},
 }

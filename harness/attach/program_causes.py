@@ -1,6 +1,6 @@
 """Finds causes that are known of a program as a whole: steps that get longer, padding, and settings left on.
 
-Each row is one of :class:`harness.explain.causes.SlowCause`. Its ``figures`` by kind:
+Each row is one of :class:`harness.explain.wall.SlowCause`. Its ``figures`` by kind:
 
     growing    first_ms, last_ms (typical steps), part_share (of the growth, in its phase), hooks_first, hooks_last
     padding    share (of the positions that train nothing), column_share (in columns of padding alone)
@@ -16,9 +16,9 @@ import numpy as np
 
 from harness.attach.frames import AttachedProcess
 from harness.attach.steps import StepTotals
-from harness.explain.causes import GROWING, PADDING, REST, SETTING
 from harness.explain.policy import HOOKS_ADDED_MIN, LOOKS_MIN, SYNCED_PASSES_MIN
 from harness.explain.trend import trend
+from harness.explain.wall import GROWING, PADDING, REST, SETTING
 from trainer.json_types import JsonObject
 
 SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)

@@ -14,13 +14,15 @@ from harness.attach.frames import AttachedProcess, read, was_attached
 from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
 from harness.attach.program_causes import program_causes
 from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
-from harness.explain.causes import CODE, GC, SAMPLED
 from harness.explain.wall import (
     AFTER_STEPS,
+    CODE,
     EVALUATING_STEPS,
+    GC,
     MEASURED_STEPS,
     OTHER_STEPS,
     PROFILED_STEPS,
+    SAMPLED,
     START_UP,
 )
 from harness.launch.study import now
@@ -252,7 +254,7 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
 
 
 def _causes(one: AttachedProcess, totals: StepTotals, blocks: Sequence[StepTotals]) -> tuple[JsonObject, ...] | None:
-    """Return what slowed the steps, as rows of harness.explain.causes; None if nothing did that was looked at."""
+    """Return what slowed the steps, as rows of harness.explain.wall; None if nothing did that was looked at."""
     counted: list[JsonObject] = [
         {
             "kind": kind,

@@ -99,12 +99,13 @@ class LoadedStudy:
 
     def _repr_html_(self) -> str:
         """Return the first screen of the report, for notebooks."""
-        from harness.show import html, markdown
+        from harness.show import markdown
+        from harness.show.build import fragment
         from harness.show.first_screen import first_screen
         from harness.show.tables import safe
 
         screen = markdown.opening(self._report.study.scenario, first_screen(self._report))
-        return html.fragment(f"{screen}\nStudy: {safe(str(self.path))}\n")
+        return fragment(f"{screen}\nStudy: {safe(str(self.path))}\n")
 
     def table(self, name: TableName = "steps") -> pa.Table:
         """One table of all finished runs: ``arm``, ``block``, and the columns of `harness schema --columns`."""

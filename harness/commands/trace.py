@@ -112,8 +112,7 @@ def _interface() -> Path:
 
 
 def _study_timeline(study: StudyFolder) -> Path:
-    from harness.show.timeline.chrome import CHROME_NAME, damage
-    from harness.show.timeline.protobuf import PROTOBUF_NAME
+    from harness.show.timeline.formats import CHROME_NAME, PROTOBUF_NAME, damage
 
     for path in (study.path / CHROME_NAME, study.path / PROTOBUF_NAME):
         if path.is_file():
@@ -126,9 +125,8 @@ def _study_timeline(study: StudyFolder) -> Path:
 def _run_timeline(study: StudyFolder, wanted: str) -> Path:
     """Write the timeline of the run ``wanted`` (ARM/BLOCK, or ARM: its first block) into its folder."""
     from harness.show.timeline.build import run_timeline
-    from harness.show.timeline.chrome import CHROME_NAME
-    from harness.show.timeline.protobuf import PROTOBUF_NAME
-    from harness.show.timeline.sources import read_sources
+    from harness.show.timeline.formats import CHROME_NAME, PROTOBUF_NAME
+    from harness.show.timeline.model import read_sources
     from trainer.files import write_bytes
 
     record = study.read_study()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.causes import REST, Z_95
 from harness.explain.policy import (
     TREND_ALIKE_MIN,
     TREND_BINS,
@@ -18,6 +17,7 @@ from harness.explain.policy import (
     TREND_STEPS_MIN,
     TREND_WORK_MAX,
 )
+from harness.explain.wall import REST, Z_95
 
 Float = NDArray[np.float64]
 EDGE_BINS = 2  # bins at each end of a run, of which the typical step is compared

@@ -10,9 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.explain.causes import GROWING, PADDING, REST, WAITING_MODULES
 from harness.explain.statistics import Estimate
-from harness.explain.wall import COMPUTE, IN_LOOP, RESTART, SAMPLER, StepPart, Wall
+from harness.explain.wall import (
+    COMPUTE,
+    GROWING,
+    IN_LOOP,
+    PADDING,
+    REST,
+    RESTART,
+    SAMPLER,
+    WAITING_MODULES,
+    StepPart,
+    Wall,
+)
 from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
 from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.study.contract import STAGES

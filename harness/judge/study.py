@@ -9,7 +9,6 @@ from typing import get_args
 import numpy as np
 
 from harness.explain.bounds import mean_shares
-from harness.explain.causes import slow_causes
 from harness.explain.exposure import release, work_out
 from harness.explain.ledger import (
     Blocks,
@@ -30,7 +29,7 @@ from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
 from harness.explain.statistics import Estimate, Likeness, estimate
 from harness.explain.unusual_steps import long_steps, step_kinds, step_times
-from harness.explain.wall import wall
+from harness.explain.wall import slow_causes, wall
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare

@@ -11,14 +11,13 @@ from harness.judge.controls import ProbeCost, is_probe_control
 from harness.judge.probes.results import NO_RESULTS, ProbeResults
 from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.scenario.overrides import lookup
-from harness.show import advice, claims, cost, learning, machine, numbers, profile, ranks, why
-from harness.show.first_screen import HEADER, FirstScreen, difference_lines
+from harness.show import advice, cost, learning, machine, numbers, profile, ranks, why
+from harness.show.first_screen import HEADER, FirstScreen, VerdictCard, difference_lines
 from harness.show.names import ArmNames
 from harness.show.sentences import sentence_parts
 from harness.show.tables import NOT_MEASURED, code, fenced, number_cell, safe, table
 from harness.show.text.doubts import probe_problem_lines
-from harness.show.timeline.sources import NO_FILES, RecordedFiles
-from harness.show.verdict_card import VerdictCard
+from harness.show.timeline.model import NO_FILES, RecordedFiles
 from harness.show.words import probes_named
 from harness.study.records import COMMAND
 
@@ -82,7 +81,7 @@ def page(
         Section("Comparisons in numbers", numbers.comparisons(report.compared, names)),
         Section("The data paths alone", numbers.data_paths(report.data_paths, names)),
         Section("Arms", numbers.arms(plain, names)),
-        Section("Claims", claims.section(report.uses, report.claims, names)),
+        Section("Claims", numbers.claims(report.uses, report.claims, names)),
         Section("Ranks", ranks.section(plain, names)),
         Section("Where each step's time goes", _picture("ledger.png", pictures)),
         Section(

@@ -25,11 +25,11 @@ from harness.judge.report_types import (
 )
 from harness.judge.study import comparison_doubts, study_doubts
 from harness.show.chain import chain
-from harness.show.claims import claim_text
 from harness.show.cost import cost_json
 from harness.show.dose import dose_line, dose_reason
 from harness.show.first_screen import FirstScreen
 from harness.show.learning import learning_json
+from harness.show.numbers import claim_text
 from harness.show.policy import OPERATORS_RECORDED
 from harness.show.sentences import emulated_devices, predicted_ratio, sentence
 from harness.show.tables import doubt_json, estimate_json, finite, record_json

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from harness.show.first_screen import HEADER, FirstScreen
+from harness.show.first_screen import HEADER, FirstScreen, VerdictCard
 from harness.show.tables import aligned
-from harness.show.verdict_card import VerdictCard
 
 WIDTH = 100
 BLOCK = "\N{FULL BLOCK}"

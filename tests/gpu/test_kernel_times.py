@@ -9,7 +9,7 @@ from gzip import decompress
 import pyarrow as pa
 import pytest
 
-from harness.show.timeline.chrome import write
+from harness.show.timeline.formats import write_chrome
 from harness.show.timeline.model import Process, Trace, resolve
 from harness.show.timeline.operators import add_operators, shown
 from harness.study.contract import SPAN_COLUMNS, arrow_schema
@@ -169,7 +169,7 @@ def test_time_that_kernels_of_several_streams_share_counts_once(ranges, total):
 def test_arrows_from_launches_end_at_kernels():
     processes = {"main": Process("main"), "device": Process("device")}
     arrows = add_operators(shown(kernels()), "a", processes, {})
-    events = json.loads(decompress(write(resolve(Trace([*processes.values()], arrows)))))["traceEvents"]
+    events = json.loads(decompress(write_chrome(resolve(Trace([*processes.values()], arrows)))))["traceEvents"]
     assert stray_arrows(events) == (STEPS * sum(KERNELS.values()), [])
     end = next(event for event in events if event["ph"] == "f")
     beside = {**end, "ts": end["ts"] - 1}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.show.timeline.sources import Sources, read_sources
+from harness.show.timeline.model import Sources, read_sources
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests.gpu.kernel_times import EDGE_NS, compare, stray_arrows

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 from harness.show.timeline.build import SizeLimits, timeline
-from harness.show.timeline.protobuf import PROTOBUF_NAME
+from harness.show.timeline.formats import PROTOBUF_NAME
 from tests.harness.show.timeline.test_timeline import ARMS, profiled
 from tests.harness.synthetic import build
 from tests.timeline_check import perfetto

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args, get_type_hints
 
-from harness.explain.causes import GROWING, PADDING, SETTING, SlowCause
 from harness.explain.lead_use import LeadUse
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps
-from harness.explain.wall import StepPart
+from harness.explain.wall import GROWING, PADDING, SETTING, SlowCause, StepPart
 from harness.judge.comparisons import Absent, AbsentKind, Measured, Missing, MissingKind
 from harness.judge.confounds import Confound, ConfoundKind
 from harness.judge.doubts import (
@@ -31,9 +30,8 @@ from harness.judge.verdicts import InTotal, UndecidedKind, Verdict
 from harness.judge.waits import Waits
 from harness.show.advice import advice_line, barred_text
 from harness.show.names import ArmNames
-from harness.show.text.diagnoses import REMEDIES, TITLES, diagnosis_text
 from harness.show.text.doubts import confound_lines, doubt_text, problem_lines, remedy_text
-from harness.show.text.findings import TEXTS, device_finding, host_finding
+from harness.show.text.findings import REMEDIES, TEXTS, TITLES, device_finding, diagnosis_text, host_finding
 from harness.show.text.verdicts import finding, mfu_reason, missing_text, reason, undecided_because
 from harness.show.words import part_of
 

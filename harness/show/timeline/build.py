@@ -16,14 +16,22 @@ import numpy as np
 
 from harness.scenario.overrides import lookup_number
 from harness.show.policy import TIMELINE_STEPS
-from harness.show.timeline import chrome, operators, protobuf
-from harness.show.timeline.chrome import CHROME_NAME
-from harness.show.timeline.counters import queue_depth, sampled
-from harness.show.timeline.ledger import DEVICE, MAIN, ledger
-from harness.show.timeline.model import Process, ShownRun, TimelineFacts, Trace, resolve
-from harness.show.timeline.protobuf import PROTOBUF_NAME
-from harness.show.timeline.sources import NO_SOURCES, Sources, roles
-from harness.show.timeline.windows import Window, choose, last_steps
+from harness.show.timeline import operators
+from harness.show.timeline.formats import CHROME_NAME, PROTOBUF_NAME, write_chrome, write_protobuf
+from harness.show.timeline.model import (
+    NO_SOURCES,
+    Process,
+    ShownRun,
+    Sources,
+    TimelineFacts,
+    Trace,
+    Window,
+    choose,
+    last_steps,
+    resolve,
+    roles,
+)
+from harness.show.timeline.tracks import DEVICE, MAIN, ledger, queue_depth, sampled
 from harness.study.records import StudyRecord
 from harness.study.run_data import RunData
 
@@ -126,7 +134,7 @@ def _fitted(
         parts, sentence = _thinned(parts, 0.95 * room)  # the names of their rows are events too
         cut.append(sentence)
     resolved = resolve(_trace(study, parts, cut))
-    content = protobuf.write(resolved) if large else chrome.write(resolved)
+    content = write_protobuf(resolved) if large else write_chrome(resolved)
     return Timeline(content, PROTOBUF_NAME if large else CHROME_NAME, resolved.events, cut)
 
 

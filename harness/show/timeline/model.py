@@ -8,12 +8,23 @@ last.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
-from trainer.errors import visible
+from harness.explain.probes.samples import process_roles
+from harness.judge.controls import is_probe_control
+from harness.judge.cost import BUDGET_SCHEMA, COST, PredictedCost
+from harness.judge.probes.results import ProfiledRun
+from harness.study.contract import PROFILED
+from harness.study.records import StudyRecord, read_record
+from harness.study.run_data import ProbesRecord, RunData
+from harness.study.store import StudyFolder
+from trainer.errors import InputError, visible
 from trainer.json_types import JsonObject
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Edge = Literal["start", "end"]
 
@@ -224,3 +235,240 @@ def nested(slices: Iterable[Slice]) -> list[Nested]:
         result.append(one if end == one.end_ns else one._replace(end_ns=end))
         first_child.append(None)
     return [Nested(*pair) for pair in zip(result, first_child, strict=True)]
+
+
+class ShownStep(TypedDict):
+    """A row of the steps table, as far as the timeline reads it."""
+
+    step: int
+    turn: int
+    warmup: bool
+    start_ns: int
+    wall_ns: int
+    tokens: int | None
+    trained_tokens: int | None
+    samples: int | None
+    loss: float | None
+
+
+class ShownSpan(TypedDict):
+    """A row of the spans table, as far as the timeline reads it."""
+
+    tid: int
+    role: str
+    name: str
+    batch: int | None
+    start_ns: int
+    end_ns: int
+
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some steps of a run. ``ranges`` are [since, until) of CLOCK_MONOTONIC, in order and disjoint."""
+
+    run: RunData
+    sources: Sources
+    steps: list[ShownStep]
+    ranges: list[Range]
+    spans: list[ShownSpan]  # spans that overlap the ranges, and workers' spans of the batches received in them
+
+    @property
+    def name(self) -> str:
+        return self.run.record.arm
+
+    @property
+    def extent(self) -> Range:
+        """Return the first and the last shown moment. Counters are shown in between, too."""
+        return self.ranges[0][0], self.ranges[-1][1]
+
+    @property
+    def main_threads(self) -> dict[str, int]:
+        """Return the system's thread id of the main thread of each process of the run, by role."""
+        return {row["role"]: row["tid"] for row in reversed(self.spans)}
+
+
+def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
+    """Choose the first finished run of every arm, each followed by its profiled run."""
+    order = {arm.name: place for place, arm in enumerate(study.arms)}
+    chosen: dict[tuple[str, bool], RunData] = {}
+    for run in sorted(runs, key=lambda run: run.record.block):
+        record = run.record
+        profiled = record.control == PROFILED
+        if record.status == "done" and (profiled or not record.control) and run.step_count:
+            chosen.setdefault(((record.of or record.arm) if profiled else record.arm, profiled), run)
+    return [chosen[key] for key in sorted(chosen, key=lambda key: (order.get(key[0], len(order)), *key))]
+
+
+def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
+    """Return the last ``count`` steps of the last repetition (None: the whole run).
+
+    Of a profiled run it returns the last ``count`` steps of each window of the profilers, of a run with a closing
+    window also those before it. Interleaved runs are suspended between repetitions, so two repetitions would be seconds
+    apart.
+    """
+    if count is not None and sources.probes.torch_profiler is None and sources.probes.py_spy is None:
+        table = _last_repetition(run)
+        table = table.slice(max(0, len(table) - count))
+    else:
+        whole = run.steps
+        assert whole is not None
+        table = whole
+    rows: list[ShownStep] = table.to_pylist()
+    parts = _parts(rows, sources.probes) if count is not None else []
+    if parts and run.record.control != PROFILED:
+        measured = [row for row in rows if not row["warmup"]]
+        parts = [_repetition(measured), *parts] if measured else parts
+    kept = [part[-count:] for part in parts or [_repetition(rows)]] if count is not None else [rows]
+    steps = {row["start_ns"]: row for part in kept for row in part}
+    ranges = merged((part[0]["start_ns"], _end(part[-1])) for part in kept if part)
+    return Window(run, sources, [steps[start] for start in sorted(steps)], ranges, _spans(run, ranges))
+
+
+def _repetition(rows: Sequence[ShownStep]) -> list[ShownStep]:
+    return [row for row in rows if row["turn"] == rows[-1]["turn"]]
+
+
+def _last_repetition(run: RunData) -> pa.Table:
+    import pyarrow.compute as pc
+
+    repetitions = run.step_columns(["turn"])
+    assert repetitions is not None
+    last = repetitions["turn"][len(repetitions) - 1]
+    steps = run.steps_where(pc.field("turn") == last) if last.is_valid else run.steps
+    assert steps is not None
+    return steps
+
+
+def _parts(rows: Sequence[ShownStep], probes: ProbesRecord) -> list[list[ShownStep]]:
+    """Return the steps in each window of torch.profiler and of py-spy."""
+    windows = [] if probes.torch_profiler is None else [(entry[0], entry[1]) for entry in probes.torch_profiler.windows]
+    windows += [] if probes.py_spy is None else [probes.py_spy.window]
+    # The step before a window ends a little after the window's beginning. A step belongs where most of it lies.
+    parts = [[row for row in rows if since <= (row["start_ns"] + _end(row)) // 2 < until] for since, until in windows]
+    return [part for part in parts if part]
+
+
+def _end(row: ShownStep) -> int:
+    return int(row["start_ns"] + row["wall_ns"])
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Return the union of ``ranges``, in order."""
+    result: list[Range] = []
+    for since, until in sorted(ranges):
+        if result and since <= result[-1][1]:
+            result[-1] = (result[-1][0], max(until, result[-1][1]))
+        else:
+            result.append((since, until))
+    return result
+
+
+def _spans(run: RunData, ranges: Sequence[Range]) -> list[ShownSpan]:
+    """Return the spans that overlap ``ranges``, and workers' spans of the batches received in them.
+
+    A span without a role is left out, as analysis leaves it out: it belongs to no process.
+    """
+    if not run.has_spans or not ranges:
+        return []
+    import pyarrow.compute as pc
+
+    inside = pc.scalar(False)
+    for since, until in ranges:
+        inside = inside | ((pc.field("end_ns") > since) & (pc.field("start_ns") < until))
+    fetches = run.spans_where(inside & (pc.field("role") == "main") & (pc.field("name") == "fetch"))
+    assert fetches is not None, "there are spans"
+    received = [batch for batch in fetches["batch"].to_pylist() if batch is not None and batch >= 0]
+    if received:
+        batch, worker = pc.field("batch"), pc.starts_with(pc.field("role"), "loader-")
+        inside = inside | (worker & (batch >= min(received)) & (batch <= max(received)) & batch.isin(received))
+    shown = run.spans_where(inside & pc.field("role").is_valid())
+    assert shown is not None, "there are spans"
+    rows: list[ShownSpan] = shown.to_pylist()
+    return rows
+
+
+STACKS = "stacks.trace.json.gz"
+FILE = "file"  # column: the profile that a row comes from
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Tables of ``harness.study.traces`` (None: the probe did not run), and the run's probes.json."""
+
+    operators: pa.Table | None = None  # harness.study.traces.kineto: one table, or several with a column FILE
+    stacks: pa.Table | None = None  # harness.study.traces.py_spy
+    probes: ProbesRecord = field(default_factory=ProbesRecord)
+    problems: Sequence[str] = ()  # a line for each file that could not be read
+    profiles: Sequence[pa.Table] = ()  # the parts of ``operators``; each counts its ids from the start
+
+
+NO_SOURCES = Sources()
+
+
+def read_sources(run: RunData) -> Sources:
+    """Read the files in the run's folder."""
+    if run.folder is None:
+        return NO_SOURCES
+    import pyarrow as pa
+
+    from harness.study.traces.py_spy import read_stacks
+
+    facts = run.probes.py_spy
+    tables, problems = run.profiles()
+    stacks = None
+    if facts is not None and (run.folder / STACKS).exists():
+        try:
+            stacks = read_stacks(run.folder / STACKS, facts, roles(run))
+        except InputError as error:
+            problems.append(str(error))
+    numbered = [table.append_column(FILE, pa.array([i] * len(table), pa.int64())) for i, table in enumerate(tables)]
+    return Sources(pa.concat_tables(numbered) if numbered else None, stacks, run.probes, tuple(problems), tables)
+
+
+def roles(run: RunData) -> dict[int, str]:
+    """Return the roles of the run's processes (main, loader-K) by process id."""
+    return process_roles(run.span_batches(["pid", "role"]))
+
+
+@dataclass(frozen=True)
+class RecordedFiles:
+    """What was read. ``names``: the files of each profiled arm, as paths relative to the report."""
+
+    profiled: Sequence[ProfiledRun] = ()
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sources: Mapping[tuple[str, int], Sources] = field(default_factory=dict)  # for the timeline, by arm and block
+    problems: Sequence[str] = ()  # files that could not be read, a line each
+    cost: PredictedCost | None = None  # what was predicted and spent, where there was a budget
+
+
+NO_FILES = RecordedFiles()
+
+
+def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
+    """The profiles and stacks of ``runs``, and cost.json; a file that cannot be read is reported as a problem."""
+    profiled: list[ProfiledRun] = []
+    names: dict[str, Sequence[str]] = {}
+    found: dict[tuple[str, int], Sources] = {}
+    problems: list[str] = []
+    for run in runs:
+        closing = run.probes.torch_profiler is not None  # after the measured steps of this run
+        if run.folder is None or not (closing or is_probe_control(run.record.control)):
+            continue
+        sources = read_sources(run)
+        profiler = run.probes.torch_profiler
+        windows = () if profiler is None else profiler.windows
+        if sources.operators is None and sources.stacks is None and not sources.problems and not windows:
+            continue
+        profiled.append(ProfiledRun(run, sources.profiles, sources.stacks))
+        found[run.record.arm, run.record.block] = sources
+        names[profiled[-1].arm] = [str(path.relative_to(study.path)) for path in sorted(run.folder.iterdir())]
+        problems.extend(sources.problems)
+    cost = None
+    try:
+        cost = read_record(study.path / COST, PredictedCost, BUDGET_SCHEMA)
+    except InputError as error:
+        problems.append(str(error))
+    return RecordedFiles(profiled, names, found, problems, cost)

@@ -16,8 +16,7 @@ import numpy as np
 
 from harness.explain.probes.torch_profile import memory_timelines
 from harness.show.policy import SAMPLE_GAP_NS
-from harness.show.timeline.model import Arrow, Counter, Process, Slice
-from harness.show.timeline.sources import FILE
+from harness.show.timeline.model import FILE, Arrow, Counter, Process, Slice
 from harness.study.traces.kineto import DEVICE_WORK, RUNTIME_CALLS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.explain.causes import SlowCause, slow_causes
+from harness.explain.wall import SlowCause, slow_causes
 from tests.harness.attach.running import PROGRAMS
 from tests.harness.attach.test_exec import alone, attached, losses, program, study_in
 

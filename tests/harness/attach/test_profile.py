@@ -19,7 +19,7 @@ from harness.attach.frames import AttachedProcess, events, read
 from harness.attach.profiled import ProfiledWindows, profiled_steps
 from harness.attach.sampling import RECORD, sampled
 from harness.probes.ledger.rows import STEP
-from harness.show.timeline.sources import read_sources
+from harness.show.timeline.model import read_sources
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData
 from harness.study.traces import kineto

@@ -10,7 +10,7 @@ from harness.attach import hooks
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.program_causes import SYNCHRONIZATION, program_causes
 from harness.attach.steps import write_tables
-from harness.explain.causes import GROWING, PADDING, SETTING, SlowCause
+from harness.explain.wall import GROWING, PADDING, SETTING, SlowCause
 from harness.show.text.findings import SETTINGS as SETTINGS_TEXTS
 from harness.study.records import made_of
 from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all

@@ -16,7 +16,7 @@ from harness.explain.replay import parse_edits, predict
 from harness.explain.spans import spans_of
 from harness.judge.probes.results import ProfiledRun, probe_results, with_device_busy
 from harness.judge.study import analyse
-from harness.show.timeline.sources import read_recorded
+from harness.show.timeline.model import read_recorded
 from harness.study.records import ArmRecord, StudyRecord
 from harness.study.run_data import RunData
 from tests.cuda_stream import ANY_RUN, LAUNCH_BOUND, Declared, Recorded, record

@@ -20,7 +20,7 @@ from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.scenario.load import load_scenario
 from harness.scenario.model import Scenario
-from harness.show import claims as claims_text
+from harness.show import numbers as said_of
 from harness.show.learning import target_section
 from harness.show.names import ArmNames
 from harness.study.contract import STEP_COLUMNS
@@ -68,7 +68,7 @@ def test_claims_are_judged_by_the_declared_truth() -> None:
     ]
     ratios = [one.figure.median for one in found.claims[:3] if one.figure is not None]
     assert ratios == pytest.approx([8 / 6.4, 8 / 1.6, 8 / 5.7], rel=0.02)
-    said = [claims_text.sentence(one, names) for one in found.claims]
+    said = [said_of.claim_sentence(one, names) for one in found.claims]
     assert said[0].startswith("“Batching makes tokenization 20 to 30 % faster”: holds here: 1.2")
     assert said[0].endswith(
         "as fast (batched against plain); no A/A control says how far two runs of one arm lie apart."
@@ -77,13 +77,13 @@ def test_claims_are_judged_by_the_declared_truth() -> None:
     assert "more than 2 processes on 1 core can give by sharing the work, so something else" in said[2]
     assert "can be no more" not in said[1]
     slow = replace(found.claims[2], figure=Estimate(0.9, 0.8, 1.0, 7))
-    assert "; 2 processes on 1 core can be no more than 1x by sharing the work" in claims_text.sentence(slow, names)
+    assert "; 2 processes on 1 core can be no more than 1x by sharing the work" in said_of.claim_sentence(slow, names)
     assert (found.claims[-1].figure, found.claims[-1].without) == (None, ("fixed", "no such arm"))
-    text = claims_text.section(found.uses, found.claims, names)
+    text = said_of.claims(found.uses, found.claims, names)
     assert all(line in text for line in said[:2])
     (row,) = (line for line in text.splitlines() if line.startswith("| plain |"))
     assert " 33 / 16 / " in row
-    assert not claims_text.section(study().uses, study().claims, names)
+    assert not said_of.claims(study().uses, study().claims, names)
 
 
 def claim_of(arms: list[Arm], claim: str = "batching", baseline: str | None = "plain") -> tuple[JudgedClaim, str]:
@@ -91,7 +91,7 @@ def claim_of(arms: list[Arm], claim: str = "batching", baseline: str | None = "p
     record, runs = build(arms, blocks=7, repetitions=4)
     asked = [{"claim": claim, "arm": "batched", "baseline": baseline}]
     (found,) = analyse(replace(record, scenario_text={**record.scenario_text, "claims": asked}), runs).claims
-    return found, claims_text.sentence(found, ArmNames([arm.name for arm in arms]))
+    return found, said_of.claim_sentence(found, ArmNames([arm.name for arm in arms]))
 
 
 OWN = [
@@ -122,7 +122,7 @@ def test_claims_with_bounds_of_ones_own_are_judged_by_the_declared_truth() -> No
     assert [(one.kind.of, one.kind.low, one.kind.high) for one in found] == [(of, *ends) for of, _, *ends, _ in OWN]
     names = ArmNames([arm.name for arm in (*ARMS, stored)])
     words = {"holds": ": held: ", "does not hold": ": not held: ", "not measurable": ": not measured: "}
-    assert all(words[one.outcome] in claims_text.sentence(one, names) for one in found)
+    assert all(words[one.outcome] in said_of.claim_sentence(one, names) for one in found)
 
 
 def test_device_use_is_unknown_where_launches_leave_open_how_long_it_worked() -> None:
@@ -269,14 +269,14 @@ def test_of_several_ranks_all_processes_are_counted_and_each_tokenizes_its_own_s
     assert uses["nodes"].all_cores is None  # those of other machines were not sampled here
     judged = study(claims=CLAIMS[:1]).claims
     for name, said in (("one", False), ("two", True)):
-        text = claims_text.section([arm_use("plain", [uses[name]])], judged, ArmNames(["plain", "batched"]))
+        text = said_of.claims([arm_use("plain", [uses[name]])], judged, ArmNames(["plain", "batched"]))
         assert ("Of several ranks the shares and the cores by part are those of rank 0" in text) == said
 
 
 def test_too_few_blocks_are_not_measurable() -> None:
     found = study(blocks=1, claims=CLAIMS[:1])
     assert found.claims[0].outcome == "not measurable"
-    assert "too few blocks for an interval" in claims_text.sentence(found.claims[0], ArmNames(["batched", "plain"]))
+    assert "too few blocks for an interval" in said_of.claim_sentence(found.claims[0], ArmNames(["batched", "plain"]))
 
 
 def test_a_scenario_names_arms_that_exist_and_baselines_where_they_are_due(tmp_path: Any) -> None:

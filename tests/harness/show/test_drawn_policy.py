@@ -32,10 +32,9 @@ from harness.show.ranks import _scaled_by, rank_lines
 from harness.show.summary import summary
 from harness.show.tables import short
 from harness.show.timeline.build import timeline
-from harness.show.timeline.counters import sampled
+from harness.show.timeline.model import NO_SOURCES, last_steps
 from harness.show.timeline.operators import sample_slices
-from harness.show.timeline.sources import NO_SOURCES
-from harness.show.timeline.windows import last_steps
+from harness.show.timeline.tracks import sampled
 from tests.harness.explain.replay import oracle
 from tests.harness.show.test_file_pictures import HIDDEN
 from tests.harness.show.test_profile import MS, complete, profiled

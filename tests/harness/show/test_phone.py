@@ -12,7 +12,8 @@ from matplotlib.text import Text
 
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
-from harness.show import drawing, html, markdown, plots
+from harness.show import drawing, markdown, plots
+from harness.show.build import html_page
 from harness.show.curves import choices_figure, loss_curves, of_arm
 from harness.show.drawing import (
     BAND,
@@ -39,7 +40,7 @@ from tests.harness.show.test_profile import profiled
 from tests.harness.synthetic import Arm, build
 
 TEXT_RATIO, MARK_RATIO = 4.5, 3.0  # WCAG 2.2, 1.4.3 and 1.4.11
-ASSETS = Path(html.__file__).parent / "assets"
+ASSETS = Path(drawing.__file__).parent / "assets"
 GROUNDS = ("--paper", "--panel")
 TEXTS = {
     **dict.fromkeys(("--ink", "--soft", "--link"), GROUNDS),
@@ -130,7 +131,7 @@ def test_nothing_of_a_narrow_picture_lies_outside_of_it(report: StudyReport) -> 
 
 def test_cells_name_their_column_and_the_verdict_is_the_second(report: StudyReport) -> None:
     screen = first_screen(report)
-    page = html.page(markdown.page(report, screen, []), {}, (), screen.names)
+    page = html_page(markdown.page(report, screen, []), {}, (), screen.names)
     first = page.partition("<tbody>")[2].partition("</tr>")[0]
     labels = re.findall(r'data-label="([^"]*)"', first)
     assert labels == [*HEADER[1:]]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.explain.causes import SlowCause
 from harness.explain.replay.attribution import Removal
 from harness.explain.statistics import Estimate
+from harness.explain.wall import SlowCause
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Absent
 from harness.judge.confounds import Confound
@@ -27,7 +27,7 @@ from harness.judge.report_types import (
 )
 from harness.judge.waits import Waits
 from harness.scenario.claims import CLAIMS
-from harness.show import claims, numbers, why
+from harness.show import numbers, why
 from harness.show.advice import next_steps
 from harness.show.lone_arms import group_lines, lone_lines
 from harness.show.names import ArmNames
@@ -233,7 +233,7 @@ def test_a_problem_of_many_runs_names_three() -> None:
 def test_a_claim_names_four_other_settings_in_which_its_arms_differ() -> None:
     keys = tuple(f"data.key{n}" for n in range(6))
     claim = JudgedClaim("batching", "a", "b", None, "not measurable", CLAIMS["batching"], differs=keys)
-    assert "data.key0, data.key1, data.key2, data.key3 and others as well" in claims.sentence(claim, NAMES)
+    assert "data.key0, data.key1, data.key2, data.key3 and others as well" in numbers.claim_sentence(claim, NAMES)
 
 
 def test_digits_of_small_shares_and_of_shares_above_a_limit() -> None:

@@ -14,10 +14,9 @@ from harness.judge.report_types import DiagnosisKind, StudyReport
 from harness.judge.study import analyse
 from harness.show import terminal
 from harness.show.build import build_report
-from harness.show.first_screen import first_screen
+from harness.show.first_screen import REST_OF_PARTS, VerdictCard, first_screen
 from harness.show.policy import BAR_PARTS_MAX, COMMAND_LONGEST, FINDINGS_SHOWN
-from harness.show.text.diagnoses import REMEDIES, TITLES
-from harness.show.verdict_card import REST_OF_PARTS, VerdictCard
+from harness.show.text.findings import REMEDIES, TITLES
 from harness.study.store import StudyFolder
 from tests.harness.explain.test_wall import EXACT, named, spent
 from tests.harness.judge.test_diagnosis import CASES, arm_of

@@ -18,7 +18,8 @@ from harness.judge.policy import COARSE_RESOLUTION
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
 from harness.judge.verdicts import InTotal, UndecidedKind, Verdict
-from harness.show import html, markdown, plots, terminal
+from harness.show import markdown, plots, terminal
+from harness.show.build import html_page
 from harness.show.first_screen import first_screen
 from harness.show.sentences import sentence
 from harness.show.summary import summary
@@ -111,7 +112,7 @@ def in_text(report: StudyReport) -> dict[str, Verdict]:
 def in_pages(report: StudyReport) -> dict[str, Verdict]:
     screen = first_screen(report)
     page = markdown.page(report, screen, [])
-    shown = html.page(page, {}, (), screen.names)
+    shown = html_page(page, {}, (), screen.names)
     cells = re.search(r'<th scope="row"[^>]*>tokens vs text</th>(.*?)</tr>', shown, re.DOTALL)
     assert cells is not None
     figure = plots.forest(report.compared, screen.names)

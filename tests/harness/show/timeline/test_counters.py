@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from harness.show.timeline.counters import sampled
-from harness.show.timeline.sources import NO_SOURCES
-from harness.show.timeline.windows import Window, last_steps
+from harness.show.timeline.model import NO_SOURCES, Window, last_steps
+from harness.show.timeline.tracks import sampled
 from harness.study.run_data import RunData
 from tests.harness.regress.tables import MS, run, steps_table
 from tests.harness.show.timeline import tables

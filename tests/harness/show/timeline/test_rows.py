@@ -7,10 +7,8 @@ from dataclasses import replace
 import pyarrow as pa
 
 from harness.show.timeline import operators
-from harness.show.timeline.counters import queue_depth, sampled
-from harness.show.timeline.model import Process, Trace, resolve
-from harness.show.timeline.sources import FILE, NO_SOURCES
-from harness.show.timeline.windows import last_steps, merged
+from harness.show.timeline.model import FILE, NO_SOURCES, Process, Trace, last_steps, merged, resolve
+from harness.show.timeline.tracks import queue_depth, sampled
 from harness.study.contract import SPAN_COLUMNS, arrow_schema
 from tests.harness.show.timeline import tables
 from tests.harness.synthetic import Arm, build

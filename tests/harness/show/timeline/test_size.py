@@ -10,9 +10,8 @@ from importlib.util import find_spec
 import pytest
 
 from harness.show.timeline.build import SizeLimits, timeline
-from harness.show.timeline.chrome import CHROME_NAME
-from harness.show.timeline.protobuf import PROTOBUF_NAME
-from harness.show.timeline.sources import Sources
+from harness.show.timeline.formats import CHROME_NAME, PROTOBUF_NAME
+from harness.show.timeline.model import Sources
 from tests.harness.show.timeline.tables import operators
 from tests.harness.synthetic import Arm, build
 from tests.timeline_check.check import check

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.show.timeline.build import run_timeline, timeline
-from harness.show.timeline.chrome import microseconds
-from harness.show.timeline.model import Slice, nested
-from harness.show.timeline.sources import Sources
+from harness.show.timeline.formats import microseconds
+from harness.show.timeline.model import Slice, Sources, nested
 from harness.study.records import ArmRecord
 from harness.study.run_data import ProbesRecord, PySpyRecord, TorchProfilerRecord
 from tests.harness.show.timeline.tables import operators, stacks

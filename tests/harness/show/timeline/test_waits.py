@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from harness.explain.ledger import derived_steps
-from harness.show.timeline.ledger import waits
+from harness.show.timeline.tracks import waits
 from harness.study.contract import CAUSES, STAGES
 from tests.harness.explain.by_hand import Fetch, device_columns
 from tests.harness.synthetic import Arm, build
