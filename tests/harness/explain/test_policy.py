@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.explain import bounds, causes, derived, exposure, ledger, spans, unusual_steps
+from harness.explain import bounds, derived, exposure, ledger, spans, unusual_steps, wall
 from harness.explain.bounds import BoundShares
 from harness.explain.lead_use import LeadUse
 from harness.explain.replay import attribution, batches, costs, pipeline, prediction, recording
@@ -101,7 +101,7 @@ def test_collections_explain_a_place_of_which_they_take_half(collected_ms: float
         {"kind": "gc", "place": "a.py:1", "spent_ms": collected_ms},
     ]
     facts: Any = SimpleNamespace(causes=rows)
-    assert {one.kind for one in causes.slow_causes([facts])} == kinds
+    assert {one.kind for one in wall.slow_causes([facts])} == kinds
 
 
 @pytest.mark.parametrize(("cpu_ns", "found"), [(60.0, 50.0), (40.0, 100.0)])

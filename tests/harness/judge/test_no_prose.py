@@ -27,7 +27,7 @@ SHOWN_IDENTIFIERS = IDENTIFIERS | {
     "COMMAND", "PAPER", "BAND", "GRID", "GAIN", "LOSS", "THEME", "colour",  # of colours
 }  # fmt: skip
 # Modules that turn text into markup, or markup into other markup: they escape letters and read no words.
-MARKUP = {"tables.py", "html.py", "drawing.py"}
+MARKUP = {"tables.py", "build.py", "drawing.py"}
 # Records whose texts are documentation: the rule of a doubt says in a sentence when it applies.
 DOCUMENTED = {"DoubtRule"}
 
