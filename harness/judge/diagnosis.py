@@ -28,6 +28,8 @@ from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, Diagnosi
 from harness.study.contract import STAGES
 
 SAVES = ("save", "checkpoint")  # parts of names of functions that write a model: torch.save, save_file, save_checkpoint
+# Libraries whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
+MODEL_LIBRARIES = ("torch.nn.", "torch.functional.", "torch._tensor.")
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
 
 
@@ -44,6 +46,11 @@ def saves(part: StepPart) -> bool:
     """Return True if the line writes a checkpoint, by the names of what it calls and of the function that it is in."""
     call = f"{part.function} {part.called} {part.code.partition('#')[0]}"
     return part.kind == "code" and any(name in call for name in SAVES)
+
+
+def computes(part: StepPart) -> bool:
+    """Return True if the line calls a function of the model: it is no work beside the training."""
+    return part.kind == "code" and part.called.startswith(MODEL_LIBRARIES)
 
 
 def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
@@ -76,7 +83,12 @@ def _waits_for_workers(arm: ArmReport) -> bool:
 RULES = (
     Rule("input-bound", lambda part: part.kind == "data", _loading, lambda _: True),
     Rule("checkpoint-bound", saves, _always("save less often"), _waits_for_workers),
-    Rule("own code", lambda part: part.kind == "code" and not saves(part), _own_code, _waits_for_workers),
+    Rule(
+        "own code",
+        lambda part: part.kind == "code" and not saves(part) and not computes(part),
+        _own_code,
+        _waits_for_workers,
+    ),
     Rule("garbage collection", lambda part: part.kind == "gc", _always("freeze"), _waits_for_workers),
     Rule("evaluation-bound", lambda part: part.kind == "evaluation", _always("evaluate less often"), lambda _: False),
     Rule("recompiling", lambda part: part.kind == "compile", _always("fewer shapes"), _waits_for_workers),
@@ -119,11 +131,16 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
     named = [one for one in found if one.kind != "unknown" and (arm.crowded or one.kind != "cores too few")]
     if named and named[0].share >= DIAGNOSED_SHARE_MIN * own:
         first = named[0]
-    elif wall.total(["phase"], MODEL) >= _least(wall, COMPUTE_SHARE_MIN * own):
+    elif sum(part.ms.median for part in _model(wall)) >= _least(wall, COMPUTE_SHARE_MIN * own):
         first = _compute_bound(wall, arm)
     else:
         first = next((one for one in found if one.kind == "unknown"), _no_part(wall))
     return first, *(one for one in found if one is not first and _above_noise(one))
+
+
+def _model(wall: Wall) -> list[StepPart]:
+    """Return the parts that are the model's work, the largest first."""
+    return [part for part in wall.parts if (part.kind == "phase" and part.name in MODEL) or computes(part)]
 
 
 def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
@@ -213,7 +230,7 @@ LARGEST_SAVING = 0.999  # share of a step: intervals may include the whole of it
 
 def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
     """Return that the model takes the step, with what no data work at all would save at most."""
-    parts = [part for part in wall.parts if part.kind == "phase" and part.name in MODEL]
+    parts = _model(wall)
     ms = _sum([part.ms for part in parts])
     data = _cost(RULES[0], wall, arm)
     saving = _speedup(Estimate(0.0, None, None, ms.n) if data is None else data.ms, wall)

@@ -71,7 +71,7 @@ def _ours(case: Case, out: Path) -> str:
     out.mkdir()
     variables = environment(case.slow, INJECTED_MS, out / "slept", common.ROOT, case.imported)
     lines = common.harness_exec(out, (), [sys.executable, *case.words], variables, case.folder).splitlines()
-    first = next((place for place, line in enumerate(lines) if line.startswith(("script: ", "! "))), 0)
+    first = next((place for place, line in enumerate(lines) if "a step by the clock" in line), 0)
     last = next((place for place, line in enumerate(lines) if line.startswith("page: ")), len(lines))
     return "\n".join(lines[first:last])
 

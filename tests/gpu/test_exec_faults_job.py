@@ -72,7 +72,6 @@ def test_the_job_on_an_emulated_device(tmp_path: Path) -> None:
     kinds = ("slow", "fixed", "saved by the fix", "slow under exec", "cause named", "saving on the page")
     hooks = {"hooks of exec: step without them", "hooks of exec: added"}
     assert set(figures) == {f"{name}: {kind}" for name in TRIED for kind in kinds} | hooks
-    assert figures["tokenizing_collate: cause named"] != "no"
     arm = json.loads((place.out / "tokenizing_collate.json").read_text())
     assert figures["tokenizing_collate: saving on the page"] == sum(arm["exposed_ms"].values())
     assert figures["item_each_step: saving on the page"] is None

@@ -90,4 +90,4 @@ def test_what_exec_recorded_is_kept_where_its_study_cannot_be_written(
     assert not list(tmp_path.rglob(".*.tmp"))
     raw = kept.removeprefix("harness: what was recorded is kept; harness exec --recorded ").split()[0]
     again = harness("exec", "--out", str(tmp_path / "elsewhere"), "--recorded", raw)
-    assert (again.returncode, "script: " in again.stdout) == (0, True)
+    assert (again.returncode, "study: " in again.stdout) == (0, True)
