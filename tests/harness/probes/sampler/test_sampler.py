@@ -75,7 +75,7 @@ def test_whose_cpu_it_was_is_reported_once_half_a_second_of_repetitions_has_come
     found = {metric: values(sampler, "host", metric) for metric in REPETITION_METRICS}
     assert {len(readings) for readings in found.values()} == {len(found["own_cpu_cores"])}
     assert 1 <= len(found["own_cpu_cores"]) < 10
-    assert 0.4 * cores < found["own_cpu_cores"][0] < min(2.5 * cores, 1.2)
+    assert 0.4 * cores < found["own_cpu_cores"][0] < 1.2  # the reading is of some of the repetitions
     assert found["resident_bytes"][0] > 1e6
 
 
