@@ -153,7 +153,7 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
         ms = Estimate(cause.cost_ms, cause.low_ms, cause.high_ms, arm.blocks)
         share = ms.median / wall.step_ms.median
         place = "forward and backward" if kind == "padding" else cause.phase or "own code"
-        part = StepPart(place, ms, share)
+        part = StepPart(cause.place or place, ms, share, "code" if cause.place else "phase")
         found.append(Diagnosis(kind, part.name, ms, share, _speedup(ms, wall), cause.at_most, remedy, part))
     return found
 

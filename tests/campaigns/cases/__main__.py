@@ -56,11 +56,11 @@ OURS = {
     "workers": Case(("input-bound",), "read"),
 }
 SHARED = {
-    "checkpoint": Case(("checkpoint-bound",), "save"),
+    "checkpoint": Case(("checkpoint-bound",), "slow.py"),
     "evals": Case(("evaluation-bound",)),
     "everyN": Case(("input-bound",), "read"),
     "gc": Case(("garbage collection",), "slow.py"),
-    "growing": Case(("growing", "own code"), "hook"),
+    "growing": Case(("growing", "own code"), "slow.py"),
     "inmemory": Case(("input-bound",), "read"),
     "padding": Case(("padding",)),
     "recompile": Case(("recompiling",)),
