@@ -29,7 +29,7 @@ from harness.study.contract import STAGES
 
 SAVES = ("save", "checkpoint")  # parts of names of functions that write a model: torch.save, save_file, save_checkpoint
 # Libraries whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
-MODEL_LIBRARIES = ("torch.nn.", "torch.functional.", "torch._tensor.")
+MODEL_LIBRARIES = {"nn", "functional", "_tensor"}  # modules of torch
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
 
 
@@ -50,7 +50,8 @@ def saves(part: StepPart) -> bool:
 
 def computes(part: StepPart) -> bool:
     """Return True if the line calls a function of the model: it is no work beside the training."""
-    return part.kind == "code" and part.called.startswith(MODEL_LIBRARIES)
+    package, _, rest = part.called.partition(".")
+    return part.kind == "code" and package == "torch" and rest.partition(".")[0] in MODEL_LIBRARIES
 
 
 def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:

@@ -59,7 +59,7 @@ SHARED = {
     "checkpoint": Case(("checkpoint-bound",), "slow.py"),
     "evals": Case(("evaluation-bound",)),
     "everyN": Case(("input-bound",), "read"),
-    "gc": Case(("garbage collection",), "slow.py"),
+    "gc": Case(("garbage collection",)),
     "growing": Case(("growing", "own code"), "slow.py"),
     "inmemory": Case(("input-bound",), "read"),
     "padding": Case(("padding",)),
