@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import islice
+from random import Random
 from time import perf_counter_ns
 from typing import Any, Generic, TypeVar, cast
 
@@ -63,6 +64,7 @@ class HeadspaceLoader(Generic[Batch]):
         self._ahead = int(workers) * int(prefetch) if ahead is None else ahead
         self._pairs: list[tuple[int, int]] = []  # nanoseconds of so many usual and free steps
         self._spent_ns = 0
+        self._chance = Random(0)  # not the program's generator
 
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self.loader)
@@ -83,7 +85,8 @@ class HeadspaceLoader(Generic[Batch]):
         while self.result is None:
             begun_ns = perf_counter_ns()
             stock.extend(islice(batches, self._ahead + 1 + PAIR_STEPS))
-            yield from self._usual(batches, stock, 2 * self._ahead + 2)
+            # By chance, so that steps that are slow now and then (a log, a checkpoint) fall into both kinds alike.
+            yield from self._usual(batches, stock, 2 * self._ahead + 2 + self._chance.randrange(PAIR_STEPS))
             usual_ns = _now_ns()
             steps = yield from self._usual(batches, stock, PAIR_STEPS)
             usual_ns = _now_ns() - usual_ns

@@ -95,6 +95,19 @@ def test_a_rare_long_wait_is_in_the_gain_and_widens_its_interval(clock: Clock) -
     assert high / low > 1.1
 
 
+@pytest.mark.parametrize("period", [5, 7, 35])
+def test_a_slow_step_now_and_then_is_no_gain(clock: Clock, period: int) -> None:
+    """A log, a checkpoint: usual and free steps take their turns with another period than that."""
+    loader = harness.headspace(Loader(clock, 3000, [0]), seconds=0.005)
+    for number, _ in enumerate(loader):
+        clock.ns += 100_000 if number % period == 0 else 10_000
+    assert loader.result is not None
+    low, high = loader.result.speedup.ci_low, loader.result.speedup.ci_high
+    assert low is not None
+    assert high is not None
+    assert low <= 1 <= high
+
+
 def test_epochs_that_are_short_count_together_and_one_without_an_answer_says_so(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
