@@ -10,7 +10,7 @@ Each row is one of :class:`harness.explain.wall.SlowCause`. Its ``figures`` by k
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,15 +28,17 @@ def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterat
     """Yield the causes of the process ``one``, whose measured steps are in ``blocks``."""
     looks = [_Look(*content) for content in one.noted("look")]
     yield from _growing(looks, blocks)
-    yield from _padding(blocks)
+    yield from _padding(blocks, on_device=bool(one.noted("device")))
     yield from _settings(one, looks)
 
 
-class _Look:
+class _Look(NamedTuple):
     """One look of the agent at hooks and settings."""
 
-    def __init__(self, step: int, hooks: dict[str, int], settings: Sequence[str], place: str) -> None:
-        self.step, self.hooks, self.settings, self.place = step, hooks, settings, place
+    step: int
+    hooks: dict[str, int]
+    settings: Sequence[str]
+    place: str
 
 
 def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
@@ -81,8 +83,11 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
     }
 
 
-def _padding(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield padding, with the share of the forward and backward passes that would be saved at most without it."""
+def _padding(blocks: Sequence[StepTotals], *, on_device: bool) -> Iterator[JsonObject]:
+    """Yield padding, with what the forward and backward passes take for it, if they take time by positions.
+
+    That time is not known where a device works while the host goes on.
+    """
     positions, padded, columns = (sum(totals.padding[place] for totals in blocks) for place in range(3))
     steps = sum(totals.measured for totals in blocks)
     if not padded or not steps:
@@ -90,8 +95,7 @@ def _padding(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
     passes_ms = sum(sum(totals.lengths.parts.get(name, ())) for totals in blocks for name in ("forward", "backward"))
     yield {
         "kind": PADDING,
-        "ms": padded / positions * passes_ms / steps,
-        "at_most": True,
+        "ms": None if on_device else padded / positions * passes_ms / steps,
         "figures": {"share": padded / positions, "column_share": columns / positions},
     }
 

@@ -135,8 +135,9 @@ def _runs(
     blocks = write_tables(one, made_by, folder_of, one.process.rank or 0, profiled=profiled, closing=closing)
     interrupted = sum(totals.interrupted for totals in blocks)
     first = PROFILED_PART if profiled else 0
+    whole = tuple(program_causes(one, blocks))
     records = [
-        record_of(arm, max(block, 0), one, totals, environment, code, begun_utc, blocks)
+        record_of(arm, max(block, 0), one, totals, environment, code, begun_utc, whole)
         for block, totals in enumerate(blocks, first)
     ]
     whole_ms = _program_ms(blocks, 0 if profiled else -1 if closing is not None else None, ended)
@@ -190,9 +191,13 @@ def record_of(
     environment: JsonObject,
     code: int | None,
     begun_utc: str,
-    blocks: Sequence[StepTotals] = (),
+    whole: Sequence[JsonObject] | None = None,
 ) -> RunRecord:
-    """What is known of the process ``one``, whose steps amount to ``totals``. ``blocks``: all of it, if several."""
+    """Return what is known of the process ``one``, whose steps amount to ``totals``.
+
+    ``whole``: the causes that are known of it as a whole; None: it has no other steps.
+    """
+    whole = tuple(program_causes(one, [totals])) if whole is None else whole
     workers, prefetch = one.loader
     config: JsonObject = {
         "data": {"workers": workers, "prefetch": prefetch},
@@ -236,7 +241,7 @@ def record_of(
             evaluating_steps=totals.evaluating,
             evaluating_share=round(totals.evaluating_share, 4),
             marked_steps=tuple(totals.marked),
-            causes=_causes(one, totals, blocks or [totals]),
+            causes=(*_causes(one, totals), *whole) or None,
         ),
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,
@@ -253,8 +258,8 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
     return str(place) if place is not None and most else None
 
 
-def _causes(one: AttachedProcess, totals: StepTotals, blocks: Sequence[StepTotals]) -> tuple[JsonObject, ...] | None:
-    """Return what slowed the steps, as rows of harness.explain.wall; None if nothing did that was looked at."""
+def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
+    """Return what slowed the steps of ``totals``, as rows of harness.explain.wall."""
     counted: list[JsonObject] = [
         {
             "kind": kind,
@@ -266,7 +271,7 @@ def _causes(one: AttachedProcess, totals: StepTotals, blocks: Sequence[StepTotal
         }
         for kind, found in sorted(totals.counted.items())
     ]
-    return (*one.noted("cause"), *counted, *_own_time(one, totals), *program_causes(one, blocks)) or None
+    return (*one.noted("cause"), *counted, *_own_time(one, totals))
 
 
 def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:

@@ -21,7 +21,7 @@ No phase gives up more than it spent off a core.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -84,7 +84,6 @@ class SlowCause:
     looks: int = 0  # number of samples of which ``spent_ms`` is a share; 0: it was measured
     low_ms: float | None = None  # 95 % interval of ``ms``
     high_ms: float | None = None
-    at_most: bool = False  # ``ms`` is an upper bound
     figures: Mapping[str, float] = field(default_factory=dict)  # by name, see :mod:`harness.attach.program_causes`
 
     @property
@@ -117,16 +116,16 @@ class SlowCause:
         return (share + Z_95**2 / n / 2 - spread) / (1 + Z_95**2 / n)
 
     @property
-    def is_wait(self) -> bool:
-        """True if the line waits for what another thread or process makes: for batches, maybe."""
-        return self.called.partition(".")[0] in WAITING_MODULES
-
-    @property
     def longer_ms(self) -> float | None:
         """Milliseconds by which a step with it is longer than one without; None if there are no others."""
         if self.ms is None or not self.steps or self.of <= self.steps:
             return None
         return self.ms / self.steps - self.rest_ms / (self.of - self.steps)
+
+
+def is_wait(called: str) -> bool:
+    """Return True if a line that calls this waits for what another thread or process makes: for batches, maybe."""
+    return called.partition(".")[0] in WAITING_MODULES
 
 
 def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
@@ -211,10 +210,9 @@ class Wall:
     parts: tuple[StepPart, ...]  # the largest first
     program: tuple[ProgramPart, ...] = ()  # of the whole program, in the order of time; empty: not recorded
 
-    def total(self, kinds: Iterable[PartKind], names: Iterable[str] = ()) -> float:
-        """Milliseconds a step of all parts of these kinds; ``names``: of these only."""
-        chosen, named = set(kinds), set(names)
-        return sum(one.ms.median for one in self.parts if one.kind in chosen and (not named or one.name in named))
+    def total(self, kind: PartKind) -> float:
+        """Milliseconds a step of all parts of this kind."""
+        return sum(one.ms.median for one in self.parts if one.kind == kind)
 
 
 class _Key(NamedTuple):
@@ -243,8 +241,10 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         return None
     likely, others = [], []
     weights = []
+    places: dict[str, SlowCause] = {}
     for run, ledger in known:
         causes = slow_causes([run.record.facts])
+        places |= {one.place: one for one in causes if one.kind == CODE}
         excess = _long_excess(run, typical_ms)
         placed = _without_waits(run, ledger)
         clock_ms, steps = _by_the_clock(run, ledger)
@@ -254,7 +254,6 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         likely.append(found[0])
         others.append(found[-1])
         weights.append(float(steps))
-    places = {one.place: one for run, _ in known for one in slow_causes([run.record.facts]) if one.kind == CODE}
     return _summed(likely, others, weights, places, known[0][0].record.facts.program_ms)
 
 

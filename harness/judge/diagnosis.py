@@ -19,9 +19,9 @@ from harness.explain.wall import (
     REST,
     RESTART,
     SAMPLER,
-    WAITING_MODULES,
     StepPart,
     Wall,
+    is_wait,
 )
 from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
 from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
@@ -68,31 +68,30 @@ def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> Diagno
 
 
 def _own_code(part: StepPart, _arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
-    return "other thread" if part.called.partition(".")[0] in WAITING_MODULES else "less often"
+    return "other thread" if is_wait(part.called) else "less often"
 
 
 def _always(remedy: DiagnosisRemedy) -> Callable[[StepPart, ArmReport, ArmAdvice | None], DiagnosisRemedy]:
     return lambda _part, _arm, _advice: remedy
 
 
-def _waits_for_workers(arm: ArmReport) -> bool:
-    """Return True if loader workers go on making batches meanwhile: steps may wait for them as much longer."""
-    waited = arm.wall.total(["data"]) if arm.wall is not None else 0.0
-    return bool(arm.workers) and arm.wall is not None and waited >= FINDING_SHARE_MIN * arm.wall.step_ms.median
+def _has_workers(arm: ArmReport) -> bool:
+    """Return True if loader workers make batches meanwhile: shorter steps may wait for them."""
+    return bool(arm.workers)
 
 
 RULES = (
     Rule("input-bound", lambda part: part.kind == "data", _loading, lambda _: True),
-    Rule("checkpoint-bound", saves, _always("save less often"), _waits_for_workers),
+    Rule("checkpoint-bound", saves, _always("save less often"), _has_workers),
     Rule(
         "own code",
         lambda part: part.kind == "code" and not saves(part) and not computes(part),
         _own_code,
-        _waits_for_workers,
+        _has_workers,
     ),
-    Rule("garbage collection", lambda part: part.kind == "gc", _always("freeze"), _waits_for_workers),
-    Rule("evaluation-bound", lambda part: part.kind == "evaluation", _always("evaluate less often"), lambda _: False),
-    Rule("recompiling", lambda part: part.kind == "compile", _always("fewer shapes"), _waits_for_workers),
+    Rule("garbage collection", lambda part: part.kind == "gc", _always("freeze"), _has_workers),
+    Rule("evaluation-bound", lambda part: part.kind == "evaluation", _always("evaluate less often"), _has_workers),
+    Rule("recompiling", lambda part: part.kind == "compile", _always("fewer shapes"), _has_workers),
     Rule("cores too few", lambda part: part.kind == "core", _always("free cores"), lambda _: True),
     Rule(
         "unknown",
@@ -128,7 +127,7 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
     found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + _noted(wall, arm)
     found = sorted((one for one in found if one.share >= FINDING_SHARE_MIN), key=lambda one: -one.ms.median)
     # Waits for a core that other processes cause are no property of the program: shares are without them.
-    own = 1.0 if arm.crowded else 1 - wall.total(["core"]) / wall.step_ms.median
+    own = 1.0 if arm.crowded else 1 - wall.total("core") / wall.step_ms.median
     named = [one for one in found if one.kind != "unknown" and (arm.crowded or one.kind != "cores too few")]
     if named and named[0].share >= DIAGNOSED_SHARE_MIN * own:
         first = named[0]
@@ -155,7 +154,7 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
         share = ms.median / wall.step_ms.median
         place = "forward and backward" if kind == "padding" else cause.phase or "own code"
         part = StepPart(cause.place or place, ms, share, "code" if cause.place else "phase")
-        found.append(Diagnosis(kind, part.name, ms, share, _speedup(ms, wall), cause.at_most, remedy, part))
+        found.append(Diagnosis(kind, part.name, ms, share, _speedup(ms, wall), _has_workers(arm), remedy, part))
     return found
 
 

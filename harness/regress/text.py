@@ -269,6 +269,8 @@ def change(decision: Decision) -> str:
 def moved(decision: Decision) -> str:
     """``by +3.1 % [...]``, ``to 2.50x [...]``: :func:`change` after a verb."""
     found = decision.change
+    if too_noisy(decision):
+        return "by an unknown amount (2x is not excluded)"
     return f"{'to' if found is not None and _doubles(found) else 'by'} {change(decision)}"
 
 

@@ -118,16 +118,7 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         top.append(f"**Emulated:** {safe(screen.emulated)}")
     if screen.beware:
         top.append("\n".join(f"> **{safe(line)}**  " for line in screen.beware))
-    verdict = (
-        [_card(screen.card)]
-        if screen.card is not None
-        else [
-            "\n".join(
-                f"- **{safe(h.subject)}: {safe(h.finding)}.**" + (f" {safe(h.support)}" if h.support else "")
-                for h in screen.headlines
-            )
-        ]
-    )
+    verdict = [_card(screen.card)] if screen.card is not None else [_headlines(screen)]
     if screen.rows:
         verdict.append(table(HEADER, screen.rows))
         verdict.append(_legend(screen.legend))
@@ -155,8 +146,10 @@ def _card(card: VerdictCard) -> str:
 
 def _waits_and_timing(screen: FirstScreen) -> str:
     """What the card leaves out: waits, gains and what was timed, a line each."""
-    if screen.card is None:
-        return ""
+    return "" if screen.card is None else _headlines(screen)
+
+
+def _headlines(screen: FirstScreen) -> str:
     return "\n".join(
         f"- **{safe(h.subject)}: {safe(h.finding)}.**" + (f" {safe(h.support)}" if h.support else "")
         for h in screen.headlines

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from harness.explain.policy import MIN_BLOCKS
 from harness.explain.statistics import Estimate
-from harness.explain.wall import CODE, GC, GROWING, PADDING, RESTART, SETTING, SlowCause, StepPart
+from harness.explain.wall import CODE, GC, GROWING, PADDING, RESTART, SETTING, SlowCause, StepPart, is_wait
 from harness.judge.policy import CORE_WAIT_SHARE_MAX
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding
 from harness.judge.report_types import ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
@@ -53,7 +53,7 @@ def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
         case "code":
             return not one.phase and one.least_share >= SPENT_SHARE_MIN
         case "padding":
-            return (one.ms or 0.0) >= SPENT_SHARE_MIN * step_ms
+            return one.ms is None or one.ms >= SPENT_SHARE_MIN * step_ms
         case "growing":
             return (one.low_ms or 0.0) >= SPENT_SHARE_MIN * step_ms
         case "device wait" | "copy":
@@ -124,7 +124,7 @@ def _collected(found: Sequence[SlowCause], part: Part) -> Texts:
     return (
         "Garbage collection",
         f"{_spent(whole, part)} in {count(round(sum(one.times for one in found)), 'collection')}{where}",
-        "Call gc.freeze() once the data is loaded, and collect every few hundred steps at most.",
+        REMEDIES["freeze"],
     )
 
 
@@ -141,8 +141,8 @@ def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
             + (f", in {one.called}" if one.called else "")
             for one in found[:CAUSE_PLACES]
         ),
-        "It waits there for another thread or process: for batches, if that one makes them."
-        if most.is_wait
+        REMEDIES["other thread"]
+        if is_wait(most.called)
         else "The step waits for it: do it less often, in another thread or process, or with less data.",
     )
 
@@ -174,8 +174,8 @@ def _padding(found: Sequence[SlowCause], part: Part) -> Texts:
         remedy = "Put rows of similar length into one batch (group_by_length), or pack several into one row."
     return (
         "Padding",
-        f"{percent(share)} of the positions train nothing, {percent(columns)} in columns of padding alone. Without it "
-        f"a step takes at most {part(one.ms or 0.0)} less",
+        f"{percent(share)} of the positions train nothing, {percent(columns)} in columns of padding alone"
+        + ("" if one.ms is None else f". They take about {part(one.ms)} of a step"),
         remedy,
     )
 
@@ -372,7 +372,7 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "free cores": "Use fewer threads and workers, more cores, or a machine that nothing else uses.",
     "find the growth": "Something is added in each step, such as a hook, a graph that is kept, or a list.",
     "pad less": "Pad each batch to its longest row only, batch rows of like length, or pack them.",
-    "model": "Nothing on the input side would help: make the model, its kernels or its precision faster.",
+    "model": "Faster data loading would not help: make the model, its kernels or its precision faster.",
     "profile": "Find the place: harness exec --profile py-spy.",
 }
 
@@ -443,8 +443,10 @@ def _saving(one: Diagnosis) -> str:
         return ""
     faster, low, high = f"{ratio(one.saving.median)} as fast", one.saving.ci_low, one.saving.ci_high
     known = "" if low is None or high is None else f" ({interval(one.saving)})"
+    if low is None and not one.at_most:
+        faster = f"about {faster}"
     if low is not None and high is not None and high > WIDE_TIMES * low:
-        known = f" (at least {ratio(low)})"
+        known = "" if one.at_most else f" (at least {ratio(low)})"
     return f" Without it a step would be {'at most ' if one.at_most else ''}{faster}{known}."
 
 

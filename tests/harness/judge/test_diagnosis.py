@@ -68,7 +68,7 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
     "hooks that pile up": (arm_of({}, {"kind": "growing", "phase": "forward", "ms": 45.0, "place": "a.py:3",
                                        "called": "forward", "figures": GROWTH}),
                            "growing", "a.py:3", 0.45, 1 / 0.55, "find the growth"),
-    "padding": (arm_of({}, {"kind": "padding", "ms": 70.0, "at_most": True, "figures": PADDED}), "padding",
+    "padding": (arm_of({}, {"kind": "padding", "ms": 70.0, "figures": PADDED}), "padding",
                 "forward and backward", 0.7, 1 / 0.3, "pad less"),
     "nothing but the model": (arm_of({"backward": 60.0}, read=3.0), "compute-bound", "backward", 0.97, 1 / 0.97,
                               "model"),
@@ -134,3 +134,6 @@ def test_a_saving_beside_loader_workers_that_steps_wait_for_is_a_bound() -> None
     by_kind = {one.kind: one for one in diagnosed(arm).diagnoses}
     assert by_kind["own code"].at_most
     assert not first(CASES["own code"][0]).at_most
+    # Two workers keep up with this step. They would not with a shorter one.
+    keeping = arm_of({"other": 40.0}, named("", "a.py:3", 40.0), read=110.0, workers=2, facts={"workers": 2})
+    assert first(keeping).at_most

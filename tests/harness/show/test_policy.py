@@ -131,12 +131,13 @@ def test_short_waits_and_little_own_code_are_left_out() -> None:
 
 
 def test_padding_has_a_remedy_for_where_it_is() -> None:
-    def padding(ms: float, columns: float) -> SlowCause:
-        return SlowCause("padding", ms=ms, at_most=True, figures={"share": 0.5, "column_share": columns})
+    def padding(ms: float | None, columns: float) -> SlowCause:
+        return SlowCause("padding", ms=ms, figures={"share": 0.5, "column_share": columns})
 
     assert not caused(padding(4.8, 0.4))
     ((*_, shorter),), ((*_, alike),) = caused(padding(5.2, 0.26)), caused(padding(5.2, 0.24))
     assert shorter != alike
+    assert caused(padding(None, 0.26))  # a device works while the host goes on: no time is known, the share is
 
 
 def test_own_code_beside_waits_for_workers_promises_nothing() -> None:
