@@ -15,6 +15,7 @@ from harness.explain.statistics import Estimate
 from harness.explain.wall import AFTER_STEPS, START_UP, StepPart
 from harness.judge.comparisons import Absent, Measured
 from harness.judge.confounds import ConfoundKind
+from harness.judge.diagnosis import NOTED
 from harness.judge.doubts import DoubtKind
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, Comparison, DiagnosisKind, NotCompared, StudyReport
@@ -49,6 +50,7 @@ from harness.show.text.verdicts import also_noteworthy, finding, missing_text, m
 from harness.show.words import count, listing, number, part_of, percent, ratio
 from trainer.errors import one_line
 
+TOLD_AS_CAUSES = [kind for kind, _ in NOTED.values()]  # diagnoses that a line with more to say tells below another
 REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
@@ -345,7 +347,7 @@ def verdict_card(report: StudyReport, names: ArmNames) -> VerdictCard | None:
     findings = [
         *(line.text for line in group_lines(arms, report.group, names)),  # of ranks: who waits for whom
         *loader_texts(arm, names.short(arm.name)),
-        *(finding_text(one, step_ms) for one in others if one.kind != "unknown"),
+        *(finding_text(one, step_ms) for one in others if one.kind not in ("unknown", *TOLD_AS_CAUSES)),
         *cause_findings(arm),
     ]
     return VerdictCard(

@@ -29,7 +29,7 @@ def test_the_parts_of_a_program_sum_to_its_wall_clock(evaluates: bool, tmp_path:
     assert sum(part.ms.median for part in found.parts) == pytest.approx(found.step_ms.median)
     steps_ms = whole[MEASURED_STEPS] + whole[EVALUATING_STEPS]
     assert found.step_ms.median * found.steps == pytest.approx(steps_ms, rel=1e-3)  # shares are kept to four digits
-    assert (whole[EVALUATING_STEPS] > 0) == evaluates == (found.total(["evaluation"]) > 0)
+    assert (whole[EVALUATING_STEPS] > 0) == evaluates == (found.total("evaluation") > 0)
     assert min(whole[START_UP], whole[AFTER_STEPS]) > 0
     assert {"forward", "backward", "optimizer"} <= {part.name for part in found.parts}
 

@@ -19,7 +19,7 @@ from harness.show.policy import BAR_PARTS_MAX, COMMAND_LONGEST, FINDINGS_SHOWN
 from harness.show.text.findings import REMEDIES, TITLES
 from harness.study.store import StudyFolder
 from tests.harness.explain.test_wall import EXACT, named, spent
-from tests.harness.judge.test_diagnosis import CASES, arm_of
+from tests.harness.judge.test_diagnosis import CASES, GROWTH, arm_of
 from tests.harness.synthetic import Arm, build, write
 
 LINES = 16  # of a first screen
@@ -63,6 +63,13 @@ def test_the_first_screen_fits_sixteen_lines_whatever_there_is_to_say() -> None:
     lines = terminal.card_lines(screen.card)
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= terminal.WIDTH
+
+
+def test_a_cause_below_another_diagnosis_is_told_once() -> None:
+    growing = {"kind": "growing", "phase": "backward", "ms": 20.0, "low_ms": 18.0, "figures": GROWTH}
+    card = card_of(arm_of({"other": 40.0}, named("", "train.py:88", 40.0), growing))
+    assert card.kind == "own code"
+    assert len([one for one in card.findings if "get longer" in one]) == 1
 
 
 def test_stretches_of_the_bar_follow_one_another() -> None:
