@@ -50,7 +50,7 @@ from harness.show.text.verdicts import also_noteworthy, finding, missing_text, m
 from harness.show.words import count, listing, number, part_of, percent, ratio
 from trainer.errors import one_line
 
-TOLD_AS_CAUSES = [kind for kind, _ in NOTED.values()]  # diagnoses that a line with more to say tells below another
+AMONG_CAUSES = [kind for kind, _ in NOTED.values()]  # diagnoses that a line with more to say tells below another
 REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
@@ -347,7 +347,7 @@ def verdict_card(report: StudyReport, names: ArmNames) -> VerdictCard | None:
     findings = [
         *(line.text for line in group_lines(arms, report.group, names)),  # of ranks: who waits for whom
         *loader_texts(arm, names.short(arm.name)),
-        *(finding_text(one, step_ms) for one in others if one.kind not in ("unknown", *TOLD_AS_CAUSES)),
+        *(finding_text(one, step_ms) for one in others if one.kind not in ("unknown", *AMONG_CAUSES)),
         *cause_findings(arm),
     ]
     return VerdictCard(
