@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import sys
+import threading
 import time
 from contextlib import suppress
 from marshal import dumps
@@ -110,13 +111,22 @@ def write(word: str, content: Any) -> None:
 
 
 def _open() -> MappedFile | None:
-    """Begin this process's file, with who it is; None where nothing is recorded."""
+    """Begin this process's file, with who it is; None where nothing is recorded.
+
+    The file becomes known to other threads with its first frame in it: a reader takes no file that begins otherwise.
+    """
     global _file, _owner
     if not _folder:
         return None
+    path = os.path.join(_folder, f"{os.getpid()}-{threading.get_native_id()}-{time.monotonic_ns()}.frames")
+    file, frame = MappedFile(path), dumps(("process", _process()), MARSHAL_FORMAT)
+    file.add(len(frame).to_bytes(LENGTH_BYTES, "little") + frame)
     _owner = os.getpid()
-    _file = MappedFile(os.path.join(_folder, f"{os.getpid()}-{time.monotonic_ns()}.frames"))
-    write("process", _process())
+    if _file is None:
+        _file = file
+    else:  # Another thread was faster.
+        file.close()
+        os.unlink(path)
     return _file
 
 
@@ -126,9 +136,9 @@ def begin_anew() -> None:
     from _harness_agent import guard, own_time
 
     guard.carefully(own_time.forget)  # The places that it knows are noted in this file.
-    if _file is not None and _owner == os.getpid():
-        _file.close()
-    _file = None
+    file, _file = _file, None
+    if file is not None and _owner == os.getpid():
+        file.close()
 
 
 def note(what: str, text: Any) -> None:
