@@ -208,6 +208,8 @@ TAPE_KEPT_MIN = 0.9
 
 REPLAY_ERROR_MAX = 0.05
 """Share of a step. A replay that is further off predicts nothing. tests/harness/explain/test_policy.py"""
+AHEAD_STEPS = 4
+"""Unmeasured steps in which a replay's host gets ahead. tests/harness/explain/replay/test_predict.py"""
 PREDICTED_STEPS_MAX = 500
 """Measured steps of a prediction. Replicates multiply them. tests/harness/explain/test_policy.py"""
 PREDICTION_REPLICATES = 16
