@@ -249,6 +249,7 @@ class StateComparison:
     candidate: str
     blocks: int
     step: Decision
+    steps: int = 0  # measured in the shortest block: what comes later in a training is not compared
     baseline_ms: float | None = None
     candidate_ms: float | None = None
     total: Decision | None = None  # of all measured time together, rare long steps among it

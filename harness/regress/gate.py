@@ -122,6 +122,7 @@ def _comparison(
         theirs_is,
         len(shared),
         step,
+        steps=min(len(side[block].step_ms) for side in ledgers[:2] for block in shared),
         baseline_ms=baseline_ms,
         # As the paired change has it: medians of either side alone may lie the other way round.
         candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median),
