@@ -140,6 +140,9 @@ class _Loop:
         """All steps, one after the other."""
         walls: list[Array] = []
         p = self.p
+        # Without blocking calls, steps last until the device has done them: where a step logs, the host has waited for
+        # the device, and elsewhere it is ahead.
+        by_device = bool(p.drained.any())
         steps_of = zip(p.step_program, p.measured, p.resumes, p.drained, strict=True)
         for place, (number, measured, resume, drained) in enumerate(steps_of):
             if place % STEPS_PER_SWEEP == 0:
@@ -148,11 +151,12 @@ class _Loop:
             if resume is not None:
                 self._resume(resume, first=not walls)
             self.counts = bool(measured) and self.account
-            began, before = self.now, self.device_free
+            before = self.device_free
+            began = before if by_device else self.now
             self._step(p.programs[number], next(durations[int(number)]))
             if drained:
                 self.now = np.maximum(self.now, before)
-            passed = self.now - began
+            passed = (self.device_free if by_device else self.now) - began
             walls.append(passed[:, 0] if self.shape[1] == 1 else passed.mean(axis=1))
         self._add_up()
         step_ns = np.stack(walls, axis=1)
