@@ -161,15 +161,15 @@ def build(
     makers = recording.batches.makers if workers == recording.workers else round_robin(0, workers)
     in_flight = makers.in_flight(prefetch)
     gets_ahead = recording.asynchronous and edits.sync != "on"
-    settling = max(in_flight + 1 if in_flight else 0, AHEAD_STEPS if gets_ahead else 0)
-    order, measured, resumes = _steps(recording, settling, most_steps, exact=exact, every_pause=gets_ahead)
+    unmeasured = max(in_flight + 1 if in_flight else 0, AHEAD_STEPS if gets_ahead else 0)
+    order, measured, resumes = _steps(recording, unmeasured, most_steps, exact=exact, every_pause=gets_ahead)
 
     def starts() -> NDArray[np.int64]:
         if exact:
             return np.zeros(1, dtype=np.int64)
         if (edits.ranks or 1) > 1:  # from the same place, which is often the only best one, ranks would be in lockstep
             return np.arange(len(tape.steps))
-        key = ("starts", workers, settling, gets_ahead, most_steps)
+        key = ("starts", workers, unmeasured, gets_ahead, most_steps)
         return recording.once(key, lambda: _starts(order, recording.step_class[tape.steps]))
 
     return Pipeline(
@@ -205,11 +205,11 @@ def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Str
 
 
 def _steps(
-    recording: Recording, settling: int, most: int, *, exact: bool, every_pause: bool
+    recording: Recording, unmeasured: int, most: int, *, exact: bool, every_pause: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
     """Return the steps in order: programs, which count, and pauses before them, up to ``most`` that count.
 
-    A repetition begins with ``settling`` unmeasured steps, as in launch/block.py: one more than batches in flight, and
+    A repetition begins with ``unmeasured`` unmeasured steps, as in launch/block.py: one more than batches in flight, and
     enough for the host to get ahead of its device. Measured ones make up for missing ones. ``every_pause``: a pause in
     which the loader went on begins one as well. Not ``exact``: what lay within a step besides training becomes a pause
     behind it.
@@ -225,9 +225,9 @@ def _steps(
             resume = Resume(False, held_ns + (0.0 if resume is None else resume.worked_ns), np.zeros(0))
         resumes.append(resume)
         starts = resume is not None and (resume.repetition or (every_pause and not recording.measured[step]))
-        if starts and settling and not exact:
+        if starts and unmeasured and not exact:
             following = counting[counting >= step]
-            like = np.resize(following, max(0, settling - int(following[0] - step)))
+            like = np.resize(following, max(0, unmeasured - int(following[0] - step)))
             order += recording.step_class[like].tolist()
             measured += [False] * len(like)
             resumes += [None] * len(like)
