@@ -1,0 +1,70 @@
+"""Trainings that nothing in particular slows: each finding of 5 % or more is judged by hand, in this table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[2] / "examples"
+# Kinds that claim no cause, and the wait for a core, which the busy machine of a measurement causes.
+NEUTRAL = {
+    "compute-bound": "the model takes the step",
+    "unknown": "names no cause",
+    "cores too few": "other processes had the cores",
+}
+
+
+@dataclass(frozen=True)
+class Ordinary:
+    """``words``: script and arguments. ``true``: findings that are true, by kind, with the reason."""
+
+    words: Sequence[str]
+    true: Mapping[str, str] = field(default_factory=dict)
+    command: Sequence[str] = (sys.executable,)
+
+    def verdict(self, kind: str) -> str:
+        """Return why a finding is true, or "" where it is false."""
+        return self.true.get(kind) or NEUTRAL.get(kind, "")
+
+
+def _script(name: str, *words: str, **true: str) -> Ordinary:
+    return Ordinary((str(HERE / "scripts" / name), *words), {key.replace("_", "-"): why for key, why in true.items()})
+
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TOKENIZED = {"input-bound": "each batch is tokenized as it is made, by the main process or by workers"}
+SCRIPTS: dict[str, Ordinary] = {
+    "plain loop": _script("loop.py"),
+    "plain loop, 1 worker": _script("loop.py", "--workers", "1"),
+    "plain loop, 2 workers": _script("loop.py", "--workers", "2"),
+    "plain loop, 4 workers": _script("loop.py", "--workers", "4"),
+    "iterable dataset": _script("loop.py", "--iterable"),
+    "iterable dataset, 2 workers": _script("loop.py", "--iterable", "--workers", "2"),
+    "gradient accumulation": _script("loop.py", "--accumulate", "4"),
+    "autocast to bfloat16": _script("loop.py", "--amp"),
+    "torch.compile, eager": _script("loop.py", "--compile"),
+    "LoRA": _script("loop.py", "--lora"),
+    "learning-rate schedule": _script("loop.py", "--schedule"),
+    "nanoGPT's train.py": _script("gpt.py"),
+    "run_clm with Trainer": _script("clm.py"),
+    "run_clm with Trainer, 2 workers": _script("clm.py", "2"),
+    "Lightning": _script("fit.py"),
+    "accelerate": _script("accelerated.py"),
+    "torchrun, 2 ranks": Ordinary((str(HERE / "scripts" / "ranks.py"),), command=TORCHRUN),
+    "examples/nanogpt_style.py": Ordinary((str(EXAMPLES / "nanogpt_style.py"), "--steps", "150")),
+    "examples/plain.py": Ordinary((str(EXAMPLES / "plain.py"), "--steps", "150"), TOKENIZED),
+    "examples/plain.py, 2 workers": Ordinary(
+        (str(EXAMPLES / "plain.py"), "--steps", "150", "--workers", "2"), TOKENIZED
+    ),
+}
+
+
+def scripts(shared: Path | None) -> dict[str, Ordinary]:
+    """Return the table, with fixed.py of each case of ``shared``."""
+    found = dict(SCRIPTS)
+    for path in sorted(shared.resolve().glob("*/fixed.py")) if shared else ():
+        found[f"cases/{path.parent.name}/fixed.py"] = Ordinary((str(path),))
+    return found
