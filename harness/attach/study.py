@@ -18,7 +18,9 @@ from harness.explain.wall import (
     AFTER_STEPS,
     CODE,
     EVALUATING_STEPS,
+    EVALUATION,
     GC,
+    LOCK,
     MEASURED_STEPS,
     OTHER_STEPS,
     PROFILED_STEPS,
@@ -276,7 +278,7 @@ def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
 
 def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
     """Yield what was sampled, places by their share of that, and garbage collections by their time."""
-    if not totals.sampled_ns and not totals.collections:
+    if not totals.sampled_ns and not totals.collections and not totals.evaluated_ns:
         return
     yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": totals.looks}
     places = {number: tuple(rest) for number, *rest in one.noted("place")}
@@ -295,6 +297,12 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
                     "late": late,
                     "spent_ms": ns / 1e6,
                 }
+    for kind, at in ((LOCK, totals.others_ns), (EVALUATION, totals.evaluated_ns)):
+        for number, ns in at.items():
+            if number in places and ns >= LEAST_CAUSE_SHARE * (totals.wall_ns + totals.evaluating_ns):
+                place, function, code, called = places[number]
+                row = {"kind": kind, "place": place, "function": function, "code": code, "called": called}
+                yield {**row, "spent_ms": ns / 1e6}
     for number, times in totals.collections.items():
         place, _function, code, _called = places.get(number, ("", "", "", ""))
         yield {
