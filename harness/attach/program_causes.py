@@ -27,7 +27,7 @@ from harness.explain.policy import (
     SYNCED_PASSES_MIN,
 )
 from harness.explain.trend import trend
-from harness.explain.wall import GRADIENTS, GROWING, MEMORY, PADDING, REST, SETTING, SYNCHRONIZATION, WORKERS
+from harness.explain.wall import BREAKS, GRADIENTS, GROWING, MEMORY, PADDING, REST, SETTING, SYNCHRONIZATION, WORKERS
 from trainer.json_types import JsonObject
 
 
@@ -141,6 +141,9 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look]) -> Iterator[JsonObje
         for name in late[0].settings:
             if all(name in look.settings for look in late):
                 yield {"kind": SETTING, "place": name}
+    for breaks, place, reason in one.noted("breaks")[-1:]:
+        row = {"kind": SETTING, "place": BREAKS, "called": place, "code": reason}
+        yield {**row, "figures": {"breaks": float(breaks)}}
     if one.noted("gradients"):
         yield {"kind": SETTING, "place": GRADIENTS}
     for _, synced, steps in one.noted("synced"):

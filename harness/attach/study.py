@@ -17,6 +17,7 @@ from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.explain.wall import (
     AFTER_STEPS,
     CODE,
+    COMPILED,
     EVALUATING_STEPS,
     EVALUATION,
     GC,
@@ -262,8 +263,14 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
     """Return what slowed the steps of ``totals``, as rows of harness.explain.wall."""
+    reasons: Counter[tuple[str, str]] = Counter()
+    for place, reason, seconds in one.noted("recompiled"):
+        reasons[place, reason] += seconds
+    place, reason = max(reasons, key=lambda key: reasons[key], default=("", ""))
+    named: dict[str, JsonObject] = {COMPILED: {"place": place, "code": reason}}
     counted: list[JsonObject] = [
         {
+            **named.get(kind, {}),
             "kind": kind,
             "times": found.times,
             "steps": found.steps,

@@ -55,6 +55,8 @@ CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, s
 LOCK, EVALUATION = "lock", "evaluation"  # kinds of a place, sampled: another thread ran there; in an evaluation
 WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
 GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of what is known of the whole program
+COMPILED, COMPILATION = "compiled", "compilation"  # kind of steps that compile, and their part if it has no place
+BREAKS = "graph breaks"  # name of a setting
 GRADIENTS = "evaluation gradients"  # name of a setting
 MEMORY, WORKERS = "memory", "loader workers"  # kind of memory that grows, and the place if it is theirs
 SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)
@@ -267,6 +269,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
     evaluated = _most_evaluated([run.record.facts for run, _ in known])
     for run, ledger in known:
         causes = slow_causes([run.record.facts])
+        places |= {_Key("compile", one.place): one for one in causes if one.kind == COMPILED}
         places |= {_Key(kind, one.place): one for one in causes for kind in PLACES if one.kind == kind}
         excess = _long_excess(run, typical_ms)
         placed = _without_waits(run, ledger)
@@ -376,9 +379,11 @@ def _named(
     rest = [_Key("phase", name) for name in (REST, *COMPUTE, *PHASES) if name != "fetch"]
     tokenizing = (facts.tokenizing_share or 0.0) * step_ms
     _move(parts, [_OTHER], _Key("data", IN_LOOP), tokenizing)
-    compiled = sum((one.longer_ms or 0.0) * one.steps / one.of for one in causes if one.kind == "compiled" and one.of)
     compiling = [_Key("phase", name) for name in ("forward", "backward", REST, "optimizer")]
-    _move(parts, compiling, _Key("compile", "compilation"), compiled)
+    for one in causes:
+        if one.kind == COMPILED and one.of:
+            ms = (one.longer_ms or 0.0) * one.steps / one.of
+            _move(parts, compiling, _Key("compile", one.place or COMPILATION), ms)
     collected = sum(one.step_ms for one in causes if one.kind == GC)
     _move(parts, rest, _Key("gc", "garbage collection"), collected)
     for one in sorted((one for one in causes if one.kind == CODE and not one.phase), key=lambda one: -one.spent_ms):

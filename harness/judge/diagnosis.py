@@ -32,6 +32,7 @@ from harness.study.contract import STAGES
 
 SAVES = ("save", "checkpoint")  # parts of names of functions that write a model: torch.save, save_file, save_checkpoint
 # Libraries whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
+SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words of Dynamo's reasons that are about a shape
 MODEL_LIBRARIES = {"nn", "functional", "_tensor"}  # modules of torch
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
 
@@ -86,6 +87,11 @@ def _by_setting(name: str, remedy: DiagnosisRemedy, otherwise: DiagnosisRemedy) 
     return chosen
 
 
+def _recompiling(part: StepPart, _arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
+    has_shapes = not part.code or any(word in part.code for word in SHAPES)
+    return "fewer shapes" if has_shapes else "values in tensors"
+
+
 def _own_code(part: StepPart, _arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
     return "other thread" if is_wait(part.called) else "less often"
 
@@ -112,7 +118,7 @@ RULES = (
     ),
     Rule("garbage collection", lambda part: part.kind == "gc", _always("freeze"), _has_workers),
     Rule("evaluation-bound", lambda part: part.kind == "evaluation", NO_GRADIENTS, _has_workers),
-    Rule("recompiling", lambda part: part.kind == "compile", _always("fewer shapes"), _has_workers),
+    Rule("recompiling", lambda part: part.kind == "compile", _recompiling, _has_workers),
     Rule("cores too few", lambda part: part.kind == "core", _fewer, lambda _: True),
     Rule("synchronization-bound", lambda part: part.kind == "ranks", NO_SYNC, lambda _: True),
     Rule("interpreter lock", lambda part: part.kind == "lock", _always("other process"), _has_workers),

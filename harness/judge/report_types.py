@@ -142,6 +142,7 @@ DiagnosisKind = Literal[
 DiagnosisRemedy = Literal[
     "advice", "persistent workers", "fewer restarts", "faster sampler", "tokenize before", "faster loading",
     "save less often", "less often", "other thread", "freeze", "evaluate less often", "fewer shapes", "free cores",
+    "values in tensors",
     "fewer threads", "no gradients", "no sync", "other ranks", "other process", "find the growth", "pad less",
     "model", "profile",
 ]  # fmt: skip

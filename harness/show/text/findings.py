@@ -9,6 +9,7 @@ from harness.explain.policy import MIN_BLOCKS
 from harness.explain.statistics import Estimate
 from harness.explain.wall import (
     CODE,
+    COMPILATION,
     EVALUATION,
     GC,
     GROWING,
@@ -123,7 +124,8 @@ def _compiled(found: Sequence[SlowCause], part: Part) -> Texts:
     (one,) = found
     return (
         "Compilation",
-        f"{count(round(one.times), 'graph')} compiled in {one.steps:,} of {count(one.of, 'step')}{_longer(one, part)}",
+        f"{count(round(one.times), 'graph')} compiled in {one.steps:,} of {count(one.of, 'step')}{_longer(one, part)}"
+        + (f", mostly {one.place}{_code(one)}" if one.place else ""),
         "A new input shape, or a compiled function that runs for the first time: TORCH_LOGS=recompiles lists "
         "the former only, with reasons. For shapes, pad to one length or to a few, or compile with dynamic=True.",
     )
@@ -242,6 +244,10 @@ SETTINGS = {
         "the evaluation makes graphs",
         "Evaluate within torch.no_grad().",
     ),
+    "graph breaks": (
+        "torch.compile broke graphs {breaks:.0f} times, last at {called} ({code})",
+        "TORCH_LOGS=graph_breaks lists each: move what cannot be compiled out of the model.",
+    ),
     "gradient synchronization": (
         "gradients are synchronized in {passes:.2g} backward passes of each step",
         "Run all but the last of them within no_sync() of the DistributedDataParallel.",
@@ -250,7 +256,11 @@ SETTINGS = {
 
 
 def _setting(found: Sequence[SlowCause], _part: Part) -> Texts:
-    known = [(SETTINGS[one.place], one.figures) for one in found if one.place in SETTINGS]
+    known = [
+        (SETTINGS[one.place], {**one.figures, "called": one.called, "code": one.code})
+        for one in found
+        if one.place in SETTINGS
+    ]
     return (
         "Settings left on" if len(known) > 1 else "Setting left on",
         "; ".join(text.format(**figures) for (text, _), figures in known),
@@ -402,6 +412,7 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "freeze": "Call gc.freeze() once the data is loaded, and collect every few hundred steps at most.",
     "evaluate less often": "Evaluate less often, or on fewer batches.",
     "fewer shapes": "Pad to one length or to a few, or compile with dynamic=True. TORCH_LOGS=recompiles has reasons.",
+    "values in tensors": "The compiled code has that value as a constant: keep it in a tensor, or do not change it.",
     "free cores": "Use fewer threads and workers, more cores, or a machine that nothing else uses.",
     "fewer threads": "Use cores / ranks threads in each rank: torch.set_num_threads() or OMP_NUM_THREADS.",
     "no gradients": "Evaluate within torch.no_grad(): each batch makes a graph that nothing uses.",
@@ -421,6 +432,7 @@ LABELS = {
     "lock": "interpreter lock",
     "long": "long steps",
     "evaluation": "evaluation",
+    "compile": COMPILATION,
 }  # by kind of part
 
 
@@ -451,7 +463,7 @@ def _where(one: Diagnosis, step_ms: float) -> str:
     part = one.part
     mostly = "" if one.share_of_part > ALL_OF_IT else f", {part_of(step_ms)(part.ms.median)} of it"
     match part.kind:
-        case "code" | "lock" | "evaluation" if part.name != EVALUATION:
+        case "code" | "lock" | "evaluation" | "compile" if part.name not in (EVALUATION, COMPILATION):
             called = f", in {part.called}" if part.called else ""
             code = f" (`{shortened(part.code)}`)" if part.code else ""
             return f"{mostly} {'just before' if part.late else 'at'} {part.name}{code}{called}"

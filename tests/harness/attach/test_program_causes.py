@@ -11,6 +11,7 @@ from harness.attach.frames import AttachedProcess, read
 from harness.attach.program_causes import _memory, program_causes
 from harness.attach.steps import StepTotals, write_tables
 from harness.explain.wall import (
+    BREAKS,
     GRADIENTS,
     GROWING,
     MEMORY,
@@ -128,7 +129,7 @@ def test_each_setting_that_the_agent_knows_has_words() -> None:
     hooks._agent()
     from _harness_agent import inspection
 
-    assert set(SETTINGS_TEXTS) == {*inspection.SETTINGS, SYNCHRONIZATION, GRADIENTS}
+    assert set(SETTINGS_TEXTS) == {*inspection.SETTINGS, BREAKS, SYNCHRONIZATION, GRADIENTS}
 
 
 @pytest.mark.parametrize("program", SILENT)
