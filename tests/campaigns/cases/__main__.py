@@ -57,29 +57,46 @@ class Case:
 
 
 OURS = {
-    "anomaly": Case(("setting", "own code")),
+    "anew": Case(("input-bound",), "restart"),
+    "anomaly": Case(noted="setting anomaly"),
+    "average": Case(("own code",), "average.py"),
+    "bar": Case(("own code",), "set_postfix"),
+    "breaks": Case(noted="setting graph breaks"),
     "buffer": Case(("input-bound",), "read", source="webdataset/webdataset#267"),
+    "clipping": Case(("own code",), "row.norm"),
+    "copied": Case(noted="memory loader workers"),
     "evaluating": Case(("evaluation-bound",)),
     "forked": Case(("input-bound",), "tokenize", source="huggingface/tokenizers#258"),
+    "graphs": Case(noted="memory "),
+    "guards": Case(("recompiling",), "guards.py"),
     "healthy": Case(("compute-bound",)),
     "hooks": Case(("own code",), "register_hook"),
     "logger": Case(("own code",), "json.dump"),
+    "logits": Case(("evaluation-bound",), "logits.py"),
+    "micro": Case(noted="setting gradient synchronization", ranks=2),
     "norms": Case(("own code",), "histc"),
     "objects": Case(("input-bound",), "transfer"),
     "printing": Case(("own code",), "print"),
-    "profiler": Case(("setting", "own code")),
+    "profiler": Case(noted="setting profiler"),
     "python": Case(("own code",), "token"),
+    "ranks": Case(("cores too few",), ranks=2),
     "records": Case(("input-bound",), "read"),
     "restart": Case(("input-bound",), "restart", setting=True),
+    "rotating": Case(("input-bound",), "read", ranks=2),
     "scalars": Case(("input-bound",), "transfer", source="pytorch/pytorch#123439"),
     "scanning": Case(("input-bound",), "read"),
     "snapshots": Case(("input-bound",), "read", source="meta-pytorch/data#1317"),
     "sorting": Case(("input-bound",), "sampler"),
+    "staggered": Case(("synchronization-bound", "garbage collection"), ranks=2),
+    "straggler": Case(("input-bound",), "read", ranks=2),
     "synced": Case(("checkpoint-bound",), "torch.save"),
     "threads": Case(("cores too few",), setting=True),
     "tokenizing": Case(("input-bound",), "tokenize"),
     "unequal": Case(("input-bound",), "read"),
+    "unused": Case(noted="setting unused parameters", ranks=2),
+    "validating": Case(noted="setting evaluation gradients"),
     "workers": Case(("input-bound",), "read", setting=True),
+    "writer": Case(("interpreter lock",), "writer.py"),
 }
 SHARED = {
     "checkpoint": Case(("checkpoint-bound",), "slow.py", source="Physical-Intelligence/openpi#441", setting=True),
@@ -217,8 +234,8 @@ def judge(
     Sizes are compared as shares of a step: both wander together with the load of the machine.
     """
     if case.noted:
-        right = any(case.noted in one for one in slow.noted)
-        return right, right, right, any(case.noted in one for one in fixed.noted)
+        right = case.noted in slow.noted
+        return right, right, right, case.noted in fixed.noted
     kind = slow.kind in case.kinds
     place = kind and case.place in slow.place
     share = statistics.median(1 - fixed / slow for slow, fixed in zip(walls["slow"], walls["fixed"], strict=True))
