@@ -276,10 +276,13 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         clock_ms, steps = _by_the_clock(run, ledger)
         found = [_named(one, run, ledger, causes, excess) for one in placed]
         for parts in found:
-            evaluation = _Key("evaluation", EVALUATION)
-            parts[evaluation] = max(0.0, clock_ms - sum(parts.values()))
+            evaluation, core, step_ms = _Key("evaluation", EVALUATION), _Key("core", WAITING), sum(parts.values())
+            parts[evaluation] = max(0.0, clock_ms - step_ms)
+            # An evaluation waits for a core as much as the steps beside it do (likely), or not at all.
+            waits = parts.get(core, 0.0) / step_ms if parts is found[0] else 0.0
+            _move(parts, [evaluation], core, parts[evaluation] * waits)
             spent_ms = sum(one.spent_ms for one in causes if one.kind == EVALUATION and one.place == evaluated)
-            _move(parts, [evaluation], _Key("evaluation", evaluated), spent_ms / steps)
+            _move(parts, [evaluation], _Key("evaluation", evaluated), spent_ms / steps * (1 - waits))
         likely.append(found[0])
         others.append(found[-1])
         weights.append(float(steps))

@@ -173,13 +173,15 @@ def _model(wall: Wall) -> list[StepPart]:
 
 
 def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
-    """Return diagnoses of causes that are no part of a step: they make its phases longer."""
+    """Return diagnoses of causes that are no part of a step: they make phases and waits for a core longer."""
     found = []
+    own = 1 - wall.total("core") / wall.step_ms.median
     for cause in arm.causes:
         if cause.kind not in NOTED or cause.cost_ms is None:
             continue
         kind, remedy = NOTED[cause.kind]
-        ms = Estimate(cause.cost_ms, cause.low_ms, cause.high_ms, arm.blocks)
+        ends = [None if end is None else end * own for end in (cause.low_ms, cause.high_ms)]
+        ms = Estimate(cause.cost_ms * own, ends[0], ends[1], arm.blocks)
         share = ms.median / wall.step_ms.median
         place = "forward and backward" if kind == "padding" else cause.phase or "own code"
         part = StepPart(cause.place or place, ms, share, "code" if cause.place else "phase")

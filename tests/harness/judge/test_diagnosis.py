@@ -128,6 +128,13 @@ def test_waits_that_others_cause_hide_no_cause_that_takes_less() -> None:
     assert first(arm_of({}, facts=facts, off_core={"forward": 70.0})).kind == "compute-bound"
 
 
+def test_a_cause_that_makes_phases_longer_is_told_without_their_waits_for_a_core() -> None:
+    arm = arm_of({}, {"kind": "padding", "ms": 20.0, "figures": PADDED}, facts={"waiting_share": 0.6, "threads": 1,
+                 "cores": 2}, off_core={"forward": 70.0})  # fmt: skip
+    found = {one.kind: one for one in diagnosed(arm).diagnoses}
+    assert found["padding"].ms.median == pytest.approx(8.0, rel=0.03)
+
+
 @pytest.mark.parametrize("above", [True, False])
 def test_a_part_is_a_diagnosis_or_a_finding_from_its_threshold_on(above: bool) -> None:
     def at(share: float) -> Arm:
