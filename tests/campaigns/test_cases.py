@@ -53,10 +53,10 @@ def test_the_page_counts_what_is_right_and_shows_false_findings_and_failures() -
         "saving", "common", WALLS["slow"], WALLS["fixed"], RIGHT, HEALTHY, True, True, False, False, None, "A|B", "C"
     )
     tried = asdict(row) | {"remedy_ratio": [3.0, 2.5, 3.5], "false_of_fixed": True}
-    finding = asdict(HEALTHY) | {"true": ""}
+    findings = [asdict(RIGHT) | {"true": ""}, asdict(HEALTHY) | {"true": "the model"}]
     text = page({
         "cases": {"saving": asdict(row), "tried": tried, "broken": {"failed": "a run took longer than 180 s"}},
-        "ordinary": {"plain": {"findings": [finding]}, "silent": {"findings": []}},
+        "ordinary": {"plain": {"findings": findings}, "silent": {"findings": []}},
         "others": {"versions": "TraceML 1, gpuprof 2"},
     })  # fmt: skip
     assert "Of 3 trainings" in text
@@ -66,11 +66,20 @@ def test_the_page_counts_what_is_right_and_shows_false_findings_and_failures() -
     assert "| truth: 2.82x | compute-bound, 90 % | A\\|B | C |" in text
     assert "| 3.00x (2.50x to 3.50x) | compute-bound, 90 % (false) |" in text
     assert "| broken | not measured: a run took longer than 180 s |" in text
-    assert "| plain | compute-bound | backward | 90 % | **false** |" in text
+    assert "nothing in particular slows: 1. False by hand: 1." in text
+    assert "| plain | checkpoint-bound | train.py:3 torch.save(model) | 66 % | **false** |" in text
+    assert "| plain | compute-bound | backward | 90 % | the model |" in text
     assert "| silent | none |" in text
     assert {
         line.count(" | ") for line in text.splitlines() if line.startswith("| saving") or line.startswith("| broken")
     } == {12}
+
+
+def test_a_finding_is_true_up_to_its_share() -> None:
+    plain, judged = SCRIPTS["plain loop"], SCRIPTS["accelerate"]
+    assert [bool(judged.verdict("evaluation-bound", share)) for share in (0.07, 0.2)] == [True, False]
+    assert not plain.verdict("evaluation-bound", 0.07)
+    assert plain.verdict("compute-bound", 0.9)
 
 
 def test_each_case_and_each_ordinary_training_has_its_program() -> None:

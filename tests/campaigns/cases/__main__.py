@@ -38,6 +38,7 @@ AGAINST = ("--repeats", "3", "--steps", "30")
 ORDINARY = ("--steps", "100")
 WITHIN_SHARE, WITHIN_MS = 0.2, 1.0  # of the truth
 FALSE_SHARE = 0.05  # of a step
+NOTED = ("setting", "memory")  # kinds of causes that have no cost of their own
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ SHARED = {
 class Found:
     """A diagnosis of a program. ``remedy``: as printed. ``share``: of a step without its waits for a core.
 
-    ``noted``: kind and place of each cause that the program's record names.
+    ``noted``: kind and place of each cause without a cost.
     """
 
     kind: str
@@ -251,7 +252,7 @@ def examined(script: Ordinary) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="harness-cases-") as folder:
         summary = _exec(script.words, Path(folder, "ordinary"), ORDINARY, script.command)
     findings = [one for one in found(summary) if one.share >= FALSE_SHARE]
-    return {"findings": [asdict(one) | {"true": script.verdict(one.kind)} for one in findings]}
+    return {"findings": [asdict(one) | {"true": script.verdict(one.kind, one.share)} for one in findings]}
 
 
 def _wall_ms(command: Sequence[str], folder: Path) -> float:
@@ -285,7 +286,8 @@ def found(summary: dict[str, Any]) -> list[Found]:
     arm = max(arms, key=lambda one: one["wall"]["step_ms"]["median"] - _part_ms(one, "ranks"))
     step_ms = arm["wall"]["step_ms"]["median"]
     core_ms = _part_ms(arm, "core")
-    noted = tuple(f"{one['kind']} {one.get('place', '')}" for one in arm.get("slow_causes", ()))
+    causes = (one for one in arm.get("slow_causes", ()) if one["kind"] in NOTED)
+    noted = tuple(f"{one['kind']} {one.get('place', '')}" for one in causes)
     diagnoses = []
     for one in arm["diagnoses"]:
         place = " ".join(str(one["part"][key]) for key in ("name", "code", "called"))
