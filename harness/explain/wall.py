@@ -277,7 +277,10 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         found = [_named(one, run, ledger, causes, excess) for one in placed]
         for parts in found:
             evaluation = _Key("evaluation", EVALUATION)
-            parts[evaluation] = max(0.0, clock_ms - sum(parts.values()))
+            training_ms = sum(parts.values())
+            for key in parts if training_ms > clock_ms else ():  # a step with an evaluation was shorter than others
+                parts[key] *= clock_ms / training_ms
+            parts[evaluation] = max(0.0, clock_ms - training_ms)
             spent_ms = sum(one.spent_ms for one in causes if one.kind == EVALUATION and one.place == evaluated)
             _move(parts, [evaluation], _Key("evaluation", evaluated), spent_ms / steps)
         likely.append(found[0])
@@ -287,7 +290,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
 
 
 def _most_evaluated(facts: Sequence[RunFacts]) -> str:
-    """Return the place that takes most of the time in evaluations; "" if no place takes enough."""
+    """Return the place that takes most of the time in evaluations; :data:`EVALUATION` if no place takes enough."""
     causes = [one for one in slow_causes(facts) if one.kind == EVALUATION]
     most = max(causes, key=lambda one: one.spent_ms, default=None)
     least_ms = EVALUATED_SHARE_MIN * sum(one.spent_ms for one in causes)

@@ -191,7 +191,7 @@ def _found(words: Sequence[str], folder: Path) -> Found:
 
 
 def _waited_ms(arm: dict[str, Any]) -> float:
-    return float(sum(part["ms"]["median"] for part in arm["wall"]["parts"] if part["kind"] == "ranks"))
+    return float(sum(part["ms"]["median"] for part in arm["parts"] if part["kind"] == "ranks"))
 
 
 def _written(folder: Path) -> list[dict[str, Any]]:
