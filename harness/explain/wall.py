@@ -276,10 +276,12 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         clock_ms, steps = _by_the_clock(run, ledger)
         found = [_named(one, run, ledger, causes, excess) for one in placed]
         for parts in found:
-            evaluation, core, step_ms = _Key("evaluation", EVALUATION), _Key("core", WAITING), sum(parts.values())
-            parts[evaluation] = max(0.0, clock_ms - step_ms)
+            evaluation, core, training_ms = _Key("evaluation", EVALUATION), _Key("core", WAITING), sum(parts.values())
+            for key in parts if training_ms > clock_ms else ():  # a step with an evaluation was shorter than others
+                parts[key] *= clock_ms / training_ms
+            parts[evaluation] = max(0.0, clock_ms - training_ms)
             # An evaluation waits for a core as much as the steps beside it do (likely), or not at all.
-            waits = parts.get(core, 0.0) / step_ms if parts is found[0] else 0.0
+            waits = parts.get(core, 0.0) / training_ms if parts is found[0] else 0.0
             _move(parts, [evaluation], core, parts[evaluation] * waits)
             spent_ms = sum(one.spent_ms for one in causes if one.kind == EVALUATION and one.place == evaluated)
             _move(parts, [evaluation], _Key("evaluation", evaluated), spent_ms / steps * (1 - waits))
@@ -290,7 +292,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
 
 
 def _most_evaluated(facts: Sequence[RunFacts]) -> str:
-    """Return the place that takes most of the time in evaluations; "" if no place takes enough."""
+    """Return the place that takes most of the time in evaluations; :data:`EVALUATION` if no place takes enough."""
     causes = [one for one in slow_causes(facts) if one.kind == EVALUATION]
     most = max(causes, key=lambda one: one.spent_ms, default=None)
     least_ms = EVALUATED_SHARE_MIN * sum(one.spent_ms for one in causes)

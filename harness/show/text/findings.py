@@ -401,8 +401,8 @@ TITLES: dict[DiagnosisKind, str] = {
 }
 REMEDIES: dict[DiagnosisRemedy, str] = {
     "advice": "What to try is below.",
-    "persistent workers": "Keep the loader workers alive: persistent_workers=True.",
-    "fewer restarts": "Make epochs longer: each begins with an empty queue.",
+    "persistent workers": "Keep the loader workers alive: persistent_workers=True, in a DataLoader that is made once.",
+    "fewer restarts": "Make the DataLoader once, and epochs longer: each begins with an empty queue.",
     "faster sampler": "Draw fewer items, or draw them faster: loader workers cannot take the sampler over.",
     "tokenize before": "Tokenize once, before the training.",
     "faster loading": "Make batches with less work, or read from faster storage.",
