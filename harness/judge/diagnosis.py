@@ -154,9 +154,9 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
         return ()
     costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm)) is not None]
     found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + _noted(wall, arm)
-    found = sorted((one for one in found if one.share >= FINDING_SHARE_MIN), key=lambda one: -one.ms.median)
     # Waits for a core that other processes cause are no property of the program: shares are without them.
     own = 1.0 if arm.crowded else 1 - wall.total("core") / wall.step_ms.median
+    found = sorted((one for one in found if one.share >= FINDING_SHARE_MIN * own), key=lambda one: -one.ms.median)
     named = [one for one in found if one.kind != "unknown" and (arm.crowded or one.kind != "cores too few")]
     if named and named[0].share >= DIAGNOSED_SHARE_MIN * own:
         first = named[0]

@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -212,11 +213,7 @@ def measured(name: str, case: Case, words: dict[str, list[str]]) -> dict[str, An
             for variant, command in words.items():
                 walls[variant].append(_wall_ms([sys.executable, *command], Path(folder)))
         slow, fixed = (found(_exec(words[one], Path(folder, one)))[0] for one in ("slow", "fixed"))
-        ratio = None
-        if case.setting:
-            against = ("--against", " ".join([sys.executable, *words["fixed"]]), *AGAINST)
-            (compared,) = _exec(words["slow"], Path(folder, "against"), against)["comparisons"]
-            ratio = _ratio(compared)
+        ratio = _tried(words, Path(folder, "against")) if case.setting else None
         printed = [
             tool(words["slow"], Path(folder, tool.__name__)) if case.ranks == 1 else "not run with several ranks"
             for tool in (others.traceml, others.gpuprof)
@@ -302,8 +299,13 @@ def _part_ms(arm: dict[str, Any], kind: str) -> float:
     return float(sum(part["ms"]["median"] for part in arm["parts"] if part["kind"] == kind))
 
 
-def _ratio(compared: dict[str, Any]) -> list[float] | None:
-    """Return how many times as fast the remedy makes the program, and the ends of the interval."""
+def _tried(words: dict[str, list[str]], folder: Path) -> list[float] | None:
+    """Return how many times as fast the fixed program is, with its interval; None if not decided."""
+    options = ("--against", shlex.join([sys.executable, *words["slow"]]), *AGAINST)
+    try:
+        (compared,) = _exec(words["fixed"], folder, options)["comparisons"]
+    except (subprocess.SubprocessError, ValueError):
+        return None
     ratio = compared["measured_ratio"]
     return None if ratio is None else [ratio["median"], ratio["ci_low"], ratio["ci_high"]]
 
