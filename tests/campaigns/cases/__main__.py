@@ -39,7 +39,7 @@ AGAINST = ("--repeats", "3", "--steps", "30")
 ORDINARY = ("--steps", "100")
 WITHIN_SHARE, WITHIN_MS = 0.2, 1.0  # of the truth
 FALSE_SHARE = 0.05  # of a step
-NOTED = ("setting", "memory")  # kinds of causes that have no cost of their own
+TIMED = ("code", "gc", "lock", "evaluation")  # kinds of causes that are parts of a step
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def found(summary: dict[str, Any]) -> list[Found]:
     arm = max(arms, key=lambda one: one["wall"]["step_ms"]["median"] - _part_ms(one, "ranks"))
     step_ms = arm["wall"]["step_ms"]["median"]
     core_ms = _part_ms(arm, "core")
-    causes = (one for one in arm.get("slow_causes", ()) if one["kind"] in NOTED)
+    causes = (one for one in arm.get("slow_causes", ()) if one["kind"] not in TIMED)
     noted = tuple(f"{one['kind']} {one.get('place', '')}" for one in causes)
     diagnoses = []
     for one in arm["diagnoses"]:
