@@ -384,13 +384,14 @@ def _named(
     rest = [_Key("phase", name) for name in (REST, *COMPUTE, *PHASES) if name != "fetch"]
     tokenizing = (facts.tokenizing_share or 0.0) * step_ms
     _move(parts, [_OTHER], _Key("data", IN_LOOP), tokenizing)
+    running = 1 - placed.phases.get(WAITING, 0.0) / step_ms  # what only runs waits for a core as much as the step does
     compiling = [_Key("phase", name) for name in ("forward", "backward", REST, "optimizer")]
     for one in causes:
         if one.kind == COMPILED and one.of:
             ms = (one.longer_ms or 0.0) * one.steps / one.of
-            _move(parts, compiling, _Key("compile", one.place or COMPILATION), ms)
+            _move(parts, compiling, _Key("compile", one.place or COMPILATION), ms * running)
     collected = sum(one.step_ms for one in causes if one.kind == GC)
-    _move(parts, rest, _Key("gc", "garbage collection"), collected)
+    _move(parts, rest, _Key("gc", "garbage collection"), collected * running)
     for one in sorted((one for one in causes if one.kind == CODE and not one.phase), key=lambda one: -one.spent_ms):
         _move(parts, [_OTHER], _Key("code", one.place), one.step_ms)
     for name, ms in excess.items():

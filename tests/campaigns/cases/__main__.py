@@ -85,7 +85,7 @@ OURS = {
     "records": Case(("input-bound",), "read"),
     "restart": Case(("input-bound",), "restart", setting=True),
     "rotating": Case(("input-bound",), "read", ranks=2),
-    "scalars": Case(("input-bound",), "transfer", source="pytorch/pytorch#123439"),
+    "scalars": Case(("input-bound",), "pack", source="pytorch/pytorch#123439"),
     "scanning": Case(("input-bound",), "read"),
     "snapshots": Case(("input-bound",), "read", source="meta-pytorch/data#1317"),
     "sorting": Case(("input-bound",), "sampler"),

@@ -73,6 +73,11 @@ def test_the_finding_stands_where_verdict_and_prediction_are_barred() -> None:
     assert found.parts
 
 
+def test_a_collection_waits_for_a_core_as_the_step_does() -> None:
+    found = arm_of(STEP_MS / 4, {"backward": 20.0}, causes=rows(spent("gc", 8.0)))
+    assert by_name(found)["garbage collection"].ms.median == pytest.approx(6.0, rel=0.02)
+
+
 def test_an_evaluation_waits_for_a_core_as_the_steps_do() -> None:
     """A quarter of the steps waits for a core. It is possible that evaluations do not wait at all."""
     found = arm_of(STEP_MS / 4, {"backward": 20.0}, evaluating_share=0.5, evaluating_steps=1)

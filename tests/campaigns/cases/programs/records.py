@@ -7,8 +7,9 @@ from small import SLOW, build, tokens, update, watched
 from torch.utils.data import DataLoader, Dataset
 
 rows = tokens(160 * 8).tolist()
-extra = [{"name": f"field {n}", "values": list(range(50))} for n in range(400 if SLOW else 1)]
-lines = [json.dumps({"ids": row, "extra": extra}) for row in rows]
+extra = [{"name": f"field {n}", "values": list(range(50))} for n in range(200 if SLOW else 1)]
+text = json.dumps(extra)
+lines = [f'{{"ids": {row}, "extra": {text}}}' for row in rows]
 
 
 class Records(Dataset):
