@@ -1,9 +1,11 @@
 """Finds causes that are known of a program as a whole: steps that get longer, padding, and settings left on.
 
-Each row is one of :class:`harness.explain.wall.SlowCause`. Its ``figures`` by kind:
+Each row is one of :class:`harness.explain.wall.SlowCause`. A stage of the data has a row with the place where the
+program makes it. ``figures`` by kind:
 
     growing    first_ms, last_ms (typical steps), part_share (of the growth, in its phase), hooks_first, hooks_last
     padding    share (of the positions that train nothing), column_share (in columns of padding alone)
+    maker      row_us (CPU time of one row in microseconds, where the dataset is read row by row)
     setting    passes (backward passes a step that synchronize gradients), for "gradient synchronization"
 """
 
@@ -18,7 +20,7 @@ from harness.attach.frames import AttachedProcess
 from harness.attach.steps import StepTotals
 from harness.explain.policy import HOOKS_ADDED_MIN, LOOKS_MIN, SYNCED_PASSES_MIN
 from harness.explain.trend import trend
-from harness.explain.wall import GROWING, PADDING, REST, SETTING
+from harness.explain.wall import GROWING, MAKER, PADDING, REST, SETTING
 from trainer.json_types import JsonObject
 
 SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)
@@ -30,6 +32,7 @@ def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterat
     yield from _growing(looks, blocks)
     yield from _padding(blocks, on_device=bool(one.noted("device")))
     yield from _settings(one, looks)
+    yield from _makers(one, blocks)
 
 
 class _Look(NamedTuple):
@@ -110,3 +113,15 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look]) -> Iterator[JsonObje
     for _, synced, steps in one.noted("synced"):
         if synced >= SYNCED_PASSES_MIN * steps:
             yield {"kind": SETTING, "place": SYNCHRONIZATION, "figures": {"passes": synced / steps}}
+
+
+def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
+    """Yield where the first training loader's batches are made, stage by stage."""
+    rows = sum(totals.rows for totals in blocks)
+    row_us = sum(totals.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
+    known: set[str] = set()
+    for stage, place, function, row_by_row in one.noted("maker"):
+        if stage not in known:
+            known.add(stage)
+            figures = {"row_us": row_us} if row_by_row and rows else {}
+            yield {"kind": MAKER, "phase": stage, "place": place, "function": function, "figures": figures}

@@ -32,6 +32,7 @@ OWN_KINDS = {
     PADDED,
 }  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
+ROW_STAGES = ("read", "pack")  # stages that take time for each row of a batch
 SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
 REPETITION_STEPS = 20  # steps that are summed up together
@@ -91,6 +92,8 @@ class StepTotals:
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
     restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch after a loader began anew
     sampling_ns: int = 0  # time in a DataLoader's sampler, in the main thread
+    rows: int = 0  # of the batches that arrived
+    making_cpu_ns: int = 0  # CPU time of reading and packing these
     epoch_ends: int = 0  # of a DataLoader, in measured steps; an iterator that is left early ends its epoch as well
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
@@ -233,6 +236,7 @@ def _write_tables(
         totals.ended += ended is not None and ended[1] > begun[1]  # else nothing closed it: it only looked for a batch
         if ended is not None and not totals.last_unmeasured:
             _add(totals, begun, body, ended)
+            _add_rows(totals, body, made_by)
     if tables is not None:
         tables.write()
     for name in {name for totals in found for name in totals.counted}:
@@ -357,6 +361,17 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     share = 1 - in_phases_cpu_ns / max(cpu_now - cpu_then, 1)
     waited_outside_ns = max(waited_ns - max(0, in_phases_ns - in_phases_cpu_ns), round(share * waited_ns))
     totals.unseen_blocked_ns += max(0, min(off_core_ns - waited_outside_ns, wall_ns - in_phases_ns))
+
+
+def _add_rows(totals: StepTotals, body: Sequence[Event], made_by: MadeBy) -> None:
+    """Add the rows of the batches that arrived, and the CPU time of making these."""
+    for _, (role, pid, _, number, pieces), _, _, samples in (one for one in body if one[0] == RECEIVED and one[1]):
+        made = made_by.get(pid, ())
+        if role != MAIN:
+            pieces = made[number].pieces if 0 <= number < len(made) else ()
+        if pieces and samples:
+            totals.rows += samples
+            totals.making_cpu_ns += sum(cpu_ns for name, _, _, cpu_ns in pieces if name in ROW_STAGES)
 
 
 def _sampling(received: Event) -> int:

@@ -21,6 +21,7 @@ No phase gives up more than it spent off a core.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -30,12 +31,14 @@ from numpy.typing import NDArray
 
 from harness.explain.ledger import RunLedger
 from harness.explain.policy import (
+    CHEAP_ROW_US_MAX,
     GC_CAUSE_SHARE,
     LONG_STEP_FACTOR,
     LONG_STEPS_SHARE_MAX,
     MIN_BLOCKS,
     NAMED_LINE_SHARE_MIN,
     NAMED_LINES_MAX,
+    STAGE_LINE_SHARE_MIN,
 )
 from harness.explain.spans import NOT_MEASURED, bounds, column, spans_of
 from harness.explain.statistics import Estimate, holding, reach_of_mean, widening
@@ -51,6 +54,8 @@ Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
 CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured
 WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
 GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of what is known of the whole program
+MAKER = "maker"  # kind of a row: the function that makes a stage of the data
+LOADER_MODULE = "torch.utils.data."  # a sampled line that calls it is the training loop, not what makes a batch
 REST = "other"  # what lies in no phase; its CPU time is not recorded
 SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
 
@@ -64,8 +69,8 @@ class SlowCause:
 
     kind: str
     """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
-    (time spent in measured steps: sampled, or measured), ``growing`` (steps get longer), ``padding`` or ``setting``
-    (left on)."""
+    (time spent in measured steps: sampled, or measured), ``growing`` (steps get longer), ``padding``, ``setting``
+    (left on) or ``maker`` (of the stage of the data that ``phase`` names)."""
     place: str = ""
     code: str = ""  # line of the program
     times: float = 0.0
@@ -128,6 +133,11 @@ def is_wait(called: str) -> bool:
     return called.partition(".")[0] in WAITING_MODULES
 
 
+def reads_cheap_rows(causes: Sequence[SlowCause]) -> bool:
+    """Return True if the loader calls its dataset for each row, and a row takes little more than that call."""
+    return any(0 < one.figures.get("row_us", 0.0) <= CHEAP_ROW_US_MAX for one in causes if one.kind == MAKER)
+
+
 def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
     """Return the causes of an arm's runs: places once, as they are notes of the whole program, counts summed."""
     found: dict[tuple[str, str, str, str], SlowCause] = {}
@@ -188,7 +198,7 @@ class StepPart:
     kind: PartKind = "phase"
     code: str = ""  # line of the program at the place
     function: str = ""  # function that the line is in
-    called: str = ""  # function of a library that the line called
+    called: str = ""  # function of a library that the line called; of a stage of the data: what makes it, and its place
     late: bool = False  # True if the time was spent just before the place
 
 
@@ -245,6 +255,9 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
     for run, ledger in known:
         causes = slow_causes([run.record.facts])
         places |= {one.place: one for one in causes if one.kind == CODE}
+        places |= {one.phase: one for one in causes if one.kind == MAKER}
+        fetch_ms = STAGE_LINE_SHARE_MIN * ledger.phase_ms.get("fetch", 0.0)
+        places.update(("fetch", one) for one in causes if _makes_batches(one) and one.step_ms >= fetch_ms)
         excess = _long_excess(run, typical_ms)
         placed = _without_waits(run, ledger)
         clock_ms, steps = _by_the_clock(run, ledger)
@@ -280,10 +293,16 @@ def _summed(
         ms = ms if ms.ci_low is None else replace(ms, ci_low=max(0.0, ms.ci_low))
         if ms.median > ROUNDING * step_ms.median:
             part = StepPart(key.name, ms, ms.median / step_ms.median, key.kind)
-            place = places.get(key.name) if key.kind == CODE else None
-            if place is not None:
+            place = places.get(key.name) if key.kind in (CODE, "data") else None
+            if place is not None and place.kind == MAKER:
+                part = replace(part, called=_maker(place))
+            elif place is not None:
                 part = replace(part, code=place.code, function=place.function, called=place.called, late=place.late)
             found.append(part)
+    made = [one for one in found if one.kind == "data" and one.name not in (RESTART, IN_LOOP)]
+    if made and "fetch" in places:
+        longest, line = max(made, key=lambda one: one.ms.median), places["fetch"]
+        found[found.index(longest)] = replace(longest, called=_maker(line), code=line.code)
     whole = dict(program_ms or {})
     total_ms = sum(whole.values()) or 1.0
     program = tuple(ProgramPart(name, whole[name], whole[name] / total_ms) for name in PROGRAM_PARTS if name in whole)
@@ -293,6 +312,16 @@ def _summed(
         parts=tuple(sorted(found, key=lambda part: -part.ms.median)),
         program=program,
     )
+
+
+def _makes_batches(one: SlowCause) -> bool:
+    return one.kind == CODE and one.phase == "fetch" and not one.called.startswith(LOADER_MODULE)
+
+
+def _maker(place: SlowCause) -> str:
+    """Return ``Rows.__getitem__, train.py:31``; a comprehension is part of its function."""
+    function = re.sub(r"\.<locals>\.<\w+>$", "", place.function)
+    return f"{function}, {place.place}" if place.place else function
 
 
 def _keys(blocks: Sequence[_Parts]) -> list[_Key]:

@@ -362,6 +362,10 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "fewer restarts": "Make epochs longer: each begins with an empty queue.",
     "faster sampler": "Draw fewer items, or draw them faster: loader workers cannot take the sampler over.",
     "tokenize before": "Tokenize once, before the training.",
+    "whole batches": "Read a batch at once: give the dataset __getitems__(), or a BatchSampler with batch_size=None.",
+    "more workers": "Try more loader workers: they wait for a store, which may serve several at a time.",
+    "more shards": "Give each loader worker items: as many shards as workers, or more.",
+    "fewer objects": "Send one tensor for many objects, or load without workers: receiving takes the time.",
     "faster loading": "Make batches with less work, or read from faster storage.",
     "save less often": "Save less often, or in another thread or process.",
     "less often": "Do it less often, in another thread or process, or with less data.",
@@ -412,7 +416,9 @@ def _where(one: Diagnosis, step_ms: float) -> str:
             code = f" (`{shortened(part.code)}`)" if part.code else ""
             return f"{mostly} {'just before' if part.late else 'at'} {part.name}{code}{called}"
         case "data":
-            return f"{mostly} in {'restarts of the loader' if part.name == RESTART else part.name}"
+            stage = "restarts of the loader" if part.name == RESTART else part.name
+            code = f": `{shortened(part.code)}`" if part.code else ""
+            return f"{mostly} in {stage}" + (f" ({part.called}{code})" if part.called else "")
         case "long":
             return f"{mostly} in a few long steps, in {part.name}: the record does not tell why"
         case "phase":

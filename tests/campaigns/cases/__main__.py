@@ -40,7 +40,9 @@ class Case:
 
 OURS = {
     "anomaly": Case(("setting", "own code")),
+    "crowded": Case(("cores too few",)),
     "evaluating": Case(("evaluation-bound",)),
+    "formatting": Case(("input-bound",), "formatting.py"),
     "healthy": Case(("compute-bound",)),
     "hooks": Case(("own code",), "register_hook"),
     "logger": Case(("own code",), "json.dump"),
@@ -49,10 +51,12 @@ OURS = {
     "profiler": Case(("setting", "own code")),
     "python": Case(("own code",), "token"),
     "restart": Case(("input-bound",), "restart"),
+    "rows": Case(("input-bound",), "Rows.__getitem__"),
     "synced": Case(("checkpoint-bound",), "torch.save"),
     "threads": Case(("cores too few",)),
     "tokenizing": Case(("input-bound",), "tokenize"),
     "unequal": Case(("input-bound",), "read"),
+    "window": Case(("input-bound",), "Uneven.__getitem__"),
     "workers": Case(("input-bound",), "read"),
 }
 SHARED = {

@@ -10,7 +10,7 @@ from harness.attach import hooks
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.program_causes import SYNCHRONIZATION, program_causes
 from harness.attach.steps import write_tables
-from harness.explain.wall import GROWING, PADDING, SETTING, SlowCause
+from harness.explain.wall import GROWING, MAKER, PADDING, SETTING, SlowCause
 from harness.show.text.findings import SETTINGS as SETTINGS_TEXTS
 from harness.study.records import made_of
 from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all
@@ -70,6 +70,18 @@ def test_hooks_that_pile_up_are_named_with_what_they_cost(tmp_path: Path, seen: 
     # Each of 0 to 55 hooks after the measured steps began sleeps 0.4 ms: 10 ms on average above the first tenth.
     assert found.ms > 5
     assert found.cost_ms == found.ms >= found.low_ms > 0
+
+
+def test_each_stage_of_the_data_has_the_function_that_makes_it(tmp_path: Path, seen: Seen) -> None:
+    found = {one.phase: one for one in causes(seen, MASK, tmp_path) if one.kind == MAKER}
+    line = (PROGRAMS / "padded.py").read_text().splitlines().index("def batch(rows):") + 1
+    assert {stage: (one.function, one.place) for stage, one in found.items()} == {
+        "read": ("range.__getitem__", ""),
+        "pack": ("batch", f"padded.py:{line}"),
+        "sampler": ("SequentialSampler.__iter__", ""),
+    }
+    assert found["read"].figures["row_us"] > 0
+    assert not found["pack"].figures
 
 
 @pytest.mark.parametrize("program", SETTINGS)
