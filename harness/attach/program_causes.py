@@ -5,6 +5,7 @@ program makes it. ``figures`` by kind:
 
     growing    first_ms, last_ms (typical steps), part_share (of the growth, in its phase), hooks_first, hooks_last
     padding    share (of the positions that train nothing), column_share (in columns of padding alone)
+    start-up   skipped (batches that came before the first one that is trained on)
     maker      row_us (CPU time of one row in microseconds, where the dataset is read row by row)
     setting    passes (backward passes a step that synchronize gradients), for "gradient synchronization"
 """
@@ -18,9 +19,9 @@ import numpy as np
 
 from harness.attach.frames import AttachedProcess
 from harness.attach.steps import StepTotals
-from harness.explain.policy import HOOKS_ADDED_MIN, LOOKS_MIN, SYNCED_PASSES_MIN
+from harness.explain.policy import FIRST_FETCH_MS_MIN, HOOKS_ADDED_MIN, LOOKS_MIN, SYNCED_PASSES_MIN
 from harness.explain.trend import trend
-from harness.explain.wall import GROWING, MAKER, PADDING, REST, SETTING
+from harness.explain.wall import GROWING, MAKER, PADDING, REST, SETTING, START_UP
 from trainer.json_types import JsonObject
 
 SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)
@@ -116,12 +117,17 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look]) -> Iterator[JsonObje
 
 
 def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield where the first training loader's batches are made, stage by stage."""
+    """Yield where the first training loader's batches are made, stage by stage, and how long the first one took."""
     rows = sum(totals.rows for totals in blocks)
     row_us = sum(totals.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
     known: set[str] = set()
     for stage, place, function, row_by_row in one.noted("maker"):
         if stage not in known:
             known.add(stage)
-            figures = {"row_us": row_us} if row_by_row and rows else {}
-            yield {"kind": MAKER, "phase": stage, "place": place, "function": function, "figures": figures}
+            made: JsonObject = {"place": place, "function": function}
+            yield {"kind": MAKER, "phase": stage, **made, "figures": {"row_us": row_us} if row_by_row and rows else {}}
+            waited_ms = sum(totals.first_fetch_ns for totals in blocks) / 1e6
+            if stage == "read" and waited_ms >= FIRST_FETCH_MS_MIN:
+                batches = sum(totals.first_batches for totals in blocks)
+                skipped = batches - max(totals.fetches_per_step for totals in blocks)
+                yield {"kind": START_UP, **made, "ms": waited_ms, "figures": {"skipped": max(skipped, 0)}}

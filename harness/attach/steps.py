@@ -80,6 +80,8 @@ class StepTotals:
 
     first_ns: int = 0  # when its first step began, and its last one ended; 0: none did
     last_ns: int = 0
+    first_fetch_ns: int = 0  # from the beginning of the program's first step until its last batch arrived
+    first_batches: int = 0  # of that step
     warming_up: int = 0  # steps at its beginning that are not measured: they were profiled
     begun: int = 0  # steps, measured or not, but for those that the block before measures
     ended: int = 0  # of these
@@ -232,6 +234,10 @@ def _write_tables(
         running = [late for late in (*running, *step.works) if ended is not None and late.end_ns > ended[1]]
         recent.append(step)
         totals.first_ns = totals.first_ns or begun[1]
+        if begun[3] == 0:
+            arrived = [event[2] for event in body if event[0] == EXIT and event[1] == "fetch"]
+            totals.first_fetch_ns = max(arrived, default=begun[1]) - begun[1]
+            totals.first_batches = sum(event[0] == RECEIVED and not _ended(event) for event in body)
         totals.last_ns = begun[1] if ended is None else ended[1]
         totals.ended += ended is not None and ended[1] > begun[1]  # else nothing closed it: it only looked for a batch
         if ended is not None and not totals.last_unmeasured:

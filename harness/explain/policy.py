@@ -116,6 +116,8 @@ UNEQUAL_WORKER_FACTOR = 1.5
 """Multiple of an equal share. A worker above it made others' batches. tests/harness/explain/replay/test_makers.py"""
 WORKER_HELD_SHARE = 0.1
 """Share of making a batch. A shorter gap is the worker's own. tests/harness/explain/test_lead.py"""
+FIRST_FETCH_MS_MIN = 2000.0
+"""Milliseconds. Loader workers start in less on a busy machine. tests/harness/attach/test_program_causes.py"""
 CHEAP_ROW_US_MAX = 20.0
 """Microseconds of CPU time. Calling a dataset for a row of a tensor and stacking the rows takes 5 to 15; a row that
 takes more does work of its own. tests/harness/judge/test_diagnosis.py"""

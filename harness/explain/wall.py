@@ -70,7 +70,8 @@ class SlowCause:
     kind: str
     """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
     (time spent in measured steps: sampled, or measured), ``growing`` (steps get longer), ``padding``, ``setting``
-    (left on) or ``maker`` (of the stage of the data that ``phase`` names)."""
+    (left on), ``maker`` (of the stage of the data that ``phase`` names) or ``start-up`` (the first batch was waited
+    for: milliseconds of the whole program)."""
     place: str = ""
     code: str = ""  # line of the program
     times: float = 0.0
@@ -295,14 +296,14 @@ def _summed(
             part = StepPart(key.name, ms, ms.median / step_ms.median, key.kind)
             place = places.get(key.name) if key.kind in (CODE, "data") else None
             if place is not None and place.kind == MAKER:
-                part = replace(part, called=_maker(place))
+                part = replace(part, called=maker_text(place))
             elif place is not None:
                 part = replace(part, code=place.code, function=place.function, called=place.called, late=place.late)
             found.append(part)
     made = [one for one in found if one.kind == "data" and one.name not in (RESTART, IN_LOOP)]
     if made and "fetch" in places:
         longest, line = max(made, key=lambda one: one.ms.median), places["fetch"]
-        found[found.index(longest)] = replace(longest, called=_maker(line), code=line.code)
+        found[found.index(longest)] = replace(longest, called=maker_text(line), code=line.code)
     whole = dict(program_ms or {})
     total_ms = sum(whole.values()) or 1.0
     program = tuple(ProgramPart(name, whole[name], whole[name] / total_ms) for name in PROGRAM_PARTS if name in whole)
@@ -318,7 +319,7 @@ def _makes_batches(one: SlowCause) -> bool:
     return one.kind == CODE and one.phase == "fetch" and not one.called.startswith(LOADER_MODULE)
 
 
-def _maker(place: SlowCause) -> str:
+def maker_text(place: SlowCause) -> str:
     """Return ``Rows.__getitem__, train.py:31``; a comprehension is part of its function."""
     function = re.sub(r"\.<locals>\.<\w+>$", "", place.function)
     return f"{function}, {place.place}" if place.place else function

@@ -7,7 +7,19 @@ from dataclasses import replace
 
 from harness.explain.policy import MIN_BLOCKS
 from harness.explain.statistics import Estimate
-from harness.explain.wall import CODE, GC, GROWING, PADDING, RESTART, SETTING, SlowCause, StepPart, is_wait
+from harness.explain.wall import (
+    CODE,
+    GC,
+    GROWING,
+    PADDING,
+    RESTART,
+    SETTING,
+    START_UP,
+    SlowCause,
+    StepPart,
+    is_wait,
+    maker_text,
+)
 from harness.judge.policy import CORE_WAIT_SHARE_MAX
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding
 from harness.judge.report_types import ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
@@ -25,7 +37,7 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
     """Yield the lines about ``arm``, whose steps take ``step_ms``."""
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
-        found = [one for one in arm.causes if one.kind == kind and _is_worth_a_line(one, step_ms)]
+        found = [one for one in arm.causes if one.kind == kind and _is_worth_a_line(one, arm, step_ms)]
         if kind == GC and sum(one.spent_share for one in found) < SPENT_SHARE_MIN:
             continue
         if found:
@@ -48,7 +60,7 @@ def _waits_for_workers(arm: ArmReport, step_ms: float) -> bool:
     return bool(arm.workers) and waited_ms >= SPENT_SHARE_MIN * step_ms
 
 
-def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
+def _is_worth_a_line(one: SlowCause, arm: ArmReport, step_ms: float) -> bool:
     match one.kind:
         case "code":
             return not one.phase and one.least_share >= SPENT_SHARE_MIN
@@ -58,6 +70,9 @@ def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
             return (one.low_ms or 0.0) >= SPENT_SHARE_MIN * step_ms
         case "device wait" | "copy":
             return one.ms is None or one.ms >= WAIT_SHARE * step_ms
+        case "start-up":
+            whole_ms = sum(one.ms for one in arm.wall.program) if arm.wall is not None else 0.0
+            return (one.ms or 0.0) >= SPENT_SHARE_MIN * whole_ms
         case "retries" | "compiled":
             return one.steps > 0
         case _:
@@ -165,6 +180,19 @@ def _growing(found: Sequence[SlowCause], part: Part) -> Texts:
     )
 
 
+def _started(found: Sequence[SlowCause], _part: Part) -> Texts:
+    (one,) = found
+    skipped = one.figures["skipped"]
+    waited = f"{number((one.ms or 0.0) / 1e3)} s in {maker_text(one)}"
+    if not skipped:
+        return "First batch", f"the first step waits for it: {waited}", "Do what it needs once, before the training."
+    return (
+        "Skipped batches",
+        f"{skipped:.0f} were made before the first step and not trained on: {waited}",
+        "Skip rows in the sampler, or keep the loader's state with the checkpoint (a StatefulDataLoader does).",
+    )
+
+
 def _padding(found: Sequence[SlowCause], part: Part) -> Texts:
     (one,) = found
     share, columns = one.figures["share"], one.figures["column_share"]
@@ -238,6 +266,7 @@ TEXTS: dict[str, Callable[[Sequence[SlowCause], Part], Texts]] = {
     GC: _collected,
     GROWING: _growing,
     PADDING: _padding,
+    START_UP: _started,
     CODE: _own_code,
     SETTING: _setting,
     "device wait": _wait,
