@@ -19,7 +19,7 @@ from trainer.telemetry import BatchTrace, Kernel, RawSpan
 
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
 EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
-SAMPLED, COLLECTED = 16, 17  # see agent/own_time.py
+SAMPLED, COLLECTED, OTHER_RAN, MEMORY = 16, 17, 19, 20  # see agent/own_time.py
 PADDED = 18  # see agent/padding.py
 OWN_KINDS = {
     TOKENIZED,
@@ -29,6 +29,8 @@ OWN_KINDS = {
     COUNTED,
     SAMPLED,
     COLLECTED,
+    OTHER_RAN,
+    MEMORY,
     PADDED,
 }  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
@@ -106,6 +108,10 @@ class StepTotals:
     collecting_ns: Counter[int] = field(default_factory=Counter)
     # Nanoseconds by phase, number of the place, and 1 where the place is the end of the code that took the time.
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    evaluated_ns: Counter[int] = field(default_factory=Counter)  # in evaluations, by number of the place
+    others_ns: Counter[int] = field(default_factory=Counter)  # that other threads ran, by number of the place
+    # Steps, with bytes of the process, of its children, and bytes that are free.
+    memory: list[tuple[int, int, int, int]] = field(default_factory=list)
     looks: int = 0  # that these nanoseconds stand for
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
     lengths: StepLengths = field(default_factory=StepLengths)
@@ -230,7 +236,7 @@ def _write_tables(
         while work is not None and (ended is None or work.launch_start_ns < ended[1]):
             step.works.append(work)
             work = next(works, None)
-        _record(recorder, tables, step, _counted(begun, marks, ended, totals, alternating), made_by)
+        _record(recorder, tables, step, _counted(step, marks, totals, alternating), made_by)
         running = [late for late in (*running, *step.works) if ended is not None and late.end_ns > ended[1]]
         recent.append(step)
         totals.first_ns = totals.first_ns or begun[1]
@@ -310,13 +316,16 @@ def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, set[i
         yield begun, [], None, set()
 
 
-def _counted(begun: Event, marks: set[int], ended: Event | None, totals: StepTotals, alternating: bool) -> Event:
+def _counted(step: _StepSeen, marks: set[int], totals: StepTotals, alternating: bool) -> Event:
     """The beginning of a step with its repetition, unmeasured where it says so or one of MARKS is in it."""
-    kind, now, reading, number, repetition, warmup = begun
+    (kind, now, reading, number, repetition, warmup), ended = step.begun, step.ended
     warming_up = bool(warmup or totals.begun < totals.warming_up)
     if not warming_up and EVALUATION in marks:
         totals.evaluating += 1
         totals.evaluating_ns += 0 if ended is None else ended[1] - now
+        for event in step.body:
+            if event[0] == SAMPLED and event[1] not in ("backward", "optimizer"):
+                totals.evaluated_ns[event[2]] += event[4]
     elif not warming_up and INTERRUPTED in marks:
         totals.interrupted += 1
     unmeasured = warming_up or bool(marks)
@@ -345,6 +354,10 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
             _, times, ns, place = event
             totals.collections[place] += times
             totals.collecting_ns[place] += ns
+        elif event[0] == OTHER_RAN:
+            totals.others_ns[event[1]] += event[2]
+        elif event[0] == MEMORY:
+            totals.memory.append((begun[3], *event[1:]))
         elif event[0] == PADDED:
             positions, padded, columns = totals.padding
             totals.padding = positions + event[1], padded + event[2], columns + event[3]

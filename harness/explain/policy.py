@@ -175,12 +175,22 @@ STAGE_LINE_SHARE_MIN = 0.5
 """Share of the fetch. A line with more of it is in the longest stage. tests/harness/explain/test_wall.py"""
 NAMED_LINES_MAX = 4
 """Lines of own code that are parts of a step: the longest. tests/harness/explain/test_wall.py"""
+EVALUATED_SHARE_MIN = 0.3
+"""Share of the evaluations. A line that takes less is not their place. tests/harness/explain/test_wall.py"""
 HOOKS_ADDED_MIN = 3
 """Hooks. Libraries add one or two once; more are added again and again. tests/harness/attach/test_program_causes.py"""
 LOOKS_MIN = 2
 """Looks at settings. One does not show that a setting stays on. tests/harness/attach/test_program_causes.py"""
 SYNCED_PASSES_MIN = 1.5
 """Backward passes a step that synchronize. Accumulation needs one. tests/harness/attach/test_program_causes.py"""
+MEMORY_READINGS_MIN = 5
+"""Readings of memory after the first third. Fewer show no trend. tests/harness/attach/test_program_causes.py"""
+EVEN_GROWTH_MIN = 0.25
+"""Share of the growth in each half. Less is a single rise. tests/harness/attach/test_program_causes.py"""
+GROWN_BYTES_MIN = 16e6
+"""Bytes. Allocators keep as much. tests/harness/attach/test_program_causes.py"""
+MEMORY_FULL_S = 24 * 3600.0
+"""Seconds until memory is full. Later than a day is no matter. tests/harness/attach/test_program_causes.py"""
 GC_CAUSE_SHARE = 0.5
 """Share of the time at a place. Collections that take more are its cause. tests/harness/explain/test_policy.py"""
 ROUGH_PLACE_SHARE = 1 / 3

@@ -10,10 +10,22 @@ import pytest
 
 from harness.attach import hooks
 from harness.attach.frames import AttachedProcess, read
-from harness.attach.program_causes import SYNCHRONIZATION, program_causes
+from harness.attach.program_causes import _memory, program_causes
 from harness.attach.steps import StepTotals, write_tables
 from harness.explain.policy import FIRST_FETCH_MS_MIN
-from harness.explain.wall import GROWING, MAKER, PADDING, SETTING, START_UP, SlowCause
+from harness.explain.wall import (
+    BREAKS,
+    GRADIENTS,
+    GROWING,
+    MAKER,
+    MEMORY,
+    PADDING,
+    SETTING,
+    START_UP,
+    SYNCHRONIZATION,
+    WORKERS,
+    SlowCause,
+)
 from harness.judge.study import analyse
 from harness.show.policy import SPENT_SHARE_MIN
 from harness.show.text.findings import SETTINGS as SETTINGS_TEXTS
@@ -27,7 +39,10 @@ pytestmark = pytest.mark.slow
 
 HOOKS = "slowed hooks"
 PLAIN = "slowed none"
+GROWS, GROWS_NOT = "slowed memory 200", "slowed memory-no 200"
+KEPT_BYTES = 4 * 200_000  # a step, see slowed.py
 SETTINGS = {
+    "slowed evaluation-graphs": GRADIENTS,
     "slowed anomaly": "anomaly",
     "slowed deterministic": "deterministic",
     "slowed traced": "trace function",
@@ -35,7 +50,7 @@ SETTINGS = {
     "slowed parallel-unused": "unused parameters",
     "slowed parallel": "gradient synchronization",
 }  # by program
-SILENT = [PLAIN, "slowed profiled-a-while", "slowed parallel-accumulating"]
+SILENT = [PLAIN, "slowed evaluation", "slowed profiled-a-while", "slowed parallel-accumulating"]
 PADDED = [f"padded {kind}" for kind in ("mask", "labels", "left", "ids", "tuple")]
 FULL = ["padded full", "padded prompts"]
 MASK = "padded mask"
@@ -54,7 +69,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("seen")
-    ran = run_all(folder / "out", [HOOKS, *SETTINGS, *SILENT, *PADDED, *FULL, *FAULTS], folder / "raw")
+    ran = run_all(
+        folder / "out", [HOOKS, GROWS, GROWS_NOT, *SETTINGS, *SILENT, *PADDED, *FULL, *FAULTS], folder / "raw"
+    )
     assert {program: one.code for program, one in ran.items() if one.code} == {}
     return ran, {one.process.pid: one for one in read(folder / "raw")}
 
@@ -115,6 +132,34 @@ def test_a_long_wait_for_the_first_batch_is_named(seen: Seen, share: float, batc
         assert [told in text for text in texts] == [True] * lines * bool(told)
 
 
+def test_memory_that_grows_is_found_with_its_bytes_a_step(tmp_path: Path, seen: Seen) -> None:
+    (found,) = [one for one in causes(seen, GROWS, tmp_path / "grows") if one.kind == MEMORY]
+    assert found.place == ""
+    assert found.figures["bytes_per_step"] == pytest.approx(KEPT_BYTES, rel=0.2)
+    assert found.figures["full_s"] > 0
+    assert [one for one in causes(seen, GROWS_NOT, tmp_path / "not") if one.kind == MEMORY] == []
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        ([(n, 10**9, n * 10**6, 10**10) for n in range(60)], (1e6, 9.96e9 / 1e6)),  # of workers
+        ([(n, 10**9 + n * 10**5, 0, 10**10) for n in range(60)], None),  # by less than an allocator keeps
+        ([(n, 10**9 + 10**8 * (n > 50), 0, 10**10) for n in range(60)], None),  # in one rise
+        ([(n, 10**9 + n * 10**6, 0, 10**12) for n in range(60)], None),  # for more than a day
+        ([(n * 10, 10**9 + n * 10**7, 0, 10**10) for n in range(6)], None),  # too few readings
+    ],
+)
+def test_memory_grows_where_that_is_even_and_full_soon(
+    memory: list[tuple[int, int, int, int]], expected: tuple[float, float] | None
+) -> None:
+    totals = StepTotals(measured=60, wall_ns=60 * 10**9, memory=memory)
+    found = [made_of(SlowCause, row) for row in _memory([totals])]
+    assert [(one.place, (one.figures["bytes_per_step"], one.figures["full_s"])) for one in found] == (
+        [] if expected is None else [(WORKERS, pytest.approx(expected, rel=0.01))]
+    )
+
+
 @pytest.mark.parametrize("program", SETTINGS)
 def test_a_setting_that_is_left_on_is_named(tmp_path: Path, seen: Seen, program: str) -> None:
     found = [one.place for one in causes(seen, program, tmp_path) if one.kind == SETTING]
@@ -129,7 +174,7 @@ def test_each_setting_that_the_agent_knows_has_words() -> None:
     hooks._agent()
     from _harness_agent import inspection
 
-    assert set(SETTINGS_TEXTS) == {*inspection.SETTINGS, SYNCHRONIZATION}
+    assert set(SETTINGS_TEXTS) == {*inspection.SETTINGS, BREAKS, SYNCHRONIZATION, GRADIENTS}
 
 
 @pytest.mark.parametrize("program", SILENT)

@@ -73,6 +73,18 @@ def test_the_finding_stands_where_verdict_and_prediction_are_barred() -> None:
     assert found.parts
 
 
+def test_an_evaluation_waits_for_a_core_as_the_steps_do() -> None:
+    """A quarter of the steps waits for a core. It is possible that evaluations do not wait at all."""
+    found = arm_of(STEP_MS / 4, {"backward": 20.0}, evaluating_share=0.5, evaluating_steps=1)
+    parts = by_name(found)
+    evaluation, step = parts["evaluation"].ms, sum(part.ms.median for part in found.parts)
+    evaluated_ms = step - STEP_MS
+    assert evaluation.median == pytest.approx(0.75 * evaluated_ms, rel=0.02)
+    assert evaluation.ci_high is not None
+    assert evaluation.ci_high >= 0.99 * evaluated_ms
+    assert parts[WAITING].ms.median == pytest.approx(0.25 * step, rel=0.02)
+
+
 @pytest.mark.parametrize("waited", [True, False])
 def test_a_quiet_machine_has_the_same_parts(waited: bool) -> None:
     facts = {"waiting_share": 0.05 if waited else None}

@@ -17,6 +17,7 @@ from tests.harness.synthetic import Arm, build
 
 GROWTH = {"first_ms": 60.0, "last_ms": 150.0, "part_share": 1.0}
 PADDED = {"share": 0.8, "column_share": 0.5}
+RANKS = {"ranks": 2, "waiting_share": 0.001}
 NO_DATA = {"read": 0.0, "tokenize": 0.0, "pack": 0.0}
 
 
@@ -74,7 +75,30 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
     "graphs": (arm_of({}, facts={"causes": ({**COMPILED, "ms": 12 * 20.0 + 40.0},)}), "recompiling", "compilation",
                0.2, 1 / 0.8, "fewer shapes"),
     "cores": (arm_of({}, facts={"waiting_share": 0.3, "threads": 4, "cores": 2}, off_core={"forward": 40.0}),
-              "cores too few", "waiting for a core", 0.3, 1 / 0.7, "free cores"),
+              "cores too few", "waiting for a core", 0.3, 1 / 0.7, "fewer threads"),
+    "cores for workers": (arm_of({}, facts={"waiting_share": 0.3, "workers": 3, "cores": 2},
+                                 off_core={"forward": 40.0}),
+                          "cores too few", "waiting for a core", 0.3, 1 / 0.7, "free cores"),
+    "ranks": (arm_of({"backward": 60.0}, facts=RANKS, off_core={"backward": 40.0}), "synchronization-bound",
+              "waiting for ranks", 0.4, 1 / 0.6, "other ranks"),
+    "gradients of each micro-batch": (
+        arm_of({"backward": 60.0}, {"kind": "setting", "place": "gradient synchronization", "figures": {"passes": 8.0}},
+               facts=RANKS, off_core={"backward": 40.0}),
+        "synchronization-bound", "waiting for ranks", 0.4, 1 / 0.6, "no sync"),
+    "a thread that holds the lock": (
+        arm_of({"backward": 40.0}, spent("lock", 30.0, place="a.py:3"), facts={"waiting_share": 0.001},
+               off_core={"forward": 10.0, "backward": 25.0}),
+        "interpreter lock", "a.py:3", 0.3, 1 / 0.7, "other process"),
+    "a thread that lets go of the lock": (
+        arm_of({"backward": 60.0}, spent("lock", 90.0, place="a.py:3"), facts={"waiting_share": 0.001}),
+        "compute-bound", "backward", 1.0, 1.0, "model"),
+    "a line of the evaluations": (
+        arm_of({}, spent("evaluation", 30.0, place="a.py:3"), facts={"evaluating_steps": 2, "evaluating_share": 0.5}),
+        "evaluation-bound", "a.py:3", 0.417, 1 / 0.583, "evaluate less often"),
+    "graphs of the evaluations": (
+        arm_of({}, {"kind": "setting", "place": "evaluation gradients"},
+               facts={"evaluating_steps": 2, "evaluating_share": 0.5}),
+        "evaluation-bound", "evaluation", 0.417, 1 / 0.583, "no gradients"),
     "steps that grow": (arm_of({}, {"kind": "growing", "phase": "backward", "ms": 45.0, "figures": GROWTH}),
                         "growing", "backward", 0.45, 1 / 0.55, "find the growth"),
     "hooks that pile up": (arm_of({}, {"kind": "growing", "phase": "forward", "ms": 45.0, "place": "a.py:3",
@@ -114,6 +138,13 @@ def test_waits_that_others_cause_hide_no_cause_that_takes_less() -> None:
     arm = arm_of({"other": 20.0}, named("", "a.py:3", 20.0), facts=facts, off_core={"forward": 70.0})
     assert [one.kind for one in diagnosed(arm).diagnoses] == ["own code", "cores too few"]
     assert first(arm_of({}, facts=facts, off_core={"forward": 70.0})).kind == "compute-bound"
+
+
+def test_a_cause_that_makes_phases_longer_is_told_without_their_waits_for_a_core() -> None:
+    arm = arm_of({}, {"kind": "padding", "ms": 20.0, "figures": PADDED}, facts={"waiting_share": 0.6, "threads": 1,
+                 "cores": 2}, off_core={"forward": 70.0})  # fmt: skip
+    found = {one.kind: one for one in diagnosed(arm).diagnoses}
+    assert found["padding"].ms.median == pytest.approx(8.0, rel=0.03)
 
 
 @pytest.mark.parametrize("above", [True, False])
