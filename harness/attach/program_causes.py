@@ -1,10 +1,13 @@
 """Finds causes that are known of a program as a whole: steps or memory that grow, padding, and settings left on.
 
-Each row is one of :class:`harness.explain.wall.SlowCause`. Its ``figures`` by kind:
+Each row is one of :class:`harness.explain.wall.SlowCause`. A stage of the data has a row with the place where the
+program makes it. ``figures`` by kind:
 
     growing    first_ms, last_ms (typical steps), part_share (of the growth, in its phase), hooks_first, hooks_last
     memory     bytes_per_step, full_s (seconds until no memory is free, at this rate); place: "" or WORKERS
     padding    share (of the positions that train nothing), column_share (in columns of padding alone)
+    start-up   skipped (batches that came before the first one that is trained on)
+    maker      row_us (CPU time of one row in microseconds, where the dataset is read row by row)
     setting    passes (backward passes a step that synchronize gradients), for "gradient synchronization"
 """
 
@@ -19,6 +22,7 @@ from harness.attach.frames import AttachedProcess
 from harness.attach.steps import StepTotals
 from harness.explain.policy import (
     EVEN_GROWTH_MIN,
+    FIRST_FETCH_MS_MIN,
     GROWN_BYTES_MIN,
     HOOKS_ADDED_MIN,
     LOOKS_MIN,
@@ -27,7 +31,19 @@ from harness.explain.policy import (
     SYNCED_PASSES_MIN,
 )
 from harness.explain.trend import trend
-from harness.explain.wall import BREAKS, GRADIENTS, GROWING, MEMORY, PADDING, REST, SETTING, SYNCHRONIZATION, WORKERS
+from harness.explain.wall import (
+    BREAKS,
+    GRADIENTS,
+    GROWING,
+    MAKER,
+    MEMORY,
+    PADDING,
+    REST,
+    SETTING,
+    START_UP,
+    SYNCHRONIZATION,
+    WORKERS,
+)
 from trainer.json_types import JsonObject
 
 
@@ -38,6 +54,7 @@ def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterat
     yield from _memory(blocks)
     yield from _padding(blocks, on_device=bool(one.noted("device")))
     yield from _settings(one, looks)
+    yield from _makers(one, blocks)
 
 
 class _Look(NamedTuple):
@@ -149,3 +166,20 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look]) -> Iterator[JsonObje
     for _, synced, steps in one.noted("synced"):
         if synced >= SYNCED_PASSES_MIN * steps:
             yield {"kind": SETTING, "place": SYNCHRONIZATION, "figures": {"passes": synced / steps}}
+
+
+def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
+    """Yield where the first training loader's batches are made, stage by stage, and how long the first one took."""
+    rows = sum(totals.rows for totals in blocks)
+    row_us = sum(totals.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
+    known: set[str] = set()
+    for stage, place, function, row_by_row in one.noted("maker"):
+        if stage not in known:
+            known.add(stage)
+            made: JsonObject = {"place": place, "function": function}
+            yield {"kind": MAKER, "phase": stage, **made, "figures": {"row_us": row_us} if row_by_row and rows else {}}
+            waited_ms = sum(totals.first_fetch_ns for totals in blocks) / 1e6
+            if stage == "read" and waited_ms >= FIRST_FETCH_MS_MIN:
+                batches = sum(totals.first_batches for totals in blocks)
+                skipped = batches - max(totals.fetches_per_step for totals in blocks)
+                yield {"kind": START_UP, **made, "ms": waited_ms, "figures": {"skipped": max(skipped, 0)}}

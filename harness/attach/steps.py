@@ -34,6 +34,7 @@ OWN_KINDS = {
     PADDED,
 }  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
+ROW_STAGES = ("read", "pack")  # stages that take time for each row of a batch
 SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
 REPETITION_STEPS = 20  # steps that are summed up together
@@ -81,6 +82,8 @@ class StepTotals:
 
     first_ns: int = 0  # when its first step began, and its last one ended; 0: none did
     last_ns: int = 0
+    first_fetch_ns: int = 0  # from the beginning of the program's first step until its last batch arrived
+    first_batches: int = 0  # of that step
     warming_up: int = 0  # steps at its beginning that are not measured: they were profiled
     begun: int = 0  # steps, measured or not, but for those that the block before measures
     ended: int = 0  # of these
@@ -93,6 +96,8 @@ class StepTotals:
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
     restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch after a loader began anew
     sampling_ns: int = 0  # time in a DataLoader's sampler, in the main thread
+    rows: int = 0  # of the batches that arrived
+    making_cpu_ns: int = 0  # CPU time of reading and packing these
     epoch_ends: int = 0  # of a DataLoader, in measured steps; an iterator that is left early ends its epoch as well
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
@@ -235,10 +240,15 @@ def _write_tables(
         running = [late for late in (*running, *step.works) if ended is not None and late.end_ns > ended[1]]
         recent.append(step)
         totals.first_ns = totals.first_ns or begun[1]
+        if begun[3] == 0:
+            arrived = [event[2] for event in body if event[0] == EXIT and event[1] == "fetch"]
+            totals.first_fetch_ns = max(arrived, default=begun[1]) - begun[1]
+            totals.first_batches = sum(event[0] == RECEIVED and not _ended(event) for event in body)
         totals.last_ns = begun[1] if ended is None else ended[1]
         totals.ended += ended is not None and ended[1] > begun[1]  # else nothing closed it: it only looked for a batch
         if ended is not None and not totals.last_unmeasured:
             _add(totals, begun, body, ended)
+            _add_rows(totals, body, made_by)
     if tables is not None:
         tables.write()
     for name in {name for totals in found for name in totals.counted}:
@@ -370,6 +380,17 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     share = 1 - in_phases_cpu_ns / max(cpu_now - cpu_then, 1)
     waited_outside_ns = max(waited_ns - max(0, in_phases_ns - in_phases_cpu_ns), round(share * waited_ns))
     totals.unseen_blocked_ns += max(0, min(off_core_ns - waited_outside_ns, wall_ns - in_phases_ns))
+
+
+def _add_rows(totals: StepTotals, body: Sequence[Event], made_by: MadeBy) -> None:
+    """Add the rows of the batches that arrived, and the CPU time of making these."""
+    for _, (role, pid, _, number, pieces), _, _, samples in (one for one in body if one[0] == RECEIVED and one[1]):
+        made = made_by.get(pid, ())
+        if role != MAIN:
+            pieces = made[number].pieces if 0 <= number < len(made) else ()
+        if pieces and samples:
+            totals.rows += samples
+            totals.making_cpu_ns += sum(cpu_ns for name, _, _, cpu_ns in pieces if name in ROW_STAGES)
 
 
 def _sampling(received: Event) -> int:

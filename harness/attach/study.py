@@ -166,6 +166,7 @@ def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended
     if not begun:
         return None
     first_ns, last_ns = min(begun), max(one.last_ns for one in blocks)
+    first_ns += sum(one.first_fetch_ns for one in blocks)  # start-up ends with the first batch
     window = None if profiled is None else blocks[profiled]
     found = {
         MEASURED_STEPS: sum(one.wall_ns for one in blocks),

@@ -122,6 +122,11 @@ SLOW_WORKER_BATCHES_MIN = 20
 """Batches of a worker. Fewer could all be long by chance. tests/harness/explain/replay/test_makers.py"""
 WORKER_HELD_SHARE = 0.1
 """Share of making a batch. A shorter gap is the worker's own. tests/harness/explain/test_lead.py"""
+FIRST_FETCH_MS_MIN = 2000.0
+"""Milliseconds. Loader workers start in less on a busy machine. tests/harness/attach/test_program_causes.py"""
+CHEAP_ROW_US_MAX = 20.0
+"""Microseconds of CPU time. Calling a dataset for a row of a tensor and stacking the rows takes 5 to 15; a row that
+takes more does work of its own. tests/harness/judge/test_diagnosis.py"""
 LEAD_BATCHES_MIN = 6
 """Batches. Fewer say little, as batches differ. tests/harness/explain/test_lead.py"""
 LEAD_SHARE_MIN = 0.01
@@ -166,6 +171,8 @@ RANK_STEPS_UNLIKE = 0.03
 
 NAMED_LINE_SHARE_MIN = 0.02
 """Share of a step. Shorter lines of own code stay in "other". tests/harness/explain/test_wall.py"""
+STAGE_LINE_SHARE_MIN = 0.5
+"""Share of the fetch. A line with more of it is in the longest stage. tests/harness/explain/test_wall.py"""
 NAMED_LINES_MAX = 4
 """Lines of own code that are parts of a step: the longest. tests/harness/explain/test_wall.py"""
 EVALUATED_SHARE_MIN = 0.3

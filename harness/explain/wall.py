@@ -23,6 +23,7 @@ lock, as long as that thread ran.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 
 from harness.explain.ledger import RunLedger
 from harness.explain.policy import (
+    CHEAP_ROW_US_MAX,
     EVALUATED_SHARE_MIN,
     GC_CAUSE_SHARE,
     LONG_STEP_FACTOR,
@@ -39,6 +41,7 @@ from harness.explain.policy import (
     MIN_BLOCKS,
     NAMED_LINE_SHARE_MIN,
     NAMED_LINES_MAX,
+    STAGE_LINE_SHARE_MIN,
 )
 from harness.explain.spans import NOT_MEASURED, bounds, column, spans_of
 from harness.explain.statistics import Estimate, holding, reach_of_mean, widening
@@ -55,6 +58,8 @@ CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, s
 LOCK, EVALUATION = "lock", "evaluation"  # kinds of a place, sampled: another thread ran there; in an evaluation
 WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
 GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of what is known of the whole program
+MAKER = "maker"  # kind of a row: the function that makes a stage of the data
+LOADER_MODULE = "torch.utils.data."  # a sampled line that calls it is the training loop, not what makes a batch
 COMPILED, COMPILATION = "compiled", "compilation"  # kind of steps that compile, and their part if it has no place
 BREAKS = "graph breaks"  # name of a setting
 GRADIENTS = "evaluation gradients"  # name of a setting
@@ -74,8 +79,9 @@ class SlowCause:
     kind: str
     """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
     (time spent in measured steps: sampled, or measured), ``lock`` (CPU time of another thread at a place),
-    ``evaluation`` (time in evaluations at a place), ``growing`` (steps get longer), ``memory`` (it grows), ``padding``
-    or ``setting`` (left on)."""
+    ``evaluation`` (time in evaluations at a place), ``growing`` (steps get longer), ``memory`` (it grows), ``padding``,
+    ``setting`` (left on), ``maker`` (of the stage of the data that ``phase`` names) or ``start-up`` (the first batch
+    was waited for: milliseconds of the whole program)."""
     place: str = ""
     code: str = ""  # line of the program
     times: float = 0.0
@@ -136,6 +142,11 @@ class SlowCause:
 def is_wait(called: str) -> bool:
     """Return True if a line that calls this waits for what another thread or process makes: for batches, maybe."""
     return called.partition(".")[0] in WAITING_MODULES
+
+
+def reads_cheap_rows(causes: Sequence[SlowCause]) -> bool:
+    """Return True if the loader calls its dataset for each row, and a row takes little more than that call."""
+    return any(0 < one.figures.get("row_us", 0.0) <= CHEAP_ROW_US_MAX for one in causes if one.kind == MAKER)
 
 
 def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
@@ -200,7 +211,7 @@ class StepPart:
     kind: PartKind = "phase"
     code: str = ""  # line of the program at the place
     function: str = ""  # function that the line is in
-    called: str = ""  # function of a library that the line called
+    called: str = ""  # function of a library that the line called; of a stage of the data: what makes it, and its place
     late: bool = False  # True if the time was spent just before the place
 
 
@@ -238,7 +249,7 @@ class _Key(NamedTuple):
 
 
 _Parts = dict[_Key, float]
-_OTHER = _Key("phase", REST)
+_OTHER, _FETCH = _Key("phase", REST), _Key("data", "fetch")
 
 
 @dataclass(frozen=True)
@@ -271,6 +282,9 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         causes = slow_causes([run.record.facts])
         places |= {_Key("compile", one.place): one for one in causes if one.kind == COMPILED}
         places |= {_Key(kind, one.place): one for one in causes for kind in PLACES if one.kind == kind}
+        places |= {_Key("data", one.phase): one for one in causes if one.kind == MAKER}
+        fetch_ms = STAGE_LINE_SHARE_MIN * ledger.phase_ms.get("fetch", 0.0)
+        places.update((_FETCH, one) for one in causes if _makes_batches(one) and one.step_ms >= fetch_ms)
         excess = _long_excess(run, typical_ms)
         placed = _without_waits(run, ledger)
         clock_ms, steps = _by_the_clock(run, ledger)
@@ -323,9 +337,15 @@ def _summed(
         if ms.median > ROUNDING * step_ms.median:
             part = StepPart(key.name, ms, ms.median / step_ms.median, key.kind)
             place = places.get(key)
-            if place is not None:
+            if place is not None and key.kind == "data":
+                part = replace(part, called=maker_text(place), code=place.code)
+            elif place is not None:
                 part = replace(part, code=place.code, function=place.function, called=place.called, late=place.late)
             found.append(part)
+    made = [one for one in found if one.kind == "data" and one.name not in (RESTART, IN_LOOP)]
+    if made and _FETCH in places:
+        longest, line = max(made, key=lambda one: one.ms.median), places[_FETCH]
+        found[found.index(longest)] = replace(longest, called=maker_text(line), code=line.code)
     whole = dict(program_ms or {})
     total_ms = sum(whole.values()) or 1.0
     program = tuple(ProgramPart(name, whole[name], whole[name] / total_ms) for name in PROGRAM_PARTS if name in whole)
@@ -335,6 +355,16 @@ def _summed(
         parts=tuple(sorted(found, key=lambda part: -part.ms.median)),
         program=program,
     )
+
+
+def _makes_batches(one: SlowCause) -> bool:
+    return one.kind == CODE and one.phase == "fetch" and not one.called.startswith(LOADER_MODULE)
+
+
+def maker_text(place: SlowCause) -> str:
+    """Return ``Rows.__getitem__, train.py:31``; a comprehension is part of its function."""
+    function = re.sub(r"\.<locals>\.<\w+>$", "", place.function)
+    return f"{function}, {place.place}" if place.place else function
 
 
 def _keys(blocks: Sequence[_Parts]) -> list[_Key]:
@@ -437,7 +467,7 @@ def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float)
         return
     whole_ms = ledger.phase_ms.get("fetch", fetch_ms)
     scale = fetch_ms / max(whole_ms, sum(ledger.exposed_ms.values()))  # the rest of it was a wait for a core
-    fetch = _Key("data", "fetch")
+    fetch = _FETCH
     parts[fetch] = fetch_ms
     restarting = (facts.restarting_share or 0.0) * step_ms * scale if facts.workers else 0.0
     _move(parts, [fetch], _Key("data", RESTART), restarting)

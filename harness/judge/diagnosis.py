@@ -25,6 +25,7 @@ from harness.explain.wall import (
     StepPart,
     Wall,
     is_wait,
+    reads_cheap_rows,
 )
 from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
 from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
@@ -69,8 +70,16 @@ def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> Diagno
         return "faster sampler"
     if part.name == IN_LOOP:
         return "tokenize before"
+    if arm.idle_workers and arm.gave_no_items:
+        return "more shards"
+    if reads_cheap_rows(arm.causes):
+        return "whole batches"
     if advice is not None and any(one.worth and one.measured is None for one in advice.options):
         return "advice"
+    if part.name == "transfer":
+        return "fewer objects"
+    if advice is not None and any(one.bar == "serial" for one in advice.options):
+        return "more workers"
     return "tokenize before" if part.name == "tokenize" else "faster loading"
 
 

@@ -17,9 +17,11 @@ from harness.explain.wall import (
     PADDING,
     RESTART,
     SETTING,
+    START_UP,
     SlowCause,
     StepPart,
     is_wait,
+    maker_text,
 )
 from harness.judge.policy import CORE_WAIT_SHARE_MAX
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding
@@ -38,7 +40,7 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
     """Yield the lines about ``arm``, whose steps take ``step_ms``."""
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
-        found = [one for one in arm.causes if one.kind == kind and _is_worth_a_line(one, step_ms)]
+        found = [one for one in arm.causes if one.kind == kind and _is_worth_a_line(one, arm, step_ms)]
         if kind == GC and sum(one.spent_share for one in found) < SPENT_SHARE_MIN:
             continue
         if found:
@@ -61,7 +63,7 @@ def _waits_for_workers(arm: ArmReport, step_ms: float) -> bool:
     return bool(arm.workers) and waited_ms >= SPENT_SHARE_MIN * step_ms
 
 
-def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
+def _is_worth_a_line(one: SlowCause, arm: ArmReport, step_ms: float) -> bool:
     match one.kind:
         case "code":
             return not one.phase and one.least_share >= SPENT_SHARE_MIN
@@ -71,6 +73,9 @@ def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
             return (one.low_ms or 0.0) >= SPENT_SHARE_MIN * step_ms
         case "device wait" | "copy":
             return one.ms is None or one.ms >= WAIT_SHARE * step_ms
+        case "start-up":
+            whole_ms = sum(one.ms for one in arm.wall.program) if arm.wall is not None else 0.0
+            return (one.ms or 0.0) >= SPENT_SHARE_MIN * whole_ms
         case "retries" | "compiled":
             return one.steps > 0
         case _:
@@ -179,6 +184,19 @@ def _growing(found: Sequence[SlowCause], part: Part) -> Texts:
     )
 
 
+def _started(found: Sequence[SlowCause], _part: Part) -> Texts:
+    (one,) = found
+    skipped = one.figures["skipped"]
+    waited = f"{number((one.ms or 0.0) / 1e3)} s in {maker_text(one)}"
+    if not skipped:
+        return "First batch", f"the first step waits for it: {waited}", "Do what it needs once, before the training."
+    return (
+        "Skipped batches",
+        f"{skipped:.0f} were made before the first step and not trained on: {waited}",
+        "Skip rows in the sampler, or keep the loader's state with the checkpoint (a StatefulDataLoader does).",
+    )
+
+
 def _memory(found: Sequence[SlowCause], _part: Part) -> Texts:
     (one,) = found
     figures = one.figures
@@ -279,6 +297,7 @@ TEXTS: dict[str, Callable[[Sequence[SlowCause], Part], Texts]] = {
     GROWING: _growing,
     MEMORY: _memory,
     PADDING: _padding,
+    START_UP: _started,
     CODE: _own_code,
     SETTING: _setting,
     "device wait": _wait,
@@ -405,6 +424,10 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "fewer restarts": "Make the DataLoader once, and epochs longer: each begins with an empty queue.",
     "faster sampler": "Draw fewer items, or draw them faster: loader workers cannot take the sampler over.",
     "tokenize before": "Tokenize once, before the training.",
+    "whole batches": "Read a batch at once: give the dataset __getitems__(), or a BatchSampler with batch_size=None.",
+    "more workers": "Try more loader workers: they wait for a store, which may serve several at a time.",
+    "more shards": "Give each loader worker items: as many shards as workers, or more.",
+    "fewer objects": "Send one tensor for many objects, or load without workers: receiving takes the time.",
     "faster loading": "Make batches with less work, or read from faster storage.",
     "save less often": "Save less often, or in another thread or process.",
     "less often": "Do it less often, in another thread or process, or with less data.",
@@ -468,7 +491,9 @@ def _where(one: Diagnosis, step_ms: float) -> str:
             code = f" (`{shortened(part.code)}`)" if part.code else ""
             return f"{mostly} {'just before' if part.late else 'at'} {part.name}{code}{called}"
         case "data":
-            return f"{mostly} in {'restarts of the loader' if part.name == RESTART else part.name}"
+            stage = "restarts of the loader" if part.name == RESTART else part.name
+            code = f": `{shortened(part.code)}`" if part.code else ""
+            return f"{mostly} in {stage}" + (f" ({part.called}{code})" if part.called else "")
         case "long":
             return f"{mostly} in a few long steps, in {part.name}: the record does not tell why"
         case "phase":

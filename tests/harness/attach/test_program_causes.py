@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,20 +12,28 @@ from harness.attach import hooks
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.program_causes import _memory, program_causes
 from harness.attach.steps import StepTotals, write_tables
+from harness.explain.policy import FIRST_FETCH_MS_MIN
 from harness.explain.wall import (
     BREAKS,
     GRADIENTS,
     GROWING,
+    MAKER,
     MEMORY,
     PADDING,
     SETTING,
+    START_UP,
     SYNCHRONIZATION,
     WORKERS,
     SlowCause,
 )
+from harness.judge.study import analyse
+from harness.show.policy import SPENT_SHARE_MIN
 from harness.show.text.findings import SETTINGS as SETTINGS_TEXTS
+from harness.show.text.findings import cause_texts
 from harness.study.records import made_of
 from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all
+from tests.harness.explain.test_wall import ATTACHED, EXACT
+from tests.harness.synthetic import Arm, build
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +95,41 @@ def test_hooks_that_pile_up_are_named_with_what_they_cost(tmp_path: Path, seen: 
     # Each of 0 to 55 hooks after the measured steps began sleeps 0.4 ms: 10 ms on average above the first tenth.
     assert found.ms > 5
     assert found.cost_ms == found.ms >= found.low_ms > 0
+
+
+def test_each_stage_of_the_data_has_the_function_that_makes_it(tmp_path: Path, seen: Seen) -> None:
+    found = {one.phase: one for one in causes(seen, MASK, tmp_path) if one.kind == MAKER}
+    line = (PROGRAMS / "padded.py").read_text().splitlines().index("def batch(rows):") + 1
+    assert {stage: (one.function, one.place) for stage, one in found.items()} == {
+        "read": ("range.__getitem__", ""),
+        "pack": ("batch", f"padded.py:{line}"),
+        "sampler": ("SequentialSampler.__iter__", ""),
+    }
+    assert found["read"].figures["row_us"] > 0
+    ran, processes = seen
+    totals, *_ = write_tables(processes[ran[MASK].pid], {}, lambda block: tmp_path / f"again-{block}", 0)
+    assert totals.first_fetch_ns > 0
+    assert totals.first_batches == 1
+    assert not found["pack"].figures
+
+
+@pytest.mark.parametrize(
+    ("share", "batches", "told"),
+    [(1.1, 321, "Skipped batches: 320 were made"), (1.1, 2, "First batch"), (0.9, 321, "")],
+)
+def test_a_long_wait_for_the_first_batch_is_named(seen: Seen, share: float, batches: int, told: str) -> None:
+    """Of 1 or 2 batches a step; a program that skips 320 of them makes them before its first step."""
+    ran, processes = seen
+    first_ns = round(share * FIRST_FETCH_MS_MIN * 1e6)
+    totals = StepTotals(first_fetch_ns=first_ns, first_batches=batches, fetches=Counter({1 + (batches == 2): 9}))
+    found = [made_of(SlowCause, row) for row in program_causes(processes[ran[MASK].pid], [totals])]
+    assert [one.function for one in found if one.kind == START_UP] == ["range.__getitem__"] * bool(told)
+    whole_ms = first_ns / 1e6 / SPENT_SHARE_MIN
+    for part_ms, lines in ((0.9 * whole_ms, 1), (1.1 * whole_ms, 0)):
+        facts = {**ATTACHED, "causes": tuple(asdict(one) for one in found), "program_ms": {START_UP: part_ms}}
+        (arm,) = analyse(*build([Arm("script", facts=facts)], noise=EXACT)).arms
+        texts = [f"{subject}: {text}" for subject, text, _ in cause_texts(arm, 30.0)]
+        assert [told in text for text in texts] == [True] * lines * bool(told)
 
 
 def test_memory_that_grows_is_found_with_its_bytes_a_step(tmp_path: Path, seen: Seen) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from harness.explain.policy import CHEAP_ROW_US_MAX
+from harness.judge.diagnosis import diagnose
 from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
 from harness.judge.report_types import ArmReport, Diagnosis
 from harness.judge.study import analyse
-from tests.harness.explain.test_wall import ATTACHED, COMPILED, EXACT, named, rows, spent
+from tests.harness.explain.test_wall import ATTACHED, COMPILED, EXACT, named, rows, rows_of, spent
 from tests.harness.synthetic import Arm, build
 
 GROWTH = {"first_ms": 60.0, "last_ms": 150.0, "part_share": 1.0}
@@ -31,6 +34,11 @@ def diagnosed(arm: Arm, noise: dict[str, float] = EXACT) -> ArmReport:
     return found
 
 
+def test_workers_without_items_are_given_some() -> None:
+    arm = next(one for one in analyse(*build([CASES["data"][0]], noise=EXACT)).arms)
+    assert diagnose(replace(arm, idle_workers=3, gave_no_items=True))[0].remedy == "more shards"
+
+
 def first(arm: Arm) -> Diagnosis:
     return diagnosed(arm).diagnoses[0]
 
@@ -39,6 +47,10 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
     "data": (arm_of({}, tokenize=30.0, read=10.0), "input-bound", "tokenize", 0.4, 1 / 0.6, "advice"),
     "sampler": (arm_of({}, read=40.0, facts={"sampling_share": 0.3}), "input-bound", "sampler", 0.4, 1 / 0.6,
                 "faster sampler"),
+    "rows one by one": (arm_of({}, rows_of(0.9 * CHEAP_ROW_US_MAX), read=40.0), "input-bound", "read", 0.4, 1 / 0.6,
+                        "whole batches"),
+    "objects": (arm_of({"forward": 60.0}, transfer=40.0, workers=1, facts={"workers": 1}), "input-bound", "transfer",
+                0.4, 1 / 0.6, "fewer objects"),
     "restarts": (arm_of({"forward": 100.0}, read=130.0, workers=1, facts={"workers": 1, "restarting_share": 0.2}),
                  "input-bound", "loader restart", 0.23, 1.3, "persistent workers"),
     "tokenizer in the loop": (arm_of({"other": 30.0}, facts={"tokenizing_share": 0.3}), "input-bound",
