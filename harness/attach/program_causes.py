@@ -1,9 +1,13 @@
-"""Finds causes that are known of a program as a whole: steps that get longer, padding, and settings left on.
+"""Finds causes that are known of a program as a whole: steps or memory that grow, padding, and settings left on.
 
-Each row is one of :class:`harness.explain.wall.SlowCause`. Its ``figures`` by kind:
+Each row is one of :class:`harness.explain.wall.SlowCause`. A stage of the data has a row with the place where the
+program makes it. ``figures`` by kind:
 
     growing    first_ms, last_ms (typical steps), part_share (of the growth, in its phase), hooks_first, hooks_last
+    memory     bytes_per_step, full_s (seconds until no memory is free, at this rate); place: "" or WORKERS
     padding    share (of the positions that train nothing), column_share (in columns of padding alone)
+    start-up   skipped (batches that came before the first one that is trained on)
+    maker      row_us (CPU time of one row in microseconds, where the dataset is read row by row)
     setting    passes (backward passes a step that synchronize gradients), for "gradient synchronization"
 """
 
@@ -16,20 +20,41 @@ import numpy as np
 
 from harness.attach.frames import AttachedProcess
 from harness.attach.steps import StepTotals
-from harness.explain.policy import HOOKS_ADDED_MIN, LOOKS_MIN, SYNCED_PASSES_MIN
+from harness.explain.policy import (
+    EVEN_GROWTH_MIN,
+    FIRST_FETCH_MS_MIN,
+    GROWN_BYTES_MIN,
+    HOOKS_ADDED_MIN,
+    LOOKS_MIN,
+    MEMORY_FULL_S,
+    MEMORY_READINGS_MIN,
+    SYNCED_PASSES_MIN,
+)
 from harness.explain.trend import trend
-from harness.explain.wall import GROWING, PADDING, REST, SETTING
+from harness.explain.wall import (
+    BREAKS,
+    GRADIENTS,
+    GROWING,
+    MAKER,
+    MEMORY,
+    PADDING,
+    REST,
+    SETTING,
+    START_UP,
+    SYNCHRONIZATION,
+    WORKERS,
+)
 from trainer.json_types import JsonObject
-
-SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)
 
 
 def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
     """Yield the causes of the process ``one``, whose measured steps are in ``blocks``."""
     looks = [_Look(*content) for content in one.noted("look")]
     yield from _growing(looks, blocks)
+    yield from _memory(blocks)
     yield from _padding(blocks, on_device=bool(one.noted("device")))
     yield from _settings(one, looks)
+    yield from _makers(one, blocks)
 
 
 class _Look(NamedTuple):
@@ -83,6 +108,32 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
     }
 
 
+def _memory(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
+    """Yield memory that grows from step to step, evenly, if it would be full soon.
+
+    The first third of the readings is left out: a program fills its caches then.
+    """
+    readings = [one for totals in blocks for one in totals.memory]
+    readings = readings[len(readings) // 3 :]
+    steps, wall_ns = (sum(getattr(totals, name) for totals in blocks) for name in ("measured", "wall_ns"))
+    if len(readings) < MEMORY_READINGS_MIN or not steps:
+        return
+    parts = np.array_split(np.asarray(readings, dtype=np.float64), 3)
+    step, own, children, free = np.asarray([np.median(part, axis=0) for part in parts]).T
+    (first, second), whole = np.diff(own + children), own + children
+    if min(first, second) < EVEN_GROWTH_MIN * (first + second) or whole[-1] - whole[0] < GROWN_BYTES_MIN:
+        return
+    bytes_per_step = (whole[-1] - whole[0]) / (step[-1] - step[0])
+    full_s = free[-1] / bytes_per_step * wall_ns / steps / 1e9
+    if full_s <= MEMORY_FULL_S:
+        workers = children[-1] - children[0] > own[-1] - own[0]
+        yield {
+            "kind": MEMORY,
+            "place": WORKERS if workers else "",
+            "figures": {"bytes_per_step": float(bytes_per_step), "full_s": float(full_s)},
+        }
+
+
 def _padding(blocks: Sequence[StepTotals], *, on_device: bool) -> Iterator[JsonObject]:
     """Yield padding, with what the forward and backward passes take for it, if they take time by positions.
 
@@ -107,6 +158,28 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look]) -> Iterator[JsonObje
         for name in late[0].settings:
             if all(name in look.settings for look in late):
                 yield {"kind": SETTING, "place": name}
+    for breaks, place, reason in one.noted("breaks")[-1:]:
+        row = {"kind": SETTING, "place": BREAKS, "called": place, "code": reason}
+        yield {**row, "figures": {"breaks": float(breaks)}}
+    if one.noted("gradients"):
+        yield {"kind": SETTING, "place": GRADIENTS}
     for _, synced, steps in one.noted("synced"):
         if synced >= SYNCED_PASSES_MIN * steps:
             yield {"kind": SETTING, "place": SYNCHRONIZATION, "figures": {"passes": synced / steps}}
+
+
+def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
+    """Yield where the first training loader's batches are made, stage by stage, and how long the first one took."""
+    rows = sum(totals.rows for totals in blocks)
+    row_us = sum(totals.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
+    known: set[str] = set()
+    for stage, place, function, row_by_row in one.noted("maker"):
+        if stage not in known:
+            known.add(stage)
+            made: JsonObject = {"place": place, "function": function}
+            yield {"kind": MAKER, "phase": stage, **made, "figures": {"row_us": row_us} if row_by_row and rows else {}}
+            waited_ms = sum(totals.first_fetch_ns for totals in blocks) / 1e6
+            if stage == "read" and waited_ms >= FIRST_FETCH_MS_MIN:
+                batches = sum(totals.first_batches for totals in blocks)
+                skipped = batches - max(totals.fetches_per_step for totals in blocks)
+                yield {"kind": START_UP, **made, "ms": waited_ms, "figures": {"skipped": max(skipped, 0)}}

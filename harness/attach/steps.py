@@ -19,7 +19,7 @@ from trainer.telemetry import BatchTrace, Kernel, RawSpan
 
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
 EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
-SAMPLED, COLLECTED = 16, 17  # see agent/own_time.py
+SAMPLED, COLLECTED, OTHER_RAN, MEMORY = 16, 17, 19, 20  # see agent/own_time.py
 PADDED = 18  # see agent/padding.py
 OWN_KINDS = {
     TOKENIZED,
@@ -29,9 +29,12 @@ OWN_KINDS = {
     COUNTED,
     SAMPLED,
     COLLECTED,
+    OTHER_RAN,
+    MEMORY,
     PADDED,
 }  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
+ROW_STAGES = ("read", "pack")  # stages that take time for each row of a batch
 SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
 REPETITION_STEPS = 20  # steps that are summed up together
@@ -79,6 +82,8 @@ class StepTotals:
 
     first_ns: int = 0  # when its first step began, and its last one ended; 0: none did
     last_ns: int = 0
+    first_fetch_ns: int = 0  # from the beginning of the program's first step until its last batch arrived
+    first_batches: int = 0  # of that step
     warming_up: int = 0  # steps at its beginning that are not measured: they were profiled
     begun: int = 0  # steps, measured or not, but for those that the block before measures
     ended: int = 0  # of these
@@ -91,6 +96,8 @@ class StepTotals:
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
     restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch after a loader began anew
     sampling_ns: int = 0  # time in a DataLoader's sampler, in the main thread
+    rows: int = 0  # of the batches that arrived
+    making_cpu_ns: int = 0  # CPU time of reading and packing these
     epoch_ends: int = 0  # of a DataLoader, in measured steps; an iterator that is left early ends its epoch as well
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
     marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
@@ -101,6 +108,10 @@ class StepTotals:
     collecting_ns: Counter[int] = field(default_factory=Counter)
     # Nanoseconds by phase, number of the place, and 1 where the place is the end of the code that took the time.
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    evaluated_ns: Counter[int] = field(default_factory=Counter)  # in evaluations, by number of the place
+    others_ns: Counter[int] = field(default_factory=Counter)  # that other threads ran, by number of the place
+    # Steps, with bytes of the process, of its children, and bytes that are free.
+    memory: list[tuple[int, int, int, int]] = field(default_factory=list)
     looks: int = 0  # that these nanoseconds stand for
     fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
     lengths: StepLengths = field(default_factory=StepLengths)
@@ -225,14 +236,19 @@ def _write_tables(
         while work is not None and (ended is None or work.launch_start_ns < ended[1]):
             step.works.append(work)
             work = next(works, None)
-        _record(recorder, tables, step, _counted(begun, marks, ended, totals, alternating), made_by)
+        _record(recorder, tables, step, _counted(step, marks, totals, alternating), made_by)
         running = [late for late in (*running, *step.works) if ended is not None and late.end_ns > ended[1]]
         recent.append(step)
         totals.first_ns = totals.first_ns or begun[1]
+        if begun[3] == 0:
+            arrived = [event[2] for event in body if event[0] == EXIT and event[1] == "fetch"]
+            totals.first_fetch_ns = max(arrived, default=begun[1]) - begun[1]
+            totals.first_batches = sum(event[0] == RECEIVED and not _ended(event) for event in body)
         totals.last_ns = begun[1] if ended is None else ended[1]
         totals.ended += ended is not None and ended[1] > begun[1]  # else nothing closed it: it only looked for a batch
         if ended is not None and not totals.last_unmeasured:
             _add(totals, begun, body, ended)
+            _add_rows(totals, body, made_by)
     if tables is not None:
         tables.write()
     for name in {name for totals in found for name in totals.counted}:
@@ -300,13 +316,16 @@ def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, set[i
         yield begun, [], None, set()
 
 
-def _counted(begun: Event, marks: set[int], ended: Event | None, totals: StepTotals, alternating: bool) -> Event:
+def _counted(step: _StepSeen, marks: set[int], totals: StepTotals, alternating: bool) -> Event:
     """The beginning of a step with its repetition, unmeasured where it says so or one of MARKS is in it."""
-    kind, now, reading, number, repetition, warmup = begun
+    (kind, now, reading, number, repetition, warmup), ended = step.begun, step.ended
     warming_up = bool(warmup or totals.begun < totals.warming_up)
     if not warming_up and EVALUATION in marks:
         totals.evaluating += 1
         totals.evaluating_ns += 0 if ended is None else ended[1] - now
+        for event in step.body:
+            if event[0] == SAMPLED and event[1] not in ("backward", "optimizer"):
+                totals.evaluated_ns[event[2]] += event[4]
     elif not warming_up and INTERRUPTED in marks:
         totals.interrupted += 1
     unmeasured = warming_up or bool(marks)
@@ -335,6 +354,10 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
             _, times, ns, place = event
             totals.collections[place] += times
             totals.collecting_ns[place] += ns
+        elif event[0] == OTHER_RAN:
+            totals.others_ns[event[1]] += event[2]
+        elif event[0] == MEMORY:
+            totals.memory.append((begun[3], *event[1:]))
         elif event[0] == PADDED:
             positions, padded, columns = totals.padding
             totals.padding = positions + event[1], padded + event[2], columns + event[3]
@@ -357,6 +380,17 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     share = 1 - in_phases_cpu_ns / max(cpu_now - cpu_then, 1)
     waited_outside_ns = max(waited_ns - max(0, in_phases_ns - in_phases_cpu_ns), round(share * waited_ns))
     totals.unseen_blocked_ns += max(0, min(off_core_ns - waited_outside_ns, wall_ns - in_phases_ns))
+
+
+def _add_rows(totals: StepTotals, body: Sequence[Event], made_by: MadeBy) -> None:
+    """Add the rows of the batches that arrived, and the CPU time of making these."""
+    for _, (role, pid, _, number, pieces), _, _, samples in (one for one in body if one[0] == RECEIVED and one[1]):
+        made = made_by.get(pid, ())
+        if role != MAIN:
+            pieces = made[number].pieces if 0 <= number < len(made) else ()
+        if pieces and samples:
+            totals.rows += samples
+            totals.making_cpu_ns += sum(cpu_ns for name, _, _, cpu_ns in pieces if name in ROW_STAGES)
 
 
 def _sampling(received: Event) -> int:

@@ -17,8 +17,11 @@ from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.explain.wall import (
     AFTER_STEPS,
     CODE,
+    COMPILED,
     EVALUATING_STEPS,
+    EVALUATION,
     GC,
+    LOCK,
     MEASURED_STEPS,
     OTHER_STEPS,
     PROFILED_STEPS,
@@ -163,6 +166,7 @@ def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended
     if not begun:
         return None
     first_ns, last_ns = min(begun), max(one.last_ns for one in blocks)
+    first_ns += sum(one.first_fetch_ns for one in blocks)  # start-up ends with the first batch
     window = None if profiled is None else blocks[profiled]
     found = {
         MEASURED_STEPS: sum(one.wall_ns for one in blocks),
@@ -260,8 +264,14 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
     """Return what slowed the steps of ``totals``, as rows of harness.explain.wall."""
+    reasons: Counter[tuple[str, str]] = Counter()
+    for place, reason, seconds in one.noted("recompiled"):
+        reasons[place, reason] += seconds
+    place, reason = max(reasons, key=lambda key: reasons[key], default=("", ""))
+    named: dict[str, JsonObject] = {COMPILED: {"place": place, "code": reason}}
     counted: list[JsonObject] = [
         {
+            **named.get(kind, {}),
             "kind": kind,
             "times": found.times,
             "steps": found.steps,
@@ -276,7 +286,7 @@ def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
 
 def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
     """Yield what was sampled, places by their share of that, and garbage collections by their time."""
-    if not totals.sampled_ns and not totals.collections:
+    if not totals.sampled_ns and not totals.collections and not totals.evaluated_ns:
         return
     yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": totals.looks}
     places = {number: tuple(rest) for number, *rest in one.noted("place")}
@@ -295,6 +305,12 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
                     "late": late,
                     "spent_ms": ns / 1e6,
                 }
+    for kind, at in ((LOCK, totals.others_ns), (EVALUATION, totals.evaluated_ns)):
+        for number, ns in at.items():
+            if number in places and ns >= LEAST_CAUSE_SHARE * (totals.wall_ns + totals.evaluating_ns):
+                place, function, code, called = places[number]
+                row = {"kind": kind, "place": place, "function": function, "code": code, "called": called}
+                yield {**row, "spent_ms": ns / 1e6}
     for number, times in totals.collections.items():
         place, _function, code, _called = places.get(number, ("", "", "", ""))
         yield {

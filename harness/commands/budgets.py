@@ -152,7 +152,8 @@ def _predicted(
     from harness.launch.budget import prices_of
     from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
     from harness.launch.preparation import check_writable
-    from harness.show.cost import amounts_text, duration
+    from harness.show.cost import amounts_text
+    from harness.show.words import duration
     from trainer.leftovers import remove, remove_leftovers_of, temporary_path
 
     scenario = plan.scenario

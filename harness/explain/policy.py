@@ -122,6 +122,11 @@ SLOW_WORKER_BATCHES_MIN = 20
 """Batches of a worker. Fewer could all be long by chance. tests/harness/explain/replay/test_makers.py"""
 WORKER_HELD_SHARE = 0.1
 """Share of making a batch. A shorter gap is the worker's own. tests/harness/explain/test_lead.py"""
+FIRST_FETCH_MS_MIN = 2000.0
+"""Milliseconds. Loader workers start in less on a busy machine. tests/harness/attach/test_program_causes.py"""
+CHEAP_ROW_US_MAX = 20.0
+"""Microseconds of CPU time. Calling a dataset for a row of a tensor and stacking the rows takes 5 to 15; a row that
+takes more does work of its own. tests/harness/judge/test_diagnosis.py"""
 LEAD_BATCHES_MIN = 6
 """Batches. Fewer say little, as batches differ. tests/harness/explain/test_lead.py"""
 LEAD_SHARE_MIN = 0.01
@@ -166,14 +171,26 @@ RANK_STEPS_UNLIKE = 0.03
 
 NAMED_LINE_SHARE_MIN = 0.02
 """Share of a step. Shorter lines of own code stay in "other". tests/harness/explain/test_wall.py"""
+STAGE_LINE_SHARE_MIN = 0.5
+"""Share of the fetch. A line with more of it is in the longest stage. tests/harness/explain/test_wall.py"""
 NAMED_LINES_MAX = 4
 """Lines of own code that are parts of a step: the longest. tests/harness/explain/test_wall.py"""
+EVALUATED_SHARE_MIN = 0.3
+"""Share of the evaluations. A line that takes less is not their place. tests/harness/explain/test_wall.py"""
 HOOKS_ADDED_MIN = 3
 """Hooks. Libraries add one or two once; more are added again and again. tests/harness/attach/test_program_causes.py"""
 LOOKS_MIN = 2
 """Looks at settings. One does not show that a setting stays on. tests/harness/attach/test_program_causes.py"""
 SYNCED_PASSES_MIN = 1.5
 """Backward passes a step that synchronize. Accumulation needs one. tests/harness/attach/test_program_causes.py"""
+MEMORY_READINGS_MIN = 5
+"""Readings of memory after the first third. Fewer show no trend. tests/harness/attach/test_program_causes.py"""
+EVEN_GROWTH_MIN = 0.25
+"""Share of the growth in each half. Less is a single rise. tests/harness/attach/test_program_causes.py"""
+GROWN_BYTES_MIN = 16e6
+"""Bytes. Allocators keep as much. tests/harness/attach/test_program_causes.py"""
+MEMORY_FULL_S = 24 * 3600.0
+"""Seconds until memory is full. Later than a day is no matter. tests/harness/attach/test_program_causes.py"""
 GC_CAUSE_SHARE = 0.5
 """Share of the time at a place. Collections that take more are its cause. tests/harness/explain/test_policy.py"""
 ROUGH_PLACE_SHARE = 1 / 3

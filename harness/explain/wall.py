@@ -15,12 +15,15 @@ not have in which phase the thread waited. Two rules place the waits; where they
     by running     a thread waits for a core the more, the more it runs (likely)
     off a core     any moment that a phase spent off a core may have been such a wait
 
-No phase gives up more than it spent off a core.
+No phase gives up more than it spent off a core. What is then left of the time off a core in forward, backward and
+optimizer is a wait for others where no device works: for other ranks, or for a thread that holds the interpreter's
+lock, as long as that thread ran.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -30,12 +33,15 @@ from numpy.typing import NDArray
 
 from harness.explain.ledger import RunLedger
 from harness.explain.policy import (
+    CHEAP_ROW_US_MAX,
+    EVALUATED_SHARE_MIN,
     GC_CAUSE_SHARE,
     LONG_STEP_FACTOR,
     LONG_STEPS_SHARE_MAX,
     MIN_BLOCKS,
     NAMED_LINE_SHARE_MIN,
     NAMED_LINES_MAX,
+    STAGE_LINE_SHARE_MIN,
 )
 from harness.explain.spans import NOT_MEASURED, bounds, column, spans_of
 from harness.explain.statistics import Estimate, holding, reach_of_mean, widening
@@ -49,8 +55,16 @@ if TYPE_CHECKING:
 
 Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
 CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured
+LOCK, EVALUATION = "lock", "evaluation"  # kinds of a place, sampled: another thread ran there; in an evaluation
 WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
 GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of what is known of the whole program
+MAKER = "maker"  # kind of a row: the function that makes a stage of the data
+LOADER_MODULE = "torch.utils.data."  # a sampled line that calls it is the training loop, not what makes a batch
+COMPILED, COMPILATION = "compiled", "compilation"  # kind of steps that compile, and their part if it has no place
+BREAKS = "graph breaks"  # name of a setting
+GRADIENTS = "evaluation gradients"  # name of a setting
+MEMORY, WORKERS = "memory", "loader workers"  # kind of memory that grows, and the place if it is theirs
+SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)
 REST = "other"  # what lies in no phase; its CPU time is not recorded
 SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
 
@@ -64,8 +78,10 @@ class SlowCause:
 
     kind: str
     """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
-    (time spent in measured steps: sampled, or measured), ``growing`` (steps get longer), ``padding`` or ``setting``
-    (left on)."""
+    (time spent in measured steps: sampled, or measured), ``lock`` (CPU time of another thread at a place),
+    ``evaluation`` (time in evaluations at a place), ``growing`` (steps get longer), ``memory`` (it grows), ``padding``,
+    ``setting`` (left on), ``maker`` (of the stage of the data that ``phase`` names) or ``start-up`` (the first batch
+    was waited for: milliseconds of the whole program)."""
     place: str = ""
     code: str = ""  # line of the program
     times: float = 0.0
@@ -128,6 +144,11 @@ def is_wait(called: str) -> bool:
     return called.partition(".")[0] in WAITING_MODULES
 
 
+def reads_cheap_rows(causes: Sequence[SlowCause]) -> bool:
+    """Return True if the loader calls its dataset for each row, and a row takes little more than that call."""
+    return any(0 < one.figures.get("row_us", 0.0) <= CHEAP_ROW_US_MAX for one in causes if one.kind == MAKER)
+
+
 def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
     """Return the causes of an arm's runs: places once, as they are notes of the whole program, counts summed."""
     found: dict[tuple[str, str, str, str], SlowCause] = {}
@@ -153,7 +174,7 @@ def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
     sampled = found.pop((SAMPLED, "", "", ""), SlowCause(SAMPLED))
     collecting_ms = {one.place: one.spent_ms for one in found.values() if one.kind == GC}
     return tuple(
-        replace(one, of=sampled.of, wall_ms=sampled.wall_ms, looks=sampled.looks if one.kind == CODE else 0)
+        replace(one, of=sampled.of, wall_ms=sampled.wall_ms, looks=sampled.looks if one.kind in (CODE, LOCK) else 0)
         if one.spent_ms
         else one
         for one in found.values()
@@ -162,8 +183,10 @@ def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
 
 
 Float = NDArray[np.float64]
-PartKind = Literal["data", "phase", "code", "gc", "compile", "evaluation", "core", "long"]
+PartKind = Literal["data", "phase", "code", "gc", "compile", "evaluation", "core", "long", "ranks", "lock"]
+PLACES: tuple[PartKind, ...] = ("code", "lock", "evaluation")  # parts that are named by a place
 WAITING = "waiting for a core"
+RANKS = "waiting for ranks"
 SAMPLER, RESTART, IN_LOOP = "sampler", "loader restart", "tokenize in the loop"  # parts of data that are no stage
 ROUNDING = 1e-9  # share of a step: a smaller part is an error of the arithmetic
 COMPUTE = ("forward", "backward", "optimizer")
@@ -188,7 +211,7 @@ class StepPart:
     kind: PartKind = "phase"
     code: str = ""  # line of the program at the place
     function: str = ""  # function that the line is in
-    called: str = ""  # function of a library that the line called
+    called: str = ""  # function of a library that the line called; of a stage of the data: what makes it, and its place
     late: bool = False  # True if the time was spent just before the place
 
 
@@ -210,6 +233,11 @@ class Wall:
     parts: tuple[StepPart, ...]  # the largest first
     program: tuple[ProgramPart, ...] = ()  # of the whole program, in the order of time; empty: not recorded
 
+    @property
+    def worked_ms(self) -> float:
+        """Milliseconds a step without waits for other ranks."""
+        return self.step_ms.median - self.total("ranks")
+
     def total(self, kind: PartKind) -> float:
         """Milliseconds a step of all parts of this kind."""
         return sum(one.ms.median for one in self.parts if one.kind == kind)
@@ -221,7 +249,7 @@ class _Key(NamedTuple):
 
 
 _Parts = dict[_Key, float]
-_OTHER = _Key("phase", REST)
+_OTHER, _FETCH = _Key("phase", REST), _Key("data", "fetch")
 
 
 @dataclass(frozen=True)
@@ -233,6 +261,13 @@ class _Block:
     waited: float
 
 
+class _Placed(NamedTuple):
+    """Milliseconds a step by phase, without waits for a core, and how much of that each phase was blocked."""
+
+    phases: Mapping[str, float]
+    blocked: Mapping[str, float]
+
+
 def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: float) -> Wall | None:
     """Return the parts of an attached arm; None of other arms. ``typical_ms``: the median step of all blocks."""
     known = [(run, ledgers[run.record.block]) for run in runs if run.record.block in ledgers]
@@ -241,27 +276,48 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         return None
     likely, others = [], []
     weights = []
-    places: dict[str, SlowCause] = {}
+    places: dict[_Key, SlowCause] = {}
+    evaluated = _most_evaluated([run.record.facts for run, _ in known])
     for run, ledger in known:
         causes = slow_causes([run.record.facts])
-        places |= {one.place: one for one in causes if one.kind == CODE}
+        places |= {_Key("compile", one.place): one for one in causes if one.kind == COMPILED}
+        places |= {_Key(kind, one.place): one for one in causes for kind in PLACES if one.kind == kind}
+        places |= {_Key("data", one.phase): one for one in causes if one.kind == MAKER}
+        fetch_ms = STAGE_LINE_SHARE_MIN * ledger.phase_ms.get("fetch", 0.0)
+        places.update((_FETCH, one) for one in causes if _makes_batches(one) and one.step_ms >= fetch_ms)
         excess = _long_excess(run, typical_ms)
         placed = _without_waits(run, ledger)
         clock_ms, steps = _by_the_clock(run, ledger)
-        found = [_named(phases, run, ledger, causes, excess) for phases in placed]
+        found = [_named(one, run, ledger, causes, excess) for one in placed]
         for parts in found:
-            parts[_Key("evaluation", "evaluation")] = max(0.0, clock_ms - sum(parts.values()))
+            evaluation, core, training_ms = _Key("evaluation", EVALUATION), _Key("core", WAITING), sum(parts.values())
+            for key in parts if training_ms > clock_ms else ():  # a step with an evaluation was shorter than others
+                parts[key] *= clock_ms / training_ms
+            parts[evaluation] = max(0.0, clock_ms - training_ms)
+            # An evaluation waits for a core as much as the steps beside it do (likely), or not at all.
+            waits = parts.get(core, 0.0) / training_ms if parts is found[0] else 0.0
+            _move(parts, [evaluation], core, parts[evaluation] * waits)
+            spent_ms = sum(one.spent_ms for one in causes if one.kind == EVALUATION and one.place == evaluated)
+            _move(parts, [evaluation], _Key("evaluation", evaluated), spent_ms / steps * (1 - waits))
         likely.append(found[0])
         others.append(found[-1])
         weights.append(float(steps))
     return _summed(likely, others, weights, places, known[0][0].record.facts.program_ms)
 
 
+def _most_evaluated(facts: Sequence[RunFacts]) -> str:
+    """Return the place that takes most of the time in evaluations; :data:`EVALUATION` if no place takes enough."""
+    causes = [one for one in slow_causes(facts) if one.kind == EVALUATION]
+    most = max(causes, key=lambda one: one.spent_ms, default=None)
+    least_ms = EVALUATED_SHARE_MIN * sum(one.spent_ms for one in causes)
+    return most.place if most is not None and most.spent_ms >= least_ms else EVALUATION
+
+
 def _summed(
     likely: Sequence[_Parts],
     others: Sequence[_Parts],
     weights: Sequence[float],
-    places: Mapping[str, SlowCause],
+    places: Mapping[_Key, SlowCause],
     program_ms: Mapping[str, float] | None,
 ) -> Wall:
     step_ms = _mean([sum(parts.values()) for parts in likely], weights)
@@ -280,10 +336,16 @@ def _summed(
         ms = ms if ms.ci_low is None else replace(ms, ci_low=max(0.0, ms.ci_low))
         if ms.median > ROUNDING * step_ms.median:
             part = StepPart(key.name, ms, ms.median / step_ms.median, key.kind)
-            place = places.get(key.name) if key.kind == CODE else None
-            if place is not None:
+            place = places.get(key)
+            if place is not None and key.kind == "data":
+                part = replace(part, called=maker_text(place), code=place.code)
+            elif place is not None:
                 part = replace(part, code=place.code, function=place.function, called=place.called, late=place.late)
             found.append(part)
+    made = [one for one in found if one.kind == "data" and one.name not in (RESTART, IN_LOOP)]
+    if made and _FETCH in places:
+        longest, line = max(made, key=lambda one: one.ms.median), places[_FETCH]
+        found[found.index(longest)] = replace(longest, called=maker_text(line), code=line.code)
     whole = dict(program_ms or {})
     total_ms = sum(whole.values()) or 1.0
     program = tuple(ProgramPart(name, whole[name], whole[name] / total_ms) for name in PROGRAM_PARTS if name in whole)
@@ -293,6 +355,16 @@ def _summed(
         parts=tuple(sorted(found, key=lambda part: -part.ms.median)),
         program=program,
     )
+
+
+def _makes_batches(one: SlowCause) -> bool:
+    return one.kind == CODE and one.phase == "fetch" and not one.called.startswith(LOADER_MODULE)
+
+
+def maker_text(place: SlowCause) -> str:
+    """Return ``Rows.__getitem__, train.py:31``; a comprehension is part of its function."""
+    function = re.sub(r"\.<locals>\.<\w+>$", "", place.function)
+    return f"{function}, {place.place}" if place.place else function
 
 
 def _keys(blocks: Sequence[_Parts]) -> list[_Key]:
@@ -326,26 +398,30 @@ def _by_the_clock(run: RunData, ledger: RunLedger) -> tuple[float, int]:
 
 
 def _named(
-    phases: Mapping[str, float],
+    placed: _Placed,
     run: RunData,
     ledger: RunLedger,
     causes: Sequence[SlowCause],
     excess: Mapping[str, float],
 ) -> _Parts:
-    """Return the parts of a training step, given its ``phases`` without waits for a core."""
+    """Return the parts of a training step, given its phases without waits for a core."""
     facts = run.record.facts
     step_ms = sum(ledger.phase_ms.values())
-    parts: _Parts = {_Key("core" if name == WAITING else "phase", name): ms for name, ms in phases.items()}
+    parts: _Parts = {_Key("core" if name == WAITING else "phase", name): ms for name, ms in placed.phases.items()}
     parts.setdefault(_OTHER, 0.0)
     before = dict(parts)
+    _move_blocked(parts, placed.blocked, facts, causes)
     rest = [_Key("phase", name) for name in (REST, *COMPUTE, *PHASES) if name != "fetch"]
     tokenizing = (facts.tokenizing_share or 0.0) * step_ms
     _move(parts, [_OTHER], _Key("data", IN_LOOP), tokenizing)
-    compiled = sum((one.longer_ms or 0.0) * one.steps / one.of for one in causes if one.kind == "compiled" and one.of)
+    running = 1 - placed.phases.get(WAITING, 0.0) / step_ms  # what only runs waits for a core as much as the step does
     compiling = [_Key("phase", name) for name in ("forward", "backward", REST, "optimizer")]
-    _move(parts, compiling, _Key("compile", "compilation"), compiled)
+    for one in causes:
+        if one.kind == COMPILED and one.of:
+            ms = (one.longer_ms or 0.0) * one.steps / one.of
+            _move(parts, compiling, _Key("compile", one.place or COMPILATION), ms * running)
     collected = sum(one.step_ms for one in causes if one.kind == GC)
-    _move(parts, rest, _Key("gc", "garbage collection"), collected)
+    _move(parts, rest, _Key("gc", "garbage collection"), collected * running)
     for one in sorted((one for one in causes if one.kind == CODE and not one.phase), key=lambda one: -one.spent_ms):
         _move(parts, [_OTHER], _Key("code", one.place), one.step_ms)
     for name, ms in excess.items():
@@ -353,6 +429,25 @@ def _named(
         _move(parts, [key], _Key("long", name), ms - (before.get(key, 0.0) - parts.get(key, 0.0)))
     _split_fetch(parts, run, ledger, step_ms)
     return parts
+
+
+def _move_blocked(parts: _Parts, blocked: Mapping[str, float], facts: RunFacts, causes: Sequence[SlowCause]) -> None:
+    """Move the time in which phases were blocked to what they waited for."""
+    if facts.asynchronous:
+        return
+    if (facts.ranks or 1) > 1:
+        for name in COMPUTE:
+            _move(parts, [_Key("phase", name)], _Key("ranks", RANKS), blocked.get(name, 0.0))
+        return
+    holders = sorted((one for one in causes if one.kind == LOCK), key=lambda one: -one.spent_ms)
+    left = {name: blocked.get(name, 0.0) for name in (*COMPUTE, REST)}
+    for one in holders:
+        ms = one.step_ms
+        for name in left:
+            taken = min(ms, left[name])
+            _move(parts, [_Key("phase", name)], _Key("lock", one.place), taken)
+            left[name] -= taken
+            ms -= taken
 
 
 def _move(parts: _Parts, sources: Sequence[_Key], target: _Key, ms: float) -> None:
@@ -372,7 +467,7 @@ def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float)
         return
     whole_ms = ledger.phase_ms.get("fetch", fetch_ms)
     scale = fetch_ms / max(whole_ms, sum(ledger.exposed_ms.values()))  # the rest of it was a wait for a core
-    fetch = _Key("data", "fetch")
+    fetch = _FETCH
     parts[fetch] = fetch_ms
     restarting = (facts.restarting_share or 0.0) * step_ms * scale if facts.workers else 0.0
     _move(parts, [fetch], _Key("data", RESTART), restarting)
@@ -407,18 +502,18 @@ def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
     return found
 
 
-def _without_waits(run: RunData, ledger: RunLedger) -> list[dict[str, float]]:
+def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
     """Return the phases with waits for a core as a part of their own, by both rules; as they are if not recorded."""
     block = _block(run, ledger)
     if block is None:
-        return [{name: ms for name, ms in ledger.phase_ms.items() if ms > 0}]
+        return [_Placed({name: ms for name, ms in ledger.phase_ms.items() if ms > 0}, {})]
     return [
         _left(block, lambda one, name: one.on_core[name]),
         _left(block, lambda one, name: one.wall[name] - one.on_core[name]),
     ]
 
 
-def _left(block: _Block, weight: Callable[[_Block, str], float]) -> dict[str, float]:
+def _left(block: _Block, weight: Callable[[_Block, str], float]) -> _Placed:
     """Each phase without its part of the waits, in proportion to ``weight``, and the waits."""
     room = {name: max(0.0, block.wall[name] - block.on_core[name]) for name in block.wall}
     taken = dict.fromkeys(block.wall, 0.0)
@@ -432,7 +527,9 @@ def _left(block: _Block, weight: Callable[[_Block, str], float]) -> dict[str, fl
             more = min(before * one / total, room[name] - taken[name])
             taken[name] += more
             left -= more
-    return {name: block.wall[name] - taken[name] for name in block.wall} | {WAITING: sum(taken.values())}
+    phases = {name: block.wall[name] - taken[name] for name in block.wall}
+    blocked = {name: ms - block.on_core[name] for name, ms in phases.items()}
+    return _Placed(phases | {WAITING: sum(taken.values())}, blocked)
 
 
 def _block(run: RunData, ledger: RunLedger) -> _Block | None:

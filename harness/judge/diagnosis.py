@@ -13,15 +13,19 @@ from typing import NamedTuple
 from harness.explain.statistics import Estimate
 from harness.explain.wall import (
     COMPUTE,
+    GRADIENTS,
     GROWING,
     IN_LOOP,
     PADDING,
     REST,
     RESTART,
     SAMPLER,
+    SETTING,
+    SYNCHRONIZATION,
     StepPart,
     Wall,
     is_wait,
+    reads_cheap_rows,
 )
 from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
 from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
@@ -29,8 +33,12 @@ from harness.study.contract import STAGES
 
 SAVES = ("save", "checkpoint")  # parts of names of functions that write a model: torch.save, save_file, save_checkpoint
 # Libraries whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
+SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words of Dynamo's reasons that are about a shape
 MODEL_LIBRARIES = {"nn", "functional", "_tensor"}  # modules of torch
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
+
+
+Remedy = Callable[[StepPart, ArmReport, ArmAdvice | None], DiagnosisRemedy]
 
 
 class Rule(NamedTuple):
@@ -38,7 +46,7 @@ class Rule(NamedTuple):
 
     kind: DiagnosisKind
     includes: Callable[[StepPart], bool]
-    remedy: Callable[[StepPart, ArmReport, ArmAdvice | None], DiagnosisRemedy]
+    remedy: Remedy
     at_most: Callable[[ArmReport], bool]  # True if the step might not become shorter by all of it
 
 
@@ -62,16 +70,42 @@ def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> Diagno
         return "faster sampler"
     if part.name == IN_LOOP:
         return "tokenize before"
+    if arm.idle_workers and arm.gave_no_items:
+        return "more shards"
+    if reads_cheap_rows(arm.causes):
+        return "whole batches"
     if advice is not None and any(one.worth and one.measured is None for one in advice.options):
         return "advice"
+    if part.name == "transfer":
+        return "fewer objects"
+    if advice is not None and any(one.bar == "serial" for one in advice.options):
+        return "more workers"
     return "tokenize before" if part.name == "tokenize" else "faster loading"
+
+
+def _fewer(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
+    return "fewer threads" if arm.spare_threads else "free cores"
+
+
+def _by_setting(name: str, remedy: DiagnosisRemedy, otherwise: DiagnosisRemedy) -> Remedy:
+    """Return the function that returns ``remedy`` if the setting ``name`` is on."""
+
+    def chosen(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
+        return remedy if any(one.kind == SETTING and one.place == name for one in arm.causes) else otherwise
+
+    return chosen
+
+
+def _recompiling(part: StepPart, _arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
+    has_shapes = not part.code or any(word in part.code for word in SHAPES)
+    return "fewer shapes" if has_shapes else "values in tensors"
 
 
 def _own_code(part: StepPart, _arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
     return "other thread" if is_wait(part.called) else "less often"
 
 
-def _always(remedy: DiagnosisRemedy) -> Callable[[StepPart, ArmReport, ArmAdvice | None], DiagnosisRemedy]:
+def _always(remedy: DiagnosisRemedy) -> Remedy:
     return lambda _part, _arm, _advice: remedy
 
 
@@ -80,6 +114,8 @@ def _has_workers(arm: ArmReport) -> bool:
     return bool(arm.workers)
 
 
+NO_SYNC = _by_setting(SYNCHRONIZATION, "no sync", "other ranks")
+NO_GRADIENTS = _by_setting(GRADIENTS, "no gradients", "evaluate less often")
 RULES = (
     Rule("input-bound", lambda part: part.kind == "data", _loading, lambda _: True),
     Rule("checkpoint-bound", saves, _always("save less often"), _has_workers),
@@ -90,9 +126,11 @@ RULES = (
         _has_workers,
     ),
     Rule("garbage collection", lambda part: part.kind == "gc", _always("freeze"), _has_workers),
-    Rule("evaluation-bound", lambda part: part.kind == "evaluation", _always("evaluate less often"), _has_workers),
-    Rule("recompiling", lambda part: part.kind == "compile", _always("fewer shapes"), _has_workers),
-    Rule("cores too few", lambda part: part.kind == "core", _always("free cores"), lambda _: True),
+    Rule("evaluation-bound", lambda part: part.kind == "evaluation", NO_GRADIENTS, _has_workers),
+    Rule("recompiling", lambda part: part.kind == "compile", _recompiling, _has_workers),
+    Rule("cores too few", lambda part: part.kind == "core", _fewer, lambda _: True),
+    Rule("synchronization-bound", lambda part: part.kind == "ranks", NO_SYNC, lambda _: True),
+    Rule("interpreter lock", lambda part: part.kind == "lock", _always("other process"), _has_workers),
     Rule(
         "unknown",
         lambda part: part.kind == "long" or (part.kind == "phase" and part.name == REST),
@@ -125,9 +163,9 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
         return ()
     costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm)) is not None]
     found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + _noted(wall, arm)
-    found = sorted((one for one in found if one.share >= FINDING_SHARE_MIN), key=lambda one: -one.ms.median)
     # Waits for a core that other processes cause are no property of the program: shares are without them.
     own = 1.0 if arm.crowded else 1 - wall.total("core") / wall.step_ms.median
+    found = sorted((one for one in found if one.share >= FINDING_SHARE_MIN * own), key=lambda one: -one.ms.median)
     named = [one for one in found if one.kind != "unknown" and (arm.crowded or one.kind != "cores too few")]
     if named and named[0].share >= DIAGNOSED_SHARE_MIN * own:
         first = named[0]
@@ -144,13 +182,15 @@ def _model(wall: Wall) -> list[StepPart]:
 
 
 def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
-    """Return diagnoses of causes that are no part of a step: they make its phases longer."""
+    """Return diagnoses of causes that are no part of a step: they make phases and waits for a core longer."""
     found = []
+    own = 1 - wall.total("core") / wall.step_ms.median
     for cause in arm.causes:
         if cause.kind not in NOTED or cause.cost_ms is None:
             continue
         kind, remedy = NOTED[cause.kind]
-        ms = Estimate(cause.cost_ms, cause.low_ms, cause.high_ms, arm.blocks)
+        ends = [None if end is None else end * own for end in (cause.low_ms, cause.high_ms)]
+        ms = Estimate(cause.cost_ms * own, ends[0], ends[1], arm.blocks)
         share = ms.median / wall.step_ms.median
         place = "forward and backward" if kind == "padding" else cause.phase or "own code"
         part = StepPart(cause.place or place, ms, share, "code" if cause.place else "phase")
@@ -188,7 +228,8 @@ def _sum(values: Sequence[Estimate]) -> Estimate:
 
 
 def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | None) -> Diagnosis:
-    rule, largest = cost.rule, cost.parts[0]
+    rule = cost.rule
+    largest = next((one for one in cost.parts if one.kind != one.name), cost.parts[0])  # of an evaluation, its place
     # Work of the host may pass while a device or other ranks work.
     may_hide = arm.unseen is not None and (arm.unseen.device or arm.unseen.ranks > 1)
     saved, at_most = cost.ms, may_hide or rule.at_most(arm)

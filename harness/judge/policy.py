@@ -20,7 +20,7 @@ RESTART_SHARE_MAX = 0.01
 DIAGNOSED_SHARE_MIN = 0.10
 """Share of a step by the clock. A program is not bound by what takes less. tests/harness/judge/test_diagnosis.py"""
 FINDING_SHARE_MIN = 0.05
-"""Share of a step by the clock. What takes less is no finding beside the diagnosis.
+"""Share of a step without waits for a core that others cause. What takes less is no finding beside the diagnosis.
 tests/harness/judge/test_diagnosis.py"""
 COMPUTE_SHARE_MIN = 0.5
 """Share of a step by the clock. Forward, backward and optimizer bound a program from here on.

@@ -21,6 +21,7 @@ from harness.explain.replay.recording import ReplayError
 from harness.explain.replay.whatif import validation_arms
 from harness.explain.spans import spans_of
 from harness.explain.statistics import Estimate, Likeness, estimate, from_blocks
+from harness.explain.wall import reads_cheap_rows, slow_causes
 from harness.judge.comparisons import Absent, Controls, Measured, alike_blocks, arm_floor, ideal_speed
 from harness.judge.doubts import Bar, Claim, Doubt, RemedyKind, barred, doubt, in_order, unseen
 from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN, ENOUGH_BLOCKS, RESTART_SHARE_MAX, SAME_TOKENS_WITHIN
@@ -69,6 +70,8 @@ def loader_doubts(runs: Sequence[RunData], replays: Replays) -> Iterator[Doubt]:
         yield doubt("no loader", arm)
     if replays.unequal:
         yield doubt("no items" if all(run.record.facts.gave_no_items(1) for run in runs) else "unequal", arm)
+    if reads_cheap_rows(slow_causes([run.record.facts for run in runs])):
+        yield doubt("row by row", arm)
     if (factor := replays.slow_worker) is not None:
         yield doubt("slow worker", arm, share=factor)
     if (hidden := unseen(runs)) is not None and hidden.sampling > RESTART_SHARE_MAX:

@@ -137,12 +137,15 @@ class ArmExplained:
 
 DiagnosisKind = Literal[
     "input-bound", "checkpoint-bound", "own code", "garbage collection", "evaluation-bound", "recompiling",
-    "cores too few", "growing", "padding", "compute-bound", "unknown",
+    "cores too few", "synchronization-bound", "interpreter lock", "growing", "padding", "compute-bound", "unknown",
 ]  # fmt: skip
 DiagnosisRemedy = Literal[
     "advice", "persistent workers", "fewer restarts", "faster sampler", "tokenize before", "faster loading",
+    "whole batches", "more workers", "more shards", "fewer objects",
     "save less often", "less often", "other thread", "freeze", "evaluate less often", "fewer shapes", "free cores",
-    "find the growth", "pad less", "model", "profile",
+    "values in tensors",
+    "fewer threads", "no gradients", "no sync", "other ranks", "other process", "find the growth", "pad less",
+    "model", "profile",
 ]  # fmt: skip
 
 
@@ -194,7 +197,8 @@ class ArmReport:
     tokenizer_proof: str | None = None
     copies: int = 0  # loader workers that made the same batches; 0 if none did
     workers: int = 0  # number of loader workers
-    crowded: bool = False  # True if its threads and loader workers are more than its cores
+    crowded: bool = False  # True if threads and loader workers of all its ranks here are more than its cores
+    spare_threads: int = 0  # threads of its process beyond an equal part of the cores
     idle_workers: int = 0  # workers that delivered no batch in any block
     gave_no_items: bool = False  # True if the dataset had no items for the idle workers
 

@@ -330,6 +330,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     hidden = unseen(arms.runs.get(name, ()))
     explained = ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls, alike)
     idle = min((run.idle_workers for run in blocks.values()), default=0)
+    ranks_here = max(1, sum(name in arms.ranks for name in arms.runs)) if (facts.ranks or 1) > 1 else 1
     return ArmReport(
         name=name,
         control=control,
@@ -356,7 +357,8 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         tokenizer_proof=facts.tokenizer_proof,
         copies=_copies(blocks),
         workers=facts.workers or 0,
-        crowded=facts.cores is not None and (facts.threads or 1) + (facts.workers or 0) > facts.cores,
+        crowded=facts.cores is not None and ((facts.threads or 1) + (facts.workers or 0)) * ranks_here > facts.cores,
+        spare_threads=max(0, (facts.threads or 1) - max(1, (facts.cores or 1) // ranks_here)),
         idle_workers=idle,
         gave_no_items=idle > 0 and all(run.record.facts.gave_no_items(idle) for run in blocks.values()),
     )

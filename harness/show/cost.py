@@ -13,13 +13,12 @@ from harness.judge.doubts import Doubt, barred
 from harness.judge.policy import WORST_OF_STEPS
 from harness.judge.report_types import ArmTotals
 from harness.show.tables import NOT_MEASURED, aligned, doubt_json, record_json, safe, table
-from harness.show.words import capitalised, count, listing, ms, number, percent, signed_percent
+from harness.show.words import capitalised, count, duration, listing, ms, number, percent, signed_percent
 from trainer.json_types import Json
 
 if TYPE_CHECKING:
     from harness.launch.spending import Expense
 
-_MINUTE_S = 60.0
 AT_SLOWEST = "at the slowest"  # if every step took as long as the slowest that was measured: no bound of later steps
 _NAMES = {
     "option": "--price",
@@ -27,13 +26,6 @@ _NAMES = {
     "profile": "--device-profile",
     "device": "the device's profile",
 }
-
-
-def duration(seconds: float) -> str:
-    """``5.20 s``, ``12.3 min``, ``6.40 h``: in the unit in which it has few digits."""
-    if seconds < 2 * _MINUTE_S:
-        return f"{number(seconds)} s"
-    return f"{number(seconds / _MINUTE_S)} min" if seconds < 2 * HOUR_S else f"{number(seconds / HOUR_S)} h"
 
 
 def money(usd: float) -> str:
@@ -227,7 +219,7 @@ def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
     amounts = [] if limit.usd is None else [money(limit.usd)]
     amounts += [] if limit.hours is None else [f"{limit.hours:g} h"]
     text = " and ".join(amounts)
-    seconds = limit_s is not None and (limit.usd is not None or limit_s < _MINUTE_S)
+    seconds = limit_s is not None and (limit.usd is not None or limit_s < HOUR_S / 60)
     return f"{text}, which is {duration(limit_s)}" if seconds and limit_s is not None else text
 
 

@@ -334,12 +334,12 @@ class VerdictCard:
 def verdict_card(report: StudyReport, names: ArmNames) -> VerdictCard | None:
     """Return the card of the program that the study is of; None if it is compared or controlled, or not attached.
 
-    Of several ranks it is that of the one whose step takes longest.
+    Of several ranks it is that of the one that works longest in a step, for which the others wait.
     """
     arms = [arm for arm in report.arms if not arm.control and arm.diagnoses and arm.wall is not None]
     if report.comparisons or any(arm.control for arm in report.arms) or not arms:
         return None
-    arm = max(arms, key=lambda one: one.wall.step_ms.median if one.wall is not None else 0.0)
+    arm = max(arms, key=lambda one: one.wall.worked_ms if one.wall is not None else 0.0)
     assert arm.wall is not None
     step_ms = arm.wall.step_ms.median
     first, *others = arm.diagnoses

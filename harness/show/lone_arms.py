@@ -5,17 +5,17 @@ Of a program that nobody here wrote it also says what was timed, what ended a st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.explain.policy import KINDS_BETWEEN_MAX, LONG_STEPS_SHARE_MAX, REPLAY_ERROR_MAX
 from harness.explain.ranks import GroupGain
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps
-from harness.explain.wall import CODE, GC
+from harness.explain.wall import CODE, GC, GRADIENTS, SYNCHRONIZATION
 from harness.judge.doubts import Unseen
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, RESTART_SHARE_MAX, UNSEEN_SHARE_MAX, WITNESSES_WITHIN
-from harness.judge.report_types import ArmReport, ArmTotals
+from harness.judge.report_types import ArmReport, ArmTotals, DiagnosisRemedy
 from harness.judge.waits import UnevenSpeed
 from harness.show.dose import dose_line
 from harness.show.names import ArmNames
@@ -26,6 +26,7 @@ from harness.show.text.verdicts import reason
 from harness.show.words import capitalised, count, interval, listing, part_of, percent, percent_over, ratio
 from harness.study.contract import STAGES
 
+SETTINGS_BY_REMEDY: Mapping[DiagnosisRemedy, str] = {"no sync": SYNCHRONIZATION, "no gradients": GRADIENTS}
 DIAGNOSED = (CODE, GC, "compiled")  # kinds of causes that are parts of a step
 
 
@@ -75,7 +76,10 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 
 def cause_findings(arm: ArmReport) -> list[str]:
     """Return what the agent noted of slow steps, as far as no diagnosis has it."""
-    unnamed = replace(arm, causes=tuple(one for one in arm.causes if one.kind not in DIAGNOSED))
+    diagnosed = {SETTINGS_BY_REMEDY.get(one.remedy) for one in arm.diagnoses}
+    unnamed = replace(
+        arm, causes=tuple(one for one in arm.causes if one.kind not in DIAGNOSED and one.place not in diagnosed)
+    )
     return [Headline(*texts).text for texts in cause_texts(unnamed, _mean_ms(arm))]
 
 
@@ -198,7 +202,15 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
     most_ms = max(wait for name, wait in waits.items() if name != last.name)
     part = part_of(step_ms)
     support = []
-    if waits[last.name] - most_ms < WAITS_ALIKE_SHARE * step_ms:
+    worked = sorted((arm.wall.worked_ms, arm.name) for arm in ranks if arm.wall is not None)
+    alike = waits[last.name] - most_ms < WAITS_ALIKE_SHARE * step_ms
+    if alike and len(worked) > 1 and worked[-1][0] - worked[-2][0] >= WAITS_ALIKE_SHARE * step_ms:
+        (next_ms, _), (late_ms, late) = worked[-2:]
+        finding = (
+            f"the others wait for {names.short(late)}, which works {part(late_ms)} of a step; the next works "
+            f"{part(next_ms)}"
+        )
+    elif alike:
         finding = f"all wait about as long for data, {part(min(waits.values()))} to {part(max(waits.values()))} a step"
     else:
         stage, exposed_ms = max(last.totals.exposed_ms.items(), key=lambda one: one[1], default=("", 0.0))

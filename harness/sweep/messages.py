@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.judge.cost import HOUR_S, usd_of
-from harness.show.cost import duration, hours, money
+from harness.show.cost import hours, money
 from harness.show.tables import aligned
-from harness.show.words import count, ms, number
+from harness.show.words import count, duration, ms, number
 from harness.sweep.budget import Resource, Shortage, Spending, TrialsNeed
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
 

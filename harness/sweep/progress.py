@@ -7,8 +7,7 @@ import time
 from collections.abc import Sequence
 
 from harness.launch.progress import PLAIN_INTERVAL_S, TERMINAL_INTERVAL_S, fitted, is_terminal
-from harness.show.cost import duration
-from harness.show.words import count
+from harness.show.words import count, duration
 from harness.sweep.messages import rate, trial_line
 from harness.sweep.trials import Trial, TrialStage
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from harness.judge.cost import usd_of
-from harness.show.cost import duration
 from harness.show.drawing import picture_link, write_picture
 from harness.show.tables import NOT_MEASURED, Markdown, safe, table
-from harness.show.words import count, listing
+from harness.show.words import count, duration, listing
 from harness.sweep import sentences
 from harness.sweep.begin import recorded_sweep
 from harness.sweep.budget import Spending, spent_by

@@ -96,6 +96,7 @@ class _State:
 
 
 state = _State()
+GRADIENTS = "gradients"  # note: the model made graphs of batches that nobody trains on
 OTHER_THREAD = "other_thread"  # note: a second thread trains, and is not recorded
 _adopting = threading.Lock()
 # Identifier (threading.get_ident) of the thread whose steps are recorded: the main thread, or one taken by adopt().
@@ -305,6 +306,10 @@ def resolve(*, training: bool) -> None:
     batches, state.doubtful = state.doubtful, 0
     loaders, state.doubtful_loaders = state.doubtful_loaders, []
     if not training:
+        runs = any(event[0] == ENTER and event[1] == "forward" for event in since)
+        if runs and not state.ran_without_gradients and GRADIENTS not in state.noted:
+            state.noted.add(GRADIENTS)
+            record.note(GRADIENTS, True)
         state.events += [event for event in since if not _of_fetch(event)]
         for _ in range(batches):
             _evaluates()

@@ -26,6 +26,10 @@ from _harness_agent import boundaries, device, guard, record, watching
 
 COUNTED = 15  # kind of event: (kind, RETRIES or COMPILED, how often in the step that ends)
 RETRIES, COMPILED = "retries", "compiled"
+RECOMPILED = "recompiled"  # note: (place of the function, reason of Dynamo, seconds)
+BREAKS = "breaks"  # note: (graph breaks so far, place of the last, reason)
+MAX_RECOMPILED = 64  # notes
+MAX_REASON = 100  # characters
 WAIT, COPY, PAGEABLE = "device wait", "copy", "pageable"  # kinds of a noted cause
 FIRST = watching.FIRST + watching.STEPS  # step that is audited first: sys.setprofile slows those before
 CAUSE_STEPS = 4  # audited steps
@@ -37,6 +41,7 @@ LARGE_BYTES = 1 << 20  # a step: less pageable memory is no matter
 _MESSAGE = re.compile(r".*(called a synchronizing CUDA operation|ynchronization debug mode is a prototype)", re.DOTALL)
 _SYNCHRONIZING = "called a synchronizing"
 _VALUE = re.compile(r"\.(item|tolist|cpu|numpy|nonzero)\(|\b(float|int|bool)\(")  # asks for values of the device
+_GUARD = re.compile(r"^\d+/\d+: ")  # number of the compiled code that a guard belongs to
 _WARN, _DEFAULT = 1, 0  # modes of torch.cuda.set_sync_debug_mode
 _TOOLS = (4, 3)  # numbers of sys.monitoring that no tool has by convention
 
@@ -48,6 +53,9 @@ class _Counts:
         self.retries: int | None = None
         self.each_step = False  # the allocator is looked at after each step
         self.compiled: int | None = None
+        self.noticed = (0, 0)  # graphs and graph breaks whose reasons are noted
+        self.compiled_us = 0  # start of the last compilation that was noted
+        self.reasons = 0  # notes of reasons
 
 
 _audit: _WaitAudit | None = None
@@ -378,10 +386,14 @@ def _step_ended() -> list[tuple[Any, ...]]:
 
 def _counted() -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(dynamo, "counters", None)
     compiled = counters["stats"]["unique_graphs"] if counters is not None else 0
     if _counts.compiled is not None and compiled > _counts.compiled:
         found.append((COUNTED, COMPILED, compiled - _counts.compiled))
+    if (noticed := (compiled, len(getattr(dynamo, "graph_break_reasons", ())))) != _counts.noticed:
+        _counts.noticed = noticed
+        _note_reasons(dynamo)
     _counts.compiled = compiled
     each_step = _counts.each_step or _counts.retries is None
     if device.state.stream is not None and (each_step or boundaries.state.steps % SPARSELY == 0):
@@ -392,6 +404,26 @@ def _counted() -> list[tuple[Any, ...]]:
             _counts.each_step = True
         _counts.retries = retries
     return found
+
+
+def _note_reasons(dynamo: Any) -> None:
+    """Note why functions were compiled again since the last call, and how often a graph broke so far."""
+    for one in dynamo.get_compilation_metrics() if hasattr(dynamo, "get_compilation_metrics") else ():
+        begun_us, reason = getattr(one, "start_time_us", None) or 0, getattr(one, "recompile_reason", None)
+        if begun_us > _counts.compiled_us and reason and _counts.reasons < MAX_RECOMPILED:
+            _counts.compiled_us, _counts.reasons = begun_us, _counts.reasons + 1
+            place = f"{os.path.basename(one.co_filename)}:{one.co_firstlineno}"
+            record.note(RECOMPILED, (place, _first_line(reason), one.entire_frame_compile_time_s or 0.0))
+    breaks = getattr(dynamo, "graph_break_reasons", ())
+    if breaks:
+        frames = breaks[-1].user_stack[-1:]
+        place = f"{os.path.basename(frames[0].filename)}:{frames[0].lineno}" if frames else ""
+        record.note(BREAKS, (len(breaks), place, _first_line(breaks[-1].reason)))
+
+
+def _first_line(reason: str) -> str:
+    """Return ``self.scale == 1.0`` of ``0/0: self.scale == 1.0    # def forward(...)``, and further lines."""
+    return _GUARD.sub("", reason.partition("\n")[0]).partition("  #")[0].strip()[:MAX_REASON]
 
 
 def _retries() -> int:

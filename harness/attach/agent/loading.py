@@ -6,11 +6,12 @@ Every wrapper calls what was there before with the same arguments and hands on i
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from _harness_agent import arrivals, boundaries, causes, controls, copies, guard, padding, record, stages
+from _harness_agent import arrivals, boundaries, causes, controls, copies, guard, padding, record, stages, watching
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -22,6 +23,8 @@ _MOST_TENSORS = 16  # of a batch that are looked at for its size
 _SERVED = "_harness_served"  # attribute of an iterator: what is known of it
 LOADER = "loader-"  # prefix of a loader worker's role, before its number
 SAMPLE = "sample"  # the stage in which a sampler chooses what to read; the study counts it as reading
+MAKER = "maker"  # note: (stage, "train.py:31", function, True if it makes one row at a time)
+_MOST_NESTED = 8  # datasets within datasets, or samplers within samplers
 
 
 class _Served(NamedTuple):
@@ -33,6 +36,7 @@ class _Served(NamedTuple):
     shared: bool  # a dataset without an index: each worker has all of it, unless it shares itself out
     by_worker: bool  # who asks for them is a worker of another loader
     first: copies.FirstBatches | None  # first batches, if several workers share a dataset
+    makers: list[tuple[str, str, str, bool]]  # notes of the kind MAKER
 
 
 def forget() -> None:
@@ -161,9 +165,42 @@ def _look_at(iterator: Any) -> _Served:
     by_worker = get_worker_info() is not None
     shared = isinstance(dataset, IterableDataset)
     first = copies.FirstBatches() if shared and workers > 1 else None
-    served = _Served(id(dataset), workers > 0, loader, shared, by_worker, first)
+    new = id(dataset) not in boundaries.state.noted
+    makers = guard.carefully(_makers, iterator, dataset, shared) if new else None
+    served = _Served(id(dataset), workers > 0, loader, shared, by_worker, first, makers or [])
     setattr(iterator, _SERVED, served)
     return served
+
+
+def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, str, bool]]:
+    """Return who makes each stage of a batch: a method of the dataset, the collate function, the sampler."""
+    sampler = getattr(iterator, "_index_sampler", None)
+    dataset, sampler = _innermost(dataset, "dataset"), _innermost(sampler, "sampler")
+    whole = callable(getattr(dataset, "__getitems__", None)) or not getattr(iterator, "_auto_collation", False)
+    method = "__iter__" if shared else "__getitems__" if whole and hasattr(dataset, "__getitems__") else "__getitem__"
+    found = [("read", type(dataset), method), ("pack", iterator, "_collate_fn"), ("sampler", type(sampler), "__iter__")]
+    return [(stage, *_defined(owner, name), stage == "read" and not (shared or whole)) for stage, owner, name in found]
+
+
+def _innermost(one: Any, attribute: str) -> Any:
+    """Return what the wrappers of torch and other libraries are around."""
+    for _ in range(_MOST_NESTED):
+        code = getattr(getattr(type(one), "__init__", None), "__code__", None)
+        inner = getattr(one, attribute, None)
+        if inner is None or code is None or not watching.is_library(code.co_filename):
+            break
+        one = inner
+    return one
+
+
+def _defined(owner: Any, name: str) -> tuple[str, str]:
+    """Return where the program defines a function ("": a library does), and its name."""
+    code = getattr(getattr(owner, name, None), "__code__", None)
+    if code is None:
+        return "", f"{getattr(owner, '__qualname__', '')}.{name}".lstrip("._")
+    file = code.co_filename
+    place = "" if watching.is_library(file) else f"{os.path.basename(file)}:{code.co_firstlineno}"
+    return place, code.co_qualname
 
 
 def _ended(served: _Served | None, batch: Any) -> None:
@@ -182,9 +219,12 @@ def _ended(served: _Served | None, batch: Any) -> None:
             trace = (*trace[:4], drawn)
     else:
         trace = (*(this.here or boundaries.here()), stages.take())
-    if served.shared and not this.doubtful and "iterable" not in this.noted:
-        this.noted.add("iterable")
-        record.note("iterable", True)
+    if served.source not in this.noted and not this.doubtful:
+        this.noted.add(served.source)
+        if served.shared:
+            record.note("iterable", True)
+        for maker in served.makers:
+            record.note(MAKER, maker)
     if batch is not None and served.first is not None and trace[0].startswith(LOADER):
         served.first.add(trace[0], batch)
     if batch is not None:

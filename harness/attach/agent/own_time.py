@@ -7,6 +7,8 @@ Python code keeps the lock until it calls something that lets go of it, for 5 ms
 than that found such a call, and the time was spent in Python code before it: its place is ``LATE``. If another phase
 began meanwhile, the place is unknown and the look counts for the phase that it was due in.
 
+Each look also reads how long the other threads of Python code ran: such a thread holds the lock while it runs Python.
+
 Looks are frequent at first and rarer later, so that a long training pays less: see :data:`INTERVALS`. The thread only
 appends to a list. The recorded thread empties that list as a step ends, and writes all records.
 
@@ -27,15 +29,17 @@ import os
 import sys
 from random import Random
 from threading import get_ident, get_native_id
-from time import monotonic_ns, sleep
+from time import clock_gettime_ns, monotonic_ns, pthread_getcpuclockid, sleep
 from types import CodeType, FrameType
 from typing import Any
 
-from _harness_agent import boundaries, guard, record, run_queue, watching
+from _harness_agent import boundaries, guard, memory, record, run_queue, watching
 
 SAMPLED = 16  # kind of event: (kind, phase or "", number of the place (0: unknown), EXACT or LATE, nanoseconds, looks)
 EXACT, LATE = 0, 1
 PROMPT_NS = 300_000  # a look that came so soon waited for no lock
+OTHER_RAN = 19  # kind of event: (kind, number of the place, nanoseconds that another thread ran there)
+MEMORY = 20  # kind of event: (kind, bytes of this process, of its children, bytes that are free)
 COLLECTED = 17  # kind of event: (kind, garbage collections, nanoseconds, number of the place of the longest)
 PLACE = "place"  # note: (number, "train.py:31", function, line of code, library function called there)
 FIRST = watching.FIRST + watching.STEPS  # sys.setprofile slows the steps before
@@ -47,6 +51,10 @@ MAX_FRAMES = 200  # of a stack that are looked at
 MAX_PLACES = 256
 LEAST_PLACED_NS = 1_000_000  # a shorter collection is not worth finding its place
 MAX_CODE = 60  # characters of a line of code
+OTHER_SHARE_MIN = 0.05  # of the time between two looks: a thread that ran for less hardly holds the lock
+MAX_THREADS = 16  # other threads whose time is read
+MEMORY_S, MEMORY_SHARE = 0.1, 0.02  # seconds between readings of memory at least, and of the time so far
+MEMORY_COST = 0.01  # share of the time that readings take at most
 
 Where = tuple[CodeType, int, CodeType | None, str]  # code of the program, line, library code called there, its module
 
@@ -62,13 +70,17 @@ class _Sampler:
         self.left = _thread.allocate_lock()  # held while the thread is there
         self.thread = 0  # its number
         self.counted = 0  # looks
+        self.others: list[tuple[Where, int]] = []  # place of another thread, and nanoseconds that it ran
+        self.ran_ns: dict[int, int] = {}  # CPU time of other threads at the last look
+        self.memory: list[tuple[int, int, int]] = []  # see MEMORY
+        self.begun_ns = self.memory_due_ns = 0
         self.collected_ns = 0  # sum of the garbage collections that ended before the last look
 
     def run(self) -> None:
         """Look at the recorded thread until :attr:`ended` is released."""
         self.thread = get_native_id()
         run_queue.own.add(self.thread)
-        last_ns = monotonic_ns()  # time of the last look
+        last_ns = self.begun_ns = monotonic_ns()  # time of the last look
         uniform = Random(0).random  # not the program's generator
         try:
             for most, seconds in INTERVALS:
@@ -79,6 +91,7 @@ class _Sampler:
                         return
                     self.counted += 1
                     last_ns = self._look(last_ns, due_ns)
+                    self._read_memory()
         except Exception as error:  # the interpreter shuts down, or it is a fault of ours: only this part ends
             guard.let_through(error)
         finally:
@@ -104,8 +117,10 @@ class _Sampler:
         """Look at the recorded thread; return the time of the look, which was due at ``due_ns``."""
         if _collection_is_near():
             return last_ns
-        frame = sys._current_frames().get(boundaries.recorded_thread or 0)
+        frames = sys._current_frames()
+        frame = frames.get(boundaries.recorded_thread or 0)
         now = monotonic_ns()
+        self._look_at_others(frames, now - last_ns)
         collections = _collections
         if collections is not None:
             if collections.begun_ns:
@@ -122,6 +137,29 @@ class _Sampler:
             late = PROMPT_NS < waited_ns < sys.getswitchinterval() * 1e9
             self.looks.append((open_[0] if open_ else "", where, LATE if late else EXACT, since_ns))
         return now
+
+    def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
+        """Note where other threads are that ran since the last look. A thread with a frame has not ended."""
+        others = [one for one in frames if one not in (boundaries.recorded_thread, get_ident())][:MAX_THREADS]
+        before, self.ran_ns = self.ran_ns, {one: clock_gettime_ns(pthread_getcpuclockid(one)) for one in others}
+        for one, ran_ns in self.ran_ns.items():
+            ns = min(ran_ns - before.get(one, ran_ns), since_ns)
+            if ns > OTHER_SHARE_MIN * since_ns and (where := self._where(frames[one])) is not None:
+                self.others.append((where, ns))
+
+    def _read_memory(self) -> None:
+        """Read what this process and its children hold, a page that several share counted in parts, if it is time."""
+        begun_ns = monotonic_ns()
+        if begun_ns < self.memory_due_ns:
+            return
+        found = memory.read()
+        if found is None:
+            self.memory_due_ns = sys.maxsize
+            return
+        self.memory.append(found)
+        took_ns = monotonic_ns() - begun_ns
+        wait_ns = max(MEMORY_S * 1e9, MEMORY_SHARE * (begun_ns - self.begun_ns), took_ns / MEMORY_COST)
+        self.memory_due_ns = begun_ns + int(wait_ns)
 
     @staticmethod
     def _where(frame: FrameType | None) -> Where | None:
@@ -167,7 +205,13 @@ class _Sampler:
             key = phase, self.number(where), late
             before_ns, times = summed.get(key, (0, 0))
             summed[key] = before_ns + ns, times + 1
-        return [(SAMPLED, *key, *sums) for key, sums in summed.items()]
+        others, self.others = self.others, []
+        readings, self.memory = self.memory, []
+        return [
+            *((SAMPLED, *key, *sums) for key, sums in summed.items()),
+            *((OTHER_RAN, self.number(where), ns) for where, ns in others),
+            *((MEMORY, *reading) for reading in readings),
+        ]
 
 
 def _collection_is_near() -> bool:
@@ -280,7 +324,7 @@ def _step_ended() -> list[tuple[Any, ...]]:
     if sampler is None or collections is None:
         return []
     try:
-        found = sampler.events() if sampler.looks else []
+        found = sampler.events() if sampler.looks or sampler.memory else []
         if collections.times:
             found.append(collections.event(sampler))
     except Exception as error:

@@ -7,12 +7,27 @@ from dataclasses import replace
 
 from harness.explain.policy import MIN_BLOCKS
 from harness.explain.statistics import Estimate
-from harness.explain.wall import CODE, GC, GROWING, PADDING, RESTART, SETTING, SlowCause, StepPart, is_wait
+from harness.explain.wall import (
+    CODE,
+    COMPILATION,
+    EVALUATION,
+    GC,
+    GROWING,
+    MEMORY,
+    PADDING,
+    RESTART,
+    SETTING,
+    START_UP,
+    SlowCause,
+    StepPart,
+    is_wait,
+    maker_text,
+)
 from harness.judge.policy import CORE_WAIT_SHARE_MAX
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding
 from harness.judge.report_types import ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.show.policy import CAUSE_PLACES, COLUMNS_SHARE, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
-from harness.show.words import amount, count, interval, number, part_of, percent, ratio
+from harness.show.words import amount, count, duration, interval, number, part_of, percent, ratio
 
 Texts = tuple[str, str, str]  # subject, finding, support
 WORKERS_LIMIT = (
@@ -25,7 +40,7 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
     """Yield the lines about ``arm``, whose steps take ``step_ms``."""
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
-        found = [one for one in arm.causes if one.kind == kind and _is_worth_a_line(one, step_ms)]
+        found = [one for one in arm.causes if one.kind == kind and _is_worth_a_line(one, arm, step_ms)]
         if kind == GC and sum(one.spent_share for one in found) < SPENT_SHARE_MIN:
             continue
         if found:
@@ -48,7 +63,7 @@ def _waits_for_workers(arm: ArmReport, step_ms: float) -> bool:
     return bool(arm.workers) and waited_ms >= SPENT_SHARE_MIN * step_ms
 
 
-def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
+def _is_worth_a_line(one: SlowCause, arm: ArmReport, step_ms: float) -> bool:
     match one.kind:
         case "code":
             return not one.phase and one.least_share >= SPENT_SHARE_MIN
@@ -58,6 +73,9 @@ def _is_worth_a_line(one: SlowCause, step_ms: float) -> bool:
             return (one.low_ms or 0.0) >= SPENT_SHARE_MIN * step_ms
         case "device wait" | "copy":
             return one.ms is None or one.ms >= WAIT_SHARE * step_ms
+        case "start-up":
+            whole_ms = sum(one.ms for one in arm.wall.program) if arm.wall is not None else 0.0
+            return (one.ms or 0.0) >= SPENT_SHARE_MIN * whole_ms
         case "retries" | "compiled":
             return one.steps > 0
         case _:
@@ -111,7 +129,8 @@ def _compiled(found: Sequence[SlowCause], part: Part) -> Texts:
     (one,) = found
     return (
         "Compilation",
-        f"{count(round(one.times), 'graph')} compiled in {one.steps:,} of {count(one.of, 'step')}{_longer(one, part)}",
+        f"{count(round(one.times), 'graph')} compiled in {one.steps:,} of {count(one.of, 'step')}{_longer(one, part)}"
+        + (f", mostly {one.place}{_code(one)}" if one.place else ""),
         "A new input shape, or a compiled function that runs for the first time: TORCH_LOGS=recompiles lists "
         "the former only, with reasons. For shapes, pad to one length or to a few, or compile with dynamic=True.",
     )
@@ -165,6 +184,33 @@ def _growing(found: Sequence[SlowCause], part: Part) -> Texts:
     )
 
 
+def _started(found: Sequence[SlowCause], _part: Part) -> Texts:
+    (one,) = found
+    skipped = one.figures["skipped"]
+    waited = f"{number((one.ms or 0.0) / 1e3)} s in {maker_text(one)}"
+    if not skipped:
+        return "First batch", f"the first step waits for it: {waited}", "Do what it needs once, before the training."
+    return (
+        "Skipped batches",
+        f"{skipped:.0f} were made before the first step and not trained on: {waited}",
+        "Skip rows in the sampler, or keep the loader's state with the checkpoint (a StatefulDataLoader does).",
+    )
+
+
+def _memory(found: Sequence[SlowCause], _part: Part) -> Texts:
+    (one,) = found
+    figures = one.figures
+    where = f"that of the {one.place or 'process'}"
+    return (
+        "Memory grows",
+        f"{where} by {_size(round(figures['bytes_per_step']))} a step. At this rate none is free after another "
+        f"{duration(figures['full_s'])}",
+        "Keep what workers read in tensors or in Arrow, not in Python objects: reading these copies their pages."
+        if one.place
+        else "Keep loss.item() in place of the loss: a loss holds the graph of its step.",
+    )
+
+
 def _padding(found: Sequence[SlowCause], part: Part) -> Texts:
     (one,) = found
     share, columns = one.figures["share"], one.figures["column_share"]
@@ -212,6 +258,14 @@ SETTINGS = {
         "find_unused_parameters=True walks the graph in each step",
         "Leave it away if all parameters are used, or set static_graph=True.",
     ),
+    "evaluation gradients": (
+        "the evaluation makes graphs",
+        "Evaluate within torch.no_grad().",
+    ),
+    "graph breaks": (
+        "torch.compile broke graphs {breaks:.0f} times, last at {called} ({code})",
+        "TORCH_LOGS=graph_breaks lists each: move what cannot be compiled out of the model.",
+    ),
     "gradient synchronization": (
         "gradients are synchronized in {passes:.2g} backward passes of each step",
         "Run all but the last of them within no_sync() of the DistributedDataParallel.",
@@ -220,7 +274,11 @@ SETTINGS = {
 
 
 def _setting(found: Sequence[SlowCause], _part: Part) -> Texts:
-    known = [(SETTINGS[one.place], one.figures) for one in found if one.place in SETTINGS]
+    known = [
+        (SETTINGS[one.place], {**one.figures, "called": one.called, "code": one.code})
+        for one in found
+        if one.place in SETTINGS
+    ]
     return (
         "Settings left on" if len(known) > 1 else "Setting left on",
         "; ".join(text.format(**figures) for (text, _), figures in known),
@@ -237,7 +295,9 @@ def _interval(one: SlowCause, part: Part) -> str:
 TEXTS: dict[str, Callable[[Sequence[SlowCause], Part], Texts]] = {
     GC: _collected,
     GROWING: _growing,
+    MEMORY: _memory,
     PADDING: _padding,
+    START_UP: _started,
     CODE: _own_code,
     SETTING: _setting,
     "device wait": _wait,
@@ -351,6 +411,8 @@ TITLES: dict[DiagnosisKind, str] = {
     "evaluation-bound": "EVALUATION-BOUND",
     "recompiling": "RECOMPILING",
     "cores too few": "CORES TOO FEW",
+    "synchronization-bound": "SYNCHRONIZATION-BOUND",
+    "interpreter lock": "INTERPRETER LOCK",
     "growing": "STEPS GET LONGER",
     "padding": "PADDING",
     "compute-bound": "COMPUTE-BOUND",
@@ -358,10 +420,14 @@ TITLES: dict[DiagnosisKind, str] = {
 }
 REMEDIES: dict[DiagnosisRemedy, str] = {
     "advice": "What to try is below.",
-    "persistent workers": "Keep the loader workers alive: persistent_workers=True.",
-    "fewer restarts": "Make epochs longer: each begins with an empty queue.",
+    "persistent workers": "Keep the loader workers alive: persistent_workers=True, in a DataLoader that is made once.",
+    "fewer restarts": "Make the DataLoader once, and epochs longer: each begins with an empty queue.",
     "faster sampler": "Draw fewer items, or draw them faster: loader workers cannot take the sampler over.",
     "tokenize before": "Tokenize once, before the training.",
+    "whole batches": "Read a batch at once: give the dataset __getitems__(), or a BatchSampler with batch_size=None.",
+    "more workers": "Try more loader workers: they wait for a store, which may serve several at a time.",
+    "more shards": "Give each loader worker items: as many shards as workers, or more.",
+    "fewer objects": "Send one tensor for many objects, or load without workers: receiving takes the time.",
     "faster loading": "Make batches with less work, or read from faster storage.",
     "save less often": "Save less often, or in another thread or process.",
     "less often": "Do it less often, in another thread or process, or with less data.",
@@ -369,7 +435,13 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "freeze": "Call gc.freeze() once the data is loaded, and collect every few hundred steps at most.",
     "evaluate less often": "Evaluate less often, or on fewer batches.",
     "fewer shapes": "Pad to one length or to a few, or compile with dynamic=True. TORCH_LOGS=recompiles has reasons.",
+    "values in tensors": "The compiled code has that value as a constant: keep it in a tensor, or do not change it.",
     "free cores": "Use fewer threads and workers, more cores, or a machine that nothing else uses.",
+    "fewer threads": "Use cores / ranks threads in each rank: torch.set_num_threads() or OMP_NUM_THREADS.",
+    "no gradients": "Evaluate within torch.no_grad(): each batch makes a graph that nothing uses.",
+    "no sync": "Run all backward passes but the last of a step within no_sync() of the DistributedDataParallel.",
+    "other ranks": "Find the rank that comes late, and do rare slow work in the same step on all ranks.",
+    "other process": "Do it in a process: a thread that runs Python holds the lock that the training needs.",
     "find the growth": "Something is added in each step, such as a hook, a graph that is kept, or a list.",
     "pad less": "Pad each batch to its longest row only, batch rows of like length, or pack them.",
     "model": "Faster data loading would not help: make the model, its kernels or its precision faster.",
@@ -377,13 +449,20 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
 }
 
 
+LABELS = {
+    "data": "data",
+    "code": "own code",
+    "lock": "interpreter lock",
+    "long": "long steps",
+    "evaluation": "evaluation",
+    "compile": COMPILATION,
+}  # by kind of part
+
+
 def part_label(part: StepPart) -> str:
     """The name of a part in a table or a bar: ``data: tokenize``, ``own code: train.py:88``."""
-    if part.kind == "data":
-        return f"data: {part.name}"
-    if part.kind == "code":
-        return f"own code: {part.name}"
-    return f"long steps: {part.name}" if part.kind == "long" else part.name
+    label = LABELS.get(part.kind, part.name)
+    return part.name if part.name == label else f"{label}: {part.name}"
 
 
 def diagnosis_text(one: Diagnosis, step_ms: float) -> str:
@@ -407,12 +486,14 @@ def _where(one: Diagnosis, step_ms: float) -> str:
     part = one.part
     mostly = "" if one.share_of_part > ALL_OF_IT else f", {part_of(step_ms)(part.ms.median)} of it"
     match part.kind:
-        case "code":
+        case "code" | "lock" | "evaluation" | "compile" if part.name not in (EVALUATION, COMPILATION):
             called = f", in {part.called}" if part.called else ""
             code = f" (`{shortened(part.code)}`)" if part.code else ""
             return f"{mostly} {'just before' if part.late else 'at'} {part.name}{code}{called}"
         case "data":
-            return f"{mostly} in {'restarts of the loader' if part.name == RESTART else part.name}"
+            stage = "restarts of the loader" if part.name == RESTART else part.name
+            code = f": `{shortened(part.code)}`" if part.code else ""
+            return f"{mostly} in {stage}" + (f" ({part.called}{code})" if part.called else "")
         case "long":
             return f"{mostly} in a few long steps, in {part.name}: the record does not tell why"
         case "phase":

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 40
 WAITS, OWN_MODE, LENGTHS = f"waits {STEPS}", f"waits {STEPS} 1", "compiled lengths"
+VALUES, BROKEN = "compiled values", "compiled broken"
 FAULTS = [f"causes.{name}!{WAITS}" for name in ("_WaitAudit", "_counted", "_CallTimes")]
 AUDITED = slice(4, 8)  # steps
 WARNING = "called a synchronizing CUDA operation"
@@ -31,7 +32,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, AttachedProcess]]:
     folder = tmp_path_factory.mktemp("seen")
-    ran = run_all(folder / "out", [WAITS, OWN_MODE, LENGTHS, *FAULTS], folder / "raw")
+    ran = run_all(folder / "out", [WAITS, OWN_MODE, LENGTHS, VALUES, BROKEN, *FAULTS], folder / "raw")
     return ran, {one.process.pid: one for one in read(folder / "raw")}
 
 
@@ -86,9 +87,25 @@ def test_retries_of_the_allocator_are_counted_in_every_step_once_there_was_one(t
 
 
 def test_a_compilation_is_counted_in_its_step(tmp_path: Path, seen: Seen) -> None:
-    found = causes(seen, LENGTHS, tmp_path)["compiled", ""]
+    (found,) = [one for (kind, _), one in causes(seen, LENGTHS, tmp_path).items() if kind == "compiled"]
     assert (found.times, found.steps) == (3, 3)  # steps 5, 10 and 15
     assert found.longer_ms is not None
+
+
+@pytest.mark.parametrize(("program", "reason"), [(LENGTHS, "size mismatch"), (VALUES, "self.scale == 1.")])
+def test_a_compilation_has_its_function_and_its_reason(tmp_path: Path, seen: Seen, program: str, reason: str) -> None:
+    (found,) = [one for (kind, _), one in causes(seen, program, tmp_path).items() if kind == "compiled"]
+    assert reason in found.code
+    lines = (PROGRAMS / "compiled.py").read_text().splitlines()
+    forwards = [number for number, line in enumerate(lines, 1) if line.strip() == "def forward(self, x):"]
+    assert found.place == f"compiled.py:{forwards[-1]}"
+
+
+def test_a_graph_break_has_its_place(tmp_path: Path, seen: Seen) -> None:
+    (found,) = [one for one in causes(seen, BROKEN, tmp_path).values() if one.kind == "setting"]
+    lines = (PROGRAMS / "compiled.py").read_text().splitlines()
+    line = next(number for number, line in enumerate(lines, 1) if "graph_break()" in line)
+    assert (found.place, found.called, found.figures) == ("graph breaks", f"compiled.py:{line}", {"breaks": 1.0})
 
 
 @pytest.mark.parametrize("program", [WAITS, *FAULTS])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.explain.wall import SlowCause, slow_causes
+from harness.explain.wall import LOCK, SlowCause, slow_causes
 from tests.harness.attach.running import PROGRAMS
 from tests.harness.attach.test_exec import alone, attached, losses, program, study_in
 
@@ -45,9 +45,15 @@ def test_the_slow_place_is_named_with_what_it_takes_of_a_step(kind: str, cause: 
     assert len([one for one in found if one.place == first.place]) == 1  # a collection is not own code once more
 
 
+def test_a_thread_that_runs_python_is_found_where_it_runs(tmp_path: Path) -> None:
+    found, _truth_ms = found_in(tmp_path, "thread")
+    most = max((one for one in found if one.kind == LOCK), key=lambda one: one.spent_ms)
+    assert (most.code, most.function) == ("sum(range(1000))", "run_python")
+
+
 def test_a_program_without_slow_code_has_no_such_place(tmp_path: Path) -> None:
     found, truth_ms = found_in(tmp_path, "none")
-    assert [one for one in found if one.code and "slow" in one.code] == []
+    assert [one for one in found if (one.code and "slow" in one.code) or one.kind == LOCK] == []
     assert truth_ms < 1
 
 

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from harness.attach import hooks
 from harness.attach.frames import AttachedProcess, read
-from harness.attach.program_causes import SYNCHRONIZATION, program_causes
-from harness.attach.steps import write_tables
-from harness.explain.wall import GROWING, PADDING, SETTING, SlowCause
+from harness.attach.program_causes import _memory, program_causes
+from harness.attach.steps import StepTotals, write_tables
+from harness.explain.policy import FIRST_FETCH_MS_MIN
+from harness.explain.wall import (
+    BREAKS,
+    GRADIENTS,
+    GROWING,
+    MAKER,
+    MEMORY,
+    PADDING,
+    SETTING,
+    START_UP,
+    SYNCHRONIZATION,
+    WORKERS,
+    SlowCause,
+)
+from harness.judge.study import analyse
+from harness.show.policy import SPENT_SHARE_MIN
 from harness.show.text.findings import SETTINGS as SETTINGS_TEXTS
+from harness.show.text.findings import cause_texts
 from harness.study.records import made_of
 from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all
+from tests.harness.explain.test_wall import ATTACHED, EXACT
+from tests.harness.synthetic import Arm, build
 
 pytestmark = pytest.mark.slow
 
 HOOKS = "slowed hooks"
 PLAIN = "slowed none"
+GROWS, GROWS_NOT = "slowed memory 200", "slowed memory-no 200"
+KEPT_BYTES = 4 * 200_000  # a step, see slowed.py
 SETTINGS = {
+    "slowed evaluation-graphs": GRADIENTS,
     "slowed anomaly": "anomaly",
     "slowed deterministic": "deterministic",
     "slowed traced": "trace function",
@@ -27,7 +50,7 @@ SETTINGS = {
     "slowed parallel-unused": "unused parameters",
     "slowed parallel": "gradient synchronization",
 }  # by program
-SILENT = [PLAIN, "slowed profiled-a-while", "slowed parallel-accumulating"]
+SILENT = [PLAIN, "slowed evaluation", "slowed profiled-a-while", "slowed parallel-accumulating"]
 PADDED = [f"padded {kind}" for kind in ("mask", "labels", "left", "ids", "tuple")]
 FULL = ["padded full", "padded prompts"]
 MASK = "padded mask"
@@ -46,7 +69,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("seen")
-    ran = run_all(folder / "out", [HOOKS, *SETTINGS, *SILENT, *PADDED, *FULL, *FAULTS], folder / "raw")
+    ran = run_all(
+        folder / "out", [HOOKS, GROWS, GROWS_NOT, *SETTINGS, *SILENT, *PADDED, *FULL, *FAULTS], folder / "raw"
+    )
     assert {program: one.code for program, one in ran.items() if one.code} == {}
     return ran, {one.process.pid: one for one in read(folder / "raw")}
 
@@ -72,6 +97,69 @@ def test_hooks_that_pile_up_are_named_with_what_they_cost(tmp_path: Path, seen: 
     assert found.cost_ms == found.ms >= found.low_ms > 0
 
 
+def test_each_stage_of_the_data_has_the_function_that_makes_it(tmp_path: Path, seen: Seen) -> None:
+    found = {one.phase: one for one in causes(seen, MASK, tmp_path) if one.kind == MAKER}
+    line = (PROGRAMS / "padded.py").read_text().splitlines().index("def batch(rows):") + 1
+    assert {stage: (one.function, one.place) for stage, one in found.items()} == {
+        "read": ("range.__getitem__", ""),
+        "pack": ("batch", f"padded.py:{line}"),
+        "sampler": ("SequentialSampler.__iter__", ""),
+    }
+    assert found["read"].figures["row_us"] > 0
+    ran, processes = seen
+    totals, *_ = write_tables(processes[ran[MASK].pid], {}, lambda block: tmp_path / f"again-{block}", 0)
+    assert totals.first_fetch_ns > 0
+    assert totals.first_batches == 1
+    assert not found["pack"].figures
+
+
+@pytest.mark.parametrize(
+    ("share", "batches", "told"),
+    [(1.1, 321, "Skipped batches: 320 were made"), (1.1, 2, "First batch"), (0.9, 321, "")],
+)
+def test_a_long_wait_for_the_first_batch_is_named(seen: Seen, share: float, batches: int, told: str) -> None:
+    """Of 1 or 2 batches a step; a program that skips 320 of them makes them before its first step."""
+    ran, processes = seen
+    first_ns = round(share * FIRST_FETCH_MS_MIN * 1e6)
+    totals = StepTotals(first_fetch_ns=first_ns, first_batches=batches, fetches=Counter({1 + (batches == 2): 9}))
+    found = [made_of(SlowCause, row) for row in program_causes(processes[ran[MASK].pid], [totals])]
+    assert [one.function for one in found if one.kind == START_UP] == ["range.__getitem__"] * bool(told)
+    whole_ms = first_ns / 1e6 / SPENT_SHARE_MIN
+    for part_ms, lines in ((0.9 * whole_ms, 1), (1.1 * whole_ms, 0)):
+        facts = {**ATTACHED, "causes": tuple(asdict(one) for one in found), "program_ms": {START_UP: part_ms}}
+        (arm,) = analyse(*build([Arm("script", facts=facts)], noise=EXACT)).arms
+        texts = [f"{subject}: {text}" for subject, text, _ in cause_texts(arm, 30.0)]
+        assert [told in text for text in texts] == [True] * lines * bool(told)
+
+
+def test_memory_that_grows_is_found_with_its_bytes_a_step(tmp_path: Path, seen: Seen) -> None:
+    (found,) = [one for one in causes(seen, GROWS, tmp_path / "grows") if one.kind == MEMORY]
+    assert found.place == ""
+    assert found.figures["bytes_per_step"] == pytest.approx(KEPT_BYTES, rel=0.2)
+    assert found.figures["full_s"] > 0
+    assert [one for one in causes(seen, GROWS_NOT, tmp_path / "not") if one.kind == MEMORY] == []
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        ([(n, 10**9, n * 10**6, 10**10) for n in range(60)], (1e6, 9.96e9 / 1e6)),  # of workers
+        ([(n, 10**9 + n * 10**5, 0, 10**10) for n in range(60)], None),  # by less than an allocator keeps
+        ([(n, 10**9 + 10**8 * (n > 50), 0, 10**10) for n in range(60)], None),  # in one rise
+        ([(n, 10**9 + n * 10**6, 0, 10**12) for n in range(60)], None),  # for more than a day
+        ([(n * 10, 10**9 + n * 10**7, 0, 10**10) for n in range(6)], None),  # too few readings
+    ],
+)
+def test_memory_grows_where_that_is_even_and_full_soon(
+    memory: list[tuple[int, int, int, int]], expected: tuple[float, float] | None
+) -> None:
+    totals = StepTotals(measured=60, wall_ns=60 * 10**9, memory=memory)
+    found = [made_of(SlowCause, row) for row in _memory([totals])]
+    assert [(one.place, (one.figures["bytes_per_step"], one.figures["full_s"])) for one in found] == (
+        [] if expected is None else [(WORKERS, pytest.approx(expected, rel=0.01))]
+    )
+
+
 @pytest.mark.parametrize("program", SETTINGS)
 def test_a_setting_that_is_left_on_is_named(tmp_path: Path, seen: Seen, program: str) -> None:
     found = [one.place for one in causes(seen, program, tmp_path) if one.kind == SETTING]
@@ -86,7 +174,7 @@ def test_each_setting_that_the_agent_knows_has_words() -> None:
     hooks._agent()
     from _harness_agent import inspection
 
-    assert set(SETTINGS_TEXTS) == {*inspection.SETTINGS, SYNCHRONIZATION}
+    assert set(SETTINGS_TEXTS) == {*inspection.SETTINGS, BREAKS, SYNCHRONIZATION, GRADIENTS}
 
 
 @pytest.mark.parametrize("program", SILENT)

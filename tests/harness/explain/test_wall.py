@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.explain.policy import NAMED_LINE_SHARE_MIN, NAMED_LINES_MAX
+from harness.explain.policy import NAMED_LINE_SHARE_MIN, NAMED_LINES_MAX, STAGE_LINE_SHARE_MIN
 from harness.explain.wall import START_UP, WAITING, StepPart
 from harness.judge.report_types import ArmReport
 from harness.judge.study import analyse
@@ -73,6 +73,23 @@ def test_the_finding_stands_where_verdict_and_prediction_are_barred() -> None:
     assert found.parts
 
 
+def test_a_collection_waits_for_a_core_as_the_step_does() -> None:
+    found = arm_of(STEP_MS / 4, {"backward": 20.0}, causes=rows(spent("gc", 8.0)))
+    assert by_name(found)["garbage collection"].ms.median == pytest.approx(6.0, rel=0.02)
+
+
+def test_an_evaluation_waits_for_a_core_as_the_steps_do() -> None:
+    """A quarter of the steps waits for a core. It is possible that evaluations do not wait at all."""
+    found = arm_of(STEP_MS / 4, {"backward": 20.0}, evaluating_share=0.5, evaluating_steps=1)
+    parts = by_name(found)
+    evaluation, step = parts["evaluation"].ms, sum(part.ms.median for part in found.parts)
+    evaluated_ms = step - STEP_MS
+    assert evaluation.median == pytest.approx(0.75 * evaluated_ms, rel=0.02)
+    assert evaluation.ci_high is not None
+    assert evaluation.ci_high >= 0.99 * evaluated_ms
+    assert parts[WAITING].ms.median == pytest.approx(0.25 * step, rel=0.02)
+
+
 @pytest.mark.parametrize("waited", [True, False])
 def test_a_quiet_machine_has_the_same_parts(waited: bool) -> None:
     facts = {"waiting_share": 0.05 if waited else None}
@@ -90,6 +107,11 @@ def rows(*causes: dict[str, Any], of: int = 12) -> tuple[dict[str, Any], ...]:
 
 def named(phase: str, place: str, ms: float, **more: Any) -> dict[str, Any]:
     return spent("code", ms, phase=phase, place=place, **more)
+
+
+def rows_of(row_us: float) -> dict[str, Any]:
+    """A dataset that is read row by row, ``row_us`` of CPU time each."""
+    return {"kind": "maker", "phase": "read", "place": "a.py:9", "function": "R.get", "figures": {"row_us": row_us}}
 
 
 COMPILED = {"kind": "compiled", "times": 1.0, "steps": 1, "of": 12, "ms": 12 * 5.0 + 40.0, "rest_ms": 11 * 40.0}
@@ -162,6 +184,21 @@ def test_lines_that_take_little_stay_unnamed() -> None:
     (found,) = analyse(*build([arm], noise=EXACT)).arms
     assert [part.name for part in found.parts if part.kind == "code"] == [f"a.py:{n}" for n in range(NAMED_LINES_MAX)]
     assert by_name(found)["other"].ms.median == pytest.approx(60.02 - sum(line_ms[:NAMED_LINES_MAX]), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("share", "called", "expected"),
+    [
+        (1.1, "json.loads", ("R.get, a.py:11", "x = loads(y)")),  # a line that takes most of the fetch
+        (0.9, "json.loads", ("R.get, a.py:9", "")),
+        (1.1, "torch.utils.data.dataloader._BaseDataLoaderIter.__next__", ("R.get, a.py:9", "")),
+    ],
+)
+def test_a_stage_of_the_data_has_what_makes_it(share: float, called: str, expected: tuple[str, str]) -> None:
+    sampled = named("fetch", "a.py:11", share * STAGE_LINE_SHARE_MIN * 4.02, function="R.get.<locals>.<listcomp>",
+                    called=called, code="x = loads(y)")  # fmt: skip
+    part = by_name(arm_of(0.0, {}, causes=rows(rows_of(5.0), sampled)))["read"]
+    assert (part.called, part.code) == expected
 
 
 def test_parts_of_the_program_are_shares_of_its_wall_clock() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from harness.explain.policy import CHEAP_ROW_US_MAX
+from harness.judge.diagnosis import diagnose
 from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
 from harness.judge.report_types import ArmReport, Diagnosis
 from harness.judge.study import analyse
-from tests.harness.explain.test_wall import ATTACHED, COMPILED, EXACT, named, rows, spent
+from tests.harness.explain.test_wall import ATTACHED, COMPILED, EXACT, named, rows, rows_of, spent
 from tests.harness.synthetic import Arm, build
 
 GROWTH = {"first_ms": 60.0, "last_ms": 150.0, "part_share": 1.0}
 PADDED = {"share": 0.8, "column_share": 0.5}
+RANKS = {"ranks": 2, "waiting_share": 0.001}
 NO_DATA = {"read": 0.0, "tokenize": 0.0, "pack": 0.0}
 
 
@@ -30,6 +34,11 @@ def diagnosed(arm: Arm, noise: dict[str, float] = EXACT) -> ArmReport:
     return found
 
 
+def test_workers_without_items_are_given_some() -> None:
+    arm = next(one for one in analyse(*build([CASES["data"][0]], noise=EXACT)).arms)
+    assert diagnose(replace(arm, idle_workers=3, gave_no_items=True))[0].remedy == "more shards"
+
+
 def first(arm: Arm) -> Diagnosis:
     return diagnosed(arm).diagnoses[0]
 
@@ -38,6 +47,10 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
     "data": (arm_of({}, tokenize=30.0, read=10.0), "input-bound", "tokenize", 0.4, 1 / 0.6, "advice"),
     "sampler": (arm_of({}, read=40.0, facts={"sampling_share": 0.3}), "input-bound", "sampler", 0.4, 1 / 0.6,
                 "faster sampler"),
+    "rows one by one": (arm_of({}, rows_of(0.9 * CHEAP_ROW_US_MAX), read=40.0), "input-bound", "read", 0.4, 1 / 0.6,
+                        "whole batches"),
+    "objects": (arm_of({"forward": 60.0}, transfer=40.0, workers=1, facts={"workers": 1}), "input-bound", "transfer",
+                0.4, 1 / 0.6, "fewer objects"),
     "restarts": (arm_of({"forward": 100.0}, read=130.0, workers=1, facts={"workers": 1, "restarting_share": 0.2}),
                  "input-bound", "loader restart", 0.23, 1.3, "persistent workers"),
     "tokenizer in the loop": (arm_of({"other": 30.0}, facts={"tokenizing_share": 0.3}), "input-bound",
@@ -62,7 +75,30 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
     "graphs": (arm_of({}, facts={"causes": ({**COMPILED, "ms": 12 * 20.0 + 40.0},)}), "recompiling", "compilation",
                0.2, 1 / 0.8, "fewer shapes"),
     "cores": (arm_of({}, facts={"waiting_share": 0.3, "threads": 4, "cores": 2}, off_core={"forward": 40.0}),
-              "cores too few", "waiting for a core", 0.3, 1 / 0.7, "free cores"),
+              "cores too few", "waiting for a core", 0.3, 1 / 0.7, "fewer threads"),
+    "cores for workers": (arm_of({}, facts={"waiting_share": 0.3, "workers": 3, "cores": 2},
+                                 off_core={"forward": 40.0}),
+                          "cores too few", "waiting for a core", 0.3, 1 / 0.7, "free cores"),
+    "ranks": (arm_of({"backward": 60.0}, facts=RANKS, off_core={"backward": 40.0}), "synchronization-bound",
+              "waiting for ranks", 0.4, 1 / 0.6, "other ranks"),
+    "gradients of each micro-batch": (
+        arm_of({"backward": 60.0}, {"kind": "setting", "place": "gradient synchronization", "figures": {"passes": 8.0}},
+               facts=RANKS, off_core={"backward": 40.0}),
+        "synchronization-bound", "waiting for ranks", 0.4, 1 / 0.6, "no sync"),
+    "a thread that holds the lock": (
+        arm_of({"backward": 40.0}, spent("lock", 30.0, place="a.py:3"), facts={"waiting_share": 0.001},
+               off_core={"forward": 10.0, "backward": 25.0}),
+        "interpreter lock", "a.py:3", 0.3, 1 / 0.7, "other process"),
+    "a thread that lets go of the lock": (
+        arm_of({"backward": 60.0}, spent("lock", 90.0, place="a.py:3"), facts={"waiting_share": 0.001}),
+        "compute-bound", "backward", 1.0, 1.0, "model"),
+    "a line of the evaluations": (
+        arm_of({}, spent("evaluation", 30.0, place="a.py:3"), facts={"evaluating_steps": 2, "evaluating_share": 0.5}),
+        "evaluation-bound", "a.py:3", 0.417, 1 / 0.583, "evaluate less often"),
+    "graphs of the evaluations": (
+        arm_of({}, {"kind": "setting", "place": "evaluation gradients"},
+               facts={"evaluating_steps": 2, "evaluating_share": 0.5}),
+        "evaluation-bound", "evaluation", 0.417, 1 / 0.583, "no gradients"),
     "steps that grow": (arm_of({}, {"kind": "growing", "phase": "backward", "ms": 45.0, "figures": GROWTH}),
                         "growing", "backward", 0.45, 1 / 0.55, "find the growth"),
     "hooks that pile up": (arm_of({}, {"kind": "growing", "phase": "forward", "ms": 45.0, "place": "a.py:3",
@@ -102,6 +138,14 @@ def test_waits_that_others_cause_hide_no_cause_that_takes_less() -> None:
     arm = arm_of({"other": 20.0}, named("", "a.py:3", 20.0), facts=facts, off_core={"forward": 70.0})
     assert [one.kind for one in diagnosed(arm).diagnoses] == ["own code", "cores too few"]
     assert first(arm_of({}, facts=facts, off_core={"forward": 70.0})).kind == "compute-bound"
+
+
+def test_a_cause_that_makes_phases_longer_is_told_without_their_waits_for_a_core() -> None:
+    """The padding costs 10 % of each phase, so 4 of the 40 ms that the program had a core."""
+    arm = arm_of({}, {"kind": "padding", "ms": 10.0, "figures": PADDED}, facts={"waiting_share": 0.6, "threads": 1,
+                 "cores": 2}, off_core={"forward": 70.0})  # fmt: skip
+    found = {one.kind: one for one in diagnosed(arm).diagnoses}
+    assert found["padding"].ms.median == pytest.approx(4.0, rel=0.03)
 
 
 @pytest.mark.parametrize("above", [True, False])

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from harness.cli import main
+from harness.explain.policy import CHEAP_ROW_US_MAX
 from harness.explain.replay.predict import Replays
 from harness.judge.advice import advise
 from harness.judge.doubts import Bar, Doubt, barred, doubt
@@ -28,6 +29,7 @@ from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests.harness.explain.replay import oracle
 from tests.harness.explain.replay.oracle import Truth
+from tests.harness.explain.test_wall import rows_of
 from tests.harness.synthetic import Arm, build
 
 LOADER = {"attached": "fetch: DataLoader with 1 worker; backward"}
@@ -182,6 +184,8 @@ def test_nothing_is_untried_only_where_no_reason_bars_a_change() -> None:
         ({"restarting_share": 0.2}, "workers=2", "restarts"),
         ({"restarting_share": 0.2}, "read=0", None),
         ({"sampling_share": 0.2}, "workers=2", "sampler"),
+        ({"causes": (rows_of(0.9 * CHEAP_ROW_US_MAX),)}, "workers=2", "row by row"),
+        ({"causes": (rows_of(1.1 * CHEAP_ROW_US_MAX),)}, "workers=2", None),
         ({"sampling_share": 0.2}, "prefetch=4", None),
         ({}, "workers=2", None),
     ],

@@ -164,6 +164,22 @@ def test_a_wait_that_was_not_seen_is_said_to_be_possible() -> None:
     assert "None was seen to wait for rank-1, but not all was seen (at most 1.09" in text
 
 
+def test_the_first_screen_is_that_of_the_rank_for_which_the_others_wait() -> None:
+    """Rank 1 computes for 8.8 ms more, and each of two ranks has a thread for each of two cores."""
+    facts = {**RANKS, "threads": 2, "cores": 2, "waiting_share": 0.0}
+    arms = [
+        Arm("rank-0", compute={**COMPUTE, "backward": 25.8}, off_core={"backward": 8.8}, facts=facts),
+        Arm("rank-1", compute={**COMPUTE, "forward": 17.8}, facts=facts),
+    ]
+    found = analyse(*build(arms, [], noise=EXACT))
+    assert [round(arm.wall.total("ranks"), 1) for arm in found.arms if arm.wall is not None] == [8.8, 0.0]
+    assert [(arm.crowded, arm.spare_threads) for arm in found.arms] == [(True, 1)] * 2
+    card = first_screen(found).card
+    assert card is not None
+    assert "rank-1" in card.title
+    assert card.findings[0].startswith("2 ranks: the others wait for rank-1, which works ")
+
+
 def test_of_ranks_it_promises_nothing_where_it_is_not_known_who_waits() -> None:
     """These do not take as long as one another, so they do not wait in each step, or not for these."""
     arms = [Arm("rank-0", tokenize=0.2, facts=RANKS), Arm("rank-1", tokenize=9.0, facts=RANKS)]

@@ -19,5 +19,5 @@ class Rows(Dataset):
 
 
 model, optimizer = build()
-for ids, _ in watched(DataLoader(Rows(), batch_size=None, num_workers=1)):
+for ids, _ in watched(DataLoader(Rows(), batch_size=None, num_workers=1, collate_fn=lambda rows: rows)):
     update(model, optimizer, ids)

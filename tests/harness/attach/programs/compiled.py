@@ -33,19 +33,22 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.blocks = torch.nn.ModuleList([Block(), Block()])
+        self.scale = 1.0
         self.head = torch.nn.Linear(8, 1)
 
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        if sys.argv[1] == "broken":
+            torch._dynamo.graph_break()
+        return self.head(x) * self.scale
 
 
 net = Net()
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
 model, update, loss_of = net, optimizer.step, lambda x, y: torch.nn.functional.mse_loss(model(x), y)
 match sys.argv[1]:
-    case "model":
+    case "model" | "values" | "broken":
         model = torch.compile(net, backend=backend)
     case "lengths":
         model = torch.compile(net, backend=backend, dynamic=False)
@@ -63,6 +66,8 @@ match sys.argv[1]:
 
 for step, (x, y) in enumerate(loader):
     rows = 4 - step // 5 if sys.argv[1] == "lengths" else 4
+    if sys.argv[1] == "values" and step % 5 == 4:
+        net.scale += 0.5
     loss = loss_of(x[:rows], y[:rows])
     loss.backward()
     update()

@@ -7,6 +7,7 @@ What it does, by its first argument:
 - ``gc``: collects garbage over a large heap in every step
 - ``busy``: runs Python in every step
 - ``fork``: forks a child in every step, and prints how many threads the process had then
+- ``thread``: another thread runs Python meanwhile
 - ``none``: none of that
 """
 
@@ -64,10 +65,20 @@ def train():
     print(f"SPENT {spent_s / (STEPS - 20) * 1e3}")
 
 
+def run_python():
+    while not ended:
+        sum(range(1000))
+
+
+ended = False
+other = threading.Thread(target=run_python)
+if KIND == "thread":
+    other.start()
 if KIND == "again":
     first = threading.Thread(target=train)
     first.start()
     first.join()
 train()
+ended = True
 if threads:
     print(f"THREADS {statistics.median_high(threads)}")

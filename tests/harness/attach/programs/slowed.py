@@ -5,6 +5,7 @@ Each step prints its number and its loss. ``STEPS`` steps, unless the second wor
 
 import sys
 import time
+from contextlib import nullcontext
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -12,12 +13,20 @@ from torch.utils.data import DataLoader, TensorDataset
 CAUSE = sys.argv[1] if len(sys.argv) > 1 else ""
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 60
 HOOK_S = 0.0004
+MEMORY_S, KEPT = 0.015, 200_000
+kept = []
 torch.manual_seed(0)
 torch.set_num_threads(1)
 
 
 def slow_hook(*_given):
     time.sleep(HOOK_S)
+
+
+def evaluate(model, data):
+    with nullcontext() if CAUSE == "evaluation-graphs" else torch.no_grad():
+        for x, y in DataLoader(data, batch_size=4):
+            torch.nn.functional.mse_loss(model(x), y)
 
 
 def wrapped(model):
@@ -51,6 +60,11 @@ def train():
         optimizer.zero_grad()
         if CAUSE == "hooks":
             inner[0].register_forward_hook(slow_hook)
+        if CAUSE.startswith("evaluation") and step % 10 == 9:
+            evaluate(model, TensorDataset(torch.ones(16, 8), torch.ones(16, 1)))
+        if CAUSE.startswith("memory"):
+            time.sleep(MEMORY_S)
+            kept.append(torch.ones(KEPT if CAUSE == "memory" else 1))
         print(f"{step} {loss.item()!r}")
 
 
