@@ -104,3 +104,15 @@ def test_the_card_of_a_program(tmp_path: Path, snapshot: SnapshotAssertion) -> N
     html = (tmp_path / "summary.html").read_text()
     (bar,) = re.findall(r'<svg class="step-bar".*?</svg>', html)
     assert bar.count("<rect") == BAR_PARTS_MAX
+
+
+def test_the_page_shows_the_bar_and_the_time_of_each_step_first_and_once(tmp_path: Path) -> None:
+    arm = arm_of({"other": 50.0}, facts={"evaluating_steps": 1, "evaluating_share": 0.1})
+    write(StudyFolder(tmp_path), *build([arm], noise=EXACT))
+    build_report(tmp_path)
+    html, markdown = ((tmp_path / f"summary.{kind}").read_text() for kind in ("html", "md"))
+    assert html.count('id="steps"') == 1
+    assert html.index('class="step-bar"') < html.index('id="steps"') < html.index("<details")
+    assert "steps with an evaluation" in html
+    assert markdown.index("plots/steps.png") < markdown.index("## Waits, and what was timed")
+    assert (tmp_path / "plots" / "steps.png").is_file()
