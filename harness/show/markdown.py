@@ -118,14 +118,10 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         top.append(f"**Emulated:** {safe(screen.emulated)}")
     if screen.beware:
         top.append("\n".join(f"> **{safe(line)}**  " for line in screen.beware))
-    if screen.card is not None:
-        verdict = _card(screen.card, pictures)
-    else:
-        found = [_headlines(screen)]
-        if screen.rows:
-            found += [table(HEADER, screen.rows), _legend(screen.legend)]
-            found.append(_picture("isolated-vs-end-to-end.png", pictures))
-        verdict = [Section("Verdict", _joined(*found))]
+    verdict = [Section("Verdict", _headlines(screen))] if screen.card is None else _card(screen.card, pictures)
+    if screen.rows:
+        compared = _joined(table(HEADER, screen.rows), _legend(screen.legend))
+        verdict.append(Section("", _joined(compared, _picture("isolated-vs-end-to-end.png", pictures))))
     steps = [f"{place}. {safe(line)}" for place, line in enumerate(screen.next_steps.ranked, start=1)]
     following = _joined("\n".join(steps), safe(screen.next_note))
     return [

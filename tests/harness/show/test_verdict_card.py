@@ -86,11 +86,27 @@ def test_a_long_command_loses_its_beginning() -> None:
     assert "a/train.py: " in title
 
 
-def test_a_study_that_compares_keeps_its_page() -> None:
+def test_a_comparison_of_two_programs_is_on_the_card_of_the_candidate() -> None:
     facts = {"attached": "backward"}
-    report = analyse(*build([Arm("a", facts=facts), Arm("b", facts=facts)], [("a", "b")]))
-    assert first_screen(report).card is None
+    screen = first_screen(analyse(*build([Arm("a", facts=facts), Arm("b", facts=facts)], [("a", "b")])))
+    assert screen.card is not None
+    assert (screen.card.diagnosis, screen.card.cost) == (screen.headlines[0].subject, screen.headlines[0].finding_text)
+    assert "b against a" in screen.card.diagnosis
+    assert any("BOUND: " in one for one in screen.card.findings)
+    assert any(line.startswith("b vs a") for line in terminal.lines(screen))
+
+
+def test_several_comparisons_and_runs_of_this_trainer_have_no_card() -> None:
+    arms = [Arm(name, facts={"attached": "backward"}) for name in "abc"]
+    assert first_screen(analyse(*build(arms, [("a", "b"), ("a", "c")]))).card is None
     assert first_screen(analyse(*build([Arm("ours")]))).card is None
+
+
+def test_the_ceiling_that_a_control_measured_is_a_finding() -> None:
+    arm = arm_of({"other": 50.0}, read=20.0)
+    card = first_screen(analyse(*build([arm, *arm.controls("ideal-data")], noise=EXACT))).card
+    assert card is not None
+    assert re.match(r"Without data work \(ideal-data\) it is 1\.\d+x as fast", card.findings[0])
 
 
 def test_the_card_of_a_program(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
