@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.explain.statistics import Estimate
-from harness.explain.wall import AFTER_STEPS, START_UP, StepPart
+from harness.explain.wall import AFTER_STEPS, OTHER_STEPS, START_UP, StepPart
 from harness.judge.comparisons import Absent, Measured
 from harness.judge.confounds import ConfoundKind
 from harness.judge.diagnosis import NOTED
@@ -40,6 +40,7 @@ from harness.show.policy import (
     DIFFERENCES_SHOWN,
     FINDINGS_SHOWN,
     REMEDY_REPEATS,
+    SPENT_SHARE_MIN,
     WORTH_SHARE,
 )
 from harness.show.ranks import rank_lines, scaling_lines
@@ -379,7 +380,9 @@ def _title(report: StudyReport, arm: ArmReport, names: ArmNames, *, several: boo
     rank = f", {names.short(arm.name)}" if several else ""
     step_ms = arm.wall.step_ms.median
     whole = {part.name: part.ms for part in arm.wall.program}
-    ends = [f"{name} {number(whole[name] / 1e3)} s" for name in (START_UP, AFTER_STEPS) if name in whole]
+    shares = {part.name: part.share for part in arm.wall.program}
+    named = (START_UP, *[one for one in (OTHER_STEPS,) if shares.get(one, 0.0) >= SPENT_SHARE_MIN], AFTER_STEPS)
+    ends = [f"{name} {number(whole[name] / 1e3)} s" for name in named if name in whole]
     around = f"; {', '.join(ends)}" if ends else ""
     return f"{text}{rank}: {count(arm.wall.steps, 'step')}, {part_of(step_ms)(step_ms)} a step by the clock{around}"
 

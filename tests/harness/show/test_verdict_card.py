@@ -86,6 +86,13 @@ def test_a_long_command_loses_its_beginning() -> None:
     assert "a/train.py: " in title
 
 
+@pytest.mark.parametrize(("seconds", "shown"), [(0.1, False), (1.0, True)])
+def test_warm_up_steps_that_take_much_of_the_program_are_in_the_title(seconds: float, shown: bool) -> None:
+    program = {"start-up": 2000.0, "warm-up steps": 1000 * seconds, "measured steps": 5000.0, "end": 700.0}
+    title = card_of(arm_of({"other": 50.0}, facts={"program_ms": program})).title
+    assert ("start-up 2.00 s, warm-up steps 1.00 s, end 0.70 s" in title) is shown
+
+
 def test_a_comparison_of_two_programs_is_on_the_card_of_the_candidate() -> None:
     facts = {"attached": "backward"}
     screen = first_screen(analyse(*build([Arm("a", facts=facts), Arm("b", facts=facts)], [("a", "b")])))
