@@ -201,6 +201,7 @@ def _data(steps: Sequence[StepTimes], names: ArmNames) -> dict[str, Any]:
     arms = list(dict.fromkeys(one.arm for one in steps))
     return {
         "arms": [names.short(arm) for arm in arms],
+        "lines": machine.at_once(steps),
         "runs": [
             {
                 "arm": arms.index(one.arm),

@@ -231,6 +231,12 @@ def marks(found: Sequence[StepTimes]) -> dict[str, tuple[str, str]]:
     return shown | ({"evaluation": ("discs are", "steps with an evaluation")} if "evaluation" in known else {})
 
 
+def at_once(found: Sequence[StepTimes]) -> bool:
+    """Return True if several arms ran at once, as ranks do: a line connects the steps of each."""
+    firsts = {one.arm: one for one in reversed(found)}.values()
+    return len(firsts) > 1 and max(one.start_s[0] for one in firsts) < min(one.start_s[-1] for one in firsts)
+
+
 def thinned_note(found: Sequence[StepTimes]) -> str:
     """How many steps a picture of ``found`` shows, where not all."""
     steps = sum(one.steps for one in found)

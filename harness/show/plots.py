@@ -41,7 +41,7 @@ from harness.show.drawing import (
     thinned,
     title,
 )
-from harness.show.machine import marks
+from harness.show.machine import at_once, marks
 from harness.show.names import ArmNames, middle_out
 from harness.show.policy import MEMORY_CURVES_MAX, PICTURE_ROWS_MAX
 from harness.show.sentences import left_open
@@ -245,7 +245,7 @@ def steps(found: Sequence[StepTimes], names: ArmNames) -> Picture:
     arms = list(dict.fromkeys(one.arm for one in found))
     for place, arm in enumerate(arms):
         points = [point for one in found if one.arm == arm for point in zip(one.start_s, one.wall_ms, strict=True)]
-        line = "-" if len(arms) > 1 else ""
+        line = "-" if at_once(found) else ""
         axes.plot(*zip(*points, strict=True), linestyle=line, linewidth=0.6, marker=".", markersize=3,
                   color=CURVES[place % MOST_LINES], label=names.short(arm))  # fmt: skip
     for mark, (_, meaning) in marks(found).items():

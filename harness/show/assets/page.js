@@ -98,7 +98,6 @@
   const sorted = points.map((p) => p.ms).sort((a, b) => a - b);
   const wide = sorted[sorted.length - 1] > 8 * sorted[sorted.length >> 1];
   const axis = (label, size) => ({ label, size, stroke: () => css("--ink"), grid: { stroke: () => css("--grid"), width: 1 }, ticks: { stroke: () => css("--edge"), width: 1 } });
-  const ranks = place.closest("details") === null && data.arms.length > 1;  // On the first screen arms are ranks, or compared.
   const dots = (size, stroke, fill, line) => ({ stroke, width: 0.7, spanGaps: true, paths: line ? uPlot.paths.linear() : () => null, points: { show: true, size, width: 1.5, stroke, fill } });
   const chart = place.querySelector(".chart");
   const height = parseInt(getComputedStyle(chart).minHeight);
@@ -107,7 +106,7 @@
     cursor: { points: { show: false }, x: false, y: false, drag: { x: true, y: true, uni: 20 } },
     scales: { x: { time: false }, y: { distr: wide ? 3 : 1 } },
     axes: [axis("seconds since the first measured step", 50), axis(wide ? "ms (log scale)" : "ms", 62)],
-    series: [{}, ...data.arms.map((_, arm) => dots(4, () => colour(arm), () => (ring_of(arm) ? "transparent" : colour(arm)), ranks)), dots(9, () => css("--ink"), () => "transparent"), dots(8, () => css("--ink"), () => css("--soft"))],
+    series: [{}, ...data.arms.map((_, arm) => dots(4, () => colour(arm), () => (ring_of(arm) ? "transparent" : colour(arm)), data.lines)), dots(9, () => css("--ink"), () => "transparent"), dots(8, () => css("--ink"), () => css("--soft"))],
   }, aligned(), chart);
   redraws.push(() => plot.redraw(false));
 

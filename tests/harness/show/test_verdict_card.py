@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from harness.explain.unusual_steps import StepTimes
 from harness.judge.report_types import DiagnosisKind, StudyReport
 from harness.judge.study import analyse
 from harness.show import terminal
 from harness.show.build import build_report
 from harness.show.first_screen import REST_OF_PARTS, VerdictCard, first_screen
+from harness.show.machine import at_once
 from harness.show.policy import BAR_PARTS_MAX, COMMAND_LONGEST, FINDINGS_SHOWN
 from harness.show.text.findings import REMEDIES, TITLES
 from harness.study.store import StudyFolder
@@ -139,3 +141,12 @@ def test_the_page_shows_the_bar_and_the_time_of_each_step_first_and_once(tmp_pat
     assert "steps with an evaluation" in html
     assert markdown.index("plots/steps.png") < markdown.index("## Waits, and what was timed")
     assert (tmp_path / "plots" / "steps.png").is_file()
+
+
+@pytest.mark.parametrize(("starts", "lines"), [((0.0, 0.1), True), ((0.0, 5.0), False), ((0.0,), False)])
+def test_lines_connect_the_steps_of_arms_that_ran_at_once(starts: tuple[float, ...], lines: bool) -> None:
+    found = [
+        StepTimes(f"rank-{place}", 0, 2, 0, 1.0, (start, start + 1), (1.0, 1.0), (0, 1), (0, 0), ("", ""))
+        for place, start in enumerate(starts)
+    ]
+    assert at_once(found) is lines
