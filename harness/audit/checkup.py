@@ -12,6 +12,7 @@ from dataclasses import replace
 from harness.audit.checks import (
     MFU,
     TFLOPS,
+    TOKENS,
     AuditStatus,
     Setting,
     checks,
@@ -187,6 +188,8 @@ def _incomparable(status: AuditStatus, readings: Sequence[FittedReading]) -> Inc
     for one in firm:
         if one.kind == "sequence" or one.kind == "devices":
             return Incomparable(one.kind, one.value)
+    if any(one.kind == "padding" and TOKENS in one.figures for one in readings):
+        return Incomparable("padding")
     if firm:
         return None
     return Incomparable("not known" if readings else "nothing fits")

@@ -56,9 +56,9 @@ class Gain:
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Why the tokens/s of a row cannot be held against other rows': what a firm reading says, or that none is firm."""
+    """Why the tokens/s of a row cannot be compared with other rows': what a reading says, or that none is firm."""
 
-    kind: Literal["sequence", "devices", "nothing fits", "not known"]
+    kind: Literal["sequence", "devices", "padding", "nothing fits", "not known"]
     value: float | None = None
 
 

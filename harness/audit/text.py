@@ -303,7 +303,8 @@ def short(row: RowAudit) -> str:
     """What explains a row, briefly: ``fits with sequence length 4,096 instead of 2,048, or …``."""
     named = [one for one in row.readings if not one.free]
     firm = [one for one in named if one.firm]
-    texts = [reading(one, full=False) for one in firm or named]
+    free = [one for one in row.readings if one.free]
+    texts = [reading(one, full=False) for one in [*(firm or named), *(free if named else [])]]
     if not texts:
         return "nothing fits" if not row.readings else "cause not known"
     rest = len(texts) - READINGS_NAMED
@@ -315,6 +316,7 @@ def incomparable(one: Incomparable) -> str:
     """Why the tokens/s of a row cannot be compared; its name stands before it."""
     return {
         "sequence": f"may have run at sequence length {one.value or 0:,.0f}",
+        "padding": "may count real tokens only",
         "devices": f"may count {count(int(one.value or 0), 'device')}",
         "nothing fits": "is inconsistent, and no reading explains it",
         "not known": "is inconsistent, and the cause is not known",

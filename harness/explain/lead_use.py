@@ -122,10 +122,14 @@ class MadeBatches(NamedTuple):
 
 
 class Leads(NamedTuple):
-    """Of batches that follow one another, ns, both (batches,): the lead, and how long its worker idled before it."""
+    """Lead of consecutive batches and how long the worker idled before each; ns, (batches,).
+
+    ``between``: time of a busy worker from one batch to the next, ns.
+    """
 
     lead: Array
     idle: Array
+    between: float = 0.0
 
 
 def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | None = None) -> Leads:
@@ -146,7 +150,7 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
     most = WORKER_HELD_SHARE * float(np.nanmedian(making)) if np.isfinite(making).any() else 0.0
     idle = np.maximum(0.0, gap - between)
     idle[busy & (idle <= most)] = 0.0
-    return Leads(np.where(np.isnan(made.ready), np.nan, lead), idle)
+    return Leads(np.where(np.isnan(made.ready), np.nan, lead), idle, between)
 
 
 def used_up_ns(leads: Leads, workers: int) -> float | None:
@@ -154,7 +158,7 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
 
     The last cycle's own use is not seen: it is taken as that of the others, but for no more than is left.
     """
-    lead, idle = leads
+    lead, idle = leads.lead, leads.idle
     if not 0 < workers < len(lead) or not np.isfinite(lead).all():
         return None
     fell = float((lead[:-workers] - lead[workers:]).mean())
@@ -182,15 +186,34 @@ def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] 
     return max(0.0, float((lead[:-workers] - lead[workers:] - idle)[known].mean())) / length
 
 
+def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: tuple[Array, Array]) -> float:
+    """Return the mean time per batch at which ``busy`` workers go on, over all batches; NaN if it is not known.
+
+    ``pauses``: starts and ends, ns, (pauses,), of times in which the workers were suspended; these do not count.
+    """
+    starts, ends = pauses
+    lasted = np.concatenate([[0.0], np.cumsum(ends - starts)])
+    moments = np.stack([starts, ends], axis=1).ravel()
+    paused = np.repeat(lasted, 2)[1:-1]
+
+    def running(at: Array) -> Array:
+        return at - np.interp(at, moments, paused) if len(moments) else at
+
+    making = running(made.ready) - running(made.began)
+    return (float(np.nanmean(making)) + leads.between) / busy if np.isfinite(making).any() else math.nan
+
+
 class UsedLead(NamedTuple):
     """Lead that the measured steps of a repetition used up per worker, and their time; ns.
 
-    ``ahead_ns``: how much further the host was ahead of its device at their end.
+    ``ahead_ns``: how much further the host was ahead of its device at their end. ``pace_ns``: what the workers take for
+    as many batches, at the mean of the whole run; NaN if that is not known.
     """
 
     used_ns: float
     wall_ns: float
     ahead_ns: float = 0.0
+    pace_ns: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -219,8 +242,13 @@ def used_leads(
     if asynchronous and not len(spans.kernels):
         return {}
     makers = makers_of(spans.makers, len(waits.rows), workers)
-    leads = leads_of(_made(spans, waits, on_device=asynchronous), workers, prefetch, makers) if workers else None
     starts, ends = bounds(steps)
+    leads, pace = None, math.nan
+    if workers:
+        made = _made(spans, waits, on_device=asynchronous)
+        leads = leads_of(made, workers, prefetch, makers)
+        later = np.flatnonzero(starts[1:] > ends[:-1])
+        pace = pace_ns(made, leads, makers.busy, (ends[later].astype(np.float64), starts[later + 1].astype(np.float64)))
     at_start, at_end = (_ahead_ns(spans, moments) for moments in (starts, ends))
     measured = integers(steps, "warmup", null=1) == 0
     repetitions = integers(steps, "turn")
@@ -240,20 +268,29 @@ def used_leads(
         batches = by_row[np.searchsorted(rows_of, first) : np.searchsorted(rows_of, last, side="right")]
         used = 0.0 if leads is None else used_up_ns(Leads(leads.lead[batches], leads.idle[batches]), makers.busy)
         if used is not None:
-            found[repetition] = UsedLead(used, float(ends[last] - starts[first]), float(at_end[last] - at_start[first]))
+            wall, ahead = float(ends[last] - starts[first]), float(at_end[last] - at_start[first])
+            found[repetition] = UsedLead(used, wall, ahead, pace * len(batches))
     return found
 
 
 def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
-    """Over all repetitions of an arm's runs; None where they are too few for an interval."""
+    """Over all repetitions of an arm's runs; None where they are too few for an interval.
+
+    Steps that take as long as their batches take the workers can go on so. Where a slow batch comes every so often,
+    repetitions may use up lead one after the other that is always made in the steps between them.
+    """
     found = [one for run in runs for one in run.values()]
     if len(found) < MIN_BLOCKS:
         return None
-    wall_ns = np.mean([one.wall_ns for one in found])
+    wall_ns = float(np.mean([one.wall_ns for one in found]))
     ahead = np.array([one.ahead_ns for one in found]) / wall_ns
     shares = np.array([one.used_ns for one in found]) / wall_ns + ahead
     mean, reach = float(shares.mean()), reach_of_mean(shares.tolist())
-    return LeadUse(mean, mean - reach, mean + reach, len(found), bool(ahead.mean() > mean / 2))
+    pace_ns = float(np.mean([one.pace_ns for one in found]))
+    most = pace_ns / wall_ns - 1 + max(0.0, float(ahead.mean()))
+    most = math.inf if math.isnan(most) else max(0.0, most)
+    by_host = bool(ahead.mean() > mean / 2)
+    return LeadUse(min(mean, most), min(mean - reach, most), mean + reach, len(found), by_host)
 
 
 def _ahead_ns(spans: RunSpans, moments: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -114,6 +114,12 @@ WORKER_ROUNDS_MIN = 2
 """Batches per worker. A worker that made none of so many has no items. tests/harness/explain/replay/test_makers.py"""
 UNEQUAL_WORKER_FACTOR = 1.5
 """Multiple of an equal share. A worker above it made others' batches. tests/harness/explain/replay/test_makers.py"""
+SLOW_WORKER_FACTOR = 1.25
+"""Multiple of the others' median per batch. Above it a worker is slow. tests/harness/explain/replay/test_makers.py"""
+SLOW_WORKER_BATCHES_SHARE = 0.75
+"""Share of its batches above that median; half by chance. tests/harness/explain/replay/test_makers.py"""
+SLOW_WORKER_BATCHES_MIN = 20
+"""Batches of a worker. Fewer could all be long by chance. tests/harness/explain/replay/test_makers.py"""
 WORKER_HELD_SHARE = 0.1
 """Share of making a batch. A shorter gap is the worker's own. tests/harness/explain/test_lead.py"""
 LEAD_BATCHES_MIN = 6
@@ -202,6 +208,8 @@ TAPE_KEPT_MIN = 0.9
 
 REPLAY_ERROR_MAX = 0.05
 """Share of a step. A replay that is further off predicts nothing. tests/harness/explain/test_policy.py"""
+AHEAD_STEPS = 4
+"""Unmeasured steps in which a replay's host gets ahead. tests/harness/explain/replay/test_predict.py"""
 PREDICTED_STEPS_MAX = 500
 """Measured steps of a prediction. Replicates multiply them. tests/harness/explain/test_policy.py"""
 PREDICTION_REPLICATES = 16

@@ -49,7 +49,7 @@ CLAIMS_OF: Mapping[Bars, tuple[Claim, ...]] = {
 DoubtKind = Literal[
     "too few blocks", "no noise floor", "no core", "too noisy",
     "blocked", "device", "one stream", "ranks", "not replayable", "replay off",
-    "no loader", "no items", "unequal", "sampler", "restarts", "contradicted", "serial",
+    "no loader", "no items", "unequal", "slow worker", "sampler", "restarts", "contradicted", "serial",
     "too coarse", "lead", "diverged", "other loss", "a-a apart", "long steps",
     "explained loss", "ceilings apart", "uneven", "step kinds", "rare long steps", "drift", "all time apart",
     "used lead", "compiled", "evaluation left out", "probe problem", "profiled",
@@ -58,7 +58,7 @@ DoubtKind = Literal[
     "other processes",
 ]  # fmt: skip
 # Why other numbers of workers, or of batches ahead, cannot be predicted.
-Bar = Literal["no loader", "no items", "unequal", "sampler", "restarts"]
+Bar = Literal["no loader", "no items", "unequal", "slow worker", "sampler", "restarts"]
 RemedyKind = Literal[
     "more blocks", "more steps", "more steps a block", "quiet machine", "free cores",
     "a-a control", "more a-a blocks", "longer slices", "more warm-up steps", "more --warmup steps", "alike losses",
@@ -122,6 +122,7 @@ RULES = (
     DoubtRule("no loader", "Batches come from a function, not from a DataLoader.", "loader settings"),
     DoubtRule("no items", "The dataset gave some workers no items.", "workers"),
     DoubtRule("unequal", "Some workers delivered far fewer batches than others.", "workers"),
+    DoubtRule("slow worker", "One worker takes over 1.25 times as long per batch.", "workers", unit="factor"),
     DoubtRule("sampler", "The sampler takes over 1 % of the time in the main thread.", "workers", unit="time"),
     DoubtRule("restarts", "Over 1 % of the time is waits for a loader to begin anew.", "loader settings", unit="time"),
     DoubtRule("contradicted", "An arm measured this setting otherwise.", "recommendation"),

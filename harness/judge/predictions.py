@@ -69,6 +69,8 @@ def loader_doubts(runs: Sequence[RunData], replays: Replays) -> Iterator[Doubt]:
         yield doubt("no loader", arm)
     if replays.unequal:
         yield doubt("no items" if all(run.record.facts.gave_no_items(1) for run in runs) else "unequal", arm)
+    if (factor := replays.slow_worker) is not None:
+        yield doubt("slow worker", arm, share=factor)
     if (hidden := unseen(runs)) is not None and hidden.sampling > RESTART_SHARE_MAX:
         yield doubt("sampler", arm, share=hidden.sampling)
     if hidden is not None and hidden.restarting > RESTART_SHARE_MAX:

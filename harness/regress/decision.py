@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -80,15 +80,19 @@ def confidence_at(blocks: int) -> float:
 
 
 def decide(
-    logs: Sequence[float], within: float, noise: Sequence[float] = (), confidence: float | None = None
+    logs: Sequence[float],
+    within: float,
+    noise: Sequence[float] = (),
+    confidence: float | None = None,
+    estimate: Callable[[Sequence[float], float], Estimate | None] = from_block_values,
 ) -> Decision:
     """The decision that ``logs`` allow; ``noise``: of the baseline's A/A control (both: one value a block).
 
-    Slower: the interval lies beyond ``within``, and the median beyond the noise floor. Same: the interval lies within.
-    ``confidence``: of the interval, where it is not that of a look.
+    Slower: the interval lies beyond ``within``, and the ``estimate`` beyond the noise floor. Same: the interval lies
+    within. ``confidence``: of the interval, where it is not that of a look.
     """
     level = confidence_at(len(logs)) if confidence is None else confidence
-    return judge(from_block_values(logs, level), within, from_block_values(noise), level)
+    return judge(estimate(logs, level), within, estimate(noise, CONFIDENCE), level)
 
 
 def judge(found: Estimate | None, within: float, noise: Estimate | None, level: float) -> Decision:
@@ -245,6 +249,7 @@ class StateComparison:
     candidate: str
     blocks: int
     step: Decision
+    steps: int = 0  # measured in the shortest block: what comes later in a training is not compared
     baseline_ms: float | None = None
     candidate_ms: float | None = None
     total: Decision | None = None  # of all measured time together, rare long steps among it
@@ -287,7 +292,7 @@ class StateComparison:
             return self.missing.kind
         if barred(self.doubts, "loss") is not None:
             return "no core"
-        if self.step.why is not None:
+        if self.step.why is not None and not (self.step.why in ("scattered", "at the limit") and TOTAL in self.open):
             return self.step.why
         if self.other_work is not None:
             return "other work"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from harness.explain.ledger import Blocks, RunLedger, measure
+from harness.explain.statistics import trimmed_mean
 from harness.judge.comparisons import unseen_doubts, used_share
 from harness.judge.confounds import Confound, ConfoundKind, confounds, used_lead
 from harness.judge.losses import compare_losses
@@ -121,10 +122,11 @@ def _comparison(
         theirs_is,
         len(shared),
         step,
+        steps=min(len(side[block].step_ms) for side in ledgers[:2] for block in shared),
         baseline_ms=baseline_ms,
         # As the paired change has it: medians of either side alone may lie the other way round.
         candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median),
-        total=decide(_totals(ours, theirs), limits.step, _totals(ours, aa), level),
+        total=decide(_totals(ours, theirs), limits.step, _totals(ours, aa), level, trimmed_mean),
         parts=_parts(ours, theirs, aa, shared, limits.step, level),
         gates=_gates(sides, shared, limits, level),
         confounds=[*differing, *lead],

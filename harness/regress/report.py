@@ -11,7 +11,7 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from harness.regress.decision import Decision, Gate, Outcome, StateComparison
+from harness.regress.decision import TOTAL, Decision, Gate, Outcome, StateComparison
 from harness.regress.policy import REGRESSION_SENTENCES_MAX
 from harness.regress.text import (
     APART,
@@ -146,6 +146,8 @@ def _rows(c: StateComparison) -> list[list[str]]:
             SAME_STUDY if c.same_study else _cell(c.step),
         ]
     ]
+    if c.total is not None and (c.rare or TOTAL in c.open):
+        rows.append([f"{c.name}: {TOTAL}", "–", "–", change(c.total), _floor_cell(c.total), _cell(c.total)])
     rows += [
         [f"{c.name}: {gate.name}", *_amounts(gate), change(gate.decision), _floor_cell(gate.decision),
          _cell(gate.decision, gate=True)]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from harness.launch.spending import Expense
 
 _MINUTE_S = 60.0
+AT_SLOWEST = "at the slowest"  # if every step took as long as the slowest that was measured: no bound of later steps
 _NAMES = {
     "option": "--price",
     "scenario": "price_usd_per_hour",
@@ -54,9 +55,9 @@ def hours(seconds: float) -> str:
 def lines(found: PredictedCost) -> list[str]:
     """The table of `harness cost`, and what it is made of."""
     what = "training" if found.of == "training" else "run of the study"
-    header = ["arm", "steps", "step [95 %]", f"slowest of {WORST_OF_STEPS}", "hours [95 %]", "worst hours"]
+    header = ["arm", "steps", "step [95 %]", f"slowest of {WORST_OF_STEPS}", "hours [95 %]", f"hours {AT_SLOWEST}"]
     has_price = found.per_hour_usd is not None
-    header += ["USD", "worst USD"] if has_price else []
+    header += ["USD", f"USD {AT_SLOWEST}"] if has_price else []
     rows = [_row(one, price, has_price) for one, price in zip(found.arms, found.prices, strict=True)]
     if len(rows) > 1:
         rows.append(_sum_row(found, has_price))
@@ -72,7 +73,11 @@ def _headline(found: PredictedCost) -> str:
     total, usd = found.total, found.total_usd
     cost = "" if usd is None else f" and {money(usd.likely)}"
     worst = duration(total.worst) + ("" if usd is None else f" and {money(usd.worst)}")
-    text = f"about {duration(total.likely)}{cost}, at worst {worst} (predicted from a few steps of every arm)"
+    steps = min(len(one.steps_s) for one in found.measured)
+    text = (
+        f"about {duration(total.likely)}{cost}; {worst} if all steps are like the slowest of those measured (predicted "
+        f"from the first {count(steps, 'step')} of each arm)"
+    )
     return f"not to be trusted, {text}" if barred(found.doubts, "prediction") else text
 
 
@@ -143,8 +148,8 @@ def notes(found: PredictedCost) -> list[str]:
         if one.has_long_steps:
             noted.append(
                 f"{one.arm}: some of its steps are long: their mean is {ms(one.each_of_many.likely * 1e3)}, above the "
-                f"median's interval, so {one.work.steps:,} steps are taken to last the mean each, not the median; in "
-                f"the worst case {ms(one.each_of_many.worst * 1e3)}, the slowest of all after the start, each"
+                f"median's interval, so {one.work.steps:,} steps are taken to last the mean each, not the median; "
+                f"at the slowest {ms(one.each_of_many.worst * 1e3)} each, the slowest of all after the start"
             )
     noted += [
         f"{one.arm}: {one.device} is emulated; start-up, passes and checkpoints are this machine's, and an emulated "

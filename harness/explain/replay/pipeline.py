@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.lead_use import round_robin
-from harness.explain.policy import PREDICTED_STEPS_MAX, TAPE_KEPT_MIN, TAPE_ROUNDS_MIN
+from harness.explain.policy import AHEAD_STEPS, PREDICTED_STEPS_MAX, TAPE_KEPT_MIN, TAPE_ROUNDS_MIN
 from harness.explain.replay.costs import ALONE, Demand, Stretch, batch_costs, stretched
-from harness.explain.replay.programs import Event
+from harness.explain.replay.programs import BOUNDARY, Event
 from harness.explain.replay.recording import Recording, Resume
 from harness.explain.spans import Int
 from harness.scenario.edits import Edits
@@ -160,14 +160,16 @@ def build(
     per_step = float(fetches[recording.step_class][recording.measured].mean())
     makers = recording.batches.makers if workers == recording.workers else round_robin(0, workers)
     in_flight = makers.in_flight(prefetch)
-    order, measured, resumes = _steps(recording, in_flight, most_steps, exact=exact)
+    gets_ahead = recording.asynchronous and edits.sync != "on"
+    settling = max(in_flight + 1 if in_flight else 0, AHEAD_STEPS if gets_ahead else 0)
+    order, measured, resumes = _steps(recording, settling, most_steps, exact=exact, every_pause=gets_ahead)
 
     def starts() -> NDArray[np.int64]:
         if exact:
             return np.zeros(1, dtype=np.int64)
         if (edits.ranks or 1) > 1:  # from the same place, which is often the only best one, ranks would be in lockstep
             return np.arange(len(tape.steps))
-        key = ("starts", workers, prefetch, most_steps)
+        key = ("starts", workers, settling, gets_ahead, most_steps)
         return recording.once(key, lambda: _starts(order, recording.step_class[tape.steps]))
 
     return Pipeline(
@@ -203,12 +205,13 @@ def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Str
 
 
 def _steps(
-    recording: Recording, ahead: int, most: int, *, exact: bool
+    recording: Recording, settling: int, most: int, *, exact: bool, every_pause: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
     """Return the steps in order: programs, which count, and pauses before them, up to ``most`` that count.
 
-    A repetition begins with one more unmeasured step than batches in flight (``ahead``), as in launch/block.py;
-    measured ones make up for missing ones. Not ``exact``: what lay within a step besides training becomes a pause
+    A repetition begins with ``settling`` unmeasured steps, as in launch/block.py: one more than batches in flight, and
+    enough for the host to get ahead of its device. Measured ones make up for missing ones. ``every_pause``: a pause in
+    which the loader went on begins one as well. Not ``exact``: what lay within a step besides training becomes a pause
     behind it.
     """
     counting = np.flatnonzero(recording.measured)
@@ -221,9 +224,10 @@ def _steps(
         if not exact and (held_ns := recording.held_up_ns.get(step)) and (resume is None or not resume.repetition):
             resume = Resume(False, held_ns + (0.0 if resume is None else resume.worked_ns), np.zeros(0))
         resumes.append(resume)
-        if resume is not None and resume.repetition and ahead and not exact:
+        starts = resume is not None and (resume.repetition or (every_pause and not recording.measured[step]))
+        if starts and settling and not exact:
             following = counting[counting >= step]
-            like = np.resize(following, max(0, ahead + 1 - int(following[0] - step)))
+            like = np.resize(following, max(0, settling - int(following[0] - step)))
             order += recording.step_class[like].tolist()
             measured += [False] * len(like)
             resumes += [None] * len(like)
@@ -308,7 +312,8 @@ def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operatio
     launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
     if not blocking or not launches:
         return
-    behind = sum(event.kind == "launch" for event in events[blocking[0] :])  # in each step, so in the one before
+    # Launched after it in each step, so in the one before.
+    behind = sum(event.kind == "launch" and event.phase != "sync" for event in events[blocking[0] :])
     operations.insert(
         launches[-1] + 1, Operation("sync", len(launches) + behind, len(rows), len(rows) + 1, events[blocking[0]].name)
     )
@@ -334,7 +339,7 @@ def _on_tape(
 
 def _goes(event: Event, edits: Edits) -> bool:
     """True if ``edits`` take the event out of its step, and not only its duration."""
-    if event.phase == "sync" and edits.sync != "on":
+    if event.phase in ("sync", BOUNDARY) and edits.sync != "on":  # for the latter see _drained()
         return True
     return event.kind == "sync" and event.phase in WHOLE_PHASES and ("phase", event.phase) in edits.without
 

@@ -16,7 +16,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.policy import BATCHES_AHEAD_MAX, CONFIDENCE, MIN_BLOCKS, PREDICTED_STEPS_MAX, PREDICTION_REPLICATES
+from harness.explain.policy import (
+    BATCHES_AHEAD_MAX,
+    CONFIDENCE,
+    MIN_BLOCKS,
+    PREDICTED_STEPS_MAX,
+    PREDICTION_REPLICATES,
+    SLOW_WORKER_BATCHES_MIN,
+    SLOW_WORKER_BATCHES_SHARE,
+    SLOW_WORKER_FACTOR,
+)
 from harness.explain.replay.attribution import PathLink, PathTime, Removal, critical_path_ms, removals, widened_removals
 from harness.explain.replay.batches import RecordedBatches
 from harness.explain.replay.costs import Stretch, stretch
@@ -91,6 +100,31 @@ class Replays:
     def unequal(self) -> bool:
         """True if one worker made far more batches than an equal share. Other numbers of workers are then unknown."""
         return any(run.recording.batches.makers.unequal for run in self._runs)
+
+    @property
+    def slow_worker(self) -> float | None:
+        """Factor by which one worker, the same in all runs, takes longer for a batch than the others; None without one.
+
+        The cost of a batch then depends on who makes it, and what other numbers of workers would cost is unknown.
+        """
+        slowest, factors, longer = set(), [], []
+        for batches in (run.recording.batches for run in self._runs):
+            made = batches.usable & np.isin(batches.makers.worker, range(batches.makers.workers))
+            worker = batches.makers.worker[made]
+            making = np.sum([*batches.stage.values()], axis=0)[made]
+            medians = {number: float(np.median(making[worker == number])) for number in np.unique(worker)}
+            if len(medians) < 2:
+                return None
+            slow = max(medians, key=lambda number: medians[number])
+            others = float(np.median(making[worker != slow]))
+            slowest.add(slow)
+            factors.append(medians[slow] / others if others else math.inf)
+            longer += (making[worker == slow] > others).tolist()
+        same = len(slowest) == 1 and len(longer) >= SLOW_WORKER_BATCHES_MIN
+        factor = float(np.median(factors))
+        if same and factor >= SLOW_WORKER_FACTOR and np.mean(longer) >= SLOW_WORKER_BATCHES_SHARE:
+            return factor
+        return None
 
     @property
     def tokenizes(self) -> bool:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from harness.explain.policy import CLOCK_TOLERANCE_NS
 
 Array = NDArray[np.float64]
+BOUNDARY = "boundary"  # phase of a wait of the harness
 EventKind = Literal["host", "fetch", "launch", "sync"]
 COPY = "read"  # the work of copying a step's values to the host
 OTHER = "other"  # host time outside of every phase
@@ -55,12 +56,16 @@ class Launch(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """A blocked host. ``full``: until the queue had room. ``late``: at most until the step before was copied."""
+    """A blocked host. ``full``: until the queue had room. ``late``: at most until the step before was copied.
+
+    ``boundary``: of the harness, where measured steps begin or end.
+    """
 
     start_ns: int
     end_ns: int
     full: bool
     late: bool = False
+    boundary: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,7 @@ def _program(
             moments.append(_Moment("launch", row.name, phase, 0, row.busy_ns, queueing=queueing))
         elif isinstance(row, Sync):
             if not row.full:
-                moments.append(_sync(row, phase, everything))
+                moments.append(_sync(row, BOUNDARY if row.boundary else phase, everything))
             cursor = max(cursor, row.end_ns)
         elif row.name == "fetch":
             moments.append(_Moment("fetch", "fetch", "fetch", 0, 0))

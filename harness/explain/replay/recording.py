@@ -82,6 +82,7 @@ Array = NDArray[np.float64]
 # for takes nothing beyond receiving, or up to so many times what is assumed as the recorded order allows.
 AT_ONCE, LONGEST = "handed over at once", "handed over slowly"
 READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE, LONGEST)
+ONE_STEP_BEHIND = "device one step behind"  # call site of the harness where measured steps begin or end
 STEP_BEFORE = "values of the step before"  # call site of the trainer that reads them with compute.sync: late
 FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
 
@@ -339,7 +340,7 @@ def _rows(
         kernel_times=kernel_times,
     )
     syncs = [
-        Sync(start, end, site.endswith(FULL_QUEUE), site.endswith(STEP_BEFORE))
+        Sync(start, end, site.endswith(FULL_QUEUE), site.endswith(STEP_BEFORE), site.endswith(ONE_STEP_BEHIND))
         for site, start, end, _ in _sorted(spans, spans.blocking, until_ns)
         if end > start  # of zero length: a call that is only known to block, not for how long
     ]

@@ -198,6 +198,7 @@ DOUBTS: Mapping[DoubtKind, Callable[[Doubt], str]] = {
     "no loader": _always("its batches come from a function, not from a DataLoader"),
     "no items": _always("some of its workers made no batches, as its dataset gave them too few items"),
     "unequal": _always("its workers delivered unequal numbers of batches"),
+    "slow worker": lambda one: f"one of its workers takes {ratio(one.share or 0.0)} as long per batch as the others",
     "sampler": _always("its sampler takes much of a step in the main thread, which loader workers cannot do"),
     "restarts": _always(
         "its loader restarts in each epoch, and replay does not know when it asks for the next batches"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.audit import text
 from harness.audit.checkup import audit
+from harness.audit.figures import read_figure
 from harness.audit.gains import Incomparable, NotComparable, unexplained
 from harness.audit.load import load_published
 from harness.audit.result import Audit
@@ -79,6 +81,20 @@ def test_founding_gains() -> None:
     assert worst is not None
     assert (worst.candidate, worst.unexplained) == (padded2.candidate, padded2.unexplained)
     assert text.gains_sentence(founding()) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "printed", "pairs"), [("padded b1", "3272.20", 0), ("pretokenized padded b2", "3802.53", 1)]
+)
+def test_a_row_that_may_count_real_tokens_only_is_not_compared(name: str, printed: str, pairs: int) -> None:
+    """Half of the tokens/s were real ones: "FLOPs counted twice" and +94 % were printed, where the pair was at -3 %."""
+    table = load_published(PUBLISHED / "founding-gh200.yaml")
+    rows = [replace(one, tokens_per_s=read_figure(printed)) if one.name == name else one for one in table.rows]
+    found = audit(replace(table, rows=rows), PEAKS)
+    (row,) = (one for one in found.rows if one.name == name)
+    assert {one.kind for one in row.readings} == {"scale", "padding"}
+    assert all(words in text.short(row) for words in ("FLOPs counted twice", "50.00 % real"))
+    assert found.gains[pairs].verdict == "not comparable"
 
 
 def test_founding_inferences() -> None:

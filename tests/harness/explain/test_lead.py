@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.explain.lead_use import Leads, LeadUse, MadeBatches, UsedLead, falls_by, lead_use, leads_of, used_up_ns
+from harness.explain.lead_use import (
+    Leads,
+    LeadUse,
+    MadeBatches,
+    UsedLead,
+    falls_by,
+    lead_use,
+    leads_of,
+    pace_ns,
+    used_up_ns,
+)
 from harness.explain.ledger import measure
 from harness.explain.statistics import Estimate
 from harness.judge.study import analyse
@@ -115,6 +125,35 @@ def test_bursts_and_jitter_and_a_full_queue_use_up_next_to_nothing(consuming: fl
         for k, at in enumerate(range(100, 3900, 20))
         if (used := used_up_ns(Leads(leads.lead[at : at + 10], leads.idle[at : at + 10]), 3)) is not None
     }
+    use = lead_use([found])
+    assert use is not None
+    assert not use.is_worth_saying
+
+
+@pytest.mark.parametrize("pause", [0.0, 500.0])
+@pytest.mark.parametrize("slow_ms", [250.0, 4.0])
+def test_a_slow_batch_that_comes_every_so_often_is_no_lead(slow_ms: float, pause: float) -> None:
+    """Steps were said to be 46 % faster than they can go on being, where they were 4 % slower.
+
+    The steps between repetitions are never those with the slow batch: they fill the queue again. ``pause``: in which
+    loop and worker are suspended, between repetitions.
+    """
+    loop = Loop(1, 16, lambda b: slow_ms if b % 20 == 7 else 4.0, always(15.0), between=0.0)
+    made, starts = loop.run(400)
+    turns = range(20, 380, 10)
+    if pause:
+        late = pause * np.searchsorted(starts[list(turns)], np.stack(made[:4]), side="right")
+        made = MadeBatches(*(np.stack(made[:4]) + late), awaited=made.awaited)
+        starts = starts + pause * np.searchsorted(starts[list(turns)], starts, side="right")
+    leads = leads_of(made, 1, 16)
+    at = starts[list(turns)]
+    pace = pace_ns(made, leads, 1, (at - pause, at) if pause else (np.zeros(0), np.zeros(0)))
+    assert pace == pytest.approx(4.0 + (slow_ms - 4.0) / 20, rel=0.02)
+    found = {}
+    for k, first in enumerate(turns[:20]):
+        used = used_up_ns(Leads(leads.lead[first + 2 : first + 10], leads.idle[first + 2 : first + 10]), 1)
+        assert used is not None
+        found[k] = UsedLead(used, starts[first + 10] - pause - starts[first + 2], pace_ns=pace * 8)
     use = lead_use([found])
     assert use is not None
     assert not use.is_worth_saying

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from harness.judge.confounds import Confound
-from harness.regress.decision import Limits, OneSidedProblem, WhyUndecided, confidence_at
+from harness.regress.decision import TOTAL, Limits, OneSidedProblem, WhyUndecided, confidence_at
 from harness.regress.gate import comparisons
 from harness.regress.report import markdown
 from harness.regress.text import default, sentence
@@ -107,6 +107,23 @@ def test_rare_long_steps_in_every_block_are_named() -> None:
     assert found.total is not None
     assert found.total.change is not None
     assert found.total.change.median > 0.08
+
+
+def test_processes_of_two_kinds_are_named_where_the_typical_one_did_not_change() -> None:
+    """One process in four was slower by 28 ms. The median said +0.27 %, and no line was about +27 %."""
+    record, runs = study(blocks=16, spread=0.001)
+    runs = [
+        replace(one, steps=steps_table(np.full((8, 4), 38.0)))
+        if one.record.arm == HEAD and one.record.block % 4 == 3
+        else one
+        for one in runs
+    ]
+    (found,) = comparisons(record, runs, Limits())
+    assert found.verdict != "same"
+    assert found.total is not None
+    assert found.total.change is not None
+    assert found.total.change.median > 0.2
+    assert found.verdict == "slower" or TOTAL in found.open
 
 
 def test_a_total_that_looks_worse_and_is_not_decided_leaves_all_undecided() -> None:

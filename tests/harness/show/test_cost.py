@@ -35,7 +35,7 @@ def test_the_line_of_an_arm_has_every_part_and_their_sum() -> None:
 
 
 def test_long_steps_are_in_the_sum_and_both_worst_cases_are_named() -> None:
-    """The table keeps the slowest of the last ten; the note names the slowest of all, which the worst hours take."""
+    """The table keeps the slowest of the last ten; the note names the slowest of all, which goes into the total."""
     long = replace(EVEN, steps_s=(9.0, *[0.03] * 7, 1.5, *[0.03] * 11))
     found = PredictedCost("training", "x", (long,), (ArmWork(1_000_001),), (None,), SpendingLimit(hours=12))
     assert "1,000,000 steps x 107 ms (mean) + " in said.arithmetic(found.arms[0])
@@ -44,7 +44,7 @@ def test_long_steps_are_in_the_sum_and_both_worst_cases_are_named() -> None:
     assert re.split(r"\s{2,}", row)[3] == "30.0 ms (step 10)"
     (note,) = [line for line in said.notes(found) if "some of its steps are long" in line]
     assert "1,000,001 steps are taken to last the mean each" in note
-    assert "in the worst case 1,500 ms, the slowest of all after the start, each" in note
+    assert "at the slowest 1,500 ms each, the slowest of all after the start" in note
     assert "expected to take 29.8 h" in said.refusal(found)
     assert any("rarer than 1 in 19" in line for line in said.notes(found))
 

@@ -21,6 +21,7 @@ MS = 1_000_000
 START_NS = 10**12
 STAGES = ("read", "tokenize", "pack")
 DEVICE_SITE = "trainer/compute.py:140: item"
+BOUNDARY_SITE = "launch/child.py:461: device one step behind"
 
 
 @dataclass(frozen=True)
@@ -178,12 +179,12 @@ class _Rank:
     def drain(self) -> Iterator[simpy.Event]:
         yield from self.wait_for(self.last_done)
 
-    def wait_for(self, done: simpy.Event | None) -> Iterator[simpy.Event]:
+    def wait_for(self, done: simpy.Event | None, site: str = DEVICE_SITE) -> Iterator[simpy.Event]:
         began = self.env.now
         if done is not None and not done.processed:
             yield done
         yield self.env.timeout(self.t.latency)
-        self.spans.append(("sync", DEVICE_SITE, self.received - 1, began, self.env.now))
+        self.spans.append(("sync", site, self.received - 1, began, self.env.now))
 
     def fetch(self) -> Iterator[simpy.Event]:
         yield self.env.timeout(self.t.gap)
@@ -252,7 +253,7 @@ class _Rank:
                 yield from self.phase("log", sync=True)
             stands_still = step + 1 in (len(kinds), *self.pauses())
             if self.t.asynchronous and (stands_still or warmup != kinds[step + 1]):
-                yield from self.wait_for(before)  # what counts begins and ends with the device one step behind
+                yield from self.wait_for(before, BOUNDARY_SITE)  # here measured steps begin and end
             passes = bool(self.t.pass_every) and (step + 1) % self.t.pass_every == 0
             if passes and self.t.pass_within:
                 yield self.env.timeout(self.t.pass_ms)
@@ -263,17 +264,23 @@ class _Rank:
                 yield from self.drain()
                 yield self.env.timeout(self.t.pass_ms)
 
+    def whole(self, steps: int) -> int:
+        """``steps``, rounded up where the host waits only where it logs: it is measured from log to log (child.py)."""
+        waits_in_logs = self.t.asynchronous and not self.t.sync and not self.t.late and self.t.log_every <= self.t.steps
+        period = self.t.log_every if waits_in_logs else 1
+        return -(-steps // period) * period
+
     def plan(self) -> list[bool]:
         """Of every step whether it is warmup: those at the start, and at the start of each repetition."""
-        settle = self.t.workers * self.t.prefetch + 1
-        return [True] * self.t.warmup + (
-            [True] * settle + [False] * (self.t.steps // self.t.repetitions)
-        ) * self.t.repetitions
+        settle = self.whole(self.t.workers * self.t.prefetch + 1)
+        steps = self.whole(self.t.steps // self.t.repetitions)
+        return [True] * self.whole(self.t.warmup) + ([True] * settle + [False] * steps) * self.t.repetitions
 
     def pauses(self) -> list[int]:
         """Steps before which the run is stopped where it stands: the first of each repetition."""
-        repetition = (len(self.plan()) - self.t.warmup) // self.t.repetitions
-        return [self.t.warmup + repetition * k for k in range(self.t.repetitions)]
+        warmup = self.whole(self.t.warmup)
+        repetition = (len(self.plan()) - warmup) // self.t.repetitions
+        return [warmup + repetition * k for k in range(self.t.repetitions)]
 
 
 def run(truth: Truth, *, arm: str = "a", block: int = 0, **facts: Any) -> RunData:

@@ -16,6 +16,7 @@ from harness.explain.replay.predict import Replays, unedited_error
 from harness.explain.replay.recording import record
 from harness.explain.spans import NO_WORKER
 from harness.judge.advice import advise
+from harness.judge.predictions import bar_of
 from harness.judge.study import analyse
 from harness.scenario.edits import parse_edits
 from harness.show.advice import next_steps
@@ -157,3 +158,28 @@ def test_workers_that_were_not_recorded_make_batches_in_turn() -> None:
     assert round_robin(7, 3).is_round_robin
     assert not makers_of(np.array([0, 1, 0, 0], dtype=np.int16), 4, 2).is_round_robin
     assert record(runs_of(SHARDS.having(idle=0), 1)[0]).batches.makers.is_round_robin
+
+
+SLOW = Truth(
+    read=40.0, tokenize=0.0, pack=0.5, spread=0.3, workers=2, asynchronous=False, warmup=8,
+    host={"h2d": 0.1, "forward": 6.0, "backward": 3.0, "optimizer": 2.0, "sync": 0.05, "log": 0.2},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pattern", "factor"), [((1.8, 1.0), 1.8), ((1.0, 3.0), 3.0), ((), None), ((1.0, 1.0, 1.0, 6.0, 1.0), None)]
+)
+def test_other_numbers_of_workers_are_not_predicted_where_one_worker_is_slow(
+    pattern: tuple[float, ...], factor: float | None
+) -> None:
+    """What-if promised 43 ms for 1 worker where it took 80.9, and 16.3 for 3 where it took 27.2."""
+    runs = runs_of(SLOW.having(pattern=pattern))
+    replays = Replays(runs)
+    if factor is None:
+        assert replays.slow_worker is None
+    else:
+        assert replays.slow_worker == pytest.approx(factor, rel=0.15)
+    for workers in (1, 3, 4):
+        bar = bar_of(parse_edits([f"workers={workers}"]), runs, replays)
+        assert bar == (None if factor is None else "slow worker")
+    assert bar_of(parse_edits(["read=0.5x"]), runs, replays) is None

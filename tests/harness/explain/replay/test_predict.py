@@ -160,6 +160,18 @@ def test_a_host_that_waits_for_the_step_before_is_at_most_that_far_ahead() -> No
     assert ask(truth, "sync=off").step_ms.median < 0.95 * late
 
 
+@pytest.mark.parametrize("edit", ["sync=off", "sync=late"])
+@pytest.mark.parametrize("slice_steps", [4, 8, 20])
+def test_a_host_that_runs_ahead_does_so_in_slices_of_any_length(slice_steps: int, edit: str) -> None:
+    """It was predicted to find an empty device in each slice: 18.7 ms in slices of 4, where steps took 16."""
+    device = {"h2d": 0.0, "forward": 5.0, "backward": 8.0, "norm": 0.5, "optimizer": 2.5}
+    truth = Truth(workers=0, tokenize=3.0, device=device, log_every=1000, spread=0.1, warmup=3, steps=slice_steps * 8)
+    off = oracle.run(truth.having(sync=False, late=edit == "sync=late", steps=200))
+    found = ask(truth.having(repetitions=8), edit)
+    assert found.measured_ms.median > 1.1 * oracle.step_ms(off)
+    assert found.step_ms.median == pytest.approx(oracle.step_ms(off), rel=0.015)
+
+
 def test_what_the_step_waits_for_is_told_by_stage() -> None:
     found = ask(SERIAL.having(read=1.0, tokenize=4.0, pack=0.5, remainder=0.25, spread=0.0), "tokenize=0.5x")
     assert found.was_waits_ms == pytest.approx({"read": 1, "tokenize": 4, "pack": 0.5, "transfer": 0.25}, abs=1e-3)

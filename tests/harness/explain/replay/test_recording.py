@@ -280,9 +280,9 @@ def test_programs_of_steps_that_log_and_end_a_repetition_are_told_apart() -> Non
     assert kinds == ["fetch", "launch", "launch", "launch", "launch", "sync", "launch"]
     assert [event.phase for event in found.classes[0].events if event.kind == "sync"] == ["sync"]
     syncs = [event for one in found.classes for event in one.events if event.kind == "sync"]
-    assert {event.phase for event in syncs} == {"sync", "log", "other"}
+    assert {event.phase for event in syncs} == {"sync", "log", "boundary"}
     # What was queued after the wait for the gradient norm is all that is left when the step ends.
-    assert {(event.phase, event.back) for event in syncs} <= {("sync", 0), ("log", 0), ("other", 0), ("other", 1)}
+    assert {(event.phase, event.back) for event in syncs} <= {("sync", 0), ("log", 0), ("boundary", 0), ("boundary", 1)}
     assert np.concatenate([event.duration for event in syncs]) / MS == pytest.approx(truth.latency, abs=1e-4)
 
 
