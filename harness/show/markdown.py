@@ -118,10 +118,12 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         top.append(f"**Emulated:** {safe(screen.emulated)}")
     if screen.beware:
         top.append("\n".join(f"> **{safe(line)}**  " for line in screen.beware))
-    verdict = [Section("Verdict", _headlines(screen))] if screen.card is None else _card(screen.card, pictures)
-    if screen.rows:
-        compared = _joined(table(HEADER, screen.rows), _legend(screen.legend))
-        verdict.append(Section("", _joined(compared, _picture("isolated-vs-end-to-end.png", pictures))))
+    rows = [table(HEADER, screen.rows), _legend(screen.legend), _picture("isolated-vs-end-to-end.png", pictures)]
+    compared = _joined(*rows) if screen.rows else ""
+    if screen.card is None:
+        verdict = [Section("Verdict", _joined(_headlines(screen), compared))]
+    else:
+        verdict = [*_card(screen.card, pictures), *([Section("", compared)] if compared else [])]
     steps = [f"{place}. {safe(line)}" for place, line in enumerate(screen.next_steps.ranked, start=1)]
     following = _joined("\n".join(steps), safe(screen.next_note))
     return [
