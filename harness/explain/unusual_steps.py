@@ -11,8 +11,9 @@ kind, the runs of a kind must be nearly equal, as few runs are alike by chance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ from harness.explain.policy import (
     STEP_POINTS_MAX,
 )
 from harness.explain.spans import column
+from harness.study.contract import PHASES
 from harness.study.run_data import RunData
 
 Array = NDArray[np.float64]
@@ -196,9 +198,15 @@ def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
     return all(len(kind) >= KIND_RUNS_MIN and max(kind) - min(kind) <= KIND_RUNS_SPREAD * way for kind in kinds)
 
 
+Mark = Literal["", "outlier", "evaluation", "checkpoint"]  # "checkpoint": an outlier of a program that often saves
+
+
 @dataclass(frozen=True)
 class StepTimes:
-    """Measured steps of one run, in the order they ran. ``start_s``: since the first measured step of the study."""
+    """Measured steps of one run, in the order they ran, and those with an evaluation, which are not measured.
+
+    ``start_s``: since the first such step of the study. ``mark``: how a step differs, "" if it does not.
+    """
 
     arm: str
     block: int
@@ -209,45 +217,65 @@ class StepTimes:
     wall_ms: tuple[float, ...]
     step: tuple[int, ...]
     repetition: tuple[int, ...]
-    outlier: tuple[bool, ...]
+    mark: tuple[Mark, ...]
 
 
-def step_times(runs: Sequence[RunData], most: int = STEP_POINTS_MAX) -> tuple[StepTimes, ...]:
-    """The finished runs of arms (controls left out), by arm and block, thinned to about ``most`` points in all."""
+def step_times(
+    runs: Sequence[RunData], saving: Collection[str] = (), most: int = STEP_POINTS_MAX
+) -> tuple[StepTimes, ...]:
+    """The finished runs of arms (controls left out), by arm and block, thinned to about ``most`` points in all.
+
+    ``saving``: arms whose long steps write a checkpoint where they are long outside of all phases.
+    """
     plain = [run for run in runs if run.record.control is None and run.record.status == "done"]
     share = max(20, most // max(1, len(plain)))
-    found = [one for run in plain if (one := _of(run, share)) is not None]
+    found = [one for run in plain if (one := _of(run, run.record.arm in saving, share)) is not None]
     first = min((one.start_s[0] for one in found), default=0.0)
     return tuple(replace(one, start_s=tuple(second - first for second in one.start_s)) for one in found)
 
 
-def _of(run: RunData, most: int) -> StepTimes | None:
-    table = run.step_columns(["step", "turn", "warmup", "start_ns", "wall_ns"])
+def _of(run: RunData, saving: bool, most: int) -> StepTimes | None:
+    table = run.step_columns(["step", "turn", "warmup", "start_ns", "wall_ns", *(f"{name}_ns" for name in PHASES)])
     if table is None or not len(table):
         return None
     wall, start = column(table, "wall_ns"), column(table, "start_ns")
-    measured = np.flatnonzero(np.not_equal(column(table, "warmup"), 1) & (wall > 0) & ~np.isnan(start))
-    if not measured.size:
+    known = (wall > 0) & ~np.isnan(start)
+    measured = np.not_equal(column(table, "warmup"), 1) & known
+    if not measured.any():
         return None
-    milliseconds = wall[measured] / 1e6
-    low, high = np.quantile(milliseconds, [0.25, 0.75])
-    far: NDArray[np.bool_] = milliseconds > high + OUTLIER_QUARTILES * (high - low)
+    milliseconds = wall / 1e6
+    low, high = np.quantile(milliseconds[measured], [0.25, 0.75])
+    far: NDArray[np.bool_] = measured & (milliseconds > high + OUTLIER_QUARTILES * (high - low))
     outlier = _slowest(far, milliseconds)
-    kept = _kept(outlier, most)
-    shown = measured[kept]
+    evaluating = _evaluating(measured, known, run.record.facts.evaluating_steps or 0)
+    marks = np.where(evaluating, "evaluation", np.where(outlier, "outlier", "")).astype(object)
+    if saving:
+        longest = longest_phases(PHASES, lambda name: column(table, f"{name}_ns"), outlier)
+        marks[np.flatnonzero(outlier)[longest == len(PHASES) - 1]] = "checkpoint"  # The last phase is "other".
+    shown = _kept(measured | evaluating, outlier, most)
     seconds = (start[shown] + float(run.record.realtime_minus_monotonic_ns)) / 1e9
     return StepTimes(
         run.record.arm,
         run.record.block,
-        len(measured),
+        int(measured.sum()),
         int(far.sum()),
-        float(np.median(milliseconds)),
+        float(np.median(milliseconds[measured])),
         tuple(seconds.tolist()),
-        tuple(milliseconds[kept].tolist()),
+        tuple(milliseconds[shown].tolist()),
         tuple(column(table, "step")[shown].astype(np.int64).tolist()),
         tuple(np.nan_to_num(column(table, "turn")[shown]).astype(np.int64).tolist()),
-        tuple(outlier[kept].tolist()),
+        tuple(marks[shown].tolist()),
     )
+
+
+def _evaluating(measured: NDArray[np.bool_], known: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
+    """Return the ``count`` steps with an evaluation: unmeasured ones that follow a measured one, then those before."""
+    others, first = np.flatnonzero(known & ~measured), np.flatnonzero(measured)[0]
+    after = others[others > first][:count]
+    before = others[others < first]
+    found = np.zeros_like(measured)
+    found[after] = found[before[max(0, len(before) - (count - len(after))) :]] = True
+    return found
 
 
 def _slowest(far: NDArray[np.bool_], milliseconds: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -255,13 +283,13 @@ def _slowest(far: NDArray[np.bool_], milliseconds: NDArray[np.float64]) -> NDArr
     if far.sum() <= STEP_OUTLIERS_MAX:
         return far
     chosen = np.zeros_like(far)
-    chosen[np.argsort(milliseconds)[-STEP_OUTLIERS_MAX:]] = True
+    chosen[np.argsort(np.where(far, milliseconds, 0.0))[-STEP_OUTLIERS_MAX:]] = True
     return chosen
 
 
-def _kept(outlier: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
-    """Places of every outlier and of others spread evenly, ``most`` where there are more."""
-    others = np.flatnonzero(~outlier)
+def _kept(drawn: NDArray[np.bool_], outlier: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
+    """Places of every outlier and of others to be drawn, spread evenly: ``most`` where there are more."""
+    others = np.flatnonzero(drawn & ~outlier)
     room = max(1, most - int(outlier.sum()))
     if len(others) > room:
         others = others[np.linspace(0, len(others) - 1, room).astype(np.int64)]

@@ -112,10 +112,12 @@ def analyse(
     plain = {arm.name for arm in arms.declared if arm.control is None}
     comparisons = tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons)
     advice = _advice(comparisons, arms, declared_floor(study))
+    # A profiled run is no figure of its arm: the profiler slows it.
+    found = tuple(_diagnosed(_arm(arm, arms), advice) for arm in arms.declared if arm.control != PROFILED)
+    saving = {arm.name for arm in found if any(one.kind == "checkpoint-bound" for one in arm.diagnoses)}
     return StudyReport(
         study=study,
-        # A profiled run is no figure of its arm: the profiler slows it.
-        arms=tuple(_diagnosed(_arm(arm, arms), advice) for arm in arms.declared if arm.control != PROFILED),
+        arms=found,
         comparisons=comparisons,
         problems=study_problems(study, arms.declared, arms.records, arms.ledgers, arms.blocks),
         emulated=any(bool(record.facts.emulated) for record in records),
@@ -123,7 +125,7 @@ def analyse(
         probe_costs=tuple(probe_costs(arms.declared, arms.ledgers, runs)),
         probe_problems=probe_problems(runs),
         advice=advice,
-        step_times=step_times([run for group in arms.runs.values() for run in group]),
+        step_times=step_times([run for group in arms.runs.values() for run in group], saving),
         learned=_learned(study, arms),
         uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items() if name in plain),
         claims=_claims(study, arms, uses),

@@ -27,7 +27,7 @@ from harness.judge.study import analyse
 from harness.show import drawing, learning, machine, markdown, profile
 from harness.show.drawing import Picture
 from harness.show.first_screen import FirstScreen, VerdictCard, first_screen
-from harness.show.markdown import Page, Section
+from harness.show.markdown import STEPS, Page, Section
 from harness.show.names import ArmNames
 from harness.show.summary import summary
 from harness.show.timeline.build import timeline
@@ -55,7 +55,7 @@ def build_report(folder: Path) -> FirstScreen:
     keep = [partial(keep_derived, study)] if record.status != "running" else []
     report, found, files = report_of(study, record, runs, *keep)
     screen = first_screen(report)
-    pictures = draw(report, study, found.profiles, screen.names)
+    pictures = draw(report, study, found.profiles, screen)
     shown = timeline(record, runs, files.sources)
     for name in (CHROME_NAME, PROTOBUF_NAME):
         if name == shown.name:
@@ -110,15 +110,17 @@ def keep_derived(study: StudyFolder, run: RunData) -> None:
 
 
 def draw(
-    report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile], names: ArmNames
+    report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile], screen: FirstScreen
 ) -> dict[str, Picture]:
     """Write the pictures that have something to show; returns them by name. Pictures of an earlier report go."""
     from harness.show import plots  # matplotlib costs a second of import
 
-    pictures = plots.pictures(report, names)
+    pictures = plots.pictures(report, screen.names)
+    if screen.card is not None and report.step_times:
+        pictures[STEPS] = plots.steps(report.step_times, screen.names)
     if (picture := plots.in_both(partial(plots.memory, profiles), report.emulated)) is not None:
         pictures[profile.PICTURE] = picture
-    for name in (*plots.NAMES, learning.PICTURE, profile.PICTURE):
+    for name in (*plots.NAMES, STEPS, learning.PICTURE, profile.PICTURE):
         if name in pictures:
             write_bytes(study.plots / name, pictures[name].png)
         else:
@@ -128,25 +130,28 @@ def draw(
 
 _ID = re.compile(r'(\bid="|href="#|url\(#)')
 ONE_LINE = 40  # characters of a cell that is not broken
+KEYED = "keyed"  # of Markdown's environment: True if the rows of a table are the parts of the bar
 OPEN = ("Verdicts in full",)  # sections that are open when the page is
 
 
 def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[StepTimes], names: ArmNames) -> str:
     """The whole file; ``pictures`` by the names under which ``report`` shows them."""
-    markdown = _renderer(pictures)
+    chart = _chart(steps)
+    markdown = _renderer(pictures, chart)
     plot, script = _asset("uplot.min.js"), _asset("page.js")
     opening = [
-        (f"<h2>{escape(one.title)}</h2>" if one.title else "") + markdown.render(one.text) for one in report.opening
+        (f"<h2>{escape(one.title)}</h2>" if one.title else "")
+        + (bar(one.card) if one.card is not None else "")
+        + markdown.render(one.text, {KEYED: one.card is not None})
+        for one in report.opening
     ]
-    if report.card is not None:
-        opening.append(bar(report.card))
     return Template(_asset("page.html")).substitute(
         title=markdown.renderInline(report.title),
         hashes=" ".join(map(_hash, (plot, script))),
         style=_asset("uplot.min.css") + drawing.style() + _asset("page.css"),
         opening="\n".join(opening),
         contents="\n".join(f'<li><a href="#{_slug(one)}">{escape(one.title)}</a></li>' for one in report.sections),
-        sections="\n".join(_details(one, markdown, steps) for one in report.sections),
+        sections="\n".join(_details(one, markdown, "" if STEPS in pictures else chart) for one in report.sections),
         data=json.dumps(_data(steps, names), separators=(",", ":")).replace("<", "\\u003c"),
         uplot=plot,
         script=script,
@@ -171,8 +176,9 @@ def fragment(text: str) -> str:
     return f"<div>{_renderer({}).render(text)}</div>"
 
 
-def _details(one: Section, markdown: MarkdownIt, steps: Sequence[StepTimes]) -> str:
-    chart = _CHART.format(note=escape(machine.thinned_note(steps))) if one.title == machine.STEPS_TITLE else ""
+def _details(one: Section, markdown: MarkdownIt, chart: str) -> str:
+    """A folded section; ``chart`` is that of the time of each step, unless the first screen has it."""
+    chart = chart if one.title == machine.STEPS_TITLE else ""
     opened = " open" if one.title in OPEN else ""
     heading = f"<summary><h2>{escape(one.title)}</h2></summary>"
     return f'<details id="{_slug(one)}"{opened}>{heading}{chart}{markdown.render(one.text)}</details>'
@@ -181,14 +187,21 @@ def _details(one: Section, markdown: MarkdownIt, steps: Sequence[StepTimes]) -> 
 _CHART = """<div id="steps"><div class="legend"></div>
 <div class="chart" tabindex="0" role="group"
  aria-label="Time of every step over the study; arrow keys go from step to step. The slowest are tabled below."></div>
-<p class="note">Each point is a measured step; rings are outliers. Drag to zoom, double-click to see all. {note}</p>
+<p class="note">Each point is a measured step; {marks}. Drag to zoom, double-click to see all. {note}</p>
 </div>"""
+
+
+def _chart(steps: Sequence[StepTimes]) -> str:
+    """The interactive picture of the time of each step."""
+    marks = [f"{look} {meaning}" for look, meaning in machine.marks(steps).values()]
+    return _CHART.format(marks=escape("; ".join(marks)), note=escape(machine.thinned_note(steps)))
 
 
 def _data(steps: Sequence[StepTimes], names: ArmNames) -> dict[str, Any]:
     arms = list(dict.fromkeys(one.arm for one in steps))
     return {
         "arms": [names.short(arm) for arm in arms],
+        "lines": machine.at_once(steps),
         "runs": [
             {
                 "arm": arms.index(one.arm),
@@ -197,18 +210,20 @@ def _data(steps: Sequence[StepTimes], names: ArmNames) -> dict[str, Any]:
                 "ms": [float(f"{wall:.4g}") for wall in one.wall_ms],
                 "step": one.step,
                 "repetition": one.repetition,
-                "outliers": [place for place, outlier in enumerate(one.outlier) if outlier],
+                "marks": {place: mark for place, mark in enumerate(one.mark) if mark},
             }
             for one in steps
         ],
     }
 
 
-def _renderer(pictures: Mapping[str, Picture]) -> MarkdownIt:
+def _renderer(pictures: Mapping[str, Picture], chart: str = "") -> MarkdownIt:
     """Markdown whose tables have headers of rows and columns, and whose pictures are drawn in place."""
 
     def image(_: RendererHTML, tokens: Sequence[Token], at: int, *__: object) -> str:
         name = str(tokens[at].attrs.get("src", "")).rpartition("/")[2]
+        if name == STEPS:
+            return chart
         found = pictures.get(name)
         return "" if found is None else _figure(name.partition(".")[0], found, tokens[at].content)
 
@@ -223,10 +238,11 @@ def _headers(state: Any) -> None:
     """The cells of the first column head their rows, those of the first row their columns.
 
     Each other cell has its column's name as ``data-label``: a phone shows it before the cell, as the head is hidden.
+    The head of a row of a KEYED table has the colour of its part of the bar.
     """
     tokens: list[Token] = state.tokens
     labels: list[str] = []
-    column = 0
+    column, row = 0, -1
     for at, token in enumerate(tokens):
         if token.type == "thead_open":
             labels = []
@@ -244,6 +260,9 @@ def _headers(state: Any) -> None:
             close = next(place for place in range(at, len(tokens)) if tokens[place].type == "td_close")
             tokens[at + 1].tag = tokens[close].tag = "th"
             tokens[at + 1].attrSet("scope", "row")
+            row += 1
+            if state.env.get(KEYED):
+                tokens[at + 1].attrSet("style", f"border-left: 0.8em solid var(--c{row})")
 
 
 def _table_open(*_: object) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.explain.statistics import Estimate
-from harness.explain.wall import AFTER_STEPS, START_UP, StepPart
+from harness.explain.wall import AFTER_STEPS, OTHER_STEPS, START_UP, StepPart
 from harness.judge.comparisons import Absent, Measured
 from harness.judge.confounds import ConfoundKind
 from harness.judge.diagnosis import NOTED
@@ -24,6 +24,7 @@ from harness.show.advice import NextSteps, next_steps
 from harness.show.lone_arms import (
     Headline,
     cause_findings,
+    control_findings,
     engine_lines,
     group_lines,
     left_out_lines,
@@ -39,6 +40,7 @@ from harness.show.policy import (
     DIFFERENCES_SHOWN,
     FINDINGS_SHOWN,
     REMEDY_REPEATS,
+    SPENT_SHARE_MIN,
     WORTH_SHARE,
 )
 from harness.show.ranks import rank_lines, scaling_lines
@@ -122,7 +124,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
         legend=tuple(names.legend),
         next_steps=next_steps(advised, names, ideal),
         names=names,
-        card=verdict_card(report, names),
+        card=verdict_card(report, names, next(iter(each.values())) if len(each) == 1 else None),
     )
 
 
@@ -331,21 +333,28 @@ class VerdictCard:
     trust: str
 
 
-def verdict_card(report: StudyReport, names: ArmNames) -> VerdictCard | None:
-    """Return the card of the program that the study is of; None if it is compared or controlled, or not attached.
+def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None) -> VerdictCard | None:
+    """Return the card of the program that the study is of; None if it is not attached.
 
-    Of several ranks it is that of the one that works longest in a step, for which the others wait.
+    Of several ranks it is that of the one that works longest in a step, for which the others wait. ``compared``: the
+    line of the one comparison, which is the diagnosis then, and the card is that of the candidate.
     """
     arms = [arm for arm in report.arms if not arm.control and arm.diagnoses and arm.wall is not None]
-    if report.comparisons or any(arm.control for arm in report.arms) or not arms:
+    if report.comparisons:
+        candidates = {one.candidate for one in report.compared} if compared is not None else set()
+        arms = [arm for arm in arms if arm.name in candidates]
+    if not arms:
         return None
     arm = max(arms, key=lambda one: one.wall.worked_ms if one.wall is not None else 0.0)
     assert arm.wall is not None
     step_ms = arm.wall.step_ms.median
     first, *others = arm.diagnoses
     name = f"{TITLES[first.kind]} ({first.name})" if first.kind == "input-bound" else TITLES[first.kind]
+    cost = f"{diagnosis_text(first, step_ms)} {REMEDIES[first.remedy]}"
     findings = [
         *(line.text for line in group_lines(arms, report.group, names)),  # of ranks: who waits for whom
+        *control_findings(arm),
+        *([f"{name}: {cost}"] if compared is not None and first.kind not in AMONG_CAUSES else []),
         *loader_texts(arm, names.short(arm.name)),
         *(finding_text(one, step_ms) for one in others if one.kind not in ("unknown", *AMONG_CAUSES)),
         *cause_findings(arm),
@@ -353,8 +362,8 @@ def verdict_card(report: StudyReport, names: ArmNames) -> VerdictCard | None:
     return VerdictCard(
         kind=first.kind,
         title=_title(report, arm, names, several=len(arms) > 1),
-        diagnosis=name,
-        cost=f"{diagnosis_text(first, step_ms)} {REMEDIES[first.remedy]}",
+        diagnosis=name if compared is None else compared.subject,
+        cost=cost if compared is None else compared.finding_text,
         bar=_bar(arm.wall.parts, step_ms),
         findings=tuple(findings[:FINDINGS_SHOWN]),
         trust=trust_text(arm),
@@ -371,7 +380,9 @@ def _title(report: StudyReport, arm: ArmReport, names: ArmNames, *, several: boo
     rank = f", {names.short(arm.name)}" if several else ""
     step_ms = arm.wall.step_ms.median
     whole = {part.name: part.ms for part in arm.wall.program}
-    ends = [f"{name} {number(whole[name] / 1e3)} s" for name in (START_UP, AFTER_STEPS) if name in whole]
+    shares = {part.name: part.share for part in arm.wall.program}
+    named = (START_UP, *[one for one in (OTHER_STEPS,) if shares.get(one, 0.0) >= SPENT_SHARE_MIN], AFTER_STEPS)
+    ends = [f"{name} {number(whole[name] / 1e3)} s" for name in named if name in whole]
     around = f"; {', '.join(ends)}" if ends else ""
     return f"{text}{rank}: {count(arm.wall.steps, 'step')}, {part_of(step_ms)(step_ms)} a step by the clock{around}"
 

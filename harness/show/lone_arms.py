@@ -40,7 +40,11 @@ class Headline:
 
     @property
     def text(self) -> str:
-        return f"{self.subject}: {self.finding}." + (f" {self.support}" if self.support else "")
+        return f"{self.subject}: {self.finding_text}"
+
+    @property
+    def finding_text(self) -> str:
+        return f"{self.finding}." + (f" {self.support}" if self.support else "")
 
 
 def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
@@ -67,7 +71,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     lines += [Headline(*texts) for texts in cause_texts(arm, _mean_ms(arm))]
     if arm.unseen is not None:
         lines += _unseen(arm.unseen, _mean_ms(arm))
-    lines += [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
+    lines += _dose_lines(arm)
     lines += [*skipped_lines([arm], names), *engine_lines([arm], names)]
     if arm.attached is not None:
         lines.append(Headline("Timed", arm.attached, f"A step ends with {arm.step_ends}." if arm.step_ends else ""))
@@ -336,9 +340,7 @@ def _gain(arm: ArmReport) -> str:
     measured, replayed = found.ideal_measured, found.ideal_predicted if found.within_tolerance else None
     parts = []
     if measured is not None:
-        parts.append(
-            f" Without data work (ideal-data) it is {_as_fast(arm, measured, found.measured_in_blocks)}, measured."
-        )
+        parts.append(f" {_measured_gain(arm, measured, found.measured_in_blocks)}")
     elif found.no_ideal is not None and found.no_ideal.kind == "ideal-data of another length":
         parts.append(f" {capitalised(reason(found.no_ideal))}.")
     if replayed is not None:
@@ -355,6 +357,20 @@ def _gain(arm: ArmReport) -> str:
     if measured is not None and replayed is not None and _apart(measured, replayed):
         parts.append(f" {_disagreement(arm, measured, replayed)}")
     return "".join([*parts, _restarts(arm), _sampler(arm)])
+
+
+def control_findings(arm: ArmReport) -> list[str]:
+    """Return what the controls of ``arm`` measured: what is left without data work, and what more of it costs."""
+    measured = arm.explained.ideal_measured
+    return [*([] if measured is None else [_measured_gain(arm, measured)]), *(one.text for one in _dose_lines(arm))]
+
+
+def _dose_lines(arm: ArmReport) -> list[Headline]:
+    return [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
+
+
+def _measured_gain(arm: ArmReport, measured: Estimate, kinds: UnevenSpeed | None = None) -> str:
+    return f"Without data work (ideal-data) it is {_as_fast(arm, measured, kinds)}, measured."
 
 
 def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:

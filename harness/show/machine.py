@@ -198,8 +198,8 @@ def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
     slow = [
         (wall / one.median_ms, one, place)
         for one in found
-        for place, (wall, outlier) in enumerate(zip(one.wall_ms, one.outlier, strict=True))
-        if outlier
+        for place, (wall, mark) in enumerate(zip(one.wall_ms, one.mark, strict=True))
+        if mark in ("outlier", "checkpoint")
     ]
     slow.sort(key=lambda entry: -entry[0])
     rows = [
@@ -223,9 +223,24 @@ def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
     return "\n\n".join([*([table(header, rows)] if rows else []), note])
 
 
+def marks(found: Sequence[StepTimes]) -> dict[str, tuple[str, str]]:
+    """{"outlier" or "evaluation": how such steps look and what they are}; outliers are always named."""
+    known = {mark for one in found for mark in one.mark}
+    outliers = "outliers (those outside of all phases write a checkpoint)" if "checkpoint" in known else "outliers"
+    shown = {"outlier": ("rings are", outliers)}
+    return shown | ({"evaluation": ("discs are", "steps with an evaluation")} if "evaluation" in known else {})
+
+
+def at_once(found: Sequence[StepTimes]) -> bool:
+    """Return True if several arms ran at once, as ranks do: a line connects the steps of each."""
+    firsts = {one.arm: one for one in reversed(found)}.values()
+    return len(firsts) > 1 and max(one.start_s[0] for one in firsts) < min(one.start_s[-1] for one in firsts)
+
+
 def thinned_note(found: Sequence[StepTimes]) -> str:
     """How many steps a picture of ``found`` shows, where not all."""
-    steps, shown = sum(one.steps for one in found), sum(len(one.step) for one in found)
+    steps = sum(one.steps for one in found)
+    shown = sum(len(one.step) - one.mark.count("evaluation") for one in found)
     return (
         f"{shown:,} of {steps:,} measured steps: every outlier, of the others every so many." if shown < steps else ""
     )

@@ -21,10 +21,12 @@ from harness.show.timeline.model import NO_FILES, RecordedFiles
 from harness.show.words import probes_named
 from harness.study.records import COMMAND
 
+STEPS = "steps.png"  # The page shows it as a chart that answers to the pointer.
 PICTURES = {
     "isolated-vs-end-to-end.png": "What isolation promises, what waiting allows, what training got",
     "comparisons.png": "Every comparison with its interval and the noise floor",
     "ledger.png": "Where each step's time goes",
+    STEPS: "The time of each step",
 }
 
 
@@ -33,10 +35,11 @@ BAR_HEADER = ("part of a step", "time", "share")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: ``text`` is markdown without the heading."""
+    """A part of the page: ``text`` is markdown without the heading. ``card``: the page draws its bar above the text."""
 
     title: str
     text: str
+    card: VerdictCard | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,6 @@ class Page:
     title: str
     opening: Sequence[Section]
     sections: Sequence[Section]
-    card: VerdictCard | None = None
 
     @property
     def markdown(self) -> str:
@@ -102,9 +104,7 @@ def page(
         Section("How to read this", how_to_read(report)),
         Section("How to reproduce", reproduction(report)),
     ]
-    return Page(
-        safe(report.study.scenario), _opening(screen, pictures), [one for one in sections if one.text], screen.card
-    )
+    return Page(safe(report.study.scenario), _opening(screen, pictures), [one for one in sections if one.text])
 
 
 def opening(title: str, screen: FirstScreen) -> str:
@@ -118,30 +118,29 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         top.append(f"**Emulated:** {safe(screen.emulated)}")
     if screen.beware:
         top.append("\n".join(f"> **{safe(line)}**  " for line in screen.beware))
-    verdict = [_card(screen.card)] if screen.card is not None else [_headlines(screen)]
-    if screen.rows:
-        verdict.append(table(HEADER, screen.rows))
-        verdict.append(_legend(screen.legend))
-        verdict.append(_picture("isolated-vs-end-to-end.png", pictures))
+    rows = [table(HEADER, screen.rows), _legend(screen.legend), _picture("isolated-vs-end-to-end.png", pictures)]
+    compared = _joined(*rows) if screen.rows else ""
+    if screen.card is None:
+        verdict = [Section("Verdict", _joined(_headlines(screen), compared))]
+    else:
+        verdict = [*_card(screen.card, pictures), *([Section("", compared)] if compared else [])]
     steps = [f"{place}. {safe(line)}" for place, line in enumerate(screen.next_steps.ranked, start=1)]
     following = _joined("\n".join(steps), safe(screen.next_note))
     return [
         Section("", "\n\n".join(top)),
-        Section("Verdict", _joined(*verdict)),
+        *verdict,
         *([Section("What to try next", following)] if following else []),
     ]
 
 
-def _card(card: VerdictCard) -> str:
-    """The verdict card; its bar is a table."""
+def _card(card: VerdictCard, pictures: Sequence[str]) -> list[Section]:
+    """The verdict card: what costs most, the bar of a step as a table, the time of each step, and other findings."""
     rows = [(one.label, one.ms, f"{100 * one.share:.0f} %") for one in card.bar]
-    return _joined(
-        safe(card.title),
-        f"**{safe(card.diagnosis)}:** {safe(card.cost)}",
-        table(BAR_HEADER, rows),
-        "\n".join(f"- {safe(one)}" for one in card.findings),
-        safe(card.trust),
-    )
+    findings = "\n".join(f"- {safe(one)}" for one in card.findings)
+    return [
+        Section("Verdict", _joined(safe(card.title), f"**{safe(card.diagnosis)}:** {safe(card.cost)}")),
+        Section("", _joined(table(BAR_HEADER, rows), _picture(STEPS, pictures), findings, safe(card.trust)), card),
+    ]
 
 
 def _waits_and_timing(screen: FirstScreen) -> str:

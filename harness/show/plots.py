@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.explain.probes.torch_profile import MemoryTimeline, TorchProfile
+from harness.explain.unusual_steps import StepTimes
 from harness.judge.controls import is_probe_control
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, Comparison, StudyReport
@@ -40,6 +41,7 @@ from harness.show.drawing import (
     thinned,
     title,
 )
+from harness.show.machine import at_once, marks
 from harness.show.names import ArmNames, middle_out
 from harness.show.policy import MEMORY_CURVES_MAX, PICTURE_ROWS_MAX
 from harness.show.sentences import left_open
@@ -63,6 +65,8 @@ STATIONS = {
     "predicted": "predicted\n(replay)",
     "measured": "measured\n(time of a step)",
 }
+STEPS_HEIGHT = 3.0  # inches
+LOG_RATIO = 8  # of the longest step to the median, from which on the axis is logarithmic; the page's script has it too
 MOST_LINES = len(CURVES)  # lines that can still be distinguished
 _CURVE, _PEAK = CURVES[0], LOSS
 
@@ -228,6 +232,44 @@ def ledger(arms: Sequence[ArmReport], names: ArmNames, sheet: Sheet = WIDE) -> F
     title(figure, "Where each step's time goes: warm colours are waits for data")
     _order_legend(figure, axes)
     return fitted(figure, sheet)
+
+
+def steps(found: Sequence[StepTimes], names: ArmNames) -> Picture:
+    """The time of each step over the study, a colour for each arm, with the marks of :func:`machine.marks`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDE.width, STEPS_HEIGHT), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    arms = list(dict.fromkeys(one.arm for one in found))
+    for place, arm in enumerate(arms):
+        points = [point for one in found if one.arm == arm for point in zip(one.start_s, one.wall_ms, strict=True)]
+        line = "-" if at_once(found) else ""
+        axes.plot(*zip(*points, strict=True), linestyle=line, linewidth=0.6, marker=".", markersize=3,
+                  color=CURVES[place % MOST_LINES], label=names.short(arm))  # fmt: skip
+    for mark, (_, meaning) in marks(found).items():
+        points = [
+            (second, ms)
+            for one in found
+            for second, ms, what in zip(one.start_s, one.wall_ms, one.mark, strict=True)
+            if what and (what == "evaluation") is (mark == "evaluation")
+        ]
+        if points:
+            face = "none" if mark == "outlier" else INK
+            axes.plot(*zip(*points, strict=True), "o", markersize=6, markerfacecolor=face, color=INK, label=meaning)
+    times = sorted(ms for one in found for ms in one.wall_ms)
+    if times[-1] > LOG_RATIO * times[len(times) // 2]:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color=GRID, zorder=0)
+    axes.set_xlabel("seconds since the first measured step")
+    axes.set_ylabel("milliseconds")
+    title(figure, "The time of each step")
+    legend_below(figure, axes, 3)
+    return drawn(figure)
 
 
 def _label(arm: ArmReport, names: ArmNames) -> str:

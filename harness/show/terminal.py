@@ -17,9 +17,10 @@ def lines(screen: FirstScreen) -> list[str]:
     for warning in screen.beware:
         found += _wrapped("! ", warning)
     if screen.card is not None:
-        return found + card_lines(screen.card) + _next(screen)
-    for headline in screen.headlines:
-        found += _wrapped("", headline.text)
+        found += card_lines(screen.card)
+    else:
+        for headline in screen.headlines:
+            found += _wrapped("", headline.text)
     if screen.rows:
         found += ["", *aligned([HEADER, *screen.rows]), ""]
     if screen.legend:

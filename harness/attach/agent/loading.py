@@ -9,6 +9,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from threading import get_ident
+from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from _harness_agent import arrivals, boundaries, causes, controls, copies, guard, padding, record, stages, watching
@@ -22,6 +23,7 @@ _depth = 0  # of fetches within fetches: a dataset may read another loader
 _MOST_TENSORS = 16  # of a batch that are looked at for its size
 _SERVED = "_harness_served"  # attribute of an iterator: what is known of it
 LOADER = "loader-"  # prefix of a loader worker's role, before its number
+LEAST_SAMPLE_NS = 10_000  # a shorter choice is not worth a record of its own in each step
 SAMPLE = "sample"  # the stage in which a sampler chooses what to read; the study counts it as reading
 MAKER = "maker"  # note: (stage, "train.py:31", function, True if it makes one row at a time)
 _MOST_NESTED = 8  # datasets within datasets, or samplers within samplers
@@ -279,12 +281,23 @@ def _next_index(before: Any) -> Any:
     def _next_index(self: Any) -> Any:
         if not guard.on or _depth != 1 or get_ident() != boundaries.recorded_thread:
             return before(self)
-        opened = guard.carefully(stages.begin, SAMPLE)
+        try:
+            making = boundaries.state.making or boundaries.making()
+            core = making.core
+            now = monotonic_ns()
+            if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
+                cpu_ns = now + core.ahead_ns
+            else:
+                cpu_ns, now = core.read()
+        except BaseException as error:
+            if not guard.swallows(error):
+                raise
+            return before(self)
         try:
             return before(self)
         finally:
-            if opened:
-                guard.carefully(stages.end)
+            if monotonic_ns() - now > LEAST_SAMPLE_NS and not making.open:
+                guard.carefully(stages.add, SAMPLE, now, cpu_ns)
 
     return _next_index
 
@@ -310,11 +323,15 @@ def _fetch(before: Any) -> Any:
                     guard.carefully(stages.end, 1)  # what follows is read
             data = before(self, possibly_batched_index)
         except BaseException:
-            guard.carefully(_close, False)
+            guard.carefully(stages.end)
+            if not _depth:
+                guard.carefully(_close, False)
             raise
         if guard.on:
             try:
-                _close(True)
+                stages.end()
+                if not _depth:  # else the wait that this is part of takes the pieces
+                    _close(True)
             except BaseException as error:
                 if not guard.swallows(error):
                     raise
@@ -346,10 +363,8 @@ class _packing:  # noqa: N801 - stands in for a function
 
 
 def _close(made: bool) -> None:
+    """Write how a batch was ``made``, where this is a worker."""
     global _made_here
-    stages.end()
-    if _depth:
-        return  # the wait that this is part of takes the pieces
     pieces = stages.take()
     info: Any = get_worker_info()
     if made and info is not None:

@@ -76,14 +76,13 @@
     });
   }
 
-  // Step times: one series of points for each arm, and the outliers of all arms above them.
+  // Step times: one series of points for each arm, and above them the outliers and the evaluations of all arms.
   const place = document.getElementById("steps");
   if (!place) return;
   const data = JSON.parse(document.getElementById("steps-data").textContent);
   const points = [];
   for (const run of data.runs) {
-    const out = new Set(run.outliers);
-    run.ms.forEach((ms, at) => points.push({ arm: run.arm, block: run.block, ms, at_s: run.at_s[at], step: run.step[at], repetition: run.repetition[at], outlier: out.has(at) }));
+    run.ms.forEach((ms, at) => points.push({ arm: run.arm, block: run.block, ms, at_s: run.at_s[at], step: run.step[at], repetition: run.repetition[at], mark: run.marks[at] || "" }));
   }
   points.sort((a, b) => a.at_s - b.at_s);
   const shown = data.arms.map(() => true);
@@ -94,19 +93,20 @@
   const aligned = () => [
     points.map((p) => p.at_s),
     ...data.arms.map((_, arm) => points.map((p) => (p.arm === arm ? p.ms : null))),
-    points.map((p) => (p.outlier && shown[p.arm] ? p.ms : null)),
+    ...[false, true].map((filled) => points.map((p) => (p.mark && (p.mark === "evaluation") === filled && shown[p.arm] ? p.ms : null))),
   ];
   const sorted = points.map((p) => p.ms).sort((a, b) => a - b);
   const wide = sorted[sorted.length - 1] > 8 * sorted[sorted.length >> 1];
   const axis = (label, size) => ({ label, size, stroke: () => css("--ink"), grid: { stroke: () => css("--grid"), width: 1 }, ticks: { stroke: () => css("--edge"), width: 1 } });
-  const dots = (size, stroke, fill) => ({ paths: () => null, points: { show: true, size, width: 1.5, stroke, fill } });
+  const dots = (size, stroke, fill, line) => ({ stroke, width: 0.7, spanGaps: true, paths: line ? uPlot.paths.linear() : () => null, points: { show: true, size, width: 1.5, stroke, fill } });
   const chart = place.querySelector(".chart");
+  const height = parseInt(getComputedStyle(chart).minHeight);
   const plot = new uPlot({
-    width: chart.clientWidth || 640, height: 340, legend: { show: false },
+    width: chart.clientWidth || 640, height, legend: { show: false },
     cursor: { points: { show: false }, x: false, y: false, drag: { x: true, y: true, uni: 20 } },
     scales: { x: { time: false }, y: { distr: wide ? 3 : 1 } },
     axes: [axis("seconds since the first measured step", 50), axis(wide ? "ms (log scale)" : "ms", 62)],
-    series: [{}, ...data.arms.map((_, arm) => dots(4, () => colour(arm), () => (ring_of(arm) ? "transparent" : colour(arm)))), dots(9, () => css("--ink"), () => "transparent")],
+    series: [{}, ...data.arms.map((_, arm) => dots(4, () => colour(arm), () => (ring_of(arm) ? "transparent" : colour(arm)), data.lines)), dots(9, () => css("--ink"), () => "transparent"), dots(8, () => css("--ink"), () => css("--soft"))],
   }, aligned(), chart);
   redraws.push(() => plot.redraw(false));
 
@@ -121,7 +121,7 @@
     tip.hidden = ring.hidden = at < 0;
     if (at < 0) return;
     const p = points[at], [x, y] = where(p);
-    tip.textContent = `${data.arms[p.arm]}, block ${p.block}, repetition ${p.repetition}, step ${p.step}: ${p.ms} ms${p.outlier ? " (outlier)" : ""}`;
+    tip.textContent = `${data.arms[p.arm]}, block ${p.block}, repetition ${p.repetition}, step ${p.step}: ${p.ms} ms${p.mark ? ` (${p.mark})` : ""}`;
     ring.style.left = `${x}px`; ring.style.top = `${y}px`;
     tip.style.left = `${Math.max(0, Math.min(x + 12, chart.clientWidth - tip.offsetWidth))}px`;
     tip.style.top = `${Math.max(0, y - 34)}px`;
@@ -158,7 +158,7 @@
   const all = document.createElement("button");
   all.type = "button"; all.className = "all";
   all.addEventListener("click", () => { shown.fill(!shown.every(Boolean)); update(); });
-  legend.append(...toggles, all);
+  if (toggles.length > 1) legend.append(...toggles, all);
   const update = () => {
     toggles.forEach((button, arm) => button.setAttribute("aria-pressed", String(shown[arm])));
     all.textContent = shown.every(Boolean) ? "none" : "all";
@@ -170,7 +170,7 @@
   };
   update();
   new ResizeObserver(() => {
-    if (chart.clientWidth) plot.setSize({ width: chart.clientWidth, height: 340 });
+    if (chart.clientWidth) plot.setSize({ width: chart.clientWidth, height });
     show(-1);
   }).observe(chart);
 })();

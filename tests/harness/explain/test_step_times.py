@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from harness.explain.policy import STEP_OUTLIERS_MAX
-from harness.explain.unusual_steps import step_times
+from harness.explain.spans import column
+from harness.explain.unusual_steps import _evaluating, step_times
 from harness.study.run_data import RunData
 from tests.harness.synthetic import MS, Arm, build
 
@@ -42,7 +44,7 @@ def test_every_outlier_of_a_long_run_is_shown() -> None:
     (found,) = step_times([long_run(3000, slow)], most=100)
     assert found.steps == 3000
     assert 90 <= len(found.step) <= 110
-    assert {step for step, outlier in zip(found.step, found.outlier, strict=True) if outlier} == slow
+    assert {step for step, mark in zip(found.step, found.mark, strict=True) if mark == "outlier"} == slow
     assert found.outliers == 3
     assert list(found.start_s) == sorted(found.start_s)
     assert found.start_s[0] == 0.0
@@ -52,7 +54,7 @@ def test_of_too_many_outliers_the_slowest_are_shown_and_all_are_counted() -> Non
     slow = set(range(10, 10 + 3 * (STEP_OUTLIERS_MAX + 50), 3))
     (found,) = step_times([long_run(3000, slow)], most=100)
     assert found.outliers == len(slow)
-    assert sum(found.outlier) == STEP_OUTLIERS_MAX
+    assert found.mark.count("outlier") == STEP_OUTLIERS_MAX
 
 
 def test_short_runs_are_shown_whole_and_warmup_and_controls_are_not() -> None:
@@ -65,3 +67,22 @@ def test_short_runs_are_shown_whole_and_warmup_and_controls_are_not() -> None:
     ]
     assert set(found[0].repetition) == {0, 1, 2}
     assert 0 not in found[0].step  # the first step of a repetition is warm-up
+
+
+@pytest.mark.parametrize(("count", "places"), [(0, []), (1, [4]), (2, [4, 6]), (3, [1, 4, 6])])
+def test_steps_with_an_evaluation_are_shown_and_marked(count: int, places: list[int]) -> None:
+    """Warm-up comes before the first measured step, unless an evaluation ran in it."""
+    measured = np.array([False, False, True, True, False, True, False, True])
+    found = _evaluating(measured, np.ones(8, bool), count)
+    assert found.nonzero()[0].tolist() == places
+
+
+def test_long_steps_outside_of_all_phases_write_checkpoints_where_the_program_saves() -> None:
+    run = long_run(60, {20, 40})
+    table = run.steps
+    other = np.where(column(table, "wall_ns") > 100 * MS, 480 * MS, MS).astype(np.int64)
+    place = table.column_names.index("other_ns")
+    run = RunData(run.record, table.set_column(place, "other_ns", pa.array(other)), None, None)
+    for saving, mark in (((), "outlier"), (("text",), "checkpoint")):
+        (found,) = step_times([run], saving)
+        assert {step for step, one in zip(found.step, found.mark, strict=True) if one == mark} == {20, 40}

@@ -122,7 +122,7 @@ def test_a_place_shows_few_functions_and_the_innermost_frames() -> None:
 
 def test_the_slowest_outliers_are_listed() -> None:
     few = tuple(range(12))
-    found = StepTimes("a", 0, 12, 12, 1.0, few, tuple(map(float, few)), few, few, (True,) * 12)
+    found = StepTimes("a", 0, 12, 12, 1.0, few, tuple(map(float, few)), few, few, ("outlier",) * 12)
     assert steps_section([found], NAMES).count("\n| a |") == 10
 
 

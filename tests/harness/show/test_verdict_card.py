@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from harness.explain.unusual_steps import StepTimes
 from harness.judge.report_types import DiagnosisKind, StudyReport
 from harness.judge.study import analyse
 from harness.show import terminal
 from harness.show.build import build_report
 from harness.show.first_screen import REST_OF_PARTS, VerdictCard, first_screen
+from harness.show.machine import at_once
 from harness.show.policy import BAR_PARTS_MAX, COMMAND_LONGEST, FINDINGS_SHOWN
 from harness.show.text.findings import REMEDIES, TITLES
 from harness.study.store import StudyFolder
@@ -86,11 +88,34 @@ def test_a_long_command_loses_its_beginning() -> None:
     assert "a/train.py: " in title
 
 
-def test_a_study_that_compares_keeps_its_page() -> None:
+@pytest.mark.parametrize(("seconds", "shown"), [(0.1, False), (1.0, True)])
+def test_warm_up_steps_that_take_much_of_the_program_are_in_the_title(seconds: float, shown: bool) -> None:
+    program = {"start-up": 2000.0, "warm-up steps": 1000 * seconds, "measured steps": 5000.0, "end": 700.0}
+    title = card_of(arm_of({"other": 50.0}, facts={"program_ms": program})).title
+    assert ("start-up 2.00 s, warm-up steps 1.00 s, end 0.70 s" in title) is shown
+
+
+def test_a_comparison_of_two_programs_is_on_the_card_of_the_candidate() -> None:
     facts = {"attached": "backward"}
-    report = analyse(*build([Arm("a", facts=facts), Arm("b", facts=facts)], [("a", "b")]))
-    assert first_screen(report).card is None
+    screen = first_screen(analyse(*build([Arm("a", facts=facts), Arm("b", facts=facts)], [("a", "b")])))
+    assert screen.card is not None
+    assert (screen.card.diagnosis, screen.card.cost) == (screen.headlines[0].subject, screen.headlines[0].finding_text)
+    assert "b against a" in screen.card.diagnosis
+    assert any("BOUND: " in one for one in screen.card.findings)
+    assert any(line.startswith("b vs a") for line in terminal.lines(screen))
+
+
+def test_several_comparisons_and_runs_of_this_trainer_have_no_card() -> None:
+    arms = [Arm(name, facts={"attached": "backward"}) for name in "abc"]
+    assert first_screen(analyse(*build(arms, [("a", "b"), ("a", "c")]))).card is None
     assert first_screen(analyse(*build([Arm("ours")]))).card is None
+
+
+def test_the_ceiling_that_a_control_measured_is_a_finding() -> None:
+    arm = arm_of({"other": 50.0}, read=20.0)
+    card = first_screen(analyse(*build([arm, *arm.controls("ideal-data")], noise=EXACT))).card
+    assert card is not None
+    assert re.match(r"Without data work \(ideal-data\) it is 1\.\d+x as fast", card.findings[0])
 
 
 def test_the_card_of_a_program(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
@@ -104,3 +129,24 @@ def test_the_card_of_a_program(tmp_path: Path, snapshot: SnapshotAssertion) -> N
     html = (tmp_path / "summary.html").read_text()
     (bar,) = re.findall(r'<svg class="step-bar".*?</svg>', html)
     assert bar.count("<rect") == BAR_PARTS_MAX
+
+
+def test_the_page_shows_the_bar_and_the_time_of_each_step_first_and_once(tmp_path: Path) -> None:
+    arm = arm_of({"other": 50.0}, facts={"evaluating_steps": 1, "evaluating_share": 0.1})
+    write(StudyFolder(tmp_path), *build([arm], noise=EXACT))
+    build_report(tmp_path)
+    html, markdown = ((tmp_path / f"summary.{kind}").read_text() for kind in ("html", "md"))
+    assert html.count('id="steps"') == 1
+    assert html.index('class="step-bar"') < html.index('id="steps"') < html.index("<details")
+    assert "steps with an evaluation" in html
+    assert markdown.index("plots/steps.png") < markdown.index("## Waits, and what was timed")
+    assert (tmp_path / "plots" / "steps.png").is_file()
+
+
+@pytest.mark.parametrize(("starts", "lines"), [((0.0, 0.1), True), ((0.0, 5.0), False), ((0.0,), False)])
+def test_lines_connect_the_steps_of_arms_that_ran_at_once(starts: tuple[float, ...], lines: bool) -> None:
+    found = [
+        StepTimes(f"rank-{place}", 0, 2, 0, 1.0, (start, start + 1), (1.0, 1.0), (0, 1), (0, 0), ("", ""))
+        for place, start in enumerate(starts)
+    ]
+    assert at_once(found) is lines
