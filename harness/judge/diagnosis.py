@@ -35,6 +35,7 @@ SAVES = ("save", "checkpoint")  # parts of names of functions that write a model
 # Libraries whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
 SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words of Dynamo's reasons that are about a shape
 MODEL_LIBRARIES = {"nn", "functional", "_tensor"}  # modules of torch
+TEXT = {"__repr__", "__format__"}  # functions of a tensor that write it out
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
 
 
@@ -59,7 +60,8 @@ def saves(part: StepPart) -> bool:
 def computes(part: StepPart) -> bool:
     """Return True if the line calls a function of the model: it is no work beside the training."""
     package, _, rest = part.called.partition(".")
-    return part.kind == "code" and package == "torch" and rest.partition(".")[0] in MODEL_LIBRARIES
+    is_text = rest.rpartition(".")[2] in TEXT
+    return part.kind == "code" and package == "torch" and rest.partition(".")[0] in MODEL_LIBRARIES and not is_text
 
 
 def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
