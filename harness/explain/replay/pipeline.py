@@ -209,8 +209,8 @@ def _steps(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
     """Return the steps in order: programs, which count, and pauses before them, up to ``most`` that count.
 
-    A repetition begins with ``unmeasured`` unmeasured steps, as in launch/block.py: one more than batches in flight, and
-    enough for the host to get ahead of its device. Measured ones make up for missing ones. ``every_pause``: a pause in
+    A repetition begins with ``unmeasured`` steps, as in launch/block.py: one more than batches in flight, and enough
+    for the host to get ahead of its device. Measured ones make up for missing ones. ``every_pause``: a pause in
     which the loader went on begins one as well. Not ``exact``: what lay within a step besides training becomes a pause
     behind it.
     """
