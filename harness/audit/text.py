@@ -303,8 +303,8 @@ def short(row: RowAudit) -> str:
     """What explains a row, briefly: ``fits with sequence length 4,096 instead of 2,048, or …``."""
     named = [one for one in row.readings if not one.free]
     firm = [one for one in named if one.firm]
-    free = [one for one in row.readings if one.free]
-    texts = [reading(one, full=False) for one in [*(firm or named), *(free if named else [])]]
+    padded = [one for one in row.readings if one.free and one.kind == "padding"]
+    texts = [reading(one, full=False) for one in [*(firm or named), *(padded if named else [])]]
     if not texts:
         return "nothing fits" if not row.readings else "cause not known"
     rest = len(texts) - READINGS_NAMED

@@ -295,7 +295,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
                 parts[key] *= clock_ms / training_ms
             parts[evaluation] = max(0.0, clock_ms - training_ms)
             # An evaluation waits for a core as much as the steps beside it do (likely), or not at all.
-            waits = parts.get(core, 0.0) / training_ms if parts is found[0] else 0.0
+            waits = parts.get(core, 0.0) / training_ms if parts is found[0] and training_ms else 0.0
             _move(parts, [evaluation], core, parts[evaluation] * waits)
             spent_ms = sum(one.spent_ms for one in causes if one.kind == EVALUATION and one.place == evaluated)
             _move(parts, [evaluation], _Key("evaluation", evaluated), spent_ms / steps * (1 - waits))
@@ -414,7 +414,9 @@ def _named(
     rest = [_Key("phase", name) for name in (REST, *COMPUTE, *PHASES) if name != "fetch"]
     tokenizing = (facts.tokenizing_share or 0.0) * step_ms
     _move(parts, [_OTHER], _Key("data", IN_LOOP), tokenizing)
-    running = 1 - placed.phases.get(WAITING, 0.0) / step_ms  # what only runs waits for a core as much as the step does
+    running = (
+        1 - placed.phases.get(WAITING, 0.0) / step_ms if step_ms else 1.0
+    )  # what only runs waits for a core as much as the step does
     compiling = [_Key("phase", name) for name in ("forward", "backward", REST, "optimizer")]
     for one in causes:
         if one.kind == COMPILED and one.of:
