@@ -48,7 +48,14 @@ from harness.show.sentences import believed_ratio, ceiling_text, data_text, disa
 from harness.show.tables import NOT_MEASURED
 from harness.show.text.doubts import confound_lines, problem_lines
 from harness.show.text.findings import REMEDIES, TITLES, diagnosis_text, finding_text, part_label, trust_text
-from harness.show.text.verdicts import also_noteworthy, finding, missing_text, more_blocks, undecided_because
+from harness.show.text.verdicts import (
+    also_noteworthy,
+    finding,
+    horizon_text,
+    missing_text,
+    more_blocks,
+    undecided_because,
+)
 from harness.show.words import count, listing, number, part_of, percent, ratio
 from trainer.errors import one_line
 
@@ -73,6 +80,7 @@ class FirstScreen:
     next_steps: NextSteps
     names: ArmNames  # as this screen and everything below it writes them
     card: VerdictCard | None = None  # of an attached program: it is shown in place of the headlines
+    horizon: str = ""  # how much of the trainings was measured; "" if nothing is compared
 
     @property
     def next_note(self) -> str:
@@ -125,7 +133,14 @@ def first_screen(report: StudyReport) -> FirstScreen:
         next_steps=next_steps(advised, names, ideal),
         names=names,
         card=verdict_card(report, names, next(iter(each.values())) if len(each) == 1 else None),
+        horizon=_horizon(involved) if report.compared else "",
     )
+
+
+def _horizon(arms: Sequence[ArmReport]) -> str:
+    """The fewest blocks and steps of a block that any compared arm has."""
+    measured = [arm for arm in arms if arm.blocks]
+    return horizon_text(min(arm.blocks for arm in measured), min(arm.totals.steps // arm.blocks for arm in measured))
 
 
 def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:

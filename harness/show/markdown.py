@@ -118,7 +118,12 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         top.append(f"**Emulated:** {safe(screen.emulated)}")
     if screen.beware:
         top.append("\n".join(f"> **{safe(line)}**  " for line in screen.beware))
-    rows = [table(HEADER, screen.rows), _legend(screen.legend), _picture("isolated-vs-end-to-end.png", pictures)]
+    rows = [
+        table(HEADER, screen.rows),
+        safe(screen.horizon),
+        _legend(screen.legend),
+        _picture("isolated-vs-end-to-end.png", pictures),
+    ]
     compared = _joined(*rows) if screen.rows else ""
     if screen.card is None:
         verdict = [Section("Verdict", _joined(_headlines(screen), compared))]

@@ -22,7 +22,7 @@ def lines(screen: FirstScreen) -> list[str]:
         for headline in screen.headlines:
             found += _wrapped("", headline.text)
     if screen.rows:
-        found += ["", *aligned([HEADER, *screen.rows]), ""]
+        found += ["", *aligned([HEADER, *screen.rows]), *_wrapped("", screen.horizon), ""]
     if screen.legend:
         found += [*_wrapped("", "; ".join(f"{short} = {name}" for short, name in screen.legend)), ""]
     return found + _next(screen)

@@ -272,6 +272,11 @@ def absent_text(measured: Measured, figure: Figure) -> str:
     return "not measured" if found is None else reason(found)
 
 
+def horizon_text(blocks: int, steps: int) -> str:
+    """Say how much was measured: what comes later in a training is in no figure."""
+    return f"Measured: {count(blocks, 'block')} of {count(steps, 'step')}. Set more steps to include later costs."
+
+
 def missing_text(missing: Missing) -> str:
     """Why nothing of a comparison was measured."""
     match missing.kind:
