@@ -1,4 +1,4 @@
-"""``python -m tests.campaigns.cases --out FOLDER [--shared FOLDER] [--page] [NAME ...]``: does exec name the cause?
+"""``python -m tests.campaigns.cases --out FOLDER [--shared FOLDER] [--remedies] [--page] [NAME ...]``: does exec name the cause?
 
 Each case is a training that is slow for one reason, and the same without it. Both run by turns, alone, for the truth:
 milliseconds of a step by the clock. Then both run under ``harness exec``. Asked of the slow one: the first diagnosis
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -160,9 +160,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shared", type=Path)
+    parser.add_argument("--remedies", action="store_true", help="also measure fixes of one setting (--against)")
     parser.add_argument("--page", action="store_true", help="write the page of the rows that are there")
     given = parser.parse_args(arguments)
-    jobs = _jobs(given.shared)
+    jobs = _jobs(given.shared, given.remedies)
     if unknown := set(given.names) - {name for _, name in jobs}:
         parser.error(f"unknown case {', '.join(sorted(unknown))}; allowed: {', '.join(name for _, name in jobs)}")
     given.out.mkdir(parents=True, exist_ok=True)
@@ -181,12 +182,12 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _jobs(shared: Path | None) -> dict[tuple[str, str], Callable[[], dict[str, Any]]]:
+def _jobs(shared: Path | None, remedies: bool) -> dict[tuple[str, str], Callable[[], dict[str, Any]]]:
     """Return what measures each row, by table and name."""
     found: dict[tuple[str, str], Callable[[], dict[str, Any]]] = {}
     for name, case in sorted((OURS | (SHARED if shared else {})).items()):
         words = {one: _words(name, case, one, shared) for one in ("slow", "fixed")}
-        found["cases", name] = partial(measured, name, case, words)
+        found["cases", name] = partial(measured, name, replace(case, setting=case.setting and remedies), words)
     for name, script in scripts(shared).items():
         found["ordinary", name] = partial(examined, script)
     return found
