@@ -14,7 +14,6 @@ from harness.attach.program_causes import _memory, program_causes
 from harness.attach.steps import StepTotals, write_tables
 from harness.explain.policy import FIRST_FETCH_MS_MIN
 from harness.explain.wall import (
-    BREAKS,
     GRADIENTS,
     GROWING,
     MAKER,
@@ -174,7 +173,7 @@ def test_each_setting_that_the_agent_knows_has_words() -> None:
     hooks._agent()
     from _harness_agent import inspection
 
-    assert set(SETTINGS_TEXTS) == {*inspection.SETTINGS, BREAKS, SYNCHRONIZATION, GRADIENTS}
+    assert set(SETTINGS_TEXTS) == {*inspection.SETTINGS, SYNCHRONIZATION, GRADIENTS}
 
 
 @pytest.mark.parametrize("program", SILENT)
