@@ -96,7 +96,7 @@ class StepTotals:
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
     restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch after a loader began anew
     sampling_ns: int = 0  # time in a DataLoader's sampler, in the main thread
-    rows: int = 0  # of the batches that arrived
+    rows: int = 0  # items that the batches that arrived are made of
     making_cpu_ns: int = 0  # CPU time of reading and packing these
     epoch_ends: int = 0  # of a DataLoader, in measured steps; an iterator that is left early ends its epoch as well
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
@@ -384,12 +384,12 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
 
 def _add_rows(totals: StepTotals, body: Sequence[Event], made_by: MadeBy) -> None:
     """Add the rows of the batches that arrived, and the CPU time of making these."""
-    for _, (role, pid, _, number, pieces), _, _, samples in (one for one in body if one[0] == RECEIVED and one[1]):
+    for _, (role, pid, _, number, pieces), _, items, _ in (one for one in body if one[0] == RECEIVED and one[1]):
         made = made_by.get(pid, ())
         if role != MAIN:
-            pieces = made[number].pieces if 0 <= number < len(made) else ()
-        if pieces and samples:
-            totals.rows += samples
+            _, pieces, items = made[number] if 0 <= number < len(made) else (0, (), 0)
+        if pieces and items:
+            totals.rows += items
             totals.making_cpu_ns += sum(cpu_ns for name, _, _, cpu_ns in pieces if name in ROW_STAGES)
 
 
