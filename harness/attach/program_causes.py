@@ -181,6 +181,8 @@ def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[Json
             yield {"kind": MAKER, "phase": stage, **made, "figures": {"row_us": row_us} if row_by_row and rows else {}}
             waited_ms = sum(totals.first_fetch_ns for totals in blocks) / 1e6
             if stage == "read" and waited_ms >= FIRST_FETCH_MS_MIN:
-                batches = sum(totals.first_batches for totals in blocks)
-                skipped = batches - max(totals.fetches_per_step for totals in blocks)
+                first = max(blocks, key=lambda totals: totals.first_batches)
+                # A program may fetch all batches of a step at once, or each before its passes.
+                usual = max(totals.fetches_per_step for totals in blocks)
+                skipped = min(first.first_ahead - 1, first.first_batches - usual)
                 yield {"kind": START_UP, **made, "ms": waited_ms, "figures": {"skipped": max(skipped, 0)}}

@@ -173,14 +173,24 @@ def test_rows_are_items_of_the_dataset_not_rows_of_the_batch(tmp_path: Path, see
 
 
 @pytest.mark.parametrize(
-    ("share", "batches", "told"),
-    [(1.1, 321, "Skipped batches: 320 were made"), (1.1, 2, "First batch"), (0.9, 321, "")],
+    ("share", "ahead", "batches", "told"),
+    [
+        (1.1, 321, 321, "Skipped batches: 320 were made"),
+        (1.1, 1, 2, "First batch"),
+        (1.1, 2, 2, "First batch"),
+        (1.1, 1, 321, "First batch"),
+        (0.9, 321, 321, ""),
+    ],
 )
-def test_a_long_wait_for_the_first_batch_is_named(seen: Seen, share: float, batches: int, told: str) -> None:
+def test_a_long_wait_for_the_first_batch_is_named(
+    seen: Seen, share: float, ahead: int, batches: int, told: str
+) -> None:
     """Of 1 or 2 batches a step; a program that skips 320 of them makes them before its first step."""
     ran, processes = seen
     first_ns = round(share * FIRST_FETCH_MS_MIN * 1e6)
-    totals = StepTotals(first_fetch_ns=first_ns, first_batches=batches, fetches=Counter({1 + (batches == 2): 9}))
+    totals = StepTotals(
+        first_fetch_ns=first_ns, first_ahead=ahead, first_batches=batches, fetches=Counter({1 + (batches == 2): 9})
+    )
     found = [made_of(SlowCause, row) for row in program_causes(processes[ran[MASK].pid], [totals])]
     assert [one.function for one in found if one.kind == START_UP] == ["range.__getitem__"] * bool(told)
     whole_ms = first_ns / 1e6 / SPENT_SHARE_MIN
