@@ -28,6 +28,7 @@ class Made(NamedTuple):
 
     worker: int
     pieces: tuple[Piece, ...]
+    items: int = 0  # that it is made of; 0: not known
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ def read(folder: Path) -> list[AttachedProcess]:
             if word == "note":
                 notes.append(tuple(content))
             elif word == "batch":
-                worker, _number, pieces = content
-                made.append(Made(worker, tuple(tuple(piece) for piece in pieces)))
+                worker, _number, pieces, items = content
+                made.append(Made(worker, tuple(tuple(piece) for piece in pieces), items))
             elif word == "events":
                 steps += sum(event[0] == STEP for event in content)
         found.append(AttachedProcess(path, facts, tuple(notes), tuple(made), steps))

@@ -7,6 +7,7 @@ program makes it. ``figures`` by kind:
     memory     bytes_per_step, full_s (seconds until no memory is free, at this rate); place: "" or WORKERS
     padding    share (of the positions that train nothing), column_share (in columns of padding alone)
     start-up   skipped (batches that came before the first one that is trained on)
+    breaks     breaks (graph breaks in functions that steps call); place and code: of the last one, and why
     maker      row_us (CPU time of one row in microseconds, where the dataset is read row by row)
     setting    passes (backward passes a step that synchronize gradients), for "gradient synchronization"
 """
@@ -159,7 +160,7 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look]) -> Iterator[JsonObje
             if all(name in look.settings for look in late):
                 yield {"kind": SETTING, "place": name}
     for breaks, place, reason in one.noted("breaks")[-1:]:
-        row = {"kind": SETTING, "place": BREAKS, "called": place, "code": reason}
+        row = {"kind": BREAKS, "place": place, "code": reason}
         yield {**row, "figures": {"breaks": float(breaks)}}
     if one.noted("gradients"):
         yield {"kind": SETTING, "place": GRADIENTS}
@@ -180,6 +181,8 @@ def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[Json
             yield {"kind": MAKER, "phase": stage, **made, "figures": {"row_us": row_us} if row_by_row and rows else {}}
             waited_ms = sum(totals.first_fetch_ns for totals in blocks) / 1e6
             if stage == "read" and waited_ms >= FIRST_FETCH_MS_MIN:
-                batches = sum(totals.first_batches for totals in blocks)
-                skipped = batches - max(totals.fetches_per_step for totals in blocks)
+                first = max(blocks, key=lambda totals: totals.first_batches)
+                # A program may fetch all batches of a step at once, or each before its passes.
+                usual = max(totals.fetches_per_step for totals in blocks)
+                skipped = min(first.first_ahead - 1, first.first_batches - usual)
                 yield {"kind": START_UP, **made, "ms": waited_ms, "figures": {"skipped": max(skipped, 0)}}

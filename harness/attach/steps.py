@@ -35,6 +35,7 @@ OWN_KINDS = {
 }  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
 ROW_STAGES = ("read", "pack")  # stages that take time for each row of a batch
+PASSES = ("forward", "backward")  # phases that need a batch
 SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
 ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
 REPETITION_STEPS = 20  # steps that are summed up together
@@ -82,7 +83,8 @@ class StepTotals:
 
     first_ns: int = 0  # when its first step began, and its last one ended; 0: none did
     last_ns: int = 0
-    first_fetch_ns: int = 0  # from the beginning of the program's first step until its last batch arrived
+    first_fetch_ns: int = 0  # waits for batches in the program's first step, before its first pass
+    first_ahead: int = 0  # batches that arrived by then
     first_batches: int = 0  # of that step
     warming_up: int = 0  # steps at its beginning that are not measured: they were profiled
     begun: int = 0  # steps, measured or not, but for those that the block before measures
@@ -96,7 +98,7 @@ class StepTotals:
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
     restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch after a loader began anew
     sampling_ns: int = 0  # time in a DataLoader's sampler, in the main thread
-    rows: int = 0  # of the batches that arrived
+    rows: int = 0  # items that the batches that arrived are made of
     making_cpu_ns: int = 0  # CPU time of reading and packing these
     epoch_ends: int = 0  # of a DataLoader, in measured steps; an iterator that is left early ends its epoch as well
     unseen_blocked_ns: int = 0  # it was blocked, outside every phase
@@ -241,9 +243,10 @@ def _write_tables(
         recent.append(step)
         totals.first_ns = totals.first_ns or begun[1]
         if begun[3] == 0:
-            arrived = [event[2] for event in body if event[0] == EXIT and event[1] == "fetch"]
-            totals.first_fetch_ns = max(arrived, default=begun[1]) - begun[1]
-            totals.first_batches = sum(event[0] == RECEIVED and not _ended(event) for event in body)
+            passes = (place for place, event in enumerate(body) if event[0] == ENTER and event[1] in PASSES)
+            ahead = body[: next(passes, None)]
+            totals.first_fetch_ns = _own_ns(ahead).get("fetch", 0)
+            totals.first_ahead, totals.first_batches = _arrived(ahead), _arrived(body)
         totals.last_ns = begun[1] if ended is None else ended[1]
         totals.ended += ended is not None and ended[1] > begun[1]  # else nothing closed it: it only looked for a batch
         if ended is not None and not totals.last_unmeasured:
@@ -366,7 +369,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)
     totals.epoch_ends += sum(event[0] == RECEIVED and _ended(event) for event in body)
     totals.epoch_ends += sum(event[0] == BEGUN_ANEW and event[1] for event in body)
-    totals.fetches[sum(event[0] == RECEIVED and not _ended(event) for event in body)] += 1
+    totals.fetches[_arrived(body)] += 1
     if not all(one[2] and one[2][0] for one in (begun, ended)):  # no readings here, or the thread had ended
         totals.lengths.add(wall_ns, body)
         return
@@ -384,12 +387,12 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
 
 def _add_rows(totals: StepTotals, body: Sequence[Event], made_by: MadeBy) -> None:
     """Add the rows of the batches that arrived, and the CPU time of making these."""
-    for _, (role, pid, _, number, pieces), _, _, samples in (one for one in body if one[0] == RECEIVED and one[1]):
+    for _, (role, pid, _, number, pieces), _, items, _ in (one for one in body if one[0] == RECEIVED and one[1]):
         made = made_by.get(pid, ())
         if role != MAIN:
-            pieces = made[number].pieces if 0 <= number < len(made) else ()
-        if pieces and samples:
-            totals.rows += samples
+            _, pieces, items = made[number] if 0 <= number < len(made) else (0, (), 0)
+        if pieces and items:
+            totals.rows += items
             totals.making_cpu_ns += sum(cpu_ns for name, _, _, cpu_ns in pieces if name in ROW_STAGES)
 
 
@@ -481,6 +484,11 @@ def _with_maker(event: Event, made_by: MadeBy, padded: Event | None) -> Event:
 
 def _stages(pieces: Sequence[Any]) -> tuple[RawSpan, ...]:
     return tuple((READ if name == SAMPLE else name, *rest) for name, *rest in pieces)
+
+
+def _arrived(body: Sequence[Event]) -> int:
+    """Return the number of batches that arrived."""
+    return sum(event[0] == RECEIVED and not _ended(event) for event in body)
 
 
 def _ended(received: Event) -> bool:

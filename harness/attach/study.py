@@ -171,7 +171,7 @@ def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended
     found = {
         MEASURED_STEPS: sum(one.wall_ns for one in blocks),
         EVALUATING_STEPS: sum(one.evaluating_ns for one in blocks),
-        PROFILED_STEPS: 0 if window is None else window.last_ns - window.first_ns,
+        PROFILED_STEPS: 0 if window is None else window.last_ns - window.first_ns - window.first_fetch_ns,
     }
     found[OTHER_STEPS] = max(0, last_ns - first_ns - sum(found.values()))
     if ended is not None:

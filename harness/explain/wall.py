@@ -61,7 +61,7 @@ GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of what is 
 MAKER = "maker"  # kind of a row: the function that makes a stage of the data
 LOADER_MODULE = "torch.utils.data."  # a sampled line that calls it is the training loop, not what makes a batch
 COMPILED, COMPILATION = "compiled", "compilation"  # kind of steps that compile, and their part if it has no place
-BREAKS = "graph breaks"  # name of a setting
+BREAKS = "breaks"  # kind of a row: the place of a graph break
 GRADIENTS = "evaluation gradients"  # name of a setting
 MEMORY, WORKERS = "memory", "loader workers"  # kind of memory that grows, and the place if it is theirs
 SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)
@@ -80,8 +80,8 @@ class SlowCause:
     """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
     (time spent in measured steps: sampled, or measured), ``lock`` (CPU time of another thread at a place),
     ``evaluation`` (time in evaluations at a place), ``growing`` (steps get longer), ``memory`` (it grows), ``padding``,
-    ``setting`` (left on), ``maker`` (of the stage of the data that ``phase`` names) or ``start-up`` (the first batch
-    was waited for: milliseconds of the whole program)."""
+    ``setting`` (left on), ``breaks`` (of graphs, in functions that steps call), ``maker`` (of the stage of the data
+    that ``phase`` names) or ``start-up`` (the first batch was waited for: milliseconds of the whole program)."""
     place: str = ""
     code: str = ""  # line of the program
     times: float = 0.0

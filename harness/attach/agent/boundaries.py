@@ -389,13 +389,13 @@ def made_by(trace: Trace | None) -> None:
         state.unpacked = None
 
 
-def received(trace: Trace | None, tokens: int, samples: int, loader: Loader) -> None:
-    """A batch of training arrived. ``loader``: what serves it."""
+def received(trace: Trace | None, tokens: int, samples: int, loader: Loader, items: int = 0) -> None:
+    """A batch of training arrived. ``loader``: what serves it. ``items``: what this process made it of; 0: unknown."""
     if state.doubtful:
         state.doubtful_loaders.append(loader)
     elif loader not in state.noted:
         _note_loader(loader)
-    arrived = (RECEIVED, trace, tokens, 0, samples)
+    arrived = (RECEIVED, trace, tokens, items, samples)
     if state.anew:
         state.anew = False
         state.events.append((BEGUN_ANEW, state.early))
@@ -503,10 +503,10 @@ def leave_by_hand(name: str) -> None:
             received(("main", *stages.origin(), -1, pieces), 0, 0, (0, 1, False))
             return
         # Of loaders within: one wait, not one more for each. Who made the last of them stands for all.
-        _, trace, _, _, _ = within[-1]
+        _, trace, _, items, _ = within[-1]
         if trace is not None and trace[0] == "main":
             trace = (*trace[:4], (*trace[4], *pieces))
-        state.events.append((RECEIVED, trace, sum(one[2] for one in within), 0, sum(one[4] for one in within)))
+        state.events.append((RECEIVED, trace, sum(one[2] for one in within), items, sum(one[4] for one in within)))
 
 
 def _begin(now: int, reading: tuple[bytes, ...]) -> None:

@@ -27,7 +27,7 @@ from _harness_agent import boundaries, device, guard, record, watching
 COUNTED = 15  # kind of event: (kind, RETRIES or COMPILED, how often in the step that ends)
 RETRIES, COMPILED = "retries", "compiled"
 RECOMPILED = "recompiled"  # note: (place of the function, reason of Dynamo, seconds)
-BREAKS = "breaks"  # note: (graph breaks so far, place of the last, reason)
+BREAKS = "breaks"  # note: (graph breaks in functions that the watched steps call, place of the last, reason)
 MAX_RECOMPILED = 64  # notes
 MAX_REASON = 100  # characters
 WAIT, COPY, PAGEABLE = "device wait", "copy", "pageable"  # kinds of a noted cause
@@ -53,7 +53,6 @@ class _Counts:
         self.retries: int | None = None
         self.each_step = False  # the allocator is looked at after each step
         self.compiled: int | None = None
-        self.noticed = (0, 0)  # graphs and graph breaks whose reasons are noted
         self.compiled_us = 0  # start of the last compilation that was noted
         self.reasons = 0  # notes of reasons
 
@@ -391,8 +390,7 @@ def _counted() -> list[tuple[Any, ...]]:
     compiled = counters["stats"]["unique_graphs"] if counters is not None else 0
     if _counts.compiled is not None and compiled > _counts.compiled:
         found.append((COUNTED, COMPILED, compiled - _counts.compiled))
-    if (noticed := (compiled, len(getattr(dynamo, "graph_break_reasons", ())))) != _counts.noticed:
-        _counts.noticed = noticed
+    if compiled != _counts.compiled:
         _note_reasons(dynamo)
     _counts.compiled = compiled
     each_step = _counts.each_step or _counts.retries is None
@@ -407,18 +405,23 @@ def _counted() -> list[tuple[Any, ...]]:
 
 
 def _note_reasons(dynamo: Any) -> None:
-    """Note why functions were compiled again since the last call, and how often a graph broke so far."""
+    """Note why functions were compiled again since the last call."""
     for one in dynamo.get_compilation_metrics() if hasattr(dynamo, "get_compilation_metrics") else ():
         begun_us, reason = getattr(one, "start_time_us", None) or 0, getattr(one, "recompile_reason", None)
         if begun_us > _counts.compiled_us and reason and _counts.reasons < MAX_RECOMPILED:
             _counts.compiled_us, _counts.reasons = begun_us, _counts.reasons + 1
             place = f"{os.path.basename(one.co_filename)}:{one.co_firstlineno}"
             record.note(RECOMPILED, (place, _first_line(reason), one.entire_frame_compile_time_s or 0.0))
-    breaks = getattr(dynamo, "graph_break_reasons", ())
-    if breaks:
-        frames = breaks[-1].user_stack[-1:]
-        place = f"{os.path.basename(frames[0].filename)}:{frames[0].lineno}" if frames else ""
-        record.note(BREAKS, (len(breaks), place, _first_line(breaks[-1].reason)))
+
+
+def note_breaks(called: set[tuple[str, str]]) -> None:
+    """Note the graph breaks so far in functions that steps call, which are given by file and name."""
+    reasons = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
+    places = [(frame, one.reason) for one in reasons for frame in one.user_stack[-1:]]
+    places = [(frame, reason) for frame, reason in places if (frame.filename, frame.name) in called]
+    if places:
+        frame, reason = places[-1]
+        record.note(BREAKS, (len(places), f"{os.path.basename(frame.filename)}:{frame.lineno}", _first_line(reason)))
 
 
 def _first_line(reason: str) -> str:

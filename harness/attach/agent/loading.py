@@ -6,10 +6,12 @@ Every wrapper calls what was there before with the same arguments and hands on i
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from time import monotonic_ns
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from _harness_agent import arrivals, boundaries, causes, controls, copies, guard, padding, record, stages, watching
@@ -178,18 +180,32 @@ def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, s
     """Return who makes each stage of a batch: a method of the dataset, the collate function, the sampler."""
     sampler = getattr(iterator, "_index_sampler", None)
     dataset, sampler = _innermost(dataset, "dataset"), _innermost(sampler, "sampler")
-    whole = callable(getattr(dataset, "__getitems__", None)) or not getattr(iterator, "_auto_collation", False)
-    method = "__iter__" if shared else "__getitems__" if whole and hasattr(dataset, "__getitems__") else "__getitem__"
+    batched = _stored(dataset, "__getitems__") is not None
+    method = "__iter__" if shared else "__getitems__" if batched else "__getitem__"
+    # A dataset that answers to any name may read whole batches.
+    whole = shared or batched or _stored(dataset, "__getattr__") or not getattr(iterator, "_auto_collation", False)
     found = [("read", type(dataset), method), ("pack", iterator, "_collate_fn"), ("sampler", type(sampler), "__iter__")]
-    return [(stage, *_defined(owner, name), stage == "read" and not (shared or whole)) for stage, owner, name in found]
+    return [(stage, *_defined(owner, name), stage == "read" and not whole) for stage, owner, name in found]
+
+
+def _stored(owner: Any, name: str) -> Any:
+    """Return an attribute as it is stored, without running code of the program; None if there is none."""
+    return inspect.getattr_static(owner, name, None)
+
+
+def _code(function: Any) -> CodeType | None:
+    """Return the code of a function or a method; None of anything else, which may run code if it is asked."""
+    function = function.__func__ if type(function) is MethodType else function
+    return function.__code__ if type(function) is FunctionType else None
 
 
 def _innermost(one: Any, attribute: str) -> Any:
     """Return what the wrappers of torch and other libraries are around."""
     for _ in range(_MOST_NESTED):
-        code = getattr(getattr(type(one), "__init__", None), "__code__", None)
-        inner = getattr(one, attribute, None)
-        if inner is None or code is None or not watching.is_library(code.co_filename):
+        code, inner = _code(_stored(type(one), "__init__")), _stored(one, attribute)
+        if inner is None or hasattr(type(inner), "__get__"):  # A property is code of the program.
+            break
+        if code is None or not watching.is_library(code.co_filename):
             break
         one = inner
     return one
@@ -197,7 +213,7 @@ def _innermost(one: Any, attribute: str) -> Any:
 
 def _defined(owner: Any, name: str) -> tuple[str, str]:
     """Return where the program defines a function ("": a library does), and its name."""
-    code = getattr(getattr(owner, name, None), "__code__", None)
+    code = _code(_stored(owner, name))
     if code is None:
         return "", f"{getattr(owner, '__qualname__', '')}.{name}".lstrip("._")
     file = code.co_filename
@@ -232,7 +248,8 @@ def _ended(served: _Served | None, batch: Any) -> None:
     if batch is not None:
         causes.batch_arrived(batch)
         padding.batch_arrived(batch)
-        boundaries.received(trace, *sizes(batch), served.loader)
+        items = 0 if served.workers else stages.making().items
+        boundaries.received(trace, *sizes(batch), served.loader, items)
     else:  # an epoch ended: a wait for data all the same, and no batch
         pieces = trace[4] if trace[0] == "main" else ()
         boundaries.received(("main", *stages.origin(), boundaries.ENDED, pieces), 0, 0, served.loader)
@@ -308,7 +325,9 @@ def _fetch(before: Any) -> Any:
             return before(self, possibly_batched_index)
         opened = False
         try:
-            opened = stages.begin("read")  # else it is of a loader within a dataset
+            index = possibly_batched_index
+            items = len(index) if type(index) is list or type(index) is tuple else 0
+            opened = stages.begin("read", items)  # else it is of a loader within a dataset
             if opened and type(self.collate_fn) is not _packing:
                 self.collate_fn = _packing(self.collate_fn)
         except BaseException as error:
@@ -368,7 +387,7 @@ def _close(made: bool) -> None:
     pieces = stages.take()
     info: Any = get_worker_info()
     if made and info is not None:
-        record.write("batch", (info.id, _made_here, pieces))
+        record.write("batch", (info.id, _made_here, pieces, stages.making().items))
         _made_here += 1
 
 

@@ -74,12 +74,13 @@ class CpuReading:
 class Making:
     """The batch that a thread makes: stages that are open, innermost last, and the pieces that have ended."""
 
-    __slots__ = ("core", "cpu_ns", "open", "pieces", "start_ns")
+    __slots__ = ("core", "cpu_ns", "items", "open", "pieces", "start_ns")
 
     def __init__(self) -> None:
         self.core = CpuReading()
         self.open: list[str] = []
         self.pieces: list[Piece] = []
+        self.items = 0  # that this batch is made of; 0: not known
         self.start_ns = 0
         self.cpu_ns = 0
 
@@ -134,8 +135,11 @@ def add_others(process_ns: int) -> None:
         making.cpu_ns -= max(0, min(waited_ns, process_time_ns() - process_ns - cpu_ns))
 
 
-def begin(name: str) -> bool:
-    """The stage ``name`` begins a batch; False where this thread makes one already: a loader within a dataset."""
+def begin(name: str, items: int = 0) -> bool:
+    """The stage ``name`` begins a batch of ``items``.
+
+    False where this thread makes one already: a loader within a dataset.
+    """
     making = _thread.making
     if making.open:
         return False
@@ -146,7 +150,7 @@ def begin(name: str) -> bool:
     else:
         cpu_ns, now = core.read()
     making.open.append(name)
-    making.start_ns, making.cpu_ns = now, cpu_ns
+    making.start_ns, making.cpu_ns, making.items = now, cpu_ns, items
     return True
 
 

@@ -48,6 +48,7 @@ class _Seen:
         self.makers: Counter[CodeType] = Counter()
         self.named: dict[CodeType, Any] = {}
         self.calls: list[tuple[int, int]] = []  # open calls of C functions: wall, CPU
+        self.called: set[CodeType] = set()
         self.blocked: list[tuple[str, int, set[CodeType]]] = []  # where, how long, and which of the user's code ran
 
 
@@ -97,6 +98,7 @@ def _profile(frame: FrameType, event: str, given: Any) -> None:
         return
     try:
         if event == "call":
+            seen.called.add(frame.f_code)
             if frame.f_code is _CALL:
                 _module_begins(seen, frame)
         elif event == "return":
@@ -198,8 +200,9 @@ def _tensors(value: Any, depth: int = 0) -> list[Any]:
 def _conclude(seen: _Seen) -> None:
     """Patch what was found, and note it."""
     timed: CodeType | None = None
-    from _harness_agent import inspection
+    from _harness_agent import causes, inspection
 
+    causes.note_breaks({(code.co_filename, code.co_name) for code in seen.called})
     roots = [seen.modules[root] for root, _ in seen.roots.most_common(MOST_ROOTS)]
     inspection.trains(roots)
     for kind in dict.fromkeys(map(type, roots)):

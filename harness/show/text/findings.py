@@ -8,6 +8,7 @@ from dataclasses import replace
 from harness.explain.policy import MIN_BLOCKS
 from harness.explain.statistics import Estimate
 from harness.explain.wall import (
+    BREAKS,
     CODE,
     COMPILATION,
     EVALUATION,
@@ -78,6 +79,8 @@ def _is_worth_a_line(one: SlowCause, arm: ArmReport, step_ms: float) -> bool:
             return (one.ms or 0.0) >= SPENT_SHARE_MIN * whole_ms
         case "retries" | "compiled":
             return one.steps > 0
+        case "setting":  # An older study may have one that has no words.
+            return one.place in SETTINGS
         case _:
             return True
 
@@ -262,10 +265,6 @@ SETTINGS = {
         "the evaluation makes graphs",
         "Evaluate within torch.no_grad().",
     ),
-    "graph breaks": (
-        "torch.compile broke graphs {breaks:.0f} times, last at {called} ({code})",
-        "TORCH_LOGS=graph_breaks lists each: move what cannot be compiled out of the model.",
-    ),
     "gradient synchronization": (
         "gradients are synchronized in {passes:.2g} backward passes of each step",
         "Run all but the last of them within no_sync() of the DistributedDataParallel.",
@@ -274,15 +273,21 @@ SETTINGS = {
 
 
 def _setting(found: Sequence[SlowCause], _part: Part) -> Texts:
-    known = [
-        (SETTINGS[one.place], {**one.figures, "called": one.called, "code": one.code})
-        for one in found
-        if one.place in SETTINGS
-    ]
+    known = [(SETTINGS[one.place], one.figures) for one in found]
     return (
         "Settings left on" if len(known) > 1 else "Setting left on",
         "; ".join(text.format(**figures) for (text, _), figures in known),
         " ".join(remedy for (_, remedy), _ in known),
+    )
+
+
+def _broken(found: Sequence[SlowCause], _part: Part) -> Texts:
+    last = found[0]
+    breaks = count(round(last.figures["breaks"]), "time")
+    return (
+        "Graph breaks",
+        f"torch.compile broke graphs {breaks} in functions that steps call, last at {last.place} ({last.code})",
+        "TORCH_LOGS=graph_breaks lists each: move what cannot be compiled out of the model.",
     )
 
 
@@ -300,6 +305,7 @@ TEXTS: dict[str, Callable[[Sequence[SlowCause], Part], Texts]] = {
     START_UP: _started,
     CODE: _own_code,
     SETTING: _setting,
+    BREAKS: _broken,
     "device wait": _wait,
     "copy": _copy,
     "pageable": _pageable,

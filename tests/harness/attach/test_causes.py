@@ -11,14 +11,14 @@ import pytest
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import write_tables
 from harness.attach.study import record_of
-from harness.explain.wall import SlowCause, slow_causes
+from harness.explain.wall import BREAKS, SlowCause, slow_causes
 from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all
 
 pytestmark = pytest.mark.slow
 
 STEPS = 40
 WAITS, OWN_MODE, LENGTHS = f"waits {STEPS}", f"waits {STEPS} 1", "compiled lengths"
-VALUES, BROKEN = "compiled values", "compiled broken"
+VALUES, BROKEN, BROKEN_BEFORE = (f"compiled {name}" for name in ("values", "broken", "broken_before"))
 FAULTS = [f"causes.{name}!{WAITS}" for name in ("_WaitAudit", "_counted", "_CallTimes")]
 AUDITED = slice(4, 8)  # steps
 WARNING = "called a synchronizing CUDA operation"
@@ -32,7 +32,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, AttachedProcess]]:
     folder = tmp_path_factory.mktemp("seen")
-    ran = run_all(folder / "out", [WAITS, OWN_MODE, LENGTHS, VALUES, BROKEN, *FAULTS], folder / "raw")
+    ran = run_all(folder / "out", [WAITS, OWN_MODE, LENGTHS, VALUES, BROKEN, BROKEN_BEFORE, *FAULTS], folder / "raw")
     return ran, {one.process.pid: one for one in read(folder / "raw")}
 
 
@@ -102,10 +102,12 @@ def test_a_compilation_has_its_function_and_its_reason(tmp_path: Path, seen: See
 
 
 def test_a_graph_break_has_its_place(tmp_path: Path, seen: Seen) -> None:
-    (found,) = [one for one in causes(seen, BROKEN, tmp_path).values() if one.kind == "setting"]
+    (found,) = [one for one in causes(seen, BROKEN, tmp_path / "broken").values() if one.kind == BREAKS]
     lines = (PROGRAMS / "compiled.py").read_text().splitlines()
     line = next(number for number, line in enumerate(lines, 1) if "graph_break()" in line)
-    assert (found.place, found.called, found.figures) == ("graph breaks", f"compiled.py:{line}", {"breaks": 1.0})
+    assert (found.place, found.figures) == (f"compiled.py:{line}", {"breaks": 1.0})
+    before = causes(seen, BROKEN_BEFORE, tmp_path / "before")
+    assert [one for one in before.values() if one.kind == BREAKS] == []  # No step calls that function.
 
 
 @pytest.mark.parametrize("program", [WAITS, *FAULTS])

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
 
 from harness.attach import hooks
 from harness.attach.frames import AttachedProcess, read
@@ -14,7 +17,6 @@ from harness.attach.program_causes import _memory, program_causes
 from harness.attach.steps import StepTotals, write_tables
 from harness.explain.policy import FIRST_FETCH_MS_MIN
 from harness.explain.wall import (
-    BREAKS,
     GRADIENTS,
     GROWING,
     MAKER,
@@ -54,6 +56,7 @@ SILENT = [PLAIN, "slowed evaluation", "slowed profiled-a-while", "slowed paralle
 PADDED = [f"padded {kind}" for kind in ("mask", "labels", "left", "ids", "tuple")]
 FULL = ["padded full", "padded prompts"]
 MASK = "padded mask"
+JOINED = ["padded joined", "padded joined-workers"]
 FAULTS = [
     *(f"inspection.{name}!{PLAIN}" for name in ("_hooks", "_settings", "_place")),
     *(f"padding.{name}!{MASK}" for name in ("_count", "_parts")),
@@ -70,7 +73,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("seen")
     ran = run_all(
-        folder / "out", [HOOKS, GROWS, GROWS_NOT, *SETTINGS, *SILENT, *PADDED, *FULL, *FAULTS], folder / "raw"
+        folder / "out", [HOOKS, GROWS, GROWS_NOT, *SETTINGS, *SILENT, *PADDED, *FULL, *JOINED, *FAULTS], folder / "raw"
     )
     assert {program: one.code for program, one in ran.items() if one.code} == {}
     return ran, {one.process.pid: one for one in read(folder / "raw")}
@@ -113,15 +116,81 @@ def test_each_stage_of_the_data_has_the_function_that_makes_it(tmp_path: Path, s
     assert not found["pack"].figures
 
 
+class Lazy:
+    """Data and a collate function whose attributes run code of the program."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.rows = rows
+        self.asked: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> int:
+        return self.rows[number]
+
+    def __call__(self, rows: list[int]) -> torch.Tensor:
+        return torch.tensor(rows)
+
+    @property
+    def dataset(self) -> object:
+        self.asked.append("dataset")
+        raise RuntimeError("opened in a worker only")
+
+    sampler = dataset
+
+    def __getattr__(self, name: str) -> object:
+        if name != "__getitems__":  # torch asks for that itself
+            self.asked.append(name)
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_makes_a_batch_is_found_without_running_code_of_the_program(wrapped: bool) -> None:
+    hooks._agent()
+    from _harness_agent import loading
+
+    data = Lazy([1, 2, 3, 4])
+    dataset: Any = Subset(data, [0, 1]) if wrapped else data  # type: ignore[arg-type,var-annotated]
+    iterator = iter(DataLoader(dataset, batch_size=2, sampler=data, collate_fn=data))  # type: ignore[arg-type]
+    data.asked.clear()
+    found = {stage: (function, by_row) for stage, _, function, by_row in loading._makers(iterator, dataset, False)}
+    assert found == {
+        "read": ("Lazy.__getitem__", False),  # __getattr__ may have __getitems__
+        "pack": ("collate_fn", False),
+        "sampler": ("Lazy.__iter__", False),
+    }
+    assert data.asked == []
+
+
+@pytest.mark.parametrize("program", JOINED)
+def test_rows_are_items_of_the_dataset_not_rows_of_the_batch(tmp_path: Path, seen: Seen, program: str) -> None:
+    ran, processes = seen
+    made_by = {one.process.pid: one.made for one in processes.values()}
+    totals = write_tables(processes[ran[program].pid], made_by, lambda block: tmp_path / str(block), 0)
+    assert sum(one.measured for one in totals) > 0
+    assert sum(one.rows for one in totals) == 4 * sum(one.measured for one in totals)
+
+
 @pytest.mark.parametrize(
-    ("share", "batches", "told"),
-    [(1.1, 321, "Skipped batches: 320 were made"), (1.1, 2, "First batch"), (0.9, 321, "")],
+    ("share", "ahead", "batches", "told"),
+    [
+        (1.1, 321, 321, "Skipped batches: 320 were made"),
+        (1.1, 1, 2, "First batch"),
+        (1.1, 2, 2, "First batch"),
+        (1.1, 1, 321, "First batch"),
+        (0.9, 321, 321, ""),
+    ],
 )
-def test_a_long_wait_for_the_first_batch_is_named(seen: Seen, share: float, batches: int, told: str) -> None:
+def test_a_long_wait_for_the_first_batch_is_named(
+    seen: Seen, share: float, ahead: int, batches: int, told: str
+) -> None:
     """Of 1 or 2 batches a step; a program that skips 320 of them makes them before its first step."""
     ran, processes = seen
     first_ns = round(share * FIRST_FETCH_MS_MIN * 1e6)
-    totals = StepTotals(first_fetch_ns=first_ns, first_batches=batches, fetches=Counter({1 + (batches == 2): 9}))
+    totals = StepTotals(
+        first_fetch_ns=first_ns, first_ahead=ahead, first_batches=batches, fetches=Counter({1 + (batches == 2): 9})
+    )
     found = [made_of(SlowCause, row) for row in program_causes(processes[ran[MASK].pid], [totals])]
     assert [one.function for one in found if one.kind == START_UP] == ["range.__getitem__"] * bool(told)
     whole_ms = first_ns / 1e6 / SPENT_SHARE_MIN
@@ -174,7 +243,7 @@ def test_each_setting_that_the_agent_knows_has_words() -> None:
     hooks._agent()
     from _harness_agent import inspection
 
-    assert set(SETTINGS_TEXTS) == {*inspection.SETTINGS, BREAKS, SYNCHRONIZATION, GRADIENTS}
+    assert set(SETTINGS_TEXTS) == {*inspection.SETTINGS, SYNCHRONIZATION, GRADIENTS}
 
 
 @pytest.mark.parametrize("program", SILENT)

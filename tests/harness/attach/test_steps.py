@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 
+from harness.attach.command import Ended
 from harness.attach.frames import AttachedProcess, ProcessFacts
 from harness.attach.steps import write_tables
+from harness.attach.study import _program_ms
+from harness.explain.wall import PROFILED_STEPS
 from harness.probes.ledger.rows import ENTER, EXIT, PAUSE, RECEIVED, STEP
 
 STEPS, WARMUP = 30, 4
@@ -18,11 +22,11 @@ MS = 1_000_000
 FACTS = ProcessFacts(1, 1, None, None, "3", "2", 1, 1, WARMUP, 0, 0)
 
 
-def made_up() -> list[tuple[Any, ...]]:
+def made_up(begin_ns: int = 0) -> list[tuple[Any, ...]]:
     """Steps of 1 ms, each with a fetch of 200 us and a forward pass of 500."""
     events: list[tuple[Any, ...]] = []
     for step in range(STEPS):
-        at = step * MS
+        at = begin_ns + step * MS
         cpu = at // 2
         reading = (b"%d 0 1\n" % cpu,)
         read = ("read", at + 10_000, at + 190_000, 90_000)
@@ -34,7 +38,8 @@ def made_up() -> list[tuple[Any, ...]]:
             (ENTER, "forward", at + 300_000, cpu + 150_000),
             (EXIT, "forward", at + 800_000, cpu + 400_000),
         ]
-    events.append((PAUSE, STEPS * MS, (b"%d 0 1\n" % (STEPS * MS // 2),)))
+    end_ns = begin_ns + STEPS * MS
+    events.append((PAUSE, end_ns, (b"%d 0 1\n" % (end_ns // 2),)))
     return events
 
 
@@ -63,6 +68,26 @@ def test_a_span_that_was_on_its_core_for_less_than_was_assumed_has_no_negative_c
     ]
     assert {row["cpu_ns"] for row in spans if row["name"] == "forward"} == {0}
     assert {row["cpu_ns"] for row in spans if row["name"] == "fetch"} == {100_000}
+
+
+@pytest.mark.parametrize(("ahead", "accumulated"), [(1, 1), (1, 4), (4, 4), (3, 1)])
+def test_the_first_fetch_ends_with_the_first_forward_pass(tmp_path: Path, ahead: int, accumulated: int) -> None:
+    """A first pass may take seconds (compiling): what is fetched after it was not waited for before it."""
+    fetch, forward = [made_up()[at : at + size] for at, size in ((1, 3), (4, 2))]
+    first = fetch * ahead + (forward + fetch) * (accumulated - 1) + forward
+    events = [*made_up()[:1], *first, *made_up()[6:]]
+    totals, *_ = write_tables(write_frames(tmp_path / "1.frames", events), {}, lambda block: tmp_path / str(block), 0)
+    assert totals.first_fetch_ns == ahead * 200_000
+    assert (totals.first_ahead, totals.first_batches) == (ahead, ahead + accumulated - 1)
+
+
+def test_the_first_fetch_is_one_part_of_a_profiled_program(tmp_path: Path) -> None:
+    one = write_frames(tmp_path / "1.frames", made_up(5 * MS))
+    blocks = write_tables(one, {}, lambda block: tmp_path / str(block), 0, profiled=8)
+    found = _program_ms(blocks, 0, Ended(0, 0, (5 + STEPS + 3) * MS))
+    assert found is not None
+    assert found[PROFILED_STEPS] == pytest.approx(8 - 0.2)
+    assert sum(found.values()) == pytest.approx(5 + STEPS + 3)
 
 
 def blocked_outside_ns(folder: Path, cpu_ns: int, waited_ns: int) -> float:

@@ -16,6 +16,7 @@ from harness.judge.study import analyse
 from harness.show.first_screen import FirstScreen, first_screen
 from harness.show.lone_arms import group_lines, lone_lines
 from harness.show.names import ArmNames
+from harness.show.text.findings import cause_texts
 from harness.study.contract import STEP_COLUMNS, arrow_schema
 from harness.study.run_data import RunData
 from tests.harness.synthetic import NOISE, Arm, build
@@ -25,6 +26,15 @@ SEEN = {"attached": "fetch: DataLoader without workers; backward", "step_ends": 
 
 def screen(**facts: Any) -> FirstScreen:
     return first_screen(analyse(*build([Arm("script", tokenize=4.0, facts=facts)], [])))
+
+
+def test_graph_breaks_are_no_setting_that_was_left_on() -> None:
+    rows = ({"kind": "breaks", "place": "a.py:1", "code": "print", "figures": {"breaks": 1.0}},)
+    older = ({"kind": "setting", "place": "graph breaks", "called": "a.py:1", "figures": {"breaks": 1.0}},)
+    (arm,) = analyse(*build([Arm("script", facts={**SEEN, "causes": rows + older})], [])).arms
+    ((subject, text, _),) = cause_texts(arm, 30.0)
+    assert subject == "Graph breaks"
+    assert text == "torch.compile broke graphs 1 time in functions that steps call, last at a.py:1 (print)"
 
 
 def test_it_says_what_is_waited_for_and_what_no_data_work_would_give() -> None:

@@ -44,6 +44,14 @@ class Net(torch.nn.Module):
         return self.head(x) * self.scale
 
 
+@torch.compile(backend=backend)
+def scaled(x):
+    torch._dynamo.graph_break()
+    return x * 2
+
+
+if sys.argv[1] == "broken_before":
+    scaled(torch.ones(3))
 net = Net()
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
 model, update, loss_of = net, optimizer.step, lambda x, y: torch.nn.functional.mse_loss(model(x), y)

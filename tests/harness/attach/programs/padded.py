@@ -1,5 +1,7 @@
 """Trains on rows of 32 positions, by name: how a batch shows that 3 of 4 positions are padding, or that none is.
 
+The batches of "joined" programs have other rows than the dataset.
+
 Each step prints its number and its loss. Half of the rows have 12 tokens, the others have 4.
 """
 
@@ -32,6 +34,8 @@ def batch(rows):
             del found["attention_mask"]
         case "ids":
             return {"input_ids": found["input_ids"]}
+        case "joined" | "joined-workers":
+            return {"input_ids": found["input_ids"].reshape(-1, 8)}
         case "tuple":
             return tuple(found.values())
     return found
@@ -39,7 +43,8 @@ def batch(rows):
 
 model = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.Linear(16, 50))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step, made in enumerate(DataLoader(range(len(ids)), batch_size=ROWS, collate_fn=batch)):
+workers = 2 * (KIND == "joined-workers")
+for step, made in enumerate(DataLoader(range(len(ids)), batch_size=ROWS, collate_fn=batch, num_workers=workers)):
     first = made[0] if isinstance(made, tuple) else made["input_ids"]
     loss = torch.nn.functional.cross_entropy(model(first).flatten(0, 1), first.flatten())
     optimizer.zero_grad()
