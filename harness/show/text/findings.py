@@ -198,16 +198,17 @@ def _started(found: Sequence[SlowCause], _part: Part) -> Texts:
 
 
 def _memory(found: Sequence[SlowCause], _part: Part) -> Texts:
-    (one,) = found
+    one = min(found, key=lambda one: one.figures["full_s"])  # Processes may grow at different places.
     figures = one.figures
     where = f"that of the {one.place or 'process'}"
     return (
         "Memory grows",
-        f"{where} by {_size(round(figures['bytes_per_step']))} a step. At this rate none is free after another "
-        f"{duration(figures['full_s'])}",
-        "Keep what workers read in tensors or in Arrow, not in Python objects: reading these copies their pages."
+        f"{where} by {_size(round(figures['bytes_per_step']))} a step so far. If it goes on so, none is free after "
+        f"another {duration(figures['full_s'])}",
+        "Look for what the dataset keeps of each row. A cache stops growing once all rows are in it, and so do the "
+        "copies of Python objects that workers share: tensors or Arrow are not copied."
         if one.place
-        else "Keep loss.item() in place of the loss: a loss holds the graph of its step.",
+        else "Look for a list or a cache that each step adds to. A cache of the data stops growing after an epoch.",
     )
 
 
