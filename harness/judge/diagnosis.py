@@ -7,11 +7,13 @@ program is bound by its model, or the record does not tell. The others are findi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from harness.explain.spans import BUILT
 from harness.explain.statistics import Estimate
 from harness.explain.wall import (
+    CODE,
     COMPUTE,
     GRADIENTS,
     GROWING,
@@ -27,7 +29,7 @@ from harness.explain.wall import (
     is_wait,
     reads_cheap_rows,
 )
-from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
+from harness.judge.policy import COLUMNS_SHARE, COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
 from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.study.contract import STAGES
 
@@ -167,15 +169,16 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
     found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + _noted(wall, arm)
     # Waits for a core that other processes cause are no property of the program: shares are without them.
     own = 1.0 if arm.crowded else 1 - wall.total("core") / wall.step_ms.median
-    found = sorted((one for one in found if one.share >= FINDING_SHARE_MIN * own), key=lambda one: -one.ms.median)
-    named = [one for one in found if one.kind != "unknown" and (arm.crowded or one.kind != "cores too few")]
+    found = [one for one in found if one.share >= FINDING_SHARE_MIN * own and _above_noise(one)]
+    found = sorted((one for one in found if arm.crowded or one.kind != "cores too few"), key=lambda one: -one.ms.median)
+    named = [one for one in found if one.kind != "unknown"]
     if named and named[0].share >= DIAGNOSED_SHARE_MIN * own:
         first = named[0]
     elif sum(part.ms.median for part in _model(wall)) >= _least(wall, COMPUTE_SHARE_MIN * own):
         first = _compute_bound(wall, arm)
     else:
         first = next((one for one in found if one.kind == "unknown"), _no_part(wall))
-    return first, *(one for one in found if one is not first and _above_noise(one))
+    return first, *(one for one in found if one is not first)
 
 
 def _model(wall: Wall) -> list[StepPart]:
@@ -191,12 +194,17 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
         if cause.kind not in NOTED or cause.cost_ms is None:
             continue
         kind, remedy = NOTED[cause.kind]
+        if kind == "padding" and cause.figures["column_share"] < COLUMNS_SHARE * cause.figures["share"]:
+            remedy = "batch alike"
         ends = [None if end is None else end * own for end in (cause.low_ms, cause.high_ms)]
         ms = Estimate(cause.cost_ms * own, ends[0], ends[1], arm.blocks)
         share = ms.median / wall.step_ms.median
         place = "forward and backward" if kind == "padding" else cause.phase or "own code"
         part = StepPart(cause.place or place, ms, share, "code" if cause.place else "phase")
-        found.append(Diagnosis(kind, part.name, ms, share, _speedup(ms, wall), _has_workers(arm), remedy, part))
+        saving = _speedup(ms, wall)
+        if kind == "growing":  # the first measured steps have grown already
+            saving = replace(saving, ci_high=None)
+        found.append(Diagnosis(kind, part.name, ms, share, saving, _has_workers(arm), remedy, part))
     return found
 
 
@@ -234,12 +242,16 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
     largest = next((one for one in cost.parts if one.kind != one.name), cost.parts[0])  # of an evaluation, its place
     # Work of the host may pass while a device or other ranks work.
     may_hide = arm.unseen is not None and (arm.unseen.device or arm.unseen.ranks > 1)
-    saved, at_most = cost.ms, may_hide or rule.at_most(arm)
+    # A line that waits for another thread would wait longer without the lines before it.
+    saved, at_most = cost.ms, may_hide or rule.at_most(arm) or any(is_wait(part.called) for part in cost.parts)
     ideal = arm.explained.ideal_predicted if arm.explained.within_tolerance else None
     if rule.kind == "input-bound" and ideal is not None and largest.name in (*STAGES, "fetch"):
         # Replay knows what the loader does; the loop's own tokenizing comes on top.
         saved = _saved(ideal, arm.totals.mean_step_ms or wall.step_ms.median)
         saved, at_most = _sum([saved, *(part.ms for part in cost.parts if part.name == IN_LOOP)]), False
+    elif arm.workers and rule.kind != "input-bound":  # no step can be shorter than its batch takes the workers
+        pace_ms = sum(arm.totals.work_ms.get(stage, 0.0) for stage in BUILT) / (arm.workers - arm.idle_workers or 1)
+        saved = _no_more(saved, max(0.0, wall.step_ms.median - pace_ms))
     return Diagnosis(
         kind=rule.kind,
         name=largest.name,
@@ -251,6 +263,11 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         part=largest,
         share_of_part=largest.ms.median / max(sum(part.ms.median for part in cost.parts), 1e-12),
     )
+
+
+def _no_more(ms: Estimate, most: float) -> Estimate:
+    ends = [None if end is None else min(end, most) for end in (ms.ci_low, ms.ci_high)]
+    return Estimate(min(ms.median, most), ends[0], ends[1], ms.n)
 
 
 def _saved(ratio: Estimate, step_ms: float) -> Estimate:
@@ -277,9 +294,15 @@ def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
     ms = _sum([part.ms for part in parts])
     data = _cost(RULES[0], wall, arm)
     saving = _speedup(Estimate(0.0, None, None, ms.n) if data is None else data.ms, wall)
+    lines = [one for one in arm.causes if one.kind == CODE and one.phase in COMPUTE]
+    line = max(lines, key=lambda one: one.spent_ms, default=None)
+    part = parts[0]
+    if line is not None and line.least_share >= COMPUTE_SHARE_MIN:
+        line_ms = Estimate(line.step_ms, None, None, ms.n)
+        part = StepPart(line.place, line_ms, line.spent_share, "code", line.code, line.function, line.called, line.late)
     return Diagnosis(
         "compute-bound", parts[0].name, ms, ms.median / wall.step_ms.median, saving, at_most=True, remedy="model",
-        part=parts[0], share_of_part=parts[0].ms.median / ms.median,
+        part=part, share_of_part=part.ms.median / ms.median,
     )  # fmt: skip
 
 

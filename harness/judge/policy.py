@@ -176,3 +176,6 @@ GPU_SAMPLES_MIN = 3
 PROFILED_STEP_RATIO_MAX = 1.1
 """Times the typical step. Kernels of a profiled step that take longer are of another kind of step.
 tests/harness/judge/test_policy.py"""
+COLUMNS_SHARE = 0.5
+"""Share of the padding. If more is in columns of padding alone, a shorter batch is the remedy.
+tests/harness/show/test_policy.py"""

@@ -145,6 +145,7 @@ DiagnosisRemedy = Literal[
     "save less often", "less often", "other thread", "freeze", "evaluate less often", "fewer shapes", "free cores",
     "values in tensors",
     "fewer threads", "no gradients", "no sync", "other ranks", "other process", "find the growth", "pad less",
+    "batch alike",
     "model", "profile",
 ]  # fmt: skip
 

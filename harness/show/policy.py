@@ -29,9 +29,6 @@ WAIT_SHARE = 0.005
 tests/harness/show/test_policy.py"""
 SPENT_SHARE_MIN = 0.05
 """Share of a step. Own code and garbage collections that take less are left out. tests/harness/show/test_policy.py"""
-COLUMNS_SHARE = 0.5
-"""Share of the padding. If more is in columns of padding alone, a shorter batch is the remedy.
-tests/harness/show/test_policy.py"""
 CAUSE_PLACES = 3
 """Places of own code that a line names: the longest. tests/harness/show/test_policy.py"""
 EVERY_STEP_SHARE = 0.95

@@ -4,9 +4,10 @@ A step is closed by an optimizer: of those that step about as often as the busie
 within a backward pass collapse into it. The first fetch after that opens the next step, where its batches are trained
 on: an evaluation opens none. What batches of a source are for that comes up later (an evaluation, or the dataset of
 the next epoch) is decided afterwards: a backward pass trains on them. A program without a DataLoader opens its steps
-with a forward or backward pass. Where no optimizer is ever seen, the first fetch after a backward pass opens a step;
-that is known after so many passes that nobody accumulates gradients over more, or when the program ends. Who calls
-this: ``loading.py`` for fetches, ``watching.py`` for forward passes, ``updates.py`` for backward passes and optimizers.
+with a forward or backward pass. Where no optimizer is ever seen, the first of these after a backward pass opens a
+step; that is known after so many passes that nobody accumulates gradients over more, or when the program ends. Who
+calls this: ``loading.py`` for fetches, ``watching.py`` for forward passes, ``updates.py`` for backward passes and
+optimizers.
 """
 
 from __future__ import annotations
@@ -414,8 +415,19 @@ def _note_loader(loader: Loader) -> None:
 
 
 def begin_step() -> None:
-    """Open the next step, if the last one is closed and no phase of it is open."""
-    if state.closed and not state.open and not state.by_hand:
+    """Open the next step, if the last one is closed and no phase of it is open.
+
+    Called where a forward or backward pass of a program without a DataLoader begins. Without an optimizer, each
+    backward pass is taken to end a step.
+    """
+    if state.open or state.by_hand:
+        return
+    if not state.optimizers and state.backward_since:
+        if not state.without_optimizer:
+            _may_begin()
+            return
+        state.closed = True
+    if state.closed:
         _open_step()
 
 

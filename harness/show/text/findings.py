@@ -23,10 +23,10 @@ from harness.explain.wall import (
     is_wait,
     maker_text,
 )
-from harness.judge.policy import CORE_WAIT_SHARE_MAX
+from harness.judge.policy import COLUMNS_SHARE, CORE_WAIT_SHARE_MAX
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding
 from harness.judge.report_types import ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
-from harness.show.policy import CAUSE_PLACES, COLUMNS_SHARE, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
+from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
 from harness.show.words import amount, count, duration, interval, number, part_of, percent, ratio
 
 Texts = tuple[str, str, str]  # subject, finding, support
@@ -218,7 +218,7 @@ def _padding(found: Sequence[SlowCause], part: Part) -> Texts:
     if columns >= COLUMNS_SHARE * share:
         remedy = 'Pad to the longest row of each batch (padding="longest") instead of to a fixed length.'
     else:
-        remedy = "Put rows of similar length into one batch (group_by_length), or pack several into one row."
+        remedy = REMEDIES["batch alike"]
     return (
         "Padding",
         f"{percent(share)} of the positions train nothing, {percent(columns)} in columns of padding alone"
@@ -445,6 +445,7 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "other process": "Do it in a process: a thread that runs Python holds the lock that the training needs.",
     "find the growth": "Something is added in each step, such as a hook, a graph that is kept, or a list.",
     "pad less": "Pad each batch to its longest row only, batch rows of like length, or pack them.",
+    "batch alike": "Put rows of similar length into one batch (group_by_length), or pack several into one row.",
     "model": "Faster data loading would not help: make the model, its kernels or its precision faster.",
     "profile": "Find the place: harness exec --profile py-spy.",
 }
@@ -472,14 +473,14 @@ def diagnosis_text(one: Diagnosis, step_ms: float) -> str:
     text = f"{part(one.ms.median)}{_between(one.ms, step_ms)} of a step ({percent(one.share)}){_where(one, step_ms)}."
     if one.kind == "compute-bound":
         most = None if one.saving is None else one.saving.ci_high or one.saving.median
-        return text if most is None else f"{text} Without any data work a step would be {ratio(most)} as fast at most."
+        return text if most is None else f"{text} Without any data work a step would be up to {ratio(most)} as fast."
     return text + _saving(one)
 
 
 def finding_text(one: Diagnosis, step_ms: float) -> str:
     """Return a diagnosis as a finding below another one: without intervals."""
     cost = f"{part_of(step_ms)(one.ms.median)} of a step ({percent(one.share)}){_where(one, step_ms)}"
-    saving = "" if one.saving is None else f" ({'at most ' if one.at_most else ''}{ratio(one.saving.median)} as fast)"
+    saving = "" if one.saving is None else f" ({'up to ' if one.at_most else ''}{_times(one.saving)} as fast)"
     return f"{TITLES[one.kind].capitalize()}: {cost}{saving}. {REMEDIES[one.remedy]}"
 
 
@@ -506,6 +507,7 @@ def _where(one: Diagnosis, step_ms: float) -> str:
 
 CODE_LONGEST = 44  # characters of a line of code
 WIDE_TIMES = 4  # upper / lower end of an interval: a wider one has no upper end worth a figure
+LARGEST_TIMES = 20  # times as fast: from a few steps, no larger figure has a meaning
 ALL_OF_IT = 0.99  # share of the cost: a place with more of it has all of it
 
 
@@ -523,13 +525,18 @@ def _between(ms: Estimate, step_ms: float) -> str:
 def _saving(one: Diagnosis) -> str:
     if one.saving is None:
         return ""
-    faster, low, high = f"{ratio(one.saving.median)} as fast", one.saving.ci_low, one.saving.ci_high
-    known = "" if low is None or high is None else f" ({interval(one.saving)})"
-    if low is None and not one.at_most:
-        faster = f"about {faster}"
-    if low is not None and high is not None and high > WIDE_TIMES * low:
-        known = "" if one.at_most else f" (at least {ratio(low)})"
-    return f" Without it a step would be {'at most ' if one.at_most else ''}{faster}{known}."
+    low, high = one.saving.ci_low, one.saving.ci_high
+    if low is not None and (high is None or (high > WIDE_TIMES * low and not one.at_most)):
+        known = f" (at least {ratio(low)})"
+    else:
+        known = "" if low is None or high is None or high > WIDE_TIMES * low else f" ({interval(one.saving)})"
+    about = "up to " if one.at_most else "about " if low is None else ""
+    assumed = ", if forward and backward take time by the position" if one.kind == "padding" else ""
+    return f" Without it a step would be {about}{_times(one.saving)} as fast{known}{assumed}."
+
+
+def _times(saving: Estimate) -> str:
+    return ratio(saving.median) if saving.median <= LARGEST_TIMES else f"over {LARGEST_TIMES}x"
 
 
 def trust_text(arm: ArmReport) -> str:
@@ -538,7 +545,7 @@ def trust_text(arm: ArmReport) -> str:
     if hidden is not None and hidden.waiting > CORE_WAIT_SHARE_MAX:
         return (
             f"Trust: the machine was busy. The main thread had no core for {percent(hidden.waiting)} of the time: that "
-            "is a part of its own, and small parts may be off. Repeat on a free machine to predict savings."
+            "is a part of its own, and small parts may be off. Repeat on a free machine."
         )
     if hidden is not None and hidden.ranks > 1:
         return "Trust: ranks wait for one another, so a saving of one rank is not a saving of all."

@@ -25,7 +25,8 @@ SHAPES = {
     "plain --steps 30 --evaluate-every 10": 30,
     **dict.fromkeys((f"shapes {name}" for name in (
         "gan", "lbfgs", "within_backward", "scaler", "two_optimizers", "teacher", "two_loaders", "no_optimizer",
-        "own_optimizer", "new_dataset", "new_dataset_and_teacher", "new_datasets_of_both", "diverges",
+        "neither_loader_nor_optimizer", "own_optimizer", "new_dataset", "new_dataset_and_teacher",
+        "new_datasets_of_both", "diverges",
     )), 24),
 }  # fmt: skip
 

@@ -109,6 +109,9 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
                            "growing", "a.py:3", 0.45, 1 / 0.55, "find the growth"),
     "padding": (arm_of({}, {"kind": "padding", "ms": 70.0, "figures": PADDED}), "padding",
                 "forward and backward", 0.7, 1 / 0.3, "pad less"),
+    "padding of rows of unlike length": (
+        arm_of({}, {"kind": "padding", "ms": 70.0, "figures": {"share": 0.7, "column_share": 0.0}}), "padding",
+        "forward and backward", 0.7, 1 / 0.3, "batch alike"),
     "nothing but the model": (arm_of({"backward": 60.0}, read=3.0), "compute-bound", "backward", 0.97, 1 / 0.97,
                               "model"),
     "long steps of no known cause": (arm_of({"forward": 40.0, "log": 59.98}, rare={"log": 500.0}), "unknown", "log",
@@ -132,14 +135,14 @@ def test_on_a_busy_machine_the_cause_is_named_still() -> None:
     arm = arm_of({"other": 60.0}, named("", "a.py:3", 56.0), facts={"waiting_share": 0.2}, off_core={"forward": 30.0})
     found = diagnosed(arm)
     assert [one.bars for one in found.doubts] == ["all"]
-    assert [one.kind for one in found.diagnoses] == ["own code", "cores too few"]
+    assert [one.kind for one in found.diagnoses] == ["own code"]
 
 
 def test_waits_that_others_cause_hide_no_cause_that_takes_less() -> None:
     """The waits take most of the step. The program has threads enough for its cores."""
     facts = {"waiting_share": 0.6, "threads": 1, "cores": 2}
     arm = arm_of({"other": 20.0}, named("", "a.py:3", 20.0), facts=facts, off_core={"forward": 70.0})
-    assert [one.kind for one in diagnosed(arm).diagnoses] == ["own code", "cores too few"]
+    assert [one.kind for one in diagnosed(arm).diagnoses] == ["own code"]
     assert first(arm_of({}, facts=facts, off_core={"forward": 70.0})).kind == "compute-bound"
 
 
@@ -184,3 +187,34 @@ def test_a_saving_beside_loader_workers_that_steps_wait_for_is_a_bound() -> None
     # Two workers keep up with this step. They would not with a shorter one.
     keeping = arm_of({"other": 40.0}, named("", "a.py:3", 40.0), read=110.0, workers=2, facts={"workers": 2})
     assert first(keeping).at_most
+
+
+def test_growth_saves_at_least_what_it_took_since_the_first_measured_steps() -> None:
+    """1.900x (1.778x to 2.04x) was said where steps without any hook were 4 times as fast."""
+    cause = {"kind": "growing", "phase": "backward", "ms": 45.0, "low_ms": 40.0, "high_ms": 50.0, "figures": GROWTH}
+    saving = first(arm_of({}, cause)).saving
+    assert saving is not None
+    assert saving.ci_low == pytest.approx(1 / 0.6, rel=0.05)
+    assert saving.ci_high is None
+
+
+def test_work_beside_workers_saves_no_more_than_they_allow() -> None:
+    """A worker needed 40 ms a batch, so that steps without the 36 ms of own code would have been as long."""
+    arm = diagnosed(arm_of({"other": 60.0}, named("", "a.py:3", 60.0)))
+    totals = replace(arm.totals, work_ms={"read": 80.0, "pack": 15.0})
+    found = diagnose(replace(arm, workers=1, totals=totals))[0]
+    assert found.saving is not None
+    assert found.saving.median == pytest.approx(100 / 95, rel=0.02)
+    assert found.at_most
+
+
+def test_a_line_that_waits_for_another_thread_bounds_what_the_lines_before_it_save() -> None:
+    """7.31x was said of a sleep beside a future that was waited for in the next line."""
+    arm = arm_of({"other": 60.0}, named("", "a.py:3", 40.0), named("", "a.py:4", 10.0, called="concurrent.futures"))
+    assert first(arm).at_most
+
+
+def test_the_line_that_takes_most_of_the_model_is_named() -> None:
+    arm = arm_of({}, named("forward", "a.py:9", 70.0, code="text.split()"))
+    found = first(arm)
+    assert (found.kind, found.part.name, found.part.code) == ("compute-bound", "a.py:9", "text.split()")

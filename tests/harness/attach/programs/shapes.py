@@ -203,6 +203,17 @@ class SignDescent(torch.optim.Optimizer):
                 p -= 0.001 * p.grad.sign()
 
 
+def neither_loader_nor_optimizer():
+    weight = torch.randn(8, 1, requires_grad=True)
+    for step in range(STEPS):
+        loss = mse(torch.randn(4, 8) @ weight, torch.zeros(4, 1))
+        loss.backward()
+        with torch.no_grad():
+            weight -= 1e-3 * weight.grad
+        weight.grad = None
+        print(f"{step} {loss.item()!r}")
+
+
 def own_optimizer():
     model = net()
     optimizer = SignDescent(model.parameters())
