@@ -54,7 +54,7 @@ def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterat
     yield from _growing(looks, blocks)
     yield from _memory(blocks)
     yield from _padding(blocks, on_device=bool(one.noted("device")))
-    yield from _settings(one, looks)
+    yield from _settings(one, looks, blocks)
     yield from _makers(one, blocks)
 
 
@@ -112,9 +112,9 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
 def _memory(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
     """Yield memory that grows from step to step, evenly, if it would be full soon.
 
-    The first third of the readings is left out: a program fills its caches then.
+    The first third of the readings is left out: a program fills its caches then. Of one step, the last one counts.
     """
-    readings = [one for totals in blocks for one in totals.memory]
+    readings = list({one[0]: one for totals in blocks for one in totals.memory}.values())
     readings = readings[len(readings) // 3 :]
     steps, wall_ns = (sum(getattr(totals, name) for totals in blocks) for name in ("measured", "wall_ns"))
     if len(readings) < MEMORY_READINGS_MIN or not steps:
@@ -152,7 +152,7 @@ def _padding(blocks: Sequence[StepTotals], *, on_device: bool) -> Iterator[JsonO
     }
 
 
-def _settings(one: AttachedProcess, looks: Sequence[_Look]) -> Iterator[JsonObject]:
+def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
     """Yield the settings that were on in each look of the second half: a window of a profiler, say, is none."""
     late = looks[len(looks) // 2 :]
     if len(late) >= LOOKS_MIN:
@@ -162,7 +162,7 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look]) -> Iterator[JsonObje
     for breaks, place, reason in one.noted("breaks")[-1:]:
         row = {"kind": BREAKS, "place": place, "code": reason}
         yield {**row, "figures": {"breaks": float(breaks)}}
-    if one.noted("gradients"):
+    if sum(totals.evaluated[True] - totals.evaluated[False] for totals in blocks) > 0:
         yield {"kind": SETTING, "place": GRADIENTS}
     for _, synced, steps in one.noted("synced"):
         if synced >= SYNCED_PASSES_MIN * steps:

@@ -92,6 +92,7 @@ class StepTotals:
     measured: int = 0
     evaluating: int = 0  # steps that are not measured because an evaluation ran within them
     evaluating_ns: int = 0  # how long these took
+    evaluated: Counter[bool] = field(default_factory=Counter)  # batches of evaluations; True: the model made graphs
     interrupted: int = 0  # steps that are not measured because a signal handler of the program raised within a hook
     wall_ns: int = 0
     waiting_ns: int = 0  # the main thread was ready to run and had no core
@@ -303,8 +304,8 @@ def _left(steps: int, found: Sequence[StepTotals]) -> int:
     return steps - sum(totals.begun for totals in found)
 
 
-def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, set[int]]]:
-    """Each step: its beginning, what happened in it, its end (None: it did not end), and which of MARKS are in it.
+def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, list[Event]]]:
+    """Each step: its beginning, what happened in it, its end (None: it did not end), and the MARKS that are in it.
 
     A frame ends with the beginning of the next step; the program's last one ends with the end of the last step.
     """
@@ -313,23 +314,25 @@ def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, set[i
         last = portion.pop() if portion and portion[-1][0] in (STEP, PAUSE) else None
         body = [event for event in portion if event[0] not in MARKS]
         if begun is not None:
-            yield begun, body, last, {event[0] for event in portion} & MARKS
+            yield begun, body, last, [event for event in portion if event[0] in MARKS]
         begun = last if last is not None and last[0] == STEP else None
     if begun is not None:
-        yield begun, [], None, set()
+        yield begun, [], None, []
 
 
-def _counted(step: _StepSeen, marks: set[int], totals: StepTotals, alternating: bool) -> Event:
+def _counted(step: _StepSeen, marks: Sequence[Event], totals: StepTotals, alternating: bool) -> Event:
     """The beginning of a step with its repetition, unmeasured where it says so or one of MARKS is in it."""
     (kind, now, reading, number, repetition, warmup), ended = step.begun, step.ended
     warming_up = bool(warmup or totals.begun < totals.warming_up)
-    if not warming_up and EVALUATION in marks:
+    evaluated = [event[1] for event in marks if event[0] == EVALUATION]
+    totals.evaluated.update(evaluated)
+    if not warming_up and evaluated:
         totals.evaluating += 1
         totals.evaluating_ns += 0 if ended is None else ended[1] - now
         for event in step.body:
             if event[0] == SAMPLED and event[1] not in ("backward", "optimizer"):
                 totals.evaluated_ns[event[2]] += event[4]
-    elif not warming_up and INTERRUPTED in marks:
+    elif not warming_up and marks:
         totals.interrupted += 1
     unmeasured = warming_up or bool(marks)
     if marks:

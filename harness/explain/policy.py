@@ -184,7 +184,7 @@ LOOKS_MIN = 2
 SYNCED_PASSES_MIN = 1.5
 """Backward passes a step that synchronize. Accumulation needs one. tests/harness/attach/test_program_causes.py"""
 MEMORY_READINGS_MIN = 5
-"""Readings of memory after the first third. Fewer show no trend. tests/harness/attach/test_program_causes.py"""
+"""Steps with a reading, but for the first third. Fewer show no trend. tests/harness/attach/test_program_causes.py"""
 EVEN_GROWTH_MIN = 0.25
 """Share of the growth in each half. Less is a single rise. tests/harness/attach/test_program_causes.py"""
 GROWN_BYTES_MIN = 16e6

@@ -26,7 +26,7 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
 ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.rows
-EVALUATION = 6  # a batch was fetched that nobody trains on
+EVALUATION = 6  # (kind, the model made graphs): a batch was fetched that is not trained on
 TOKENIZED = 7  # (kind, nanoseconds): a tokenizer ran in the training loop itself, in no fetch
 PERHAPS = 12  # (kind, time, run-queue reading): a batch is asked for that may be of training or not; not written
 MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
@@ -97,7 +97,6 @@ class _State:
 
 
 state = _State()
-GRADIENTS = "gradients"  # note: the model made graphs of batches that nobody trains on
 OTHER_THREAD = "other_thread"  # note: a second thread trains, and is not recorded
 _adopting = threading.Lock()
 # Identifier (threading.get_ident) of the thread whose steps are recorded: the main thread, or one taken by adopt().
@@ -291,8 +290,8 @@ def fetching(source: int, loader: bool = True) -> bool:
     return True
 
 
-def _evaluates() -> None:
-    state.events.append((EVALUATION,))
+def _evaluates(*, graphs: bool = False) -> None:
+    state.events.append((EVALUATION, graphs))
     for action in on_evaluation:
         action()
 
@@ -308,12 +307,9 @@ def resolve(*, training: bool) -> None:
     loaders, state.doubtful_loaders = state.doubtful_loaders, []
     if not training:
         runs = any(event[0] == ENTER and event[1] == "forward" for event in since)
-        if runs and not state.ran_without_gradients and GRADIENTS not in state.noted:
-            state.noted.add(GRADIENTS)
-            record.note(GRADIENTS, True)
         state.events += [event for event in since if not _of_fetch(event)]
         for _ in range(batches):
-            _evaluates()
+            _evaluates(graphs=runs and not state.ran_without_gradients)
         return
     if state.closed and not state.by_hand:
         _begin(asked_ns, reading)  # no turn begins here, nor what else a step begins with: it is under way

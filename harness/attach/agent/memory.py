@@ -1,46 +1,55 @@
-"""Reads the memory of this process and of its workers, where a page that several share counts in parts."""
+"""Reads the memory of this process and of its workers, where a page that several share counts in parts.
+
+Pages of files and of shared memory do not count: the kernel drops those of a memory-mapped dataset when it needs room.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 CHILDREN_MAX = 16  # workers that are read
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_LIMIT, _USED = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"
+_CGROUP = "/sys/fs/cgroup/memory."
 
 
 def read() -> tuple[int, int, int] | None:
     """Return the bytes of this process, those of its workers, and those that are free; None if they are unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
-            own = int(file.read().split()[1]) * _PAGE
+            _, resident, shared, *_ = map(int, file.read().split())
         free = _line("/proc/meminfo", b"MemAvailable:")
     except (OSError, ValueError):
         return None
     process = sys.modules.get("multiprocessing.process")
     children = list(getattr(process, "_children", ()))[:CHILDREN_MAX]
-    return own, sum(_pss(child.pid) for child in children), min(free, _left_of_limit())
+    own = (resident - shared) * _PAGE
+    return own, sum(map(_pss, children)), min(free, _left_of_limit())
 
 
-def _pss(pid: int | None) -> int:
+def _pss(child: Any) -> int:
     try:
-        return _line(f"/proc/{pid}/smaps_rollup", b"Pss:")
-    except (OSError, ValueError):  # it has ended
+        return _line(f"/proc/{child.pid}/smaps_rollup", b"Pss_Anon:")
+    except (OSError, ValueError):  # The child has ended, or the program has closed it.
         return 0
 
 
-def _line(path: str, name: bytes) -> int:
-    """Return the bytes in the line that begins with ``name``, whose number is in kB."""
+def _line(path: str, name: bytes, unit: int = 1024) -> int:
+    """Return the bytes in the line that begins with ``name``, whose number is in ``unit`` bytes."""
     with open(path, "rb") as file:
         text = file.read()
-    return int(text[text.index(name) + len(name) :].split(None, 1)[0]) * 1024
+    return int(text[text.index(name) + len(name) :].split(None, 1)[0]) * unit
 
 
 def _left_of_limit() -> int:
-    """Return the bytes left of the memory limit of the cgroup; very many if there is none."""
+    """Return the bytes left of the memory limit of the cgroup, with the file pages that the kernel drops first.
+
+    Return very many if there is no limit.
+    """
     try:
-        with open(_LIMIT, "rb") as most, open(_USED, "rb") as used:
-            return int(most.read()) - int(used.read())
+        with open(_CGROUP + "max", "rb") as most, open(_CGROUP + "current", "rb") as used:
+            left = int(most.read()) - int(used.read())
+        return left + _line(_CGROUP + "stat", b"inactive_file ", 1)
     except (OSError, ValueError):  # no limit: "max"
         return sys.maxsize

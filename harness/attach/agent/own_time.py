@@ -27,9 +27,10 @@ import gc
 import linecache
 import os
 import sys
+import threading
 from random import Random
 from threading import get_ident, get_native_id
-from time import clock_gettime_ns, monotonic_ns, pthread_getcpuclockid, sleep
+from time import clock_gettime_ns, monotonic_ns, sleep
 from types import CodeType, FrameType
 from typing import Any
 
@@ -53,6 +54,8 @@ LEAST_PLACED_NS = 1_000_000  # a shorter collection is not worth finding its pla
 MAX_CODE = 60  # characters of a line of code
 OTHER_SHARE_MIN = 0.05  # of the time between two looks: a thread that ran for less hardly holds the lock
 MAX_THREADS = 16  # other threads whose time is read
+THREAD_CLOCK = 0b110  # low bits of the kernel's number of a clock: CPU time of a thread
+_THREADS: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]  # by get_ident()
 MEMORY_S, MEMORY_SHARE = 0.1, 0.02  # seconds between readings of memory at least, and of the time so far
 MEMORY_COST = 0.01  # share of the time that readings take at most
 
@@ -71,7 +74,8 @@ class _Sampler:
         self.thread = 0  # its number
         self.counted = 0  # looks
         self.others: list[tuple[Where, int]] = []  # place of another thread, and nanoseconds that it ran
-        self.ran_ns: dict[int, int] = {}  # CPU time of other threads at the last look
+        self.ran_ns: dict[int, int] = {}  # CPU time of other threads at the last look, by the kernel's number
+        self.fault: Exception | None = None  # what ended the sampling
         self.memory: list[tuple[int, int, int]] = []  # see MEMORY
         self.begun_ns = self.memory_due_ns = 0
         self.collected_ns = 0  # sum of the garbage collections that ended before the last look
@@ -92,8 +96,9 @@ class _Sampler:
                     self.counted += 1
                     last_ns = self._look(last_ns, due_ns)
                     self._read_memory()
-        except Exception as error:  # the interpreter shuts down, or it is a fault of ours: only this part ends
+        except Exception as error:  # The interpreter shuts down, or the agent has a fault: only this part ends.
             guard.let_through(error)
+            self.fault = error
         finally:
             run_queue.own.discard(self.thread)
             self.left.release()
@@ -139,11 +144,22 @@ class _Sampler:
         return now
 
     def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
-        """Note where other threads are that ran since the last look. A thread with a frame has not ended."""
+        """Note where other threads are that ran since the last look.
+
+        A thread with a frame may have ended. pthread_getcpuclockid() would read freed memory then: the kernel is asked.
+        """
         others = [one for one in frames if one not in (boundaries.recorded_thread, get_ident())][:MAX_THREADS]
-        before, self.ran_ns = self.ran_ns, {one: clock_gettime_ns(pthread_getcpuclockid(one)) for one in others}
-        for one, ran_ns in self.ran_ns.items():
-            ns = min(ran_ns - before.get(one, ran_ns), since_ns)
+        before, self.ran_ns = self.ran_ns, {}
+        for one in others:
+            thread = _THREADS.get(one)
+            number = None if thread is None else vars(thread).get("_native_id")  # The property may be the program's.
+            if number is None:
+                continue
+            try:
+                ran_ns = self.ran_ns[number] = clock_gettime_ns((~number << 3) | THREAD_CLOCK)
+            except OSError:  # The thread has ended.
+                continue
+            ns = min(ran_ns - before.get(number, ran_ns), since_ns)
             if ns > OTHER_SHARE_MIN * since_ns and (where := self._where(frames[one])) is not None:
                 self.others.append((where, ns))
 
@@ -324,6 +340,8 @@ def _step_ended() -> list[tuple[Any, ...]]:
     if sampler is None or collections is None:
         return []
     try:
+        if sampler.fault is not None:
+            raise sampler.fault
         found = sampler.events() if sampler.looks or sampler.memory else []
         if collections.times:
             found.append(collections.event(sampler))

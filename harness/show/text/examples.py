@@ -140,6 +140,7 @@ _DEVICE: dict[DeviceFindingKind, DeviceFinding] = {
 _FIGURES: dict[str, dict[str, float]] = {
     GROWING: {"first_ms": 22.0, "last_ms": 63.0, "hooks_first": 4, "hooks_last": 94},
     PADDING: {"share": 0.6, "column_share": 0.5},
+    "breaks": {"breaks": 3},
     "memory": {"bytes_per_step": 2.4e6, "full_s": 5400.0},
     "start-up": {"skipped": 320, "first_s": 3.2, "wait_s": 3.2},
 }

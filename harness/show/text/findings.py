@@ -45,7 +45,8 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
         if kind == GC and sum(one.spent_share for one in found) < SPENT_SHARE_MIN:
             continue
         if found:
-            subject, finding, support = texts(sorted(found, key=lambda one: -one.spent_ms), part)
+            # Processes of one arm may differ in the place: the largest comes first.
+            subject, finding, support = texts(sorted(found, key=lambda one: -(one.cost_ms or 0.0)), part)
             yield subject, finding, WORKERS_LIMIT if kind == CODE and _waits_for_workers(arm, step_ms) else support
     # Steps that compile launch nothing for seconds: no larger kernel helps there.
     longer_ms = sum((one.longer_ms or 0.0) * one.steps / one.of for one in arm.causes if one.of)
@@ -129,7 +130,11 @@ def _retries(found: Sequence[SlowCause], part: Part) -> Texts:
 
 
 def _compiled(found: Sequence[SlowCause], part: Part) -> Texts:
-    (one,) = found
+    one = replace(
+        found[0],
+        ms=sum(each.ms or 0.0 for each in found),
+        **{name: sum(getattr(each, name) for each in found) for name in ("times", "steps", "of", "rest_ms")},
+    )
     return (
         "Compilation",
         f"{count(round(one.times), 'graph')} compiled in {one.steps:,} of {count(one.of, 'step')}{_longer(one, part)}"
@@ -170,7 +175,7 @@ def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
 
 
 def _growing(found: Sequence[SlowCause], part: Part) -> Texts:
-    (one,) = found
+    one = found[0]
     figures = one.figures
     hooks = ""
     remedy = "Look for a list, a graph or a file that each step adds to: it is read or walked in every later step."
@@ -188,7 +193,7 @@ def _growing(found: Sequence[SlowCause], part: Part) -> Texts:
 
 
 def _started(found: Sequence[SlowCause], _part: Part) -> Texts:
-    (one,) = found
+    one = found[0]
     skipped = one.figures["skipped"]
     waited = f"{number((one.ms or 0.0) / 1e3)} s in {maker_text(one)}"
     if not skipped:
@@ -201,16 +206,17 @@ def _started(found: Sequence[SlowCause], _part: Part) -> Texts:
 
 
 def _memory(found: Sequence[SlowCause], _part: Part) -> Texts:
-    (one,) = found
+    one = min(found, key=lambda one: one.figures["full_s"])  # Processes may grow at different places.
     figures = one.figures
     where = f"that of the {one.place or 'process'}"
     return (
         "Memory grows",
-        f"{where} by {_size(round(figures['bytes_per_step']))} a step. At this rate none is free after another "
-        f"{duration(figures['full_s'])}",
-        "Keep what workers read in tensors or in Arrow, not in Python objects: reading these copies their pages."
+        f"{where} by {_size(round(figures['bytes_per_step']))} a step so far. If it goes on so, none is free after "
+        f"another {duration(figures['full_s'])}",
+        "Look for what the dataset keeps of each row. A cache stops growing once all rows are in it, and so do the "
+        "copies of Python objects that workers share: tensors or Arrow are not copied."
         if one.place
-        else "Keep loss.item() in place of the loss: a loss holds the graph of its step.",
+        else "Look for a list or a cache that each step adds to. A cache of the data stops growing after an epoch.",
     )
 
 

@@ -7,10 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from multiprocessing import process
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
 
+from harness.attach import hooks
 from harness.explain.wall import LOCK, SlowCause, slow_causes
 from tests.harness.attach.running import PROGRAMS
 from tests.harness.attach.test_exec import alone, attached, losses, program, study_in
@@ -91,3 +95,39 @@ def test_no_garbage_collection_begins_within_a_look() -> None:
         check=True,
     )
     assert int(done.stdout) > 0
+
+
+def test_a_thread_that_has_ended_is_left_out_of_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks._agent()
+    from _harness_agent import own_time
+
+    go, ran, leave = threading.Event(), threading.Event(), threading.Event()
+    alive = threading.Thread(target=lambda: (go.wait(), sum(range(10**6)), ran.set(), leave.wait()))
+    ended = threading.Thread(target=int)
+    alive.start()
+    ended.start()
+    frame, identifiers = sys._getframe(), (ended.ident, alive.ident)
+    ended.join()
+    monkeypatch.setitem(threading._active, ended.ident, ended)  # type: ignore[attr-defined]
+    sampler = own_time._Sampler()
+    for _ in range(2):
+        sampler._look_at_others(dict.fromkeys(identifiers, frame), 1)
+        go.set()
+        ran.wait()
+    leave.set()
+    alive.join()
+    assert [ns for _, ns in sampler.others] == [1]
+
+
+def test_a_worker_that_the_program_has_closed_counts_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks._agent()
+    from _harness_agent import memory
+
+    closed = ForkProcess(target=int)
+    closed.start()
+    closed.join()
+    closed.close()
+    monkeypatch.setattr(process, "_children", {closed})
+    own, workers, free = memory.read()
+    assert min(own, free) > 0
+    assert workers == 0

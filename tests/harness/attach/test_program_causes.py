@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 
 HOOKS = "slowed hooks"
 PLAIN = "slowed none"
-GROWS, GROWS_NOT = "slowed memory 200", "slowed memory-no 200"
+GROWS, GROWS_NOT, MAPPED = "slowed memory 200", "slowed memory-no 200", "slowed memory-mapped 200"
 KEPT_BYTES = 4 * 200_000  # a step, see slowed.py
 SETTINGS = {
     "slowed evaluation-graphs": GRADIENTS,
@@ -52,7 +52,13 @@ SETTINGS = {
     "slowed parallel-unused": "unused parameters",
     "slowed parallel": "gradient synchronization",
 }  # by program
-SILENT = [PLAIN, "slowed evaluation", "slowed profiled-a-while", "slowed parallel-accumulating"]
+SILENT = [
+    PLAIN,
+    "slowed evaluation",
+    "slowed evaluation-one-graph",
+    "slowed profiled-a-while",
+    "slowed parallel-accumulating",
+]
 PADDED = [f"padded {kind}" for kind in ("mask", "labels", "left", "ids", "tuple")]
 FULL = ["padded full", "padded prompts"]
 MASK = "padded mask"
@@ -60,20 +66,24 @@ JOINED = ["padded joined", "padded joined-workers"]
 FAULTS = [
     *(f"inspection.{name}!{PLAIN}" for name in ("_hooks", "_settings", "_place")),
     *(f"padding.{name}!{MASK}" for name in ("_count", "_parts")),
+    f"own_time._collection_is_near!{GROWS_NOT}",
 ]
+PARTS = sorted({fault.partition(".")[0] for fault in FAULTS})
 Seen = tuple[dict[str, Ran], dict[int, AttachedProcess]]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    return run_all(tmp_path_factory.mktemp("alone") / "out", [PLAIN, MASK], None)
+    return run_all(tmp_path_factory.mktemp("alone") / "out", [PLAIN, MASK, GROWS_NOT], None)
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("seen")
     ran = run_all(
-        folder / "out", [HOOKS, GROWS, GROWS_NOT, *SETTINGS, *SILENT, *PADDED, *FULL, *JOINED, *FAULTS], folder / "raw"
+        folder / "out",
+        [HOOKS, GROWS, GROWS_NOT, MAPPED, *SETTINGS, *SILENT, *PADDED, *FULL, *JOINED, *FAULTS],
+        folder / "raw",
     )
     assert {program: one.code for program, one in ran.items() if one.code} == {}
     return ran, {one.process.pid: one for one in read(folder / "raw")}
@@ -201,12 +211,19 @@ def test_a_long_wait_for_the_first_batch_is_named(
         assert [told in text for text in texts] == [True] * lines * bool(told)
 
 
-def test_memory_that_grows_is_found_with_its_bytes_a_step(tmp_path: Path, seen: Seen) -> None:
-    (found,) = [one for one in causes(seen, GROWS, tmp_path / "grows") if one.kind == MEMORY]
-    assert found.place == ""
-    assert found.figures["bytes_per_step"] == pytest.approx(KEPT_BYTES, rel=0.2)
-    assert found.figures["full_s"] > 0
-    assert [one for one in causes(seen, GROWS_NOT, tmp_path / "not") if one.kind == MEMORY] == []
+@pytest.mark.parametrize(("program", "expected"), [(GROWS, [KEPT_BYTES]), (GROWS_NOT, []), (MAPPED, [])])
+def test_memory_that_grows_is_found_with_its_bytes_a_step(
+    tmp_path: Path, seen: Seen, program: str, expected: list[int]
+) -> None:
+    ran, processes = seen
+    blocks = write_tables(processes[ran[program].pid], {}, lambda block: tmp_path / str(block), 0)
+    assert sum(len(totals.memory) for totals in blocks) > 0
+    for totals in blocks:  # The free memory is this machine's: it decides nothing here.
+        totals.memory = [(step, own, workers, 10**9) for step, own, workers, _ in totals.memory]
+    found = [made_of(SlowCause, row) for row in _memory(blocks)]
+    assert [(one.place, one.figures["bytes_per_step"]) for one in found] == [
+        ("", pytest.approx(size, rel=0.2)) for size in expected
+    ]
 
 
 @pytest.mark.parametrize(
@@ -217,6 +234,8 @@ def test_memory_that_grows_is_found_with_its_bytes_a_step(tmp_path: Path, seen: 
         ([(n, 10**9 + 10**8 * (n > 50), 0, 10**10) for n in range(60)], None),  # in one rise
         ([(n, 10**9 + n * 10**6, 0, 10**12) for n in range(60)], None),  # for more than a day
         ([(n * 10, 10**9 + n * 10**7, 0, 10**10) for n in range(6)], None),  # too few readings
+        ([(min(n, 20), 10**9 + n * 10**6, 0, 10**10) for n in range(60)], None),  # in one long step
+        ([(min(n, 8), 10**9 + n * 10**6, 0, 10**10) for n in range(60)], None),  # the same, and few other readings
     ],
 )
 def test_memory_grows_where_that_is_even_and_full_soon(
@@ -227,6 +246,18 @@ def test_memory_grows_where_that_is_even_and_full_soon(
     assert [(one.place, (one.figures["bytes_per_step"], one.figures["full_s"])) for one in found] == (
         [] if expected is None else [(WORKERS, pytest.approx(expected, rel=0.01))]
     )
+
+
+def test_memory_that_grows_at_two_places_has_one_line() -> None:
+    """Each process has its own: here, the loader's workers of one of them grow."""
+    rows = [(10**5, 0), (0, 10**6)]
+    memory = [[(n, 10**9 + own * n, workers * n, 10**9) for n in range(600)] for own, workers in rows]
+    totals = [StepTotals(measured=60, wall_ns=60 * 10**9, memory=readings) for readings in memory]
+    facts = {**ATTACHED, "causes": tuple(row for one in totals for row in _memory([one]))}
+    (arm,) = analyse(*build([Arm("script", facts=facts)], noise=EXACT)).arms
+    assert sorted(one.place for one in arm.causes if one.kind == MEMORY) == ["", WORKERS]
+    ((_, text, _),) = [texts for texts in cause_texts(arm, 30.0) if texts[0] == "Memory grows"]
+    assert WORKERS in text
 
 
 @pytest.mark.parametrize("program", SETTINGS)
@@ -273,7 +304,5 @@ def test_the_looks_change_nothing_of_the_program(alone: dict[str, Ran], seen: Se
     expected = losses(alone[program.rpartition("!")[2]].lines)
     assert losses(ran[program].lines) == expected
     assert one.noted("fault") == []
-    assert [bool(one.noted(f"{part}_fault")) for part in ("inspection", "padding")] == [
-        program.startswith(f"{part}.") for part in ("inspection", "padding")
-    ]
+    assert [bool(one.noted(f"{part}_fault")) for part in PARTS] == [program.startswith(f"{part}.") for part in PARTS]
     assert one.steps >= len(expected)

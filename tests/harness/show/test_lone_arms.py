@@ -37,6 +37,35 @@ def test_graph_breaks_are_no_setting_that_was_left_on() -> None:
     assert text == "torch.compile broke graphs 1 time in functions that steps call, last at a.py:1 (print)"
 
 
+@pytest.mark.parametrize(
+    ("causes", "text"),
+    [
+        (
+            [{"kind": "compiled", "times": n, "steps": n, "of": 20, "ms": 90.0 * n, "rest_ms": 600.0} for n in (1, 3)],
+            "20 graphs compiled in 20 of 200 steps: such a step takes 56.7 ms longer than the others, mostly b.py:1",
+        ),
+        ([{"kind": "breaks", "figures": {"breaks": n}} for n in (1, 3)], "broke graphs 1 time in functions"),
+        (
+            [{"kind": "memory", "figures": {"bytes_per_step": 1e6 * n, "full_s": 90.0 / n}} for n in (1, 3)],
+            "by 3 MB a step",
+        ),
+        ([{"kind": "start-up", "ms": 9e3 * n, "figures": {"skipped": 0}} for n in (1, 3)], "waits for it: 27.0 s"),
+        (
+            [
+                {"kind": "growing", "ms": n, "low_ms": n, "figures": {"first_ms": 30.0, "last_ms": 40.0 + n}}
+                for n in (3.0, 9.0)
+            ],
+            "from 30.0 ms to 49.0 ms",
+        ),
+    ],
+)
+def test_a_cause_whose_place_differs_between_processes_is_one_line(causes: list[dict[str, Any]], text: str) -> None:
+    rows = tuple({**cause, "place": f"{name}.py:1"} for cause, name in zip(causes, "ab", strict=True))
+    (arm,) = analyse(*build([Arm("script", facts={**SEEN, "causes": rows, "program_ms": {"start-up": 3e4}})], [])).arms
+    (line,) = cause_texts(arm, 30.0)
+    assert text in line[1]
+
+
 def test_it_says_what_is_waited_for_and_what_no_data_work_would_give() -> None:
     (line,) = screen().headlines
     assert line.text.startswith("script: ")

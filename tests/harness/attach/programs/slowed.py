@@ -3,7 +3,9 @@
 Each step prints its number and its loss. ``STEPS`` steps, unless the second word gives another number.
 """
 
+import mmap
 import sys
+import tempfile
 import time
 from contextlib import nullcontext
 
@@ -15,6 +17,10 @@ STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 60
 HOOK_S = 0.0004
 MEMORY_S, KEPT = 0.015, 200_000
 kept = []
+if CAUSE == "memory-mapped":
+    with tempfile.TemporaryFile() as file:
+        file.truncate(4 * KEPT * STEPS)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 torch.manual_seed(0)
 torch.set_num_threads(1)
 
@@ -62,9 +68,14 @@ def train():
             inner[0].register_forward_hook(slow_hook)
         if CAUSE.startswith("evaluation") and step % 10 == 9:
             evaluate(model, TensorDataset(torch.ones(16, 8), torch.ones(16, 1)))
+        if CAUSE == "evaluation-one-graph" and step == STEPS // 2:
+            for x, _ in DataLoader(TensorDataset(torch.ones(4, 8), torch.ones(4, 1)), batch_size=4):
+                inner(x)
         if CAUSE.startswith("memory"):
             time.sleep(MEMORY_S)
             kept.append(torch.ones(KEPT if CAUSE == "memory" else 1))
+        if CAUSE == "memory-mapped":
+            sum(mapped[4 * KEPT * step : 4 * KEPT * (step + 1) : mmap.PAGESIZE])
         print(f"{step} {loss.item()!r}")
 
 
