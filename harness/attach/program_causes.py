@@ -72,6 +72,14 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
     lengths = [totals.lengths for totals in blocks if totals.measured]
     if not lengths:
         return
+    kind, place, hooks = "", "", {}
+    if looks:
+        first, last = looks[0], looks[-1]
+        added = {name: last.hooks[name] - first.hooks.get(name, 0) for name in last.hooks}
+        most = max(added, key=lambda name: added[name])
+        if added[most] >= HOOKS_ADDED_MIN:
+            kind, place = most, last.place
+            hooks = {"hooks_first": first.hooks.get(most, 0), "hooks_last": last.hooks[most]}
     found = trend(
         np.concatenate([np.asarray(one.wall, dtype=np.float64) for one in lengths]),
         {
@@ -81,6 +89,7 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
             for name in names
         },
         np.concatenate([np.asarray(one.work, dtype=np.float64) for one in lengths]),
+        evident=bool(hooks),
     )
     if found is None:
         return
@@ -88,15 +97,8 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
         "first_ms": found.first_ms,
         "last_ms": found.last_ms,
         "part_share": found.part_share,
+        **hooks,
     }
-    kind, place = "", ""
-    if looks:
-        first, last = looks[0], looks[-1]
-        added = {name: last.hooks[name] - first.hooks.get(name, 0) for name in last.hooks}
-        most = max(added, key=lambda name: added[name])
-        if added[most] >= HOOKS_ADDED_MIN:
-            kind, place = most, last.place
-            figures |= {"hooks_first": first.hooks.get(most, 0), "hooks_last": last.hooks[most]}
     yield {
         "kind": GROWING,
         "phase": "" if found.part == REST else found.part,

@@ -41,11 +41,11 @@ class Trend:
     high_ms: float
 
 
-def trend(wall_ms: Float, parts_ms: Mapping[str, Float], work: Float) -> Trend | None:
+def trend(wall_ms: Float, parts_ms: Mapping[str, Float], work: Float, *, evident: bool = False) -> Trend | None:
     """Return how steps grow, in their order; None if they do not, or if more work or a slower machine explains it.
 
     ``wall_ms``: of each step without waits for a core. ``parts_ms``: of its phases. ``work``: its tokens or samples, 0
-    if not known.
+    if not known. ``evident``: hooks are known to grow, so that steps need not grow evenly: the machine may be in use.
     """
     if len(wall_ms) < TREND_STEPS_MIN:
         return None
@@ -53,7 +53,7 @@ def trend(wall_ms: Float, parts_ms: Mapping[str, Float], work: Float) -> Trend |
     slope, low, high = _slope(walls)
     first, last = _edges(walls)
     quarters = np.diff([first, *(float(walls[at - 1 : at + 1].mean()) for at in QUARTERS), last])
-    steady = bool((quarters >= TREND_QUARTER_MIN * quarters.mean()).all())
+    steady = evident or bool((quarters >= TREND_QUARTER_MIN * quarters.mean()).all())
     if low <= 0 or first <= 0 or last < TREND_RATIO_MIN * first or not steady:
         return None
     work_first, work_last = _edges(_medians(work))

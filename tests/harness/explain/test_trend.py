@@ -103,4 +103,5 @@ def test_a_quarter_without_a_rise_is_a_warm_up() -> None:
         return 5 + 10 * np.interp(TIME, [0, 0.75, 1], [0, 1, 1 + in_last_quarter / 3])
 
     assert trend(rising(0.3 * last), {}, CONSTANT) is None
+    assert trend(rising(0.3 * last), {}, CONSTANT, evident=True) is not None  # hooks grow: the machine is in use
     assert trend(rising(6 * last), {}, CONSTANT) is not None
