@@ -29,7 +29,13 @@ from harness.explain.wall import (
     is_wait,
     reads_cheap_rows,
 )
-from harness.judge.policy import COLUMNS_SHARE, COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN
+from harness.judge.policy import (
+    COLUMNS_SHARE,
+    COMPUTE_SHARE_MIN,
+    DIAGNOSED_SHARE_MIN,
+    FINDING_SHARE_MIN,
+    NOISY_SHARE_MIN,
+)
 from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.study.contract import STAGES
 
@@ -213,7 +219,8 @@ def _least(wall: Wall, share: float) -> float:
 
 
 def _above_noise(one: Diagnosis) -> bool:
-    return one.ms.ci_low is None or one.ms.ci_low > 0
+    """Return True if it surely costs something. What comes in few blocks has a wide interval, and may be large."""
+    return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN
 
 
 def _cost(rule: Rule, wall: Wall, arm: ArmReport) -> _KindCost | None:

@@ -410,7 +410,9 @@ def _note_reasons(dynamo: Any) -> None:
         begun_us, reason = getattr(one, "start_time_us", None) or 0, getattr(one, "recompile_reason", None)
         if begun_us > _counts.compiled_us and reason and _counts.reasons < MAX_RECOMPILED:
             _counts.compiled_us, _counts.reasons = begun_us, _counts.reasons + 1
-            place = f"{os.path.basename(one.co_filename)}:{one.co_firstlineno}"
+            # A compiled module is called by a function of torch: that is no place of the program.
+            of_program = not watching.is_library(one.co_filename or "")
+            place = f"{os.path.basename(one.co_filename)}:{one.co_firstlineno}" if of_program else ""
             record.note(RECOMPILED, (place, _first_line(reason), one.entire_frame_compile_time_s or 0.0))
 
 
