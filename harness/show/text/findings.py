@@ -538,7 +538,7 @@ def _saving(one: Diagnosis) -> str:
         return ""
     low, high = one.saving.ci_low, one.saving.ci_high
     if low is not None and (high is None or (high > WIDE_TIMES * low and not one.at_most)):
-        known = f" (at least {ratio(low)})"
+        known = f" (at least {ratio(low)})" if low > 1 else ""
     else:
         known = "" if low is None or high is None or high > WIDE_TIMES * low else f" ({interval(one.saving)})"
     about = "up to " if one.at_most else "about " if low is None else ""
