@@ -47,7 +47,7 @@ _TOOLS = (4, 3)  # numbers of sys.monitoring that no tool has by convention
 
 
 class _Counts:
-    """Of this process: what was counted when the last step ended."""
+    """Counters of this process at the end of the last step."""
 
     def __init__(self) -> None:
         self.retries: int | None = None
@@ -125,7 +125,7 @@ class _WaitAudit:
         self.inside = False  # a call that is wrapped by name
         self.paused = 0  # contexts of the program that catch warnings
         self.pageable_bytes = 0
-        self.places: dict[tuple[str, int, bool], _Place] = {}  # by file, line, True between fetch and forward pass
+        self.places: dict[tuple[str, int, bool], _Place] = {}  # key: file, line, True between fetch and forward pass
         self.calls = _CallTimes()
         self.filter: tuple[Any, ...] = ("always", _MESSAGE, Warning, None, 0)
         self.show_before: Any = warnings.showwarning
@@ -321,7 +321,7 @@ class _Place:
     def __init__(self) -> None:
         self.steps: set[int] = set()
         self.calls = self.timed = 0
-        self.timed_ns = 0  # of the calls that were timed
+        self.timed_ns = 0  # calls that were timed
 
     @property
     def wait_ns(self) -> int:
@@ -358,7 +358,7 @@ class _CallTimes:
         self.monitoring.free_tool_id(tool)
 
     def begun(self, code: CodeType) -> int | None:
-        """Return when ``code`` began what it does now; None if it was not monitored, which it is from now on."""
+        """Return the start of the current run of ``code``; None, and monitor it, if it was not monitored."""
         if self.tool is not None and id(code) not in self.codes and len(self.codes) < MOST_CODE:
             self.codes[id(code)] = code
             events = self.monitoring.events

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 _received_of: dict[int, int] = {}  # batches received from each worker, by process
-_doubtful: set[int] = set()  # workers that may have made batches nobody received: which is which is not known
+_doubtful: set[int] = set()  # workers whose batches may have been thrown away, so that their numbers are unknown
 _made_here = 0  # batches of this process, where it is a worker
-_depth = 0  # of fetches within fetches: a dataset may read another loader
-_MOST_TENSORS = 16  # of a batch that are looked at for its size
-_SERVED = "_harness_served"  # attribute of an iterator: what is known of it
+_depth = 0  # depth of nested fetches: a dataset may read another loader
+_MOST_TENSORS = 16  # tensors of a batch that are examined for its size
+_SERVED = "_harness_served"  # attribute of an iterator with its facts
 LOADER = "loader-"  # prefix of a loader worker's role, before its number
 LEAST_SAMPLE_NS = 10_000  # a shorter choice is not worth a record of its own in each step
 SAMPLE = "sample"  # the stage in which a sampler chooses what to read; the study counts it as reading
@@ -32,25 +32,25 @@ _MOST_NESTED = 8  # datasets within datasets, or samplers within samplers
 
 
 class _Served(NamedTuple):
-    """Where the batches of an iterator come from."""
+    """Source of the batches of an iterator."""
 
     source: int  # stands for the dataset
-    workers: bool  # else they are made by whoever asks for them
+    workers: bool  # False: the caller makes them
     loader: boundaries.Loader
     shared: bool  # a dataset without an index: each worker has all of it, unless it shares itself out
-    by_worker: bool  # who asks for them is a worker of another loader
+    by_worker: bool  # True if a worker of another loader asks for them
     first: copies.FirstBatches | None  # first batches, if several workers share a dataset
     makers: list[tuple[str, str, str, bool]]  # notes of the kind MAKER
 
 
 def forget() -> None:
-    """In a forked child: it is within no fetch."""
+    """Begin anew in a forked child, outside of all fetches."""
     global _depth
     _depth = 0
 
 
 def patch() -> None:
-    """Wrap the methods of torch's iterators and fetchers, whoever subclasses them."""
+    """Wrap the methods of torch's iterators and fetchers, for subclasses as well."""
     from torch.utils.data import dataloader
     from torch.utils.data._utils import fetch
 
@@ -189,7 +189,7 @@ def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, s
 
 
 def _stored(owner: Any, name: str) -> Any:
-    """Return an attribute as it is stored, without running code of the program; None if there is none."""
+    """Return a stored attribute without running code of the program; None if there is none."""
     return inspect.getattr_static(owner, name, None)
 
 
@@ -233,7 +233,7 @@ def _ended(served: _Served | None, batch: Any) -> None:
     trace: boundaries.Trace | None
     if served.workers:
         trace, this.maker = this.maker or boundaries.NO_TRACE, None
-        if drawn := stages.take():  # by the main thread, for a worker
+        if drawn := stages.take():  # drawn by the main thread for a worker
             trace = (*trace[:4], drawn)
     else:
         trace = (*(this.here or boundaries.here()), stages.take())
@@ -339,7 +339,7 @@ def _fetch(before: Any) -> Any:
             if boundaries.state.controlled:
                 for _ in range(guard.carefully(controls.times_more) or 0):
                     before(self, possibly_batched_index)
-                    guard.carefully(stages.end, 1)  # what follows is read
+                    guard.carefully(stages.end, 1)  # the stage "read" goes on
             data = before(self, possibly_batched_index)
         except BaseException:
             guard.carefully(stages.end)

@@ -45,14 +45,14 @@ COLLECTED = 17  # kind of event: (kind, garbage collections, nanoseconds, number
 PLACE = "place"  # note: (number, "train.py:31", function, line of code, library function called there)
 FIRST = watching.FIRST + watching.STEPS  # sys.setprofile slows the steps before
 INTERVALS = ((250, 0.02), (1000, 0.1), (sys.maxsize, 0.5))  # (looks up to which, mean seconds between two)
-SPARE_OBJECTS = 64  # that a look may allocate: a dictionary, and a frame of each thread
+SPARE_OBJECTS = 64  # objects that a look may allocate: a dictionary, and a frame of each thread
 MAX_LOOK_NS = 2_000_000_000  # a longer pause was the machine's
 STOP_S = 1.0  # seconds to wait for the end of the thread
-MAX_FRAMES = 200  # of a stack that are looked at
+MAX_FRAMES = 200  # frames of a stack that are examined
 MAX_PLACES = 256
 LEAST_PLACED_NS = 1_000_000  # a shorter collection is not worth finding its place
 MAX_CODE = 60  # characters of a line of code
-OTHER_SHARE_MIN = 0.05  # of the time between two looks: a thread that ran for less hardly holds the lock
+OTHER_SHARE_MIN = 0.05  # share of the time between two looks; a thread that ran for less hardly holds the lock
 MAX_THREADS = 16  # other threads whose time is read
 THREAD_CLOCK = 0b110  # low bits of the kernel's number of a clock: CPU time of a thread
 _THREADS: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]  # by get_ident()
@@ -75,7 +75,7 @@ class _Sampler:
         self.counted = 0  # looks
         self.others: list[tuple[Where, int]] = []  # place of another thread, and nanoseconds that it ran
         self.ran_ns: dict[int, int] = {}  # CPU time of other threads at the last look, by the kernel's number
-        self.fault: Exception | None = None  # what ended the sampling
+        self.fault: Exception | None = None  # error that ended the sampling
         self.memory: list[tuple[int, int, int]] = []  # see MEMORY
         self.begun_ns = self.memory_due_ns = 0
         self.collected_ns = 0  # sum of the garbage collections that ended before the last look
@@ -85,7 +85,7 @@ class _Sampler:
         self.thread = get_native_id()
         run_queue.own.add(self.thread)
         last_ns = self.begun_ns = monotonic_ns()  # time of the last look
-        uniform = Random(0).random  # not the program's generator
+        uniform = Random(0).random  # a generator of its own: the program's stays as it is
         try:
             for most, seconds in INTERVALS:
                 while self.counted < most:
@@ -179,7 +179,7 @@ class _Sampler:
 
     @staticmethod
     def _where(frame: FrameType | None) -> Where | None:
-        """Return the innermost place in the program, and what it called. Without one, the innermost of a library."""
+        """Return the innermost place in the program and the library function called there, else one in a library."""
         innermost, inner = frame, None
         for _ in range(MAX_FRAMES):
             if frame is None:
@@ -231,7 +231,7 @@ class _Sampler:
 
 
 def _collection_is_near() -> bool:
-    """Whether a look could begin a garbage collection; from Python 3.12 on, none begins where an object is made."""
+    """Return True if a look could begin a garbage collection. From Python 3.12 on, making an object begins none."""
     if sys.version_info >= (3, 12) or not gc.isenabled():
         return False
     return 0 < gc.get_threshold()[0] <= gc.get_count()[0] + SPARE_OBJECTS

@@ -1,4 +1,4 @@
-"""Holds what the process is and writes what it saw: frames in a file of its own, so that a SIGKILL loses one step.
+"""Writes the facts and events of this process as frames in a file of its own. A SIGKILL loses one step.
 
 A frame is its length (4 bytes, little endian) and the marshal (format 2, which every Python reads) of a pair: a word
 and its content. Words: "process" (who this is), "events" (of one step, as ``probes.ledger.rows`` has them), "batch" (of
@@ -32,7 +32,7 @@ settings: dict[str, int | str | None] = {}
 
 
 def begin(folder: str) -> bool:
-    """Whether there is a folder to write to; the file is made when there is something to say."""
+    """Return True if ``folder`` exists. The file is made with the first frame."""
     global _folder, _registered
     if _folder or not os.path.isdir(folder):
         return False
@@ -53,7 +53,7 @@ def begin(folder: str) -> bool:
 
 
 def _forked() -> None:
-    """In a child: the file stays the parent's, and so does what it has seen."""
+    """Begin anew in a child: the file and the record stay the parent's."""
     global _file, _owner, training_thread
     _file, _owner, training_thread = None, 0, None
     from _harness_agent import (
@@ -90,7 +90,7 @@ def write(word: str, content: Any) -> None:
     if not forks.here[0]:  # a child that Python did not fork
         _forked()
         if word == "events":
-            return  # of a step that the parent began, whose file this is no more
+            return  # the parent began this step; its file is not ours
     file = _file or _open()
     if file is None:
         return
@@ -147,7 +147,7 @@ def note(what: str, text: Any) -> None:
 
 
 def end() -> None:
-    """Write what is left, and close the file."""
+    """Write the remaining events and close the file."""
     global _file, _folder, _owner
     from _harness_agent import boundaries, guard, own_time, profiling
 
@@ -160,7 +160,7 @@ def end() -> None:
 
 
 def folder() -> str:
-    """Where this process writes; empty where nothing is recorded."""
+    """Return the folder that this process writes to; empty if nothing is recorded."""
     return _folder
 
 
@@ -177,14 +177,14 @@ def word(name: str) -> str | None:
 
 
 def ranks() -> tuple[int | None, int | None]:
-    """This process's rank in its distributed program and how many there are, as its launcher says (torchrun, Slurm)."""
+    """Return the rank of this process and the number of ranks, as set by its launcher (torchrun, Slurm)."""
     rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID") if os.environ.get(name, "").isdecimal()), None)
     world = next((os.environ[name] for name in ("WORLD_SIZE", "SLURM_NTASKS") if name in os.environ), None)
     return int(rank) if rank is not None else None, int(world) if world is not None and world.isdecimal() else None
 
 
 def _process() -> dict[str, Any]:
-    """Who this is."""
+    """Return the facts of this process."""
     rank, world = ranks()
     torch = sys.modules.get("torch")
     return {

@@ -12,7 +12,7 @@ from time import monotonic_ns, process_time_ns, thread_time_ns
 from typing import Any
 
 Piece = tuple[str, int, int, int]  # stage, start, end (CLOCK_MONOTONIC), CPU time of the thread (see add_others())
-# Of one batch: more are merged stage by stage, which keeps their sums.
+# Pieces of one batch; more are merged stage by stage, which keeps their sums.
 MAX_PIECES_OF_A_BATCH = 64
 # The CPU time of a thread is a system call, the clock is not: so soon after a reading the thread is taken to have been
 # on its core since, where nobody counts its switches. The error is at most this.
@@ -21,7 +21,7 @@ MOST_LOST = 20  # a twentieth of the time since the last reading may be lost wit
 
 
 class CpuReading:
-    """What the last reading of a thread's CPU time says of the time after it, as long as the thread is on its core.
+    """Extrapolates the last reading of a thread's CPU time for as long as the thread is on its core.
 
     That is known of a thread whose switches are counted (``switches.py``); of others it is assumed, for ``NEAR_NS``.
     Who asks has these lines, as a call would cost as much as they do::
@@ -39,13 +39,13 @@ class CpuReading:
         self.near_ns = 0  # until when that reading will do
         self.ahead_ns = 0  # CPU time - clock
         self.count: Any = (0,)  # the first number changes with each switch of the thread
-        self.counted = 0  # that number, when the CPU time was read
+        self.counted = 0  # value of ``count`` when the CPU time was read
         self.here: Any = (1,)  # its first item is 0 in a forked child, where nothing may look at ``count``
-        self.lasts_ns = NEAR_NS  # from a reading on
+        self.lasts_ns = NEAR_NS  # validity of a reading
         self.longest_ns = NEAR_NS
 
     def counts(self, count: Any, longest_ns: int, here: Any) -> None:
-        """From now on ``count`` says whether the thread was switched; a reading will do for ``longest_ns`` at most.
+        """Use ``count`` to detect switches of the thread. A reading is valid for ``longest_ns`` at most.
 
         ``here``: see :mod:`forks`.
         """
@@ -53,7 +53,7 @@ class CpuReading:
         self.lasts_ns = self.longest_ns = longest_ns
 
     def uncounted(self) -> None:
-        """Nobody counts the thread's switches any more."""
+        """Forget the counter of the thread's switches."""
         self.counts((0,), NEAR_NS, (1,))
 
     def read(self) -> tuple[int, int]:
@@ -80,7 +80,7 @@ class Making:
         self.core = CpuReading()
         self.open: list[str] = []
         self.pieces: list[Piece] = []
-        self.items = 0  # that this batch is made of; 0: not known
+        self.items = 0  # items of this batch; 0: unknown
         self.start_ns = 0
         self.cpu_ns = 0
 
@@ -94,18 +94,18 @@ _thread = _ThisThread()
 
 
 def forget() -> None:
-    """In a forked child: nothing is being made."""
+    """Begin anew in a forked child."""
     global _thread
     _thread = _ThisThread()
 
 
 def making() -> Making:
-    """What this thread makes."""
+    """Return what this thread makes."""
     return _thread.making
 
 
 def busy() -> bool:
-    """Whether this thread makes a batch now."""
+    """Return True if this thread makes a batch now."""
     return bool(_thread.making.open)
 
 
@@ -230,5 +230,5 @@ def _merged(pieces: list[Piece]) -> list[Piece]:
 
 
 def origin() -> tuple[int, int]:
-    """(pid, thread id) of whoever asks."""
+    """Return (pid, thread id) of the caller."""
     return os.getpid(), threading.get_native_id()
