@@ -2,13 +2,10 @@
 
 from contextlib import nullcontext
 
-import torch
-from small import SLOW, build, loss_of, tokens, watched
+from small import SLOW, build_rank, loss_of, tokens, watched
 from torch.utils.data import DataLoader
 
-torch.distributed.init_process_group("gloo")
-model, optimizer = build(width=512, depth=4)
-model = torch.nn.parallel.DistributedDataParallel(model)
+model, optimizer = build_rank(width=512, depth=4)
 for number, ids in enumerate(watched(DataLoader(tokens(60 * 8 * 1), batch_size=1))):
     last = number % 8 == 7
     with nullcontext() if SLOW or last else model.no_sync():

@@ -3,13 +3,11 @@
 import os
 
 import torch
-from small import SLOW, build, tokens, update, watched
+from small import SLOW, build_rank, tokens, update, watched
 from torch.utils.data import DataLoader
 
-torch.distributed.init_process_group("gloo")
-model, optimizer = build(width=192)
+model, optimizer = build_rank(width=192)
 cores = len(os.sched_getaffinity(0))
 torch.set_num_threads(cores if SLOW else max(1, cores // 2))
-model = torch.nn.parallel.DistributedDataParallel(model)
 for ids in watched(DataLoader(tokens(150 * 8), batch_size=8)):
     update(model, optimizer, ids)

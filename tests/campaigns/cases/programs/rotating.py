@@ -3,7 +3,7 @@
 import time
 
 import torch
-from small import SLOW, build, tokens, update, watched
+from small import SLOW, build_rank, tokens, update, watched
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -16,8 +16,6 @@ class Store(Dataset):
         return tokens(4)
 
 
-torch.distributed.init_process_group("gloo")
-model, optimizer = build()
-model = torch.nn.parallel.DistributedDataParallel(model)
+model, optimizer = build_rank()
 for ids in watched(DataLoader(Store(), batch_size=None)):
     update(model, optimizer, ids)

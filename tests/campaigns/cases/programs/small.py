@@ -21,6 +21,13 @@ def build(width=96, depth=2):
     return model, torch.optim.AdamW(model.parameters(), 1e-3)
 
 
+def build_rank(width=96, depth=2, **options):
+    """The same for a rank of several. ``options``: of DistributedDataParallel."""
+    torch.distributed.init_process_group("gloo")
+    model, optimizer = build(width, depth)
+    return nn.parallel.DistributedDataParallel(model, **options), optimizer
+
+
 def tokens(rows, length=32):
     return torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
 

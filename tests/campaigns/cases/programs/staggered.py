@@ -3,12 +3,10 @@
 import gc
 
 import torch
-from small import SLOW, build, tokens, update, watched
+from small import SLOW, build_rank, tokens, update, watched
 from torch.utils.data import DataLoader
 
-torch.distributed.init_process_group("gloo")
-model, optimizer = build()
-model = torch.nn.parallel.DistributedDataParallel(model)
+model, optimizer = build_rank()
 heap = [{"row": n, "next": []} for n in range(400_000)]
 gc.disable()
 for number, ids in enumerate(watched(DataLoader(tokens(200 * 4), batch_size=4))):
