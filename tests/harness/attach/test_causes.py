@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 40
 WAITS, OWN_MODE, LENGTHS = f"waits {STEPS}", f"waits {STEPS} 1", "compiled lengths"
-VALUES, BROKEN, BROKEN_BEFORE = (f"compiled {name}" for name in ("values", "broken", "broken_before"))
+VALUES, LAYERS, BROKEN, BROKEN_BEFORE = (f"compiled {name}" for name in ("values", "layers", "broken", "broken_before"))
 FAULTS = [f"causes.{name}!{WAITS}" for name in ("_WaitAudit", "_counted", "_CallTimes")]
 AUDITED = slice(4, 8)  # steps
 WARNING = "called a synchronizing CUDA operation"
@@ -32,7 +32,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, AttachedProcess]]:
     folder = tmp_path_factory.mktemp("seen")
-    ran = run_all(folder / "out", [WAITS, OWN_MODE, LENGTHS, VALUES, BROKEN, BROKEN_BEFORE, *FAULTS], folder / "raw")
+    ran = run_all(
+        folder / "out", [WAITS, OWN_MODE, LENGTHS, VALUES, LAYERS, BROKEN, BROKEN_BEFORE, *FAULTS], folder / "raw"
+    )
     return ran, {one.process.pid: one for one in read(folder / "raw")}
 
 
@@ -99,6 +101,12 @@ def test_a_compilation_has_its_function_and_its_reason(tmp_path: Path, seen: See
     lines = (PROGRAMS / "compiled.py").read_text().splitlines()
     forwards = [number for number, line in enumerate(lines, 1) if line.strip() == "def forward(self, x):"]
     assert found.place == f"compiled.py:{forwards[-1]}"
+
+
+def test_a_compiled_model_of_torch_s_layers_has_no_place_in_the_program(tmp_path: Path, seen: Seen) -> None:
+    (found,) = [one for (kind, _), one in causes(seen, LAYERS, tmp_path).items() if kind == "compiled"]
+    assert "size mismatch" in found.code
+    assert found.place == ""
 
 
 def test_a_graph_break_has_its_place(tmp_path: Path, seen: Seen) -> None:

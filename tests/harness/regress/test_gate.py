@@ -140,6 +140,7 @@ def test_a_total_that_looks_worse_and_is_not_decided_leaves_all_undecided() -> N
     assert found.verdict == "undecided"
     assert found.cause == "other check open"
     assert safe(sentence(found)) in markdown([found])
+    assert "9 blocks of 32 steps" in sentence(found)
 
 
 def test_steps_of_other_numbers_of_tokens_are_not_compared() -> None:

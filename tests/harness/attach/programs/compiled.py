@@ -60,6 +60,9 @@ match sys.argv[1]:
         model = torch.compile(net, backend=backend)
     case "lengths":
         model = torch.compile(net, backend=backend, dynamic=False)
+    case "layers":  # of torch alone: the program defines none of the compiled functions
+        layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        model = torch.compile(layers, backend=backend, dynamic=False)
     case "fullgraph":
         model = torch.compile(net, backend=backend, fullgraph=True)
     case "in_place":
@@ -73,7 +76,7 @@ match sys.argv[1]:
         update = torch.compile(optimizer.step, backend=backend)
 
 for step, (x, y) in enumerate(loader):
-    rows = 4 - step // 5 if sys.argv[1] == "lengths" else 4
+    rows = 4 - step // 5 if sys.argv[1] in ("lengths", "layers") else 4
     if sys.argv[1] == "values" and step % 5 == 4:
         net.scale += 0.5
     loss = loss_of(x[:rows], y[:rows])
