@@ -33,7 +33,7 @@ from harness.explain.policy import (
     WORKER_HELD_SHARE,
     WORKER_ROUNDS_MIN,
 )
-from harness.explain.spans import BUILT, NO_WORKER, Int, RunSpans, bounds, integers
+from harness.explain.spans import BUILT, NO_WORKER, Int, RunSpans, Stretches, bounds, covered, integers
 from harness.explain.statistics import reach_of_mean
 from harness.explain.waits import BatchWaits
 from harness.study.contract import AWAITED
@@ -186,21 +186,17 @@ def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] 
     return max(0.0, float((lead[:-workers] - lead[workers:] - idle)[known].mean())) / length
 
 
-def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: tuple[Array, Array]) -> float:
+def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> float:
     """Return the mean time per batch at which ``busy`` workers go on, over all batches; NaN if it is not known.
 
-    ``pauses``: starts and ends, ns, (pauses,), of times in which the workers were suspended; these do not count.
+    ``pauses``: when the workers were suspended, which does not count.
     """
-    starts, ends = pauses
-    lasted = np.concatenate([[0.0], np.cumsum(ends - starts)])
-    moments = np.stack([starts, ends], axis=1).ravel()
-    paused = np.repeat(lasted, 2)[1:-1]
-
-    def running(at: Array) -> Array:
-        return at - np.interp(at, moments, paused) if len(moments) else at
-
-    making = running(made.ready) - running(made.began)
-    return (float(np.nanmean(making)) + leads.between) / busy if np.isfinite(making).any() else math.nan
+    known = np.isfinite(made.ready - made.began)
+    if not known.any():
+        return math.nan
+    began, ready = made.began[known].astype(np.int64), made.ready[known].astype(np.int64)
+    making = ready - began - covered(began, ready, pauses)
+    return (float(making.mean()) + leads.between) / busy
 
 
 class UsedLead(NamedTuple):
@@ -248,7 +244,7 @@ def used_leads(
         made = _made(spans, waits, on_device=asynchronous)
         leads = leads_of(made, workers, prefetch, makers)
         later = np.flatnonzero(starts[1:] > ends[:-1])
-        pace = pace_ns(made, leads, makers.busy, (ends[later].astype(np.float64), starts[later + 1].astype(np.float64)))
+        pace = pace_ns(made, leads, makers.busy, Stretches(ends[later], starts[later + 1]))
     at_start, at_end = (_ahead_ns(spans, moments) for moments in (starts, ends))
     measured = integers(steps, "warmup", null=1) == 0
     repetitions = integers(steps, "turn")

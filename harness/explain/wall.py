@@ -414,9 +414,8 @@ def _named(
     rest = [_Key("phase", name) for name in (REST, *COMPUTE, *PHASES) if name != "fetch"]
     tokenizing = (facts.tokenizing_share or 0.0) * step_ms
     _move(parts, [_OTHER], _Key("data", IN_LOOP), tokenizing)
-    running = (
-        1 - placed.phases.get(WAITING, 0.0) / step_ms if step_ms else 1.0
-    )  # what only runs waits for a core as much as the step does
+    # What only runs waits for a core as much as the step does.
+    running = 1 - placed.phases.get(WAITING, 0.0) / step_ms if step_ms else 1.0
     compiling = [_Key("phase", name) for name in ("forward", "backward", REST, "optimizer")]
     for one in causes:
         if one.kind == COMPILED and one.of:
@@ -469,20 +468,19 @@ def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float)
         return
     whole_ms = ledger.phase_ms.get("fetch", fetch_ms)
     scale = fetch_ms / max(whole_ms, sum(ledger.exposed_ms.values()))  # the rest of it was a wait for a core
-    fetch = _FETCH
-    parts[fetch] = fetch_ms
+    parts[_FETCH] = fetch_ms
     restarting = (facts.restarting_share or 0.0) * step_ms * scale if facts.workers else 0.0
-    _move(parts, [fetch], _Key("data", RESTART), restarting)
+    _move(parts, [_FETCH], _Key("data", RESTART), restarting)
     exposed = {stage: ledger.exposed_ms.get(stage, 0.0) * scale for stage in STAGES}
     if sum(exposed.values()) > 0:
-        left = parts[fetch]
+        left = parts[_FETCH]
         share = min(1.0, left / sum(exposed.values()))
         for stage, ms in exposed.items():
-            _move(parts, [fetch], _Key("data", stage), ms * share)
-    sampling = [_Key("data", "read"), fetch]  # The stage "read" has the sampler's time.
+            _move(parts, [_FETCH], _Key("data", stage), ms * share)
+    sampling = [_Key("data", "read"), _FETCH]  # The stage "read" has the sampler's time.
     _move(parts, sampling, _Key("data", SAMPLER), (facts.sampling_share or 0.0) * step_ms * scale)
-    if parts[fetch] < ROUNDING * step_ms:
-        del parts[fetch]
+    if parts[_FETCH] < ROUNDING * step_ms:
+        del parts[_FETCH]
 
 
 def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:

@@ -24,6 +24,8 @@ from harness.explain.wall import (
     SAMPLER,
     SETTING,
     SYNCHRONIZATION,
+    PartKind,
+    SlowCause,
     StepPart,
     Wall,
     is_wait,
@@ -150,11 +152,26 @@ RULES = (
 )
 
 
-# What is known of the whole program and is no part of a step: kind of cause, its diagnosis and remedy.
-NOTED: dict[str, tuple[DiagnosisKind, DiagnosisRemedy]] = {
-    GROWING: ("growing", "find the growth"),
-    PADDING: ("padding", "pad less"),
-}
+def padding_remedy(cause: SlowCause) -> DiagnosisRemedy:
+    """Return what makes less padding: shorter batches if columns of padding alone have most of it, else alike rows."""
+    figures = cause.figures
+    return "pad less" if figures["column_share"] >= COLUMNS_SHARE * figures["share"] else "batch alike"
+
+
+class Noted(NamedTuple):
+    """The diagnosis of a cause that is known of the whole program, and is no part of a step."""
+
+    kind: DiagnosisKind
+    remedy: Callable[[SlowCause], DiagnosisRemedy]
+    place: str  # where it costs, if neither a line nor a phase is known
+    at_least: bool  # True if its cost is a lower bound
+
+
+NOTED = {
+    # The first measured steps have grown already.
+    GROWING: Noted("growing", lambda _: "find the growth", "own code", at_least=True),
+    PADDING: Noted("padding", padding_remedy, "forward and backward", at_least=False),
+}  # by kind of cause
 
 
 @dataclass(frozen=True)
@@ -199,18 +216,16 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
     for cause in arm.causes:
         if cause.kind not in NOTED or cause.cost_ms is None:
             continue
-        kind, remedy = NOTED[cause.kind]
-        if kind == "padding" and cause.figures["column_share"] < COLUMNS_SHARE * cause.figures["share"]:
-            remedy = "batch alike"
+        noted = NOTED[cause.kind]
         ends = [None if end is None else end * own for end in (cause.low_ms, cause.high_ms)]
         ms = Estimate(cause.cost_ms * own, ends[0], ends[1], arm.blocks)
         share = ms.median / wall.step_ms.median
-        place = "forward and backward" if kind == "padding" else cause.phase or "own code"
-        part = StepPart(cause.place or place, ms, share, "code" if cause.place else "phase")
+        kind: PartKind = "code" if cause.place else "phase"
+        part = StepPart(cause.place or cause.phase or noted.place, ms, share, kind)
         saving = _speedup(ms, wall)
-        if kind == "growing":  # the first measured steps have grown already
-            saving = replace(saving, ci_high=None)
-        found.append(Diagnosis(kind, part.name, ms, share, saving, _has_workers(arm), remedy, part))
+        saving = replace(saving, ci_high=None) if noted.at_least else saving
+        remedy = noted.remedy(cause)
+        found.append(Diagnosis(noted.kind, part.name, ms, share, saving, _has_workers(arm), remedy, part))
     return found
 
 

@@ -14,7 +14,7 @@ from harness.regress.across import CommonMove
 from harness.regress.decision import TOTAL, Cause, Decision, Difference, Outcome, Part, StateComparison
 from harness.regress.policy import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
 from harness.show.text.doubts import confound_lines, doubt_text, too_noisy_text
-from harness.show.words import capitalised, count, floor_percent, listing, ms, percent, ratio
+from harness.show.words import capitalised, count, floor_percent, horizon, listing, ms, percent, ratio
 from harness.study.records import OtherDefault
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def sentence(c: StateComparison) -> str:
     changed = "The time of a step did not settle" if too_noisy(c.step) else f"A step's time changed {moved(c.step)}"
     figures = (
         f"{changed}: {ms(c.baseline_ms)} at {c.baseline}, {ms(c.candidate_ms)} at "
-        f"{c.candidate} ({_horizon(c)}, {_floor(c.step)})."
+        f"{c.candidate} ({horizon(c.blocks, c.steps) if c.steps else count(c.blocks, 'block')}, {_floor(c.step)})."
     )
     grown = [
         f" {capitalised(one.name)} grew {moved(one.decision)}." for one in c.gates if one.decision.outcome == "slower"
@@ -174,11 +174,6 @@ def sentence(c: StateComparison) -> str:
     if c.rare and c.total is not None:
         grown.append(f" {capitalised(TOTAL)} changed {moved(c.total)}: {_rare(c)}.")
     return f"{name}: {verdict}. {figures}{''.join(grown)}{todo}"
-
-
-def _horizon(c: StateComparison) -> str:
-    """``9 blocks of 32 steps``: what was measured."""
-    return count(c.blocks, "block") + (f" of {count(c.steps, 'step')}" if c.steps else "")
 
 
 def _rare(c: StateComparison) -> str:

@@ -13,7 +13,7 @@ from harness.judge.doubts import Doubt, barred
 from harness.judge.policy import WORST_OF_STEPS
 from harness.judge.report_types import ArmTotals
 from harness.show.tables import NOT_MEASURED, aligned, doubt_json, record_json, safe, table
-from harness.show.words import capitalised, count, duration, listing, ms, number, percent, signed_percent
+from harness.show.words import MINUTE_S, capitalised, count, duration, listing, ms, number, percent, signed_percent
 from trainer.json_types import Json
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
     amounts = [] if limit.usd is None else [money(limit.usd)]
     amounts += [] if limit.hours is None else [f"{limit.hours:g} h"]
     text = " and ".join(amounts)
-    seconds = limit_s is not None and (limit.usd is not None or limit_s < HOUR_S / 60)
+    seconds = limit_s is not None and (limit.usd is not None or limit_s < MINUTE_S)
     return f"{text}, which is {duration(limit_s)}" if seconds and limit_s is not None else text
 
 

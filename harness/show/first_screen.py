@@ -59,7 +59,7 @@ from harness.show.text.verdicts import (
 from harness.show.words import count, listing, number, part_of, percent, ratio
 from trainer.errors import one_line
 
-AMONG_CAUSES = [kind for kind, _ in NOTED.values()]  # diagnoses that a line with more to say tells below another
+AMONG_CAUSES = [one.kind for one in NOTED.values()]  # diagnoses that a line with more to say tells below another
 REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")

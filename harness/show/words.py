@@ -10,7 +10,7 @@ from harness.judge.cost import HOUR_S
 from harness.judge.policy import USELESS_FLOOR
 from harness.show.policy import LIMIT_DIGITS, SMALLEST_SHARE
 
-_MINUTE_S = 60.0
+MINUTE_S = 60.0
 PROBES = {
     "ledger": "step ledger (always on)",
     "torch_profiler": "torch_profiler, while it records",
@@ -73,11 +73,16 @@ def number(value: float) -> str:
     return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"
 
 
+def horizon(blocks: int, steps: int) -> str:
+    """``7 blocks of 48 steps``: what was measured."""
+    return f"{count(blocks, 'block')} of {count(steps, 'step')}"
+
+
 def duration(seconds: float) -> str:
     """``5.20 s``, ``12.3 min``, ``6.40 h``: in the unit in which it has few digits."""
-    if seconds < 2 * _MINUTE_S:
+    if seconds < 2 * MINUTE_S:
         return f"{number(seconds)} s"
-    return f"{number(seconds / _MINUTE_S)} min" if seconds < 2 * HOUR_S else f"{number(seconds / HOUR_S)} h"
+    return f"{number(seconds / MINUTE_S)} min" if seconds < 2 * HOUR_S else f"{number(seconds / HOUR_S)} h"
 
 
 def ms(value: float) -> str:

@@ -25,19 +25,19 @@ from _harness_agent import device, forks, gate, guard, record, run_queue, stages
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # as in harness.probes.ledger.rows
+ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # numbers of harness.probes.ledger.rows
 EVALUATION = 6  # (kind, the model made graphs): a batch was fetched that is not trained on
 TOKENIZED = 7  # (kind, nanoseconds): a tokenizer ran in the training loop itself, in no fetch
 PERHAPS = 12  # (kind, time, run-queue reading): a batch is asked for that may be of training or not; not written
 MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
 NOT_FINITE = 13  # the loss of this step is NaN or infinite, as those before it were
-UNPACKED = 11  # as in harness.probes.ledger.rows
+UNPACKED = 11  # number of harness.probes.ledger.rows
 BEGUN_ANEW = 14  # (kind, early): the batch that arrives is its loader's first since it began anew
 INTERRUPTED = 10  # a signal handler of the program raised while a hook ran: what the step did is not known
 MOST_DOUBTFUL = 64  # batches that may be of training, until they are taken to be none
 LASTING = 3  # losses in a row that are not finite: fewer may be of a scaler, which skips such a step
 MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
-ENDED = -2  # in place of a batch's number: the wait ended with the data
+ENDED = -2  # replaces a batch's number: the wait ended with the data
 NO_TRACE = ("unknown", 0, 0, -1, ())
 
 Loader = tuple[int, int, bool]  # workers, batches in flight for each, whether the workers outlive an epoch
@@ -46,15 +46,15 @@ Trace = tuple[str, int, int, int, Any]  # role, pid, thread, which of its batche
 
 @dataclass(slots=True)
 class _State:
-    """Of this process; a forked child begins anew. What every step asks for lies here, settings too."""
+    """State of this process, with the settings that each step reads. A forked child begins with a new one."""
 
     events: list[tuple[Any, ...]] = field(default_factory=list)
     open: list[str] = field(default_factory=list)  # phases of the main thread, innermost last
     last: str | None = None  # phase that ended
     making: stages.Making | None = None  # the main thread's batch
     core: stages.CpuReading = field(default_factory=stages.CpuReading)  # the main thread's, once it is known
-    here: tuple[str, int, int, int] | None = None  # this process and its main thread, as a trace begins
-    marks: bool = False  # what the host launches on a device is recorded
+    here: tuple[str, int, int, int] | None = None  # process and main thread, the beginning of a trace
+    marks: bool = False  # True if launches on a device are recorded
     optimizers: dict[int, int] = field(default_factory=dict)  # steps by optimizer, in the order of their first
     trained_on: set[int] = field(default_factory=set)  # sources of batches after which a backward pass came
     sources: set[int] = field(default_factory=set)  # others, whose batches came since a backward pass
@@ -68,13 +68,13 @@ class _State:
     not_finite: int = 0  # losses in a row
     loader_seen: bool = False  # a DataLoader serves this program: its fetches open the steps
     in_flight: int = 0  # batches at most, of the loader with most
-    maker: Trace | None = None  # who made the batch that arrives
+    maker: Trace | None = None  # maker of the batch that arrives
     unpacked: tuple[int, int, bool] | None = None  # see arrivals
     closing: int | None = None  # the optimizer that closes steps
-    only: int | None = None  # the same, where there is no other optimizer
+    only: int | None = None  # ``closing`` if there is no other optimizer
     closed: bool = True  # nothing has begun yet
     closed_ns: int = 0
-    marked: list[tuple[Any, ...]] | None = None  # what arrived within the fetch that the program marks now
+    marked: list[tuple[Any, ...]] | None = None  # batches that arrived within the fetch that the program marks
     enough: bool = False
     trained: bool = False  # a backward pass has begun
     adopted: bool = False  # The recorded thread was adopted: it is not the first one.
@@ -84,7 +84,7 @@ class _State:
     maybe: int = 0  # steps that began if there is no optimizer
     without_optimizer: bool = False
     steps: int = 0
-    unmeasured: int = 0  # of these, steps that are not measured
+    unmeasured: int = 0  # number of steps that are not measured
     measured_from: int | None = 0  # step; None: a window of profiling comes first
     window_from: int | None = None  # step that begins a window of profiling after the measured ones
     warming: bool = True  # no step has been measured, of those that take no turns
@@ -102,16 +102,16 @@ _adopting = threading.Lock()
 # Identifier (threading.get_ident) of the thread whose steps are recorded: the main thread, or one taken by adopt().
 recorded_thread = threading.main_thread().ident
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
-on_early_step: list[Callable[[int], None]] = []  # the same, for the first steps only
+on_early_step: list[Callable[[int], None]] = []  # called like ``on_step``, for the first steps only
 EARLY = 64  # steps
 on_step_end: list[Callable[[], list[tuple[Any, ...]]]] = []  # called as a step ends; return events of it
-on_evaluation: list[Callable[[], None]] = []  # called before each batch that nobody trains on
+on_evaluation: list[Callable[[], None]] = []  # called before each batch that is not trained on
 # Called with the number of each step that begins when all are measured: True if the program may end there.
 before_end: list[Callable[[int], bool]] = []
 
 
 def forget() -> None:
-    """In a forked child: none of it happened here."""
+    """Begin anew in a forked child."""
     global state, recorded_thread
     state, recorded_thread = _State(), threading.main_thread().ident
     device.forget()
@@ -146,7 +146,7 @@ def adopt() -> bool:
 
 
 def watched() -> bool:
-    """Whether this call is one to look at: in the main thread, and run rather than traced by a compiler."""
+    """Return True if this call counts: it is in the recorded thread, and no compiler traces it."""
     return guard.on and get_ident() == recorded_thread and not is_compiling()
 
 
@@ -173,7 +173,7 @@ def leave(name: str) -> None:
     if not open_ or open_[-1] != name:
         if name not in open_:
             return
-        leave(open_[-1])  # what is open within it ends with it
+        leave(open_[-1])  # inner phases end with it
         leave(name)
         return
     core = this.core
@@ -196,7 +196,7 @@ def _read_core() -> tuple[int, int]:
 
 
 def making() -> stages.Making:
-    """What this thread makes; of the main thread, that is known from now on."""
+    """Return what this thread makes. For the recorded thread, keep it."""
     found = stages.making()
     if get_ident() == recorded_thread:
         state.making, state.core = found, found.core
@@ -207,7 +207,7 @@ def making() -> stages.Making:
 
 
 def here() -> tuple[str, int, int, int]:
-    """What the trace of a batch begins with that the main thread of this process makes."""
+    """Return the beginning of the trace of a batch that the main thread of this process makes."""
     state.here = ("main", *stages.origin(), -1)
     return state.here
 
@@ -260,7 +260,7 @@ def fetching(source: int, loader: bool = True) -> bool:
             _open_step()
         return True
     this.settled.clear()
-    if state.ran_without_gradients:  # and no backward pass came: what was fetched before is not trained on
+    if state.ran_without_gradients:  # without a backward pass: earlier batches are not trained on
         state.ran_without_gradients = False
         state.sources &= state.trained_on
         resolve(training=False)
@@ -276,17 +276,11 @@ def fetching(source: int, loader: bool = True) -> bool:
             state.doubtful += 1
             return True
     if state.doubtful:
-        resolve(training=False)  # training goes on with what it trained on before
+        resolve(training=False)  # training goes on with its earlier source
     state.loader_seen |= loader
-    if not state.optimizers and state.backward_since and not state.by_hand:
-        if state.without_optimizer:
-            state.closed = True
-        else:
-            _may_begin()
     if state.optimizers and not state.sources and not state.by_hand:
         state.settled.add(source)
-    if state.closed and not state.open and not state.by_hand:
-        _open_step()
+    begin_step()
     return True
 
 
@@ -417,8 +411,7 @@ def _note_loader(loader: Loader) -> None:
 def begin_step() -> None:
     """Open the next step, if the last one is closed and no phase of it is open.
 
-    Called where a forward or backward pass of a program without a DataLoader begins. Without an optimizer, each
-    backward pass is taken to end a step.
+    Without an optimizer, each backward pass is taken to end a step.
     """
     if state.open or state.by_hand:
         return
@@ -498,7 +491,7 @@ def leave_by_hand(name: str) -> None:
         if not within:
             received(("main", *stages.origin(), -1, pieces), 0, 0, (0, 1, False))
             return
-        # Of loaders within: one wait, not one more for each. Who made the last of them stands for all.
+        # Loaders within count as one wait. The maker of the last batch stands for all.
         _, trace, _, items, _ = within[-1]
         if trace is not None and trace[0] == "main":
             trace = (*trace[:4], (*trace[4], *pieces))
@@ -526,7 +519,7 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
 
 
 def _is_warmup(number: int) -> bool:
-    """Whether the step that begins is not measured."""
+    """Return True if the step that begins is not measured."""
     if state.window_from is not None:
         return True
     if state.alternates and not gate.state.over:
@@ -546,7 +539,7 @@ def _may_begin() -> None:
 
 
 def decide(*, optimizer: bool) -> None:
-    """Whether the steps that may have begun did."""
+    """Decide if the steps that may have begun did."""
     events, state.events, state.maybe = state.events, [], 0
     if optimizer:
         state.events = [event for event in events if event[0] != MAYBE]
@@ -575,7 +568,7 @@ def flush(pause: tuple[Any, ...] | None = None) -> None:
             begun = (PAUSE, state.closed_ns, ())
     state.events += device.last() if ends else device.collect()
     events, state.events = state.events, []
-    if begun is not None:  # what came after the last update was in no step
+    if begun is not None:  # events after the last update are in no step
         late = next((place for place, event in enumerate(events) if event[0] == ENTER and event[2] > begun[1]), None)
         if late is not None:
             events[late:] = [event for event in events[late:] if event[0] == device.WORK]

@@ -142,7 +142,7 @@ _FIGURES: dict[str, dict[str, float]] = {
     PADDING: {"share": 0.6, "column_share": 0.5},
     "breaks": {"breaks": 3},
     "memory": {"bytes_per_step": 2.4e6, "full_s": 5400.0},
-    "start-up": {"skipped": 320, "first_s": 3.2, "wait_s": 3.2},
+    "start-up": {"skipped": 320},
 }
 
 

@@ -24,7 +24,8 @@ from harness.explain.wall import (
     is_wait,
     maker_text,
 )
-from harness.judge.policy import COLUMNS_SHARE, CORE_WAIT_SHARE_MAX
+from harness.judge.diagnosis import padding_remedy
+from harness.judge.policy import CORE_WAIT_SHARE_MAX
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding
 from harness.judge.report_types import ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
@@ -223,10 +224,7 @@ def _memory(found: Sequence[SlowCause], _part: Part) -> Texts:
 def _padding(found: Sequence[SlowCause], part: Part) -> Texts:
     (one,) = found
     share, columns = one.figures["share"], one.figures["column_share"]
-    if columns >= COLUMNS_SHARE * share:
-        remedy = 'Pad to the longest row of each batch (padding="longest") instead of to a fixed length.'
-    else:
-        remedy = REMEDIES["batch alike"]
+    remedy = REMEDIES[padding_remedy(one)]
     return (
         "Padding",
         f"{percent(share)} of the positions train nothing, {percent(columns)} in columns of padding alone"
@@ -455,7 +453,7 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "other ranks": "Find the rank that comes late, and do rare slow work in the same step on all ranks.",
     "other process": "Do it in a process: a thread that runs Python holds the lock that the training needs.",
     "find the growth": "Something is added in each step, such as a hook, a graph that is kept, or a list.",
-    "pad less": "Pad each batch to its longest row only, batch rows of like length, or pack them.",
+    "pad less": 'Pad to the longest row of each batch (padding="longest") instead of to a fixed length.',
     "batch alike": "Put rows of similar length into one batch (group_by_length), or pack several into one row.",
     "model": "Faster data loading would not help: make the model, its kernels or its precision faster.",
     "profile": "Find the place: harness exec --profile py-spy.",

@@ -28,6 +28,7 @@ from harness.show.words import (
     capitalised,
     count,
     floor_percent,
+    horizon,
     interval,
     listing,
     ms,
@@ -274,7 +275,7 @@ def absent_text(measured: Measured, figure: Figure) -> str:
 
 def horizon_text(blocks: int, steps: int) -> str:
     """Say how much was measured: what comes later in a training is in no figure."""
-    return f"Measured: {count(blocks, 'block')} of {count(steps, 'step')}. Set more steps to include later costs."
+    return f"Measured: {horizon(blocks, steps)}. Set more steps to include later costs."
 
 
 def missing_text(missing: Missing) -> str:

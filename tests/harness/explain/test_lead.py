@@ -22,6 +22,7 @@ from harness.explain.lead_use import (
     used_up_ns,
 )
 from harness.explain.ledger import measure
+from harness.explain.spans import Stretches
 from harness.explain.statistics import Estimate
 from harness.judge.study import analyse
 from harness.judge.verdicts import judge
@@ -147,7 +148,9 @@ def test_a_slow_batch_that_comes_every_so_often_is_no_lead(slow_ms: float, pause
         starts = starts + pause * np.searchsorted(starts[list(turns)], starts, side="right")
     leads = leads_of(made, 1, 16)
     at = starts[list(turns)]
-    pace = pace_ns(made, leads, 1, (at - pause, at) if pause else (np.zeros(0), np.zeros(0)))
+    ns = [(1e6 * one).astype(np.int64) for one in ((at - pause, at) if pause else (np.zeros(0), np.zeros(0)))]
+    in_ns = MadeBatches(*(1e6 * np.stack(made[:4])), awaited=made.awaited)
+    pace = pace_ns(in_ns, leads_of(in_ns, 1, 16), 1, Stretches(*ns)) / 1e6
     assert pace == pytest.approx(4.0 + (slow_ms - 4.0) / 20, rel=0.02)
     found = {}
     for k, first in enumerate(turns[:20]):
