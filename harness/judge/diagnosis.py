@@ -271,9 +271,13 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         # Replay knows what the loader does; the loop's own tokenizing comes on top.
         saved = _saved(ideal, arm.totals.mean_step_ms or wall.step_ms.median)
         saved, at_most = _sum([saved, *(part.ms for part in cost.parts if part.name == IN_LOOP)]), False
-    elif arm.workers and rule.kind != "input-bound":  # no step can be shorter than its batch takes the workers
+    remedy = rule.remedy(largest, arm, advice)
+    if arm.workers and rule.kind != "input-bound":  # no step can be shorter than its batch takes the workers
         pace_ms = sum(arm.totals.work_ms.get(stage, 0.0) for stage in BUILT) / (arm.workers - arm.idle_workers or 1)
-        saved = _no_more(saved, max(0.0, wall.step_ms.median - pace_ms))
+        most_ms = max(0.0, wall.step_ms.median - pace_ms)
+        if saved.median > most_ms:
+            saved = Estimate(most_ms, None, None, saved.n)
+            remedy = "loading first" if most_ms < _least(wall, FINDING_SHARE_MIN) else remedy
     return Diagnosis(
         kind=rule.kind,
         name=largest.name,
@@ -281,15 +285,10 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         share=cost.ms.median / wall.step_ms.median,
         saving=_speedup(saved, wall),
         at_most=at_most,
-        remedy=rule.remedy(largest, arm, advice),
+        remedy=remedy,
         part=largest,
         share_of_part=largest.ms.median / max(sum(part.ms.median for part in cost.parts), 1e-12),
     )
-
-
-def _no_more(ms: Estimate, most: float) -> Estimate:
-    ends = [None if end is None else min(end, most) for end in (ms.ci_low, ms.ci_high)]
-    return Estimate(min(ms.median, most), ends[0], ends[1], ms.n)
 
 
 def _saved(ratio: Estimate, step_ms: float) -> Estimate:

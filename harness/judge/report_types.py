@@ -141,7 +141,7 @@ DiagnosisKind = Literal[
 ]  # fmt: skip
 DiagnosisRemedy = Literal[
     "advice", "persistent workers", "fewer restarts", "faster sampler", "tokenize before", "faster loading",
-    "whole batches", "more workers", "more shards", "fewer objects",
+    "loading first", "whole batches", "more workers", "more shards", "fewer objects",
     "save less often", "less often", "other thread", "freeze", "evaluate less often", "fewer shapes", "free cores",
     "values in tensors",
     "fewer threads", "no gradients", "no sync", "other ranks", "other process", "find the growth", "pad less",

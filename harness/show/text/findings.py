@@ -435,6 +435,7 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "faster sampler": "Draw fewer items, or draw them faster: loader workers cannot take the sampler over.",
     "tokenize before": "Tokenize once, before the training.",
     "whole batches": "Read a batch at once: give the dataset __getitems__(), or a BatchSampler with batch_size=None.",
+    "loading first": "Speed up the loading first: the workers take as long for a batch.",
     "more workers": "Try more loader workers: they wait for a store, which may serve several at a time.",
     "more shards": "Give each loader worker items: as many shards as workers, or more.",
     "fewer objects": "Send one tensor for many objects, or load without workers: receiving takes the time.",

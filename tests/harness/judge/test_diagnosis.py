@@ -201,11 +201,14 @@ def test_growth_saves_at_least_what_it_took_since_the_first_measured_steps() -> 
 def test_work_beside_workers_saves_no_more_than_they_allow() -> None:
     """A worker needed 40 ms a batch, so that steps without the 36 ms of own code would have been as long."""
     arm = diagnosed(arm_of({"other": 60.0}, named("", "a.py:3", 60.0)))
-    totals = replace(arm.totals, work_ms={"read": 80.0, "pack": 15.0})
+    totals = replace(arm.totals, work_ms={"read": 75.0, "pack": 15.0})
     found = diagnose(replace(arm, workers=1, totals=totals))[0]
     assert found.saving is not None
-    assert found.saving.median == pytest.approx(100 / 95, rel=0.02)
+    assert found.saving.median == pytest.approx(100 / 90, rel=0.02)
     assert found.at_most
+    assert found.remedy == "less often"
+    slower = replace(totals, work_ms={"read": 99.0})
+    assert diagnose(replace(arm, workers=1, totals=slower))[0].remedy == "loading first"
 
 
 def test_a_line_that_waits_for_another_thread_bounds_what_the_lines_before_it_save() -> None:
