@@ -410,10 +410,11 @@ def test_a_sampler_that_chooses_each_item_slowly_is_reading_in_the_main_thread(w
         counted = [row for row in run.steps.to_pylist() if not row["warmup"]]
         wall_ns = sum(row["wall_ns"] for row in counted)
         assert (run.record.facts.sampling_share or 0) * wall_ns >= 9.9e6 * len(counted)
-        # Removing the reading removes the sampler's time with that of the items.
+        # Removing the reading removes the sampler's time with that of the items. What the sampler's 10 ms hid of a
+        # worker's time remains.
         recording = record(run)
         replayed = simulate(in_order(recording, without_stages(["read"])), np.zeros((1, 1)))
-        assert recording.measured_ms - replayed.step_ms[0] >= 10
+        assert replayed.step_ms[0] <= 0.5 * recording.measured_ms
     assert "Its sampler takes" in details(tmp_path)
     # Asked of the record, as the page predicts nothing at all where other processes took the cores.
     runs = list(study.runs())
