@@ -241,6 +241,7 @@ def record_of(
             persistent_workers=one.persistent_workers if one.noted("loader") else None,
             copies=max(one.noted("copies"), default=None),
             empty_workers=max(one.noted("empty_workers"), default=None),
+            repeated_rows=_last(one, "repeated_rows"),
             epoch_ends=totals.epoch_ends if one.noted("loader") else None,
             evaluating_steps=totals.evaluating,
             evaluating_share=round(totals.evaluating_share, 4),

@@ -26,7 +26,7 @@ from harness.explain.policy import INDEPENDENT_BLOCKS, INDEPENDENT_BLOCKS_ALONE
 from harness.explain.statistics import Estimate, Likeness, likeness
 from harness.judge import policy
 from harness.judge.doubts import Doubt, RemedyKind, RunFailure, barred, unseen_of
-from harness.judge.losses import Losses, compare_losses
+from harness.judge.losses import Losses, compare_losses, repeated_data
 from harness.judge.verdicts import (
     InTotal,
     Judged,
@@ -95,6 +95,7 @@ class Measured:
     comparisons: int = 1  # of the study
     undecided: UndecidedKind | None = None
     losses: Losses = field(default_factory=Losses)
+    repeated: tuple[float, float] | None = None  # shares of rows trained again; None where the arms agree
     # By which share the baseline's and the candidate's steps may have been faster than they can go on being.
     used_lead: tuple[float, float] = (0.0, 0.0)
     same_again: Estimate | None = None  # the A/A control of ``noise_floor_of``: how many times as fast as its arm
@@ -222,7 +223,8 @@ def compare(
         if learned_from is None or abs(learned_from - 1) <= policy.SAME_TOKENS_WITHIN
         else learned_from,
     )
-    by_rate = judging.by(rate, losses)
+    repeated = repeated_data(base, other)
+    by_rate = judging.by(rate, losses, repeated)
     each = {"trained tokens/s": trained, "tokens/s": positions}.get(measure)
     absent: dict[Figure, Absent | None] = {
         "isolated": isolated if isinstance(isolated, Absent) else None,
@@ -252,6 +254,7 @@ def compare(
         comparisons=comparisons,
         undecided=by_rate.judged.undecided,
         losses=losses,
+        repeated=repeated,
         used_lead=judging.used_lead,
         same_again=None if isinstance(by_rate.same, Absent) else by_rate.same,
         in_total=by_rate.in_total,
@@ -290,8 +293,8 @@ class _Judging:
     used_lead: tuple[float, float]
     few_blocks: RemedyKind
 
-    def by(self, rate: Rate, losses: Losses | None = None) -> _ByRate:
-        """Compare both arms by ``rate``, which both must have. ``losses``: None to judge the speed alone."""
+    def by(self, rate: Rate, losses: Losses | None = None, repeated: tuple[float, float] | None = None) -> _ByRate:
+        """Compare both arms by ``rate``, which both must have. ``losses``, ``repeated``: None to judge speed alone."""
         base, other = (self.arms[name] for name in self.names)
         ratio = speed(base, other, rate, alike=self.alike)
         assert ratio is not None
@@ -304,6 +307,7 @@ class _Judging:
             together or ratio,
             noise_floor,
             losses,
+            repeated=repeated,
             doubts=self.doubts,
             used_lead=self.used_lead,
             same_again=None if isinstance(same, Absent) else same,

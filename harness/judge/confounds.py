@@ -21,9 +21,9 @@ from harness.study.records import COMMAND, RunRecord
 from trainer.json_types import Json, JsonObject
 
 ConfoundKind = Literal[
-    "diverged", "losses", "lead", "mixed data", "mixed code", "configuration", "fact", "environment", "useful tokens",
-    "other batches", "other steps", "host load", "sessions", "unfinished", "block counts", "compared blocks",
-    "SM clock", "throttled", "other processes",
+    "diverged", "losses", "repeated data", "lead", "mixed data", "mixed code", "configuration", "fact", "environment",
+    "useful tokens", "other batches", "other steps", "host load", "sessions", "unfinished", "block counts",
+    "compared blocks", "SM clock", "throttled", "other processes",
 ]  # fmt: skip
 
 CODE = "code"  # declared by arms that are two states of it
@@ -81,6 +81,7 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "clock_error_ns": MEASURED,
     "checkpoint_writing_ns": MEASURED,
     "parameters_digest": MEASURED,
+    "repeated_rows": MEASURED,
     "skipped_steps": MEASURED,
     "unseen_share": MEASURED,
     "unseen_place": MEASURED,
@@ -119,8 +120,8 @@ class Confound:
 
     ``values``: the baseline's and the candidate's. "useful tokens" and "throttled" compare shares, "host load" cores,
     "SM clock" MHz, "losses" losses, "lead" shares of a step, "block counts" finished blocks, "other batches" tokens per
-    step (``key``: which ones), "other steps" measured steps of a block; "compared blocks" holds
-    how many were compared and how many planned.
+    step (``key``: which ones), "other steps" measured steps of a block, "repeated data" shares of rows; "compared
+    blocks" holds how many were compared and how many planned.
     """
 
     kind: ConfoundKind
@@ -140,13 +141,16 @@ def confounds(
     names: tuple[str, str],
     blocks: int,
     losses: Losses | None = None,
+    repeated: tuple[float, float] | None = None,
 ) -> tuple[Confound, ...]:
     """Each undeclared difference between two arms, once; ``records`` holds every run of each arm, failed ones too.
 
-    Losses that diverged or differ come first, declared or not: no difference of speed means much beside them.
+    Losses that diverged or differ come first, declared or not: no difference of speed means much beside them. So do
+    rows that only one arm repeats (``repeated``: their shares).
     """
     found = [
         *_losses(losses, names),
+        *([] if repeated is None else [Confound("repeated data", names, values=repeated)]),
         *_mixed(baseline, candidate, names),
         *_configuration(baseline, candidate),
         *_facts(baseline, candidate),

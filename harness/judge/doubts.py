@@ -50,7 +50,7 @@ DoubtKind = Literal[
     "too few blocks", "no noise floor", "no core", "too noisy",
     "blocked", "device", "one stream", "ranks", "not replayable", "replay off",
     "no loader", "no items", "unequal", "row by row", "slow worker", "sampler", "restarts", "contradicted", "serial",
-    "too coarse", "lead", "diverged", "other loss", "a-a apart", "long steps",
+    "too coarse", "lead", "diverged", "other loss", "repeated data", "a-a apart", "long steps",
     "explained loss", "ceilings apart", "uneven", "step kinds", "rare long steps", "drift", "all time apart",
     "used lead", "compiled", "evaluation left out", "probe problem", "profiled",
     "mixed data", "mixed code", "configuration", "fact", "environment", "useful tokens", "other batches", "other steps",
@@ -62,7 +62,7 @@ Bar = Literal["no loader", "no items", "unequal", "row by row", "slow worker", "
 RemedyKind = Literal[
     "more blocks", "more steps", "more steps a block", "quiet machine", "free cores",
     "a-a control", "more a-a blocks", "longer slices", "more warm-up steps", "more --warmup steps", "alike losses",
-    "finish the study", "try it", "same shapes", "alike arms", "all runs",
+    "same rows", "finish the study", "try it", "same shapes", "alike arms", "all runs",
 ]  # fmt: skip
 
 
@@ -133,6 +133,7 @@ RULES = (
     DoubtRule("lead", "Steps used up prepared work by as much as the arms differ.", "verdict", unit="step"),
     DoubtRule("diverged", "A loss is NaN, infinite, or rose far above its start.", "gain", "alike losses"),
     DoubtRule("other loss", "Losses differ beyond what the A/A control shows.", "gain", "alike losses"),
+    DoubtRule("repeated data", "One arm trains on far more repeated rows.", "difference", "same rows", "rows"),
     DoubtRule("a-a apart", "The A/A control differs from its arm by as much.", "difference", unit="speed"),
     DoubtRule("long steps", "All time together contradicts the median.", "verdict", "more steps a block", "speed"),
     # What a reader must know beside a figure.

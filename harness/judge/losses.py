@@ -95,6 +95,19 @@ def compare_losses(
     return Losses(ours, theirs, diverged, tokens_ratio=tokens_ratio)
 
 
+def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | None:
+    """Return the shares of repeated rows of both arms, among as many rows; None where they agree, or are not known.
+
+    Only runs without a loss have them: of others the loss shows what they trained on.
+    """
+    sides = [[run.record.facts.repeated_rows or () for run in blocks.values()] for blocks in (baseline, candidate)]
+    last = min((len(counts) for side in sides for counts in side), default=0) - 1
+    if last < 0 or (rows := 2**last) < policy.ROWS_COMPARED_MIN:
+        return None
+    ours, theirs = (sum(counts[last] for counts in side) / (len(side) * rows) for side in sides)
+    return (ours, theirs) if abs(ours - theirs) > policy.REPEATED_ROWS_WITHIN else None
+
+
 def loss_of(runs: Sequence[RunLedger]) -> float | None:
     """The median loss of runs; None where none was measured, or any is not finite: the others do not speak for it."""
     if any(run.loss is None and run.diverged for run in runs):

@@ -104,6 +104,12 @@ tests/harness/judge/test_losses.py"""
 BLOCKS_APART_MIN = 2
 """Blocks. A loss may rise in one of them by chance. tests/harness/judge/test_losses.py"""
 
+ROWS_COMPARED_MIN = 32
+"""Rows of a run. Among fewer, two equal documents are a large share. tests/harness/judge/test_losses.py"""
+REPEATED_ROWS_WITHIN = 0.05
+"""Share of the rows. Other orders of one corpus meet its duplicates sooner or later.
+tests/harness/judge/test_losses.py"""
+
 # Scaling over ranks.
 SAME_BATCH_WITHIN = 0.1
 """Share of the tokens in a global batch. Batches of other documents differ by less.

@@ -284,7 +284,7 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
         scaling=scaling(names, (arms.runs.get(names[0], ()), arms.runs.get(names[1], ())), measured.tokens_ratio),
         explained=explain(study, names, measured, arms.runs, by_name, arms.controls),
         confounds=(
-            *confounds(base, other, arms.records, names, arms.blocks, measured.losses),
+            *confounds(base, other, arms.records, names, arms.blocks, measured.losses, measured.repeated),
             *used_lead(measured.used_lead, measured.ratio.median - 1, names),
             *differences(cards, *names),
         ),
@@ -505,7 +505,7 @@ def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
     m = c.measured
     found = [*m.doubts]
     for one in c.confounds:
-        if one.kind not in ("diverged", "losses", "lead"):  # the verdict's own doubts have these
+        if one.kind not in ("diverged", "losses", "repeated data", "lead"):  # the verdict's own doubts have these
             found.append(doubt(_KINDS[one.kind], *(name for name in one.names if name), where=one.key))
     if m.ceilings is not None:
         found.append(doubt("ceilings apart", c.baseline, share=m.ceilings[1] / m.ceilings[0] - 1))

@@ -42,7 +42,7 @@ Direction = Literal["gain", "loss", "none"]
 # The doubts that can be the cause of "undecided".
 UndecidedKind = Literal[
     "too few blocks", "no noise floor", "no core", "too noisy", "too coarse", "lead", "diverged", "other loss",
-    "a-a apart", "long steps",
+    "repeated data", "a-a apart", "long steps",
 ]  # fmt: skip
 _UNDECIDED: Mapping[str, UndecidedKind] = {kind: kind for kind in get_args(UndecidedKind)}
 
@@ -77,6 +77,7 @@ def judge(
     noise_floor: float | None,
     losses: Losses | None = None,
     *,
+    repeated: tuple[float, float] | None = None,
     doubts: Sequence[Doubt] = (),
     used_lead: tuple[float, float] = (0.0, 0.0),
     same_again: Estimate | None = None,
@@ -91,6 +92,7 @@ def judge(
 
     Gain or loss: only where that interval excludes 1 and the median clears the floor. Else no difference. Then the
     doubts are collected; the first that bars this verdict makes it undecided.
+    ``repeated``: the shares of rows that the arms train on again, where they differ (:func:`repeated_data`).
     ``doubts``: found elsewhere, as where other processes took so many cores that the times say more of them.
     ``used_lead``: by which share of a step the baseline's and the candidate's may have been faster than they can go on
     being. That explains a loss or a gain that is no larger. It hides a difference as large: no difference is seen only
@@ -106,7 +108,12 @@ def judge(
     """
     if ratio.distance is None:
         found = in_order(
-            [*doubts, doubt("too few blocks", blocks=policy.ENOUGH_BLOCKS, remedy=few_blocks), *_of_losses(losses)]
+            [
+                *doubts,
+                doubt("too few blocks", blocks=policy.ENOUGH_BLOCKS, remedy=few_blocks),
+                *_of_losses(losses),
+                *_of_data(repeated),
+            ]
         )
         return Judged("undecided", None, barred(found, "gain"), doubts=found)
     missing = [doubt("no noise floor", remedy=no_floor, blocks=policy.ENOUGH_BLOCKS)] if noise_floor is None else []
@@ -121,6 +128,7 @@ def judge(
             *_of_noise(direction, shown or ratio, floor, step_time, cores),
             *_of_lead(direction, ratio, resolution, used_lead),
             *_of_losses(losses),
+            *_of_data(repeated),
             *_of_control(direction, ratio, same_again),
             *_of_total(direction, unnoticed, floor, in_total),
         ]
@@ -201,6 +209,11 @@ def _of_losses(losses: Losses | None) -> Iterator[Doubt]:
         yield doubt("diverged", *losses.diverged)
     if losses is not None and losses.differ:
         yield doubt("other loss" if losses.unlike else "explained loss")
+
+
+def _of_data(repeated: tuple[float, float] | None) -> Iterator[Doubt]:
+    if repeated is not None:
+        yield doubt("repeated data", share=max(repeated))
 
 
 def _of_control(direction: Direction, ratio: Estimate, same_again: Estimate | None) -> Iterator[Doubt]:

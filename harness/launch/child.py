@@ -264,6 +264,7 @@ class Run:
                     self.facts,
                     checkpoint_writing_ns=_ns(None if self.saver is None else self.saver.writing_s),
                     parameters_digest=self.compute.end_together(),
+                    repeated_rows=self.compute.repeated_rows(),
                 )
                 self._compare_clocks()
                 self._all_have("done")

@@ -14,7 +14,7 @@ from harness.explain.ledger import Blocks, RunLedger, measure
 from harness.explain.statistics import trimmed_mean
 from harness.judge.comparisons import unseen_doubts, used_share
 from harness.judge.confounds import Confound, ConfoundKind, confounds, used_lead
-from harness.judge.losses import compare_losses
+from harness.judge.losses import compare_losses, repeated_data
 from harness.judge.policy import USEFUL_TOKENS_WITHIN
 from harness.regress.decision import (
     PARTS,
@@ -34,7 +34,9 @@ from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 
 # Confounds with which the two sides do different work: by kind, and of the kind "fact" by its key.
-OTHER_WORK: frozenset[ConfoundKind] = frozenset({"diverged", "losses", "useful tokens", "mixed data", "mixed code"})
+OTHER_WORK: frozenset[ConfoundKind] = frozenset(
+    {"diverged", "losses", "repeated data", "useful tokens", "mixed data", "mixed code"}
+)
 OTHER_WORK_FACTS = frozenset(
     {"parameters", "flops_per_token", "corpus_fingerprint", "tokenizer_fingerprint", "model_fingerprint"}
 )
@@ -106,7 +108,8 @@ def _comparison(
         {block: run.ledger for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.control)
     ]
     losses = compare_losses(names, *ledgers)
-    differing = [*confounds(ledgers[0], ledgers[1], records, names, len(shared), losses)]
+    repeated = repeated_data(ledgers[0], ledgers[1])
+    differing = [*confounds(ledgers[0], ledgers[1], records, names, len(shared), losses, repeated)]
     tokens = [_tokens_per_step(ledger) for ledger in ledgers[:2]]
     if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL_TOKENS_WITHIN:
         missing = WhyUndecided("other tokens per step", tokens=(tokens[0], tokens[1]))

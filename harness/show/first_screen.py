@@ -61,7 +61,7 @@ from trainer.errors import one_line
 
 AMONG_CAUSES = [one.kind for one in NOTED.values()]  # diagnoses that a line with more to say tells below another
 REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")
-LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses")  # differences that are never counted only
+LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses", "repeated data")  # differences that are never counted only
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
 

@@ -258,6 +258,7 @@ def judged(
     used_lead: tuple[float, float] = (0.0, 0.0),
     same_again: Estimate | None = None,
     in_total: InTotal | None = None,
+    repeated: tuple[float, float] | None = None,
 ) -> StudyReport:
     """``report`` with each comparison's measured ratio, of times as well, replaced, and judged anew."""
     found, steps = (
@@ -265,6 +266,7 @@ def judged(
             together or ratio,
             noise_floor,
             learned,
+            repeated=repeated,
             doubts=[doubt("no core")] if no_core else [],
             used_lead=used_lead,
             same_again=same_again,
@@ -281,6 +283,7 @@ def judged(
         "comparisons": 1 if together is None else 7,
         "noise_floor": noise_floor,
         "losses": losses or Losses(),
+        "repeated": repeated,
         "used_lead": used_lead,
         "same_again": same_again,
         "in_total": in_total,

@@ -107,6 +107,9 @@ class Compute(Protocol):
     def skipped_steps(self) -> int | None:
         """Block until known: how many optimizer steps loss scaling skipped; None where the loss is not scaled."""
 
+    def repeated_rows(self) -> tuple[int, ...] | None:
+        """Return the rows that training got again, among its first 1, 2, 4, ... rows; None where a loss shows that."""
+
     def synchronize(self) -> None:
         """Block until the device has done everything that was queued."""
 

@@ -149,6 +149,9 @@ class CudaTimeline:
     def skipped_steps(self) -> int | None:
         return self._inner.skipped_steps()
 
+    def repeated_rows(self) -> tuple[int, ...] | None:
+        return self._inner.repeated_rows()
+
     def synchronize(self) -> None:
         """Block until the device is done, then report all that it did since the last call."""
         self._audit.switch(False)

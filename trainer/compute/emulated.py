@@ -27,6 +27,7 @@ from trainer.compute.base import Stateful, call_site
 from trainer.compute.host_lead import HostLead
 from trainer.compute.in_flight import InFlight
 from trainer.compute.likelihood import EndingRow
+from trainer.compute.repeated_rows import RepeatedRows
 from trainer.compute.scores import Scores
 from trainer.config import How, KernelDurations, TrainerConfig
 from trainer.data.batch import Batch
@@ -137,6 +138,7 @@ class EmulatedCompute:
         self._blocking_copies = not config.data.pin_memory and tensor_bytes(config) > PAGEABLE_ASYNC_BYTES
         self._step, self._before_ns = 0, 0
         self._in_flight = InFlight()
+        self._repeated = RepeatedRows(by_epoch=config.data.source is None)
 
     def begin_step(self, step: int) -> None:
         self._step, self._before_ns = step, self._queue.free_ns
@@ -149,6 +151,7 @@ class EmulatedCompute:
         else:
             done_ns = self._queue.free_ns
             self._in_flight.hold(batch, lambda: monotonic_ns() >= done_ns)
+        self._repeated.add(batch)
         return batch
 
     def forward(self, batch: Batch) -> None:
@@ -210,6 +213,9 @@ class EmulatedCompute:
 
     def skipped_steps(self) -> int | None:
         return None  # nothing overflows where nothing is computed
+
+    def repeated_rows(self) -> tuple[int, ...]:
+        return self._repeated.counts
 
     def synchronize(self) -> None:
         self._queue.drain("synchronize")

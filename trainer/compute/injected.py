@@ -83,6 +83,9 @@ class NoCompute:
     def skipped_steps(self) -> int | None:
         return None
 
+    def repeated_rows(self) -> tuple[int, ...] | None:
+        return None
+
     def synchronize(self) -> None:
         pass
 
@@ -170,6 +173,9 @@ class InjectedCompute:
 
     def skipped_steps(self) -> int | None:
         return self._inner.skipped_steps()
+
+    def repeated_rows(self) -> tuple[int, ...] | None:
+        return self._inner.repeated_rows()
 
     def synchronize(self) -> None:
         self._inner.synchronize()

@@ -322,6 +322,9 @@ class TorchCompute:
     def skipped_steps(self) -> int | None:
         return None if self._scaling is None else self._scaling.skipped_steps
 
+    def repeated_rows(self) -> tuple[int, ...] | None:
+        return None
+
     def end_together(self) -> str | None:
         """The digest of the parameters that all ranks hold, once the last step is done; None of one process.
 

@@ -28,6 +28,7 @@ def begin(folder: str) -> bool:
         padding,
         profiling,
         record,
+        repeats,
         tokenizing,
         updates,
         watching,
@@ -41,6 +42,7 @@ def begin(folder: str) -> bool:
     causes.forget()
     inspection.forget()
     padding.forget()
+    repeats.forget()
     own_time.forget()
     guard.on, guard.fault = True, None
     if not _patched:

@@ -339,12 +339,17 @@ def ran_out(source: int) -> None:
         resolve(training=False)
 
 
-def begins_anew(source: int) -> None:
-    """A new iterator begins to serve ``source``; its loader begins anew if a backward pass came after another one."""
+def begins_anew(source: int) -> bool:
+    """A new iterator begins to serve ``source``; its loader begins anew if a backward pass came after another one.
+
+    Return True if that one had no batches left.
+    """
     this = state
+    ended = source in this.ended
     if source in this.trained_on:
-        this.anew, this.early = True, source not in this.ended
+        this.anew, this.early = True, not ended
     this.ended.discard(source)
+    return ended
 
 
 def trains() -> None:

@@ -14,7 +14,19 @@ from time import monotonic_ns
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from _harness_agent import arrivals, boundaries, causes, controls, copies, guard, padding, record, stages, watching
+from _harness_agent import (
+    arrivals,
+    boundaries,
+    causes,
+    controls,
+    copies,
+    guard,
+    padding,
+    record,
+    repeats,
+    stages,
+    watching,
+)
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -134,8 +146,8 @@ def _begin(iterator: Any) -> _Served | None:
     making = this.making or boundaries.making()
     if _depth > 1 or making.open or served.by_worker or not boundaries.fetching(served.source):
         return None
-    if known is None:
-        boundaries.begins_anew(served.source)
+    if known is None and boundaries.begins_anew(served.source):
+        repeats.epoch_ended()
     if this.enough:
         boundaries.leave_if_enough()
     if this.marked is None:
@@ -248,6 +260,7 @@ def _ended(served: _Served | None, batch: Any) -> None:
     if batch is not None:
         causes.batch_arrived(batch)
         padding.batch_arrived(batch)
+        repeats.batch_arrived(batch)
         items = 0 if served.workers else stages.making().items
         boundaries.received(trace, *sizes(batch), served.loader, items)
     else:  # an epoch ended: a wait for data all the same, and no batch
@@ -392,19 +405,13 @@ def _close(made: bool) -> None:
 
 
 def sizes(batch: Any) -> tuple[int, int]:
-    """(tokens, samples) of a batch: elements and rows of its first tensor, ``input_ids`` before others.
+    """(tokens, samples) of a batch: elements and rows of its first tensor.
 
     Zero where it has none, and no tokens where that tensor holds no integers.
     """
-    kind, first = type(batch), batch
-    if (kind is list or kind is tuple) and batch:
-        first = batch[0]
-    elif kind is dict and batch:
-        first = batch["input_ids"] if "input_ids" in batch else next(iter(batch.values()))
-    if type(first) is not Tensor:
-        first = next(tensors(batch), None)
-        if first is None:
-            return 0, 0
+    first = first_tensor(batch)
+    if first is None:
+        return 0, 0
     try:
         shape = first.shape
         ids = len(shape) > 1 and not (first.is_floating_point() or first.is_complex())
@@ -412,6 +419,16 @@ def sizes(batch: Any) -> tuple[int, int]:
     except Exception as error:
         guard.let_through(error)
         return 0, 0
+
+
+def first_tensor(batch: Any) -> Any:
+    """Return the first tensor of a batch, ``input_ids`` before others; None if it has none."""
+    kind, first = type(batch), batch
+    if (kind is list or kind is tuple) and batch:
+        first = batch[0]
+    elif kind is dict and batch:
+        first = batch["input_ids"] if "input_ids" in batch else next(iter(batch.values()))
+    return first if type(first) is Tensor else next(tensors(batch), None)
 
 
 def tensors(batch: Any, depth: int = 0) -> Iterator[Any]:

@@ -66,6 +66,7 @@ def _forked() -> None:
         own_time,
         padding,
         profiling,
+        repeats,
         run_queue,
         stages,
         switches,
@@ -79,6 +80,7 @@ def _forked() -> None:
     controls.forget()
     inspection.forget()
     padding.forget()
+    repeats.forget()
     guard.carefully(profiling.forget)
     guard.carefully(causes.forget)
     guard.carefully(own_time.forget)

@@ -334,8 +334,9 @@ def _fetch_begins(source: int) -> bool:
 
 
 def _fetched(batch: Any) -> None:
-    from _harness_agent import causes, loading, padding
+    from _harness_agent import causes, loading, padding, repeats
 
     causes.batch_arrived(batch)
     padding.batch_arrived(batch)
+    repeats.batch_arrived(batch)
     boundaries.received(("main", *stages.origin(), -1, stages.take()), *loading.sizes(batch), (0, 1, False))

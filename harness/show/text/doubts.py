@@ -86,6 +86,15 @@ def _losses(one: Confound) -> str:
     return f"{text}: the arms do not train the same"
 
 
+def _repeated(one: Confound) -> str:
+    ours, theirs = one.values
+    base, other = one.names
+    return (
+        f"repeated rows: {percent(ours)} of the rows that {base} trains on came before, {percent(theirs)} of those of "
+        f"{other}: the arms do not train the same"
+    )
+
+
 def _lead(one: Confound) -> str:
     parts = [
         f"the steps of {name} were up to {percent(share)} faster than later steps"
@@ -98,6 +107,7 @@ def _lead(one: Confound) -> str:
 _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
     "diverged": lambda one: f"loss of {one.key} diverged: NaN, infinite or far above its start in measured steps",
     "losses": _losses,
+    "repeated data": _repeated,
     "lead": _lead,
     "mixed data": lambda one: f"{one.key} differs between blocks of {one.names[0]}: its data changed during the study",
     "mixed code": lambda one: (
@@ -210,6 +220,7 @@ DOUBTS: Mapping[DoubtKind, Callable[[Doubt], str]] = {
     "lead": _shared("the measured steps used up prefetched batches or queued work: up to {} faster than later steps"),
     "diverged": _always("its loss is NaN, infinite, or rose far above its start"),
     "other loss": _always("the losses differ by more than the A/A control shows"),
+    "repeated data": _shared("up to {} of the rows that an arm trains on came before, in one arm only"),
     "a-a apart": _shared("the A/A control, the same program again, differs by {}, as much as the candidate"),
     "long steps": _shared("all time together differs by {} from the median, because of long steps"),
     "explained loss": _always("the losses differ, as other numbers of tokens explain"),
@@ -254,6 +265,7 @@ REMEDIES: Mapping[RemedyKind, str] = {
     "more warm-up steps": "use more warmup_steps",
     "more --warmup steps": "use more --warmup steps, and --interleave runs if commands take turns",
     "alike losses": "train both alike until their losses agree: a speed at another loss is no gain",
+    "same rows": "let both arms train on the same rows: a speed on repeated ones is no gain",
     "try it": "run it: which of both holds was not measured",
     "same shapes": "use more warmup_steps, or batches of one shape",
     "alike arms": "give both arms the same value, or declare the difference",

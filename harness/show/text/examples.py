@@ -62,6 +62,7 @@ def measured(verdict: Verdict, cause: UndecidedKind | None = None) -> Measured:
         positions_per_step=1.0, trained_per_step=1.0, baseline_waits=_WAITS, candidate_waits=_WAITS, verdict=verdict,
         resolution=0.02 if cause is None else 0.12, absent={}, undecided=cause,
         losses=Losses(2.912, 3.405, ("tokens",) if cause == "diverged" else (), differ=cause == "other loss"),
+        repeated=(0.0, 0.75) if cause == "repeated data" else None,
         used_lead=(0.0, 0.08) if cause == "lead" else (0.0, 0.0),
         same_again=Estimate(1.05, 1.03, 1.07, 6),
         in_total=InTotal(0.95, 0.97, "candidate", _LONG, 0, 5, 6),
@@ -92,6 +93,7 @@ _PLACES: dict[DoubtKind, str] = {
 _DIFFERENCES: dict[ConfoundKind, Confound] = {
     "diverged": Confound("diverged", ARMS, "tokens"),
     "losses": Confound("losses", ARMS, values=(2.912, 3.405)),
+    "repeated data": Confound("repeated data", ARMS, values=(0.0, 0.75)),
     "lead": Confound("lead", ARMS, values=(0.0, 0.08)),
     "mixed data": Confound("mixed data", ("text", ""), "corpus_fingerprint"),
     "mixed code": Confound("mixed code", ("text", ""), "program_fingerprint"),

@@ -128,6 +128,13 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
                 f"the losses differ{where} ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
                 "so the speed of the candidate is no gain"
             )
+        case "repeated data":
+            assert m.repeated is not None
+            ours, theirs = map(percent, m.repeated)
+            return (
+                f"{ours} of the rows that the baseline trains on came before, and {theirs} of those of the candidate, "
+                "so they do not train the same"
+            )
         case "no core":
             return (
                 f"a main thread waited for a core for over {percent(CORE_WAIT_SHARE_MAX)} of the time; repeat when "

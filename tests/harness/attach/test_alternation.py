@@ -87,6 +87,24 @@ def test_what_cannot_be_is_one_line(tmp_path: Path, options: list[str], line: st
 
 
 @slow
+def test_a_command_that_trains_each_batch_four_times_gets_no_verdict(tmp_path: Path) -> None:
+    """No loss of a program is recorded, so its batches are compared."""
+    before = shlex.join(program("plain", "--steps", LONG, "--collate-ms", 8, "--epoch", 20))
+    after = program("plain", "--steps", LONG, "--collate-ms", 2, "--epoch", 40, "--again", 4)
+    options = ("--repeats", "3", "--steps", "20", "--warmup", "4")
+    done = harness("exec", "--out", str(tmp_path), "--against", before, *options, "--", *after)
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path)
+    counts = {run.record.arm: run.record.facts.repeated_rows for run in study.runs() if run.record.block == 0}
+    assert counts["script"] is not None
+    assert counts["script"][:7] == (0, 0, 0, 4, 12, 24, 48)  # among 1 to 64 rows, 4 a batch
+    assert set(counts["baseline"] or ()) == {0}  # in the second epoch as well
+    (compared,) = analyse(study.read_study(), list(study.runs())).compared
+    assert "repeated data" in [one.kind for one in compared.measured.doubts]
+    assert compared.measured.verdict != "gain"
+
+
+@slow
 def test_a_scenario_of_commands_in_turns(tmp_path: Path) -> None:
     """A worker takes the collation off the loop; both do what they do alone; nothing of them is left."""
     words = shlex.join(program("plain", "--steps", LONG, "--collate-ms", 8, "--compute-ms", 8))

@@ -12,16 +12,20 @@ import pytest
 from harness.explain.ledger import RunLedger, StepLosses, measure
 from harness.explain.spans import column
 from harness.explain.statistics import Estimate
+from harness.judge import policy
 from harness.judge.comparisons import Controls, Measured, compare
 from harness.judge.confounds import confounds
-from harness.judge.losses import Losses, compare_losses, loss_of
+from harness.judge.losses import Losses, compare_losses, loss_of, repeated_data
+from harness.judge.study import analyse
 from harness.judge.verdicts import judge
 from harness.launch.tables import step_columns
 from harness.probes.ledger.steps import StepRecorder
+from harness.show.first_screen import first_screen
 from harness.show.text.doubts import confound_lines
 from harness.study.contract import STEP_COLUMNS, arrow_schema
-from harness.study.records import RunRecord
+from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import RunData
+from tests.harness.synthetic import Arm, build
 from tests.ledgers import ledger
 from trainer import telemetry
 from trainer.compute.build import build_compute
@@ -229,3 +233,44 @@ def test_other_tokens_a_step_do_not_explain_any_loss(theirs: float, tokens: floa
     found = compare_losses(("a", "b"), ledgers(alike), ledgers([theirs] * 3), ledgers(alike), tokens_ratio=tokens)
     assert found.differ
     assert judge(Estimate(1.95, 1.93, 1.97, 5), 0.01, found).verdict == verdict
+
+
+def repeating(*counts: tuple[int, ...] | None) -> dict[int, RunLedger]:
+    """Runs without a loss that repeated so many of their first 1, 2, 4, ... rows."""
+    records = [RunRecord("x", block, "done", facts=RunFacts(repeated_rows=one)) for block, one in enumerate(counts)]
+    return {block: ledger(record) for block, record in enumerate(records)}
+
+
+NEW, FOUR_TIMES = (0,) * 8, (0, 0, 0, 4, 12, 24, 48, 96)  # of 128 rows, 4 in a batch
+
+
+def test_an_arm_that_trains_each_batch_four_times_gets_no_verdict() -> None:
+    base = repeating(NEW, NEW, NEW)
+    found = repeated_data(base, repeating(*[FOUR_TIMES] * 3))
+    assert found == (0.0, 0.75)
+    for ratio in (Estimate(1.56, 1.5, 1.6, 5), Estimate(0.6, 0.58, 0.62, 5)):
+        judged = judge(ratio, 0.01, repeated=found)
+        assert (judged.verdict, judged.undecided) == ("undecided", "repeated data")
+    assert judge(Estimate(1.56, 1.5, 1.6, 5), 0.01, repeated=repeated_data(base, base)).verdict == "gain"
+
+
+def test_rows_are_compared_among_as_many_of_both_arms() -> None:
+    """An arm of larger batches reaches the second epoch of a small corpus in the same steps."""
+    small, large = (0,) * 7, (*(0,) * 7, 64, 192)
+    assert repeated_data(repeating(small), repeating(large)) is None
+    assert repeated_data(repeating(large), repeating((0,) * 9)) == (0.75, 0.0)
+    assert repeated_data(repeating(None), repeating(FOUR_TIMES)) is None  # its loss shows what it learned
+    few = policy.ROWS_COMPARED_MIN.bit_length() - 1
+    assert repeated_data(repeating(NEW[:few]), repeating(FOUR_TIMES[:few])) is None
+    assert repeated_data(repeating(NEW[: few + 1]), repeating(FOUR_TIMES[: few + 1])) is not None
+    within = int(policy.REPEATED_ROWS_WITHIN * 128)
+    assert repeated_data(repeating(NEW), repeating((*NEW[1:], within))) is None
+    assert repeated_data(repeating(NEW), repeating((*NEW[1:], within + 1))) is not None
+
+
+def test_a_page_names_the_rows_that_one_arm_repeats() -> None:
+    arms = [Arm("base", facts={"repeated_rows": NEW}), Arm("fast", tokenize=0.0, facts={"repeated_rows": FOUR_TIMES})]
+    report = analyse(*build([*arms, *arms[0].controls("a-a")], [("base", "fast")]))
+    (line,) = [line for line in first_screen(report).beware if "repeated" in line]
+    assert "0 % of the rows that base trains on came before, 75 % of those of fast" in line
+    assert report.compared[0].measured.undecided == "repeated data"

@@ -50,6 +50,7 @@ KINDS: Mapping[str, StudyReport] = {
     "too coarse: below the floor": judged(STUDY, Estimate(1.2, 1.1, 1.3, 5), 0.25),
     "diverged": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, Losses(3.0, None, ("tokens",))),
     "other loss": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, Losses(3.0, 2.0, (), differ=True)),
+    "repeated data": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, repeated=(0.0, 0.75)),
     "no core": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, no_core=True),
     "lead": judged(STUDY, Estimate(1.03, 1.02, 1.04, 5), 0.01, used_lead=(0.0, 0.05)),
     "a-a apart": judged(STUDY, Estimate(1.09, 1.07, 1.1, 5), 0.08, same_again=Estimate(1.07, 1.06, 1.08, 5)),

@@ -18,6 +18,7 @@ p.add_argument("--evaluate-every", type=int, default=0)
 p.add_argument("--iterable", action="store_true")
 p.add_argument("--persistent", action="store_true")
 p.add_argument("--epoch", type=int, default=1000, help="batches in an epoch")
+p.add_argument("--again", type=int, default=1, help="how often each batch comes")
 p.add_argument("--fail-at", type=int, default=-1)
 p.add_argument("--kill-at", type=int, default=-1)
 args = p.parse_args()
@@ -30,7 +31,7 @@ BATCH = 4
 def sample(i):
     if args.read_ms:
         time.sleep(args.read_ms / 1000 / BATCH)
-    g = torch.Generator().manual_seed(i)
+    g = torch.Generator().manual_seed(i // (BATCH * args.again) * BATCH + i % BATCH)
     return torch.randn(16, generator=g), torch.randint(0, 4, (1,), generator=g)[0]
 
 

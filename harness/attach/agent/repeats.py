@@ -1,0 +1,84 @@
+"""Counts the rows that training gets again, by content, where commands take turns: no loss is recorded of them.
+
+A row of a batch's first tensor counts, if it is on the CPU: no device waits. Each epoch begins anew. What fails here
+ends this part alone.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+from _harness_agent import boundaries, guard, record
+from torch import Tensor
+
+NOTE = "repeated_rows"  # repeated ones among the first 1, 2, 4, ... rows
+COUNTED_ROWS_MAX = 1 << 16  # rows of a run; their digests take about 5 MB
+DIGESTED_VALUES_MAX = 1 << 16  # values of a batch; of a larger one each n-th counts
+WORD_BYTES = 8
+
+
+class _Repeats:
+    """The state of one process."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self.rows = self.repeated = 0
+        self.counts: list[int] = []
+        self.weights: dict[int, Any] = {}
+
+
+_rows = _Repeats()
+
+
+def forget() -> None:
+    """In a forked child, and for the next program: no row has arrived."""
+    global _rows
+    _rows = _Repeats()
+
+
+def epoch_ended() -> None:
+    """Count each row as new that the next epoch serves."""
+    _rows.seen.clear()
+
+
+def batch_arrived(batch: Any) -> None:
+    """Count the rows of a batch of training."""
+    this, state = _rows, boundaries.state
+    if not state.alternates or state.doubtful or this.rows >= COUNTED_ROWS_MAX:
+        return
+    try:
+        from _harness_agent import loading
+
+        digests = _digests(loading.first_tensor(batch))
+    except Exception as error:
+        guard.let_through(error)
+        digests = []
+    if not digests:
+        this.rows = COUNTED_ROWS_MAX  # Others are like it.
+    for digest in digests:
+        this.rows += 1
+        this.repeated += digest in this.seen
+        this.seen.add(digest)
+        if this.rows & (this.rows - 1) == 0:
+            this.counts.append(this.repeated)
+            record.note(NOTE, tuple(this.counts))
+
+
+def _digests(batch: Any) -> list[int]:
+    """Multiply each row's values by random odd numbers, modulo 2**64. Equal rows have equal sums; [] if not known."""
+    numpy = sys.modules.get("numpy")
+    plain = type(batch) is Tensor and batch.is_cpu and batch.layout is torch.strided and not batch.is_nested
+    if numpy is None or not plain or batch.ndim < 2 or not batch.numel() or not batch.is_contiguous():
+        return []
+    content = batch.detach().reshape(len(batch), -1).view(torch.uint8).numpy()
+    values = content.view(numpy.int64) if content.shape[1] % WORD_BYTES == 0 else content.astype(numpy.int64)
+    values = values[:, :: -(-values.size // DIGESTED_VALUES_MAX)]
+    width = values.shape[1]
+    if width not in _rows.weights:
+        drawn = random.Random(0)  # the program's own generators stay as they are
+        _rows.weights[width] = numpy.array([2 * drawn.getrandbits(62) + 1 for _ in range(width)], numpy.int64)
+    digests: list[int] = (values @ _rows.weights[width]).tolist()
+    return digests
