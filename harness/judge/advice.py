@@ -97,17 +97,12 @@ def advise(
     withheld = {one.cost for one, wrong in zip(found, contradicted, strict=True) if wrong and one.cost in NUMBERS}
     options = []
     for one, was, wrong in zip(found, measured, contradicted, strict=True):
-        validation = one.prediction.validation
-        promises = (
-            believed
-            and not wrong
-            and one.cost not in withheld
-            and validation.within_tolerance
-            and clears(one.speedup, max(least, validation.typical))
-        )
-        bar = _bar(one, max(least, validation.typical), own, replays) if promises else None
-        worth = promises and bar is None
-        options.append(Advice(one.change, one.speedup, one.cost, worth, was, one.serial, wrong, bar))
+        needed = max(least, one.prediction.validation.typical)
+        promises = believed and clears(one.speedup, needed)
+        distrust = _refusal(one, arm, contradicted=wrong or one.cost in withheld) if promises else None
+        bar = _bar(one, needed, own, replays) if promises and distrust is None else None
+        worth = promises and distrust is None and bar is None
+        options.append(Advice(one.change, one.speedup, one.cost, worth, was, one.serial, wrong, bar, distrust))
     return ArmAdvice(
         arm,
         tuple(sorted(_smallest(options), key=lambda one: -one.speedup.median)),
@@ -221,6 +216,14 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
     if one.cost in NUMBERS and (bar := bar_of(parse_edits([one.change]), own, replays)) is not None:
         return bar
     return "serial" if is_serial(one.serial, least) else None
+
+
+def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
+    """Return why a prediction of enough is not believed. ``contradicted``: for it or another value of its setting."""
+    if contradicted:
+        return doubt("contradicted", arm, where=one.change)
+    validation = one.prediction.validation
+    return None if validation.within_tolerance else doubt("replay off", arm, share=validation.typical)
 
 
 def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar | None:

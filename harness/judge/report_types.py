@@ -278,7 +278,8 @@ class Advice:
     ``measured``: what an arm of the same study that already is so measured. ``serial``: of more workers, times as fast
     where what their stages wait for (a lock, a disk) serves one of them at a time; None where that is as fast.
     ``contradicted``: ``measured`` is not what was predicted, so no other value of that setting is worth trying.
-    ``bar``: why it is not recommended although the prediction promises enough.
+    ``bar``, ``refusal``: why it is not recommended although the prediction promises enough. Both None: it is
+    recommended, promises too little, or the doubt is about all changes of the arm (``ArmAdvice.doubts``).
     """
 
     change: str
@@ -289,6 +290,7 @@ class Advice:
     serial: float | None = None
     contradicted: bool = False
     bar: AdviceBar | None = None
+    refusal: Doubt | None = None
 
 
 @dataclass(frozen=True)

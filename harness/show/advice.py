@@ -15,7 +15,7 @@ from harness.show.names import ArmNames
 from harness.show.policy import STEPS_ADVISED
 from harness.show.tables import NOT_MEASURED, ratio_cell, safe, table
 from harness.show.text.doubts import doubt_text
-from harness.show.words import floor_percent, interval, listing, percent, percent_over, ratio
+from harness.show.words import capitalised, floor_percent, interval, listing, percent, percent_over, ratio
 
 _WAITED_FOR = "a disk, a network, a lock, threads of a tokenizer"
 COSTS: dict[AdviceCost, str] = {
@@ -162,7 +162,8 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
         lines.append(f"No recommendation for {_named(few, names)}: an interval needs {MIN_BLOCKS} blocks.")
     lines += [cannot_be_replayed(_named(arms, names), why) for why, arms in refused.items()]
     lines += [text for one in found if one.arm in rest for text in _barred(one, names)]
-    explained = {one.arm for one in found if _barred(one, names)}
+    refused_alone = {one.arm for one in found if any(option.refusal is not None for option in one.options)}
+    explained = refused_alone | {one.arm for one in found if _barred(one, names)}
     if rest := [arm for arm in rest if arm not in explained]:
         lines.append(
             f"No further change of the data loading is worth trying for {_named(rest, names)}: no predicted gain is "
@@ -216,6 +217,15 @@ def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
                 f"({interval(one.speedup)}) if its store ({_WAITED_FOR}) serves several workers at a time, and "
                 f"{ratio(one.serial)} if it serves one. Try it: which one holds was not measured."
             )
+    # What an arm measured otherwise has a line of its own (_contradictions).
+    refused = [one for one in found.options if one.refusal is not None and one.refusal.kind != "contradicted"]
+    if untried := [one for one in refused if one.measured is None]:
+        best = max(untried, key=lambda one: one.speedup.median)
+        assert best.refusal is not None
+        lines.append(
+            f"{capitalised(change_text(best, names))} would make {name} {ratio(best.speedup.median)} as fast "
+            f"({interval(best.speedup)}), but is not recommended: {doubt_text(best.refusal)}."
+        )
     return lines
 
 

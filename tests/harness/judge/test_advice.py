@@ -283,3 +283,40 @@ def test_stages_that_compute_are_taken_to_run_side_by_side() -> None:
     one, faster = predicted(Truth(workers=1, tokenize=30.0, spread=0.05), "workers=2")
     assert one.serial is None
     assert one.speedup.median == pytest.approx(faster, rel=0.03)
+
+
+FAST, SMALL = Estimate(1.984, 1.9, 2.05, 5), Estimate(1.02, 1.01, 1.03, 5)
+FAST_OPTION = Advice("workers=4", FAST, "processes")
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "resolution", "expected"),
+    [
+        (replace(FAST_OPTION, speedup=Estimate(1.984, 0.97, 2.9, 5)), 0.01, None, "surely larger than the noise floor"),
+        (replace(FAST_OPTION, speedup=SMALL), 0.01, None, "larger than the noise floor (5.0 %)"),
+        (replace(FAST_OPTION, speedup=SMALL), 0.01, 0.08, "smallest change that this study can"),
+        (replace(FAST_OPTION, speedup=SMALL), 0.06, None, "larger than the error of the replay"),
+        (replace(FAST_OPTION, bar="serial", serial=1.0), 0.01, None, "1.000x if it serves one"),
+        (replace(FAST_OPTION, bar="slow worker"), 0.01, None, "No prediction of other numbers of workers for text"),
+        (
+            replace(FAST_OPTION, refusal=doubt("replay off", share=0.07)), 0.01, None,
+            "4 loader workers would make text 1.984x as fast (1.900x to 2.05x), but is not recommended: the replay "
+            "reproduces its step time with an error of 7.0 %",
+        ),
+        (replace(FAST_OPTION, refusal=doubt("contradicted")), 0.01, None, "No other number of loader workers"),
+    ],
+)  # fmt: skip
+def test_the_page_names_the_test_that_refused_the_best_change(
+    option: Advice, error: float, resolution: float | None, expected: str
+) -> None:
+    """ "No predicted gain is surely larger" stood below 4 workers that cleared every test but an unnamed one."""
+    tried = Advice("workers=2", FAST, "processes", measured=Estimate(1.1, 1.05, 1.15, 5), contradicted=True)
+    others = (tried,) if option.refusal is not None and option.refusal.kind == "contradicted" else ()
+    found = ArmAdvice(
+        "text", (option, *others), error=error, within_tolerance=True, from_blocks=True, noise_floor=0.05,
+        resolution=resolution,
+    )  # fmt: skip
+    note = next_steps([found], ArmNames(["text"])).note
+    assert expected in note
+    small = not (option.speedup.median > 1.1 and (option.speedup.ci_low or 0) > 1)
+    assert ("No further change of the data loading is worth trying" in note) == small
