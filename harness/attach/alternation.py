@@ -39,6 +39,10 @@ class CommandFailed(Exception):  # noqa: N818 - an outcome, reported and survive
     """A command ended, or said nothing for too long, before it was asked to end."""
 
 
+class CommandOver(CommandFailed):
+    """A command ended by itself, without an error, before its repetitions were over."""
+
+
 @dataclass
 class _Rank:
     """One process of the command that trains: its end of the gate."""
@@ -214,7 +218,8 @@ class AlternatingCommand:
                 if not code
                 else ""
             )
-            raise CommandFailed(f"{how} while {self.doing}{why}{self._last_line()}{self._port_hint()}")
+            kind = CommandOver if code == 0 else CommandFailed
+            raise kind(f"{how} while {self.doing}{why}{self._last_line()}{self._port_hint()}")
 
     def _port_hint(self) -> str:
         """What to do where the command could not listen on its port: another command of the block may have it."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from harness.attach.alternation import AlternatingCommand, CommandFailed
+from harness.attach.alternation import AlternatingCommand, CommandFailed, CommandOver
 from harness.attach.command import AgentSettings, check_program
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import REPETITION_STEPS, write_tables
@@ -38,6 +38,7 @@ from harness.scenario.commands import (
 )
 from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
+from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
 CONTROLS: tuple[CommandControl, ...] = get_args(CommandControl)
@@ -130,6 +131,11 @@ def run_comparison(
                 members = [arms[name] for name in names]
                 outcome = _run_block(folder, study, members, scenario, block, progress, limits)
                 finished.append(outcome.finished)
+                if outcome.over is not None:
+                    note = _shorter(outcome.over, outcome.repetitions, scenario)
+                    scenario = scenario.model_copy(update={"steps": outcome.repetitions * REPETITION_STEPS})
+                    study = replace(study, notes=[*study.notes, note])
+                    progress.note(note)
                 if block == 0 and not outcome.started:
                     cannot_start = True  # It would not start in the next blocks either.
                     break
@@ -151,6 +157,13 @@ def run_comparison(
 
 def _record(arm: CommandArm) -> ArmRecord:
     return ArmRecord(arm.name, arm.control, arm.of, declared=arm.declared, config={}, contest=arm.comparison)
+
+
+def _shorter(arm: str, repetitions: int, scenario: CommandScenario) -> str:
+    return (
+        f"{arm} ended before its {scenario.steps:,} steps were measured: later blocks measure "
+        f"{repetitions * REPETITION_STEPS:,}. Let it train longer for more"
+    )
 
 
 def _repetitions(scenario: CommandScenario) -> int:
@@ -260,10 +273,13 @@ class _BlockOutcome(NamedTuple):
     """Outcome of a block.
 
     ``finished``: True if every command finished. ``started``: True if enough of them started for a comparison.
+    ``over``: the arm that ended by itself before its steps were measured. ``repetitions``: that all commands took.
     """
 
     finished: bool
     started: bool
+    over: str | None = None
+    repetitions: int = 0
 
 
 def _run_block(
@@ -280,6 +296,7 @@ def _run_block(
     together = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
     session = session_of(study.id, f"{block}-{secrets.token_hex(3)}")
     finished, started = True, 0
+    over, repetitions = None, _repetitions(scenario)
     unstartable: set[tuple[object, ...]] = set()
     for group in together:
         with tempfile.TemporaryDirectory(prefix="harness-gate-") as gates, ExitStack() as ending:
@@ -289,7 +306,9 @@ def _run_block(
             for run in runs:
                 ending.callback(run.kill)
             try:
-                _alternate(runs, scenario, progress, unstartable)
+                if (ended := _alternate(runs, scenario, progress, unstartable)) is not None:
+                    over, taken = ended
+                    repetitions = min(repetitions, taken)
             except KeyboardInterrupt:
                 for run in runs:
                     run.kill()
@@ -309,14 +328,17 @@ def _run_block(
                     continue
                 finished &= run.write(session, arms.index(run.arm), scenario.interleave, environment)
                 started += run.started and run.arm.control is None
-    return _BlockOutcome(finished, started >= min(2, sum(arm.control is None for arm in arms)))
+    enough = started >= min(2, sum(arm.control is None for arm in arms))
+    return _BlockOutcome(finished, enough, over, repetitions)
 
 
 def _alternate(
     runs: Sequence[_CommandRun], scenario: CommandScenario, progress: Progress, unstartable: set[tuple[object, ...]]
-) -> None:
+) -> tuple[str, int] | None:
     """Start ``runs`` one after the other, let them take their turns, and end them.
 
+    If a command ends by itself, no command takes another repetition: return its arm and how many all have taken.
+    Raises InputError if that is none in block 0: no block would have any.
     ``unstartable``: the commands of this block that could not start. They are not started again as their own controls.
     """
     alive: list[_CommandRun] = []
@@ -344,6 +366,7 @@ def _alternate(
         run.command.suspend()
         alive.append(run)
     alive.sort(key=runs.index)  # Turns keep the order of the block.
+    over: tuple[str, int] | None = None
     for repetition in range(count):
         # There and back again (ABBA): a drift of the machine's speed hits every arm alike.
         for run in list(alive if repetition % 2 == 0 else reversed(alive)):
@@ -351,15 +374,33 @@ def _alternate(
             run.command.resume()
             try:
                 run.command.take(repetition, REPETITION_STEPS)
+            except CommandOver as error:
+                if repetition:
+                    over = run.arm.name, repetition
+                    run.exit_code, run.taken = 0, True
+                    run.kill()  # what it left behind
+                    alive.remove(run)
+                    break
+                if not run.block:
+                    raise InputError(
+                        f"{run.arm.name} ended before {REPETITION_STEPS} steps were measured, the fewest of a "
+                        f"comparison, after {scenario.warmup} steps of warm-up: let it train longer"
+                    ) from error
+                failed(run, error)
+                alive.remove(run)
+                continue
             except CommandFailed as error:
                 failed(run, error)
                 alive.remove(run)
                 continue
             run.command.suspend()
             progress.stepped(REPETITION_STEPS)
+        if over is not None:
+            break
     for run in alive:
         run.taken = True
     for run in alive:
         run.command.resume()
         run.exit_code = run.command.end()
         progress.finished(run.arm.name, run.block)
+    return over

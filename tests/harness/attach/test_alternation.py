@@ -20,6 +20,7 @@ import yaml
 from harness.attach.alternation import AlternatingCommand, CommandFailed
 from harness.attach.command import MARK, AgentSettings
 from harness.attach.comparison import plan_against
+from harness.explain.ledger import measure
 from harness.judge.study import analyse
 from harness.launch.quiet import LoadCheck
 from harness.launch.waiting import BudgetSpent, WaitLimits
@@ -244,14 +245,35 @@ def test_what_a_command_leaves_behind_goes_with_it_and_a_stray_world_size_is_no_
 
 
 @slow
-def test_a_command_that_ends_early_fails_alone_and_says_why(tmp_path: Path) -> None:
-    arms = {"long": {"steps": LONG}, "short": {"steps": 30}}
+def test_a_command_that_ends_early_is_measured_as_far_as_it_goes(tmp_path: Path) -> None:
+    arms = {"long": {"steps": LONG}, "short": {"steps": 35}}
     study, done = study_of(tmp_path, f"{shlex.join(program('plain'))} --steps {{steps}}", arms, 60)
+    assert done.returncode == 0, done.stderr
+    note = "short ended before its 60 steps were measured: later blocks measure 20. Let it train longer for more"
+    assert note in done.stderr
+    assert note in study.read_study().notes
+    ledgers = {run.record.arm: found for run in study.runs() if (found := measure(run)) is not None}
+    assert set(ledgers) == {"long", "short"}
+    assert {one.repetitions[0].steps for one in ledgers.values()} == {20}
+
+
+@slow
+def test_a_command_with_fewer_steps_than_can_be_compared_is_one_line(tmp_path: Path) -> None:
+    before = shlex.join(program("plain", "--steps", 12))
+    options = ("--against", before, "--repeats", "3", "--steps", "60")
+    done = harness("exec", "--out", str(tmp_path), *options, "--", *program("plain", "--steps", 12))
+    assert done.returncode == 2
+    assert "ended before 20 steps were measured, the fewest of a comparison" in done.stderr.splitlines()[-1]
+    assert list((tmp_path / "exec").iterdir()) == []
+
+
+@slow
+def test_a_command_that_fails_in_its_repetitions_fails_alone_and_says_why(tmp_path: Path) -> None:
+    arms = {"long": {"fail": -1}, "short": {"fail": 30}}
+    command = f"{shlex.join(program('plain', '--steps', LONG))} --fail-at {{fail}}"
+    study, done = study_of(tmp_path, command, arms, 60)
     assert done.returncode == 1
-    assert (
-        "run short/0 failed: it ended with exit code 0 while in repetition 2 before its repetitions were over"
-        in done.stderr
-    )
+    assert "run short/0 failed: it ended with exit code 7 while in repetition 2" in done.stderr
     assert {run.record.arm: run.record.status for run in study.runs()} == {"long": "done", "short": "failed"}
 
 
