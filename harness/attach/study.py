@@ -241,6 +241,7 @@ def record_of(
             persistent_workers=one.persistent_workers if one.noted("loader") else None,
             copies=max(one.noted("copies"), default=None),
             empty_workers=max(one.noted("empty_workers"), default=None),
+            epoch_steps=_epoch_steps(one, totals),
             repeated_rows=_last(one, "repeated_rows"),
             epoch_ends=totals.epoch_ends if one.noted("loader") else None,
             evaluating_steps=totals.evaluating,
@@ -251,6 +252,12 @@ def record_of(
         environment={**environment, "python": one.process.python, "torch": one.process.torch},
         realtime_minus_monotonic_ns=one.process.realtime_minus_monotonic_ns,
     )
+
+
+def _epoch_steps(one: AttachedProcess, totals: StepTotals) -> float | None:
+    """Return the steps of an epoch; None if it is not known, or if training has several datasets."""
+    known = one.noted("epoch_batches")
+    return known[0] / totals.fetches_per_step if len(known) == 1 else None
 
 
 def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:

@@ -82,6 +82,7 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "checkpoint_writing_ns": MEASURED,
     "parameters_digest": MEASURED,
     "repeated_rows": MEASURED,
+    "epoch_steps": MEASURED,
     "skipped_steps": MEASURED,
     "unseen_share": MEASURED,
     "unseen_place": MEASURED,

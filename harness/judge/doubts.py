@@ -68,10 +68,11 @@ RemedyKind = Literal[
 
 @dataclass(frozen=True)
 class Remedy:
-    """What would settle a doubt. ``blocks``: about how many in all, where that can be computed."""
+    """What would settle a doubt. ``blocks``, ``steps`` of a block: about how many, where that can be computed."""
 
     kind: RemedyKind
     blocks: int | None = None
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ RULES = (
     DoubtRule("uneven", "Some blocks wait for data much longer than others.", "nothing"),
     DoubtRule("step kinds", "Steps are of two kinds, and none is like the mean.", "nothing", unit="steps"),
     DoubtRule("rare long steps", "A few steps last over 3 times as long.", "nothing", unit="steps"),
-    DoubtRule("drift", "The speed (next to a baseline's) changes within runs.", "nothing", unit="speed"),
+    DoubtRule(
+        "drift", "The speed (next to a baseline's) changes within runs.", "nothing", "more steps a block", "speed"
+    ),
     DoubtRule("all time apart", "All time together differs from the median.", "nothing", unit="speed"),
     DoubtRule("used lead", "Steps were faster than they can go on being.", "nothing", "more warm-up steps", "step"),
     DoubtRule("compiled", "torch.compile compiled within measured steps.", "nothing", "same shapes", "runs"),
@@ -186,13 +189,14 @@ def doubt(
     *arms: str,
     share: float | None = None,
     blocks: int | None = None,
+    steps: int | None = None,
     where: str = "",
     cores: tuple[float, float] | None = None,
     remedy: RemedyKind | None = None,
 ) -> Doubt:
-    """Make a doubt with the remedy of its rule, or with another ``remedy``. ``blocks``: see :class:`Remedy`."""
+    """Make a doubt with the remedy of its rule, or another ``remedy``. ``blocks``, ``steps``: see :class:`Remedy`."""
     asked = remedy or RULE_OF[kind].remedy
-    return Doubt(kind, arms, share, None if asked is None else Remedy(asked, blocks), where, cores)
+    return Doubt(kind, arms, share, None if asked is None else Remedy(asked, blocks, steps), where, cores)
 
 
 _REASONS: Mapping[str, Literal["no core", "blocked", "device", "ranks"]] = {

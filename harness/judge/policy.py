@@ -63,6 +63,10 @@ DRIFT_STEPS_MIN = 16
 """Steps of a run with one repetition. Halves of fewer are means of too few. tests/harness/judge/test_policy.py"""
 DRIFT_MIN = 0.03
 """Share of the speed, first to last repetition. Clocks and caches settle by less. tests/harness/judge/test_policy.py"""
+HORIZON_EPOCHS = 2
+"""Epochs to ask for where costs change. A cache fills in the first. tests/harness/judge/test_policy.py"""
+HORIZON_TIMES = 4
+"""Times the measured steps, to ask for where costs change. tests/harness/judge/test_policy.py"""
 UNEVEN_APART_MIN = 0.02
 """Share of the step, between mean and median, or both kinds of blocks. tests/harness/judge/test_policy.py"""
 UNEVEN_BLOCKS_MIN = 2

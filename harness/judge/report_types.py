@@ -202,6 +202,12 @@ class ArmReport:
     spare_threads: int = 0  # threads of its process beyond an equal part of the cores
     idle_workers: int = 0  # workers that delivered no batch in any block
     gave_no_items: bool = False  # True if the dataset had no items for the idle workers
+    epoch_steps: float | None = None  # steps of an epoch of its data, median over blocks; None: not known
+
+    @property
+    def block_steps(self) -> int:
+        """Measured steps of a block."""
+        return self.totals.steps // self.blocks
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
@@ -259,6 +265,7 @@ class Comparison:
     confounds: tuple[Confound, ...]
     scaling: Scaling | None = None  # where they have different numbers of ranks
     drift: Estimate | None = None  # where the candidate's speed, next to the baseline's, changes in the runs
+    enough_steps: int | None = None  # of a block: about how many show where such a change ends
 
 
 @dataclass(frozen=True)

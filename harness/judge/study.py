@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -51,7 +52,7 @@ from harness.judge.doubts import (
 )
 from harness.judge.learning import learning
 from harness.judge.losses import Learned, learned, loss_of
-from harness.judge.policy import ENOUGH_BLOCKS
+from harness.judge.policy import ENOUGH_BLOCKS, HORIZON_EPOCHS, HORIZON_TIMES
 from harness.judge.predictions import declared_floor, explain, explain_arm, few_blocks_remedy
 from harness.judge.probes.machine_load import device_health, differences
 from harness.judge.report_types import (
@@ -281,6 +282,7 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
         *names,
         measured=measured,
         drift=drift(base, other, measured.noise_floor, len(study.comparisons)),
+        enough_steps=_enough_steps(base, other),
         scaling=scaling(names, (arms.runs.get(names[0], ()), arms.runs.get(names[1], ())), measured.tokens_ratio),
         explained=explain(study, names, measured, arms.runs, by_name, arms.controls),
         confounds=(
@@ -362,12 +364,18 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         crowded=facts.cores is not None and ((facts.threads or 1) + (facts.workers or 0)) * ranks_here > facts.cores,
         spare_threads=max(0, (facts.threads or 1) - max(1, (facts.cores or 1) // ranks_here)),
         idle_workers=idle,
+        epoch_steps=_epoch_steps(blocks),
         gave_no_items=idle > 0 and all(run.record.facts.gave_no_items(idle) for run in blocks.values()),
     )
 
 
 def _diagnosed(arm: ArmReport, advice: Sequence[ArmAdvice]) -> ArmReport:
     return replace(arm, diagnoses=diagnose(arm, next((one for one in advice if one.arm == arm.name), None)))
+
+
+def _epoch_steps(blocks: Blocks) -> float | None:
+    known = [one for run in blocks.values() if (one := run.record.facts.epoch_steps) is not None]
+    return float(np.median(known)) if known else None
 
 
 def _copies(blocks: Blocks) -> int:
@@ -500,6 +508,17 @@ def arm_doubts(
     return in_order(found)
 
 
+def _enough_steps(base: Blocks, other: Blocks) -> int:
+    """Return about how many steps of a block show where costs that change within runs end.
+
+    A cache of the data is full after an epoch, so the second one shows what it saves. Without a known epoch, these are
+    :data:`HORIZON_TIMES` the measured ones.
+    """
+    measured = min(len(run.step_ms) for blocks in (base, other) for run in blocks.values())
+    epochs = [one for blocks in (base, other) if (one := _epoch_steps(blocks)) is not None]
+    return math.ceil(max(HORIZON_EPOCHS * max(epochs, default=0.0), HORIZON_TIMES * measured))
+
+
 def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
     """The doubts of the verdict, then what else differs between both arms, undeclared."""
     m = c.measured
@@ -510,7 +529,7 @@ def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
     if m.ceilings is not None:
         found.append(doubt("ceilings apart", c.baseline, share=m.ceilings[1] / m.ceilings[0] - 1))
     if c.drift is not None:
-        found.append(doubt("drift", c.candidate, share=c.drift.median - 1))
+        found.append(doubt("drift", c.candidate, share=c.drift.median - 1, steps=c.enough_steps))
     return in_order(found)
 
 

@@ -265,6 +265,7 @@ class Run:
                     checkpoint_writing_ns=_ns(None if self.saver is None else self.saver.writing_s),
                     parameters_digest=self.compute.end_together(),
                     repeated_rows=self.compute.repeated_rows(),
+                    epoch_steps=self._epoch_steps(),
                 )
                 self._compare_clocks()
                 self._all_have("done")
@@ -273,6 +274,12 @@ class Run:
         finally:
             close()
             self.probe_set.close()
+
+    def _epoch_steps(self) -> float | None:
+        """Return the steps of an epoch, by how much of one the run used; None if that is not known."""
+        assert self.batches is not None
+        epochs = self.batches.position.epochs
+        return (self._last_step + 1) / epochs if epochs else None
 
     def _compare_clocks(self) -> None:
         """Between steps: rank 0 waits for this rank, and answers at once."""

@@ -14,6 +14,7 @@ from harness.regress.across import CommonMove
 from harness.regress.decision import TOTAL, Cause, Decision, Difference, Outcome, Part, StateComparison
 from harness.regress.policy import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
 from harness.show.text.doubts import confound_lines, doubt_text, too_noisy_text
+from harness.show.text.verdicts import rarer_text
 from harness.show.words import capitalised, count, floor_percent, horizon, listing, ms, percent, ratio
 from harness.study.records import OtherDefault
 
@@ -173,7 +174,8 @@ def sentence(c: StateComparison) -> str:
     ]
     if c.rare and c.total is not None:
         grown.append(f" {capitalised(TOTAL)} changed {moved(c.total)}: {_rare(c)}.")
-    return f"{name}: {verdict}. {figures}{''.join(grown)}{todo}"
+    unseen = f" {rarer_text(c.steps)}" if c.verdict == "same" and c.cause is None and c.steps else ""
+    return f"{name}: {verdict}. {figures}{''.join(grown)}{todo}{unseen}"
 
 
 def _rare(c: StateComparison) -> str:

@@ -66,9 +66,11 @@ def _headline(found: PredictedCost) -> str:
     cost = "" if usd is None else f" and {money(usd.likely)}"
     worst = duration(total.worst) + ("" if usd is None else f" and {money(usd.worst)}")
     steps = min(len(one.steps_s) for one in found.measured)
+    whole = max(one.steps for one in found.work)
+    share = f", of {whole:,}" if whole > steps and found.of == "training" else ""
     text = (
         f"about {duration(total.likely)}{cost}; {worst} if all steps are like the slowest of those measured (predicted "
-        f"from the first {count(steps, 'step')} of each arm)"
+        f"from the first {count(steps, 'step')} of each arm{share})"
     )
     return f"not to be trusted, {text}" if barred(found.doubts, "prediction") else text
 

@@ -19,6 +19,7 @@ from harness.judge.diagnosis import NOTED
 from harness.judge.doubts import DoubtKind
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, Comparison, DiagnosisKind, NotCompared, StudyReport
+from harness.judge.study import comparison_doubts
 from harness.judge.verdicts import Verdict
 from harness.show.advice import NextSteps, next_steps
 from harness.show.lone_arms import (
@@ -46,7 +47,7 @@ from harness.show.policy import (
 from harness.show.ranks import rank_lines, scaling_lines
 from harness.show.sentences import believed_ratio, ceiling_text, data_text, disagreements, emulated_devices
 from harness.show.tables import NOT_MEASURED
-from harness.show.text.doubts import confound_lines, problem_lines
+from harness.show.text.doubts import confound_lines, problem_lines, remedy_text
 from harness.show.text.findings import REMEDIES, TITLES, diagnosis_text, finding_text, part_label, trust_text
 from harness.show.text.verdicts import (
     also_noteworthy,
@@ -138,9 +139,10 @@ def first_screen(report: StudyReport) -> FirstScreen:
 
 
 def _horizon(arms: Sequence[ArmReport]) -> str:
-    """The fewest blocks and steps of a block that any compared arm has."""
+    """The fewest blocks and steps of a block that any compared arm has, and the smallest share of an epoch."""
     measured = [arm for arm in arms if arm.blocks]
-    return horizon_text(min(arm.blocks for arm in measured), min(arm.totals.steps // arm.blocks for arm in measured))
+    longest = max((arm.epoch_steps for arm in measured if arm.epoch_steps is not None), default=None)
+    return horizon_text(min(arm.blocks for arm in measured), min(arm.block_steps for arm in measured), longest)
 
 
 def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:
@@ -207,7 +209,7 @@ def _headline(
     served = [arm for one in (c.candidate, c.baseline) if (arm := report.arm(one)) is not None]
     support = [text for arm in served for text in loader_texts(arm, names.short(arm.name))][:1]
     if c.drift is not None:
-        support.append(_drift(c.drift, baseline))
+        support.append(_drift(c.drift, baseline, c))
     support += [data_text(names.shorten_compared(c))] if with_data else []
     if c.confounds and not all(one.confounds for one in report.compared):  # else what stands above says it
         support.append("The arms differ in more than that: see the warnings above.")
@@ -218,11 +220,13 @@ def _headline(
     return Headline(subject, finding(m, once), " ".join(support))
 
 
-def _drift(found: Estimate, baseline: str) -> str:
+def _drift(found: Estimate, baseline: str, c: Comparison) -> str:
     times = percent(found.median - 1)
+    drifts = next(one for one in comparison_doubts(c) if one.kind == "drift")
+    todo = "" if drifts.remedy is None else f" To see where that ends, {remedy_text(drifts.remedy)}."
     return (
         f"Compared with {baseline}, its steps got {times} {'slower' if found.median > 1 else 'faster'} from the "
-        "beginning of a run to its end."
+        f"beginning of a run to its end, so later steps may differ.{todo}"
     )
 
 

@@ -162,5 +162,6 @@ def doubt_json(one: Doubt) -> dict[str, Json]:
             "kind": one.remedy.kind,
             "text": remedy_text(one.remedy),
             "blocks": one.remedy.blocks,
+            "steps": one.remedy.steps,
         },
     }

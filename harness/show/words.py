@@ -78,6 +78,12 @@ def horizon(blocks: int, steps: int) -> str:
     return f"{count(blocks, 'block')} of {count(steps, 'step')}"
 
 
+def epochs(steps: float, epoch_steps: float) -> str:
+    """``3 % of an epoch``, ``2.50 epochs``: as much of the data as so many steps use."""
+    share = steps / epoch_steps
+    return f"{percent(share)} of an epoch" if share < 1 else f"{number(share)} epochs"
+
+
 def duration(seconds: float) -> str:
     """``5.20 s``, ``12.3 min``, ``6.40 h``: in the unit in which it has few digits."""
     if seconds < 2 * MINUTE_S:

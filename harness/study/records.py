@@ -117,6 +117,7 @@ class RunFacts:
     parallel: str | None = None  # ddp or fsdp, of this trainer's ranks
     # Of the last checkpoint: from when its state was copied until it was on the disk.
     checkpoint_writing_ns: Annotated[int, Field(ge=0)] | None = None
+    epoch_steps: Annotated[float, Field(gt=0)] | None = None  # steps of an epoch of its data
     # Rows that training got again, by content, among its first 1, 2, 4, ... rows; None: a loss shows what it learned.
     repeated_rows: tuple[SmallCount, ...] | None = None
     parameters_digest: str | None = None  # SHA-256 of what every rank held at the end of the run, found to be the same

@@ -28,7 +28,14 @@ from _harness_agent import (
     watching,
 )
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    get_worker_info,
+)
 
 _received_of: dict[int, int] = {}  # batches received from each worker, by process
 _doubtful: set[int] = set()  # workers whose batches may have been thrown away, so that their numbers are unknown
@@ -40,6 +47,7 @@ LOADER = "loader-"  # prefix of a loader worker's role, before its number
 LEAST_SAMPLE_NS = 10_000  # a shorter choice is not worth a record of its own in each step
 SAMPLE = "sample"  # the stage in which a sampler chooses what to read; the study counts it as reading
 MAKER = "maker"  # note: (stage, "train.py:31", function, True if it makes one row at a time)
+EPOCH = "epoch_batches"  # note: how many batches an epoch of a dataset has
 _MOST_NESTED = 8  # datasets within datasets, or samplers within samplers
 
 
@@ -53,6 +61,7 @@ class _Served(NamedTuple):
     by_worker: bool  # True if a worker of another loader asks for them
     first: copies.FirstBatches | None  # first batches, if several workers share a dataset
     makers: list[tuple[str, str, str, bool]]  # notes of the kind MAKER
+    batches: int  # of an epoch; 0: not known
 
 
 def forget() -> None:
@@ -183,9 +192,19 @@ def _look_at(iterator: Any) -> _Served:
     first = copies.FirstBatches() if shared and workers > 1 else None
     new = id(dataset) not in boundaries.state.noted
     makers = guard.carefully(_makers, iterator, dataset, shared) if new else None
-    served = _Served(id(dataset), workers > 0, loader, shared, by_worker, first, makers or [])
+    batches = guard.carefully(_epoch_batches, iterator) if new else None
+    served = _Served(id(dataset), workers > 0, loader, shared, by_worker, first, makers or [], batches or 0)
     setattr(iterator, _SERVED, served)
     return served
+
+
+def _epoch_batches(iterator: Any) -> int:
+    """Return the number of batches in an epoch, if torch's samplers count it as they begin; 0 of others."""
+    sampler = getattr(iterator, "_index_sampler", None)
+    innermost = sampler.sampler if type(sampler) is BatchSampler else sampler
+    if type(innermost) not in (RandomSampler, SequentialSampler, DistributedSampler):
+        return 0  # the length of another one is code of the program that nothing else calls
+    return len(sampler)  # type: ignore[arg-type]
 
 
 def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, str, bool]]:
@@ -255,6 +274,8 @@ def _ended(served: _Served | None, batch: Any) -> None:
             record.note("iterable", True)
         for maker in served.makers:
             record.note(MAKER, maker)
+        if served.batches:
+            record.note(EPOCH, served.batches)
     if batch is not None and served.first is not None and trace[0].startswith(LOADER):
         served.first.add(trace[0], batch)
     if batch is not None:

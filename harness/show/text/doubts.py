@@ -177,7 +177,8 @@ def more_blocks_text(cause: Doubt | None) -> str:
 def remedy_text(one: Remedy) -> str:
     """Return what would settle a doubt, as a clause without a full stop."""
     blocks = "" if one.blocks is None else f": about {one.blocks} in all (--repeats {one.blocks})"
-    return f"{REMEDIES[one.kind]}{blocks}"
+    steps = "" if one.steps is None else f": about {one.steps:,} (steps: {one.steps}; exec: --steps {one.steps})"
+    return f"{REMEDIES[one.kind]}{blocks}{steps}"
 
 
 def _always(text: str) -> Callable[[Doubt], str]:

@@ -27,6 +27,7 @@ from harness.show.text.doubts import (
 from harness.show.words import (
     capitalised,
     count,
+    epochs,
     floor_percent,
     horizon,
     interval,
@@ -280,9 +281,15 @@ def absent_text(measured: Measured, figure: Figure) -> str:
     return "not measured" if found is None else reason(found)
 
 
-def horizon_text(blocks: int, steps: int) -> str:
-    """Say how much was measured: what comes later in a training is in no figure."""
-    return f"Measured: {horizon(blocks, steps)}. Set more steps to include later costs."
+def horizon_text(blocks: int, steps: int, epoch_steps: float | None) -> str:
+    """Say how much was measured: what comes later in a training is in no figure. ``epoch_steps``: None: not known."""
+    share = "" if epoch_steps is None else f" ({epochs(steps, epoch_steps)})"
+    return f"Measured: {horizon(blocks, steps)}{share}. {rarer_text(steps)}"
+
+
+def rarer_text(steps: int) -> str:
+    """Name the costs that so many steps do not cover, for verdicts of ``harness regress`` as well."""
+    return f"Costs that come less often than every {count(steps, 'step')} may be missing: set more steps."
 
 
 def missing_text(missing: Missing) -> str:

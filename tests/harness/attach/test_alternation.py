@@ -100,6 +100,8 @@ def test_a_command_that_trains_each_batch_four_times_gets_no_verdict(tmp_path: P
     assert counts["script"] is not None
     assert counts["script"][:7] == (0, 0, 0, 4, 12, 24, 48)  # among 1 to 64 rows, 4 a batch
     assert set(counts["baseline"] or ()) == {0}  # in the second epoch as well
+    epochs = {(run.record.arm, run.record.facts.epoch_steps) for run in study.runs() if run.record.control is None}
+    assert epochs == {("baseline", 20.0), ("script", 40.0)}
     (compared,) = analyse(study.read_study(), list(study.runs())).compared
     assert "repeated data" in [one.kind for one in compared.measured.doubts]
     assert compared.measured.verdict != "gain"

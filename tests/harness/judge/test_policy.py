@@ -24,12 +24,12 @@ from harness.judge.losses import Losses
 from harness.judge.predictions import bar_of
 from harness.judge.probes.machine_load import DeviceHealth, _device_findings, differences, host_load
 from harness.judge.report_types import Advice
-from harness.judge.study import analyse
+from harness.judge.study import _enough_steps, analyse
 from harness.judge.verdicts import blocks_to_decide, drift, in_total, is_apart, is_useless, judge
 from harness.judge.waits import uneven_waits
 from harness.launch.costing import short_config
 from harness.scenario.edits import parse_edits
-from harness.study.records import RunRecord
+from harness.study.records import RunFacts, RunRecord
 from tests.harness.explain.probes.test_host_load import Rows, reading, run
 from tests.harness.judge.test_predictions import INLINE, LOADER, runs_of
 from tests.harness.synthetic import Arm, build
@@ -115,6 +115,14 @@ def test_a_slow_block_that_moves_the_total(more: float, noted: bool) -> None:
     base = {block: of_steps([10.0] * 20, block) for block in range(3)}
     other = {**base, 2: of_steps([10.0 * more] * 20, 2)}
     assert (in_total(base, other, 1.0, 1.0) is not None) == noted
+
+
+@pytest.mark.parametrize(("epoch", "enough"), [(None, 160), (70.0, 160), (300.0, 600)])
+def test_enough_steps_to_see_where_a_change_ends(epoch: float | None, enough: int) -> None:
+    """A cache of the data is full after an epoch."""
+    base, other = ({0: of_steps([10.0] * steps)} for steps in (40, 50))
+    record = replace(base[0].record, facts=RunFacts(epoch_steps=epoch))
+    assert _enough_steps({0: replace(base[0], record=record)}, other) == enough
 
 
 @pytest.mark.parametrize(("later", "steps", "noted"), [(1.02, 40, False), (1.05, 40, True), (1.05, 12, False)])

@@ -93,6 +93,7 @@ def test_a_study_of_a_source_of_ones_own(folder: Path, monkeypatch: pytest.Monke
     code = fingerprint("data.source", "own_items:make", others=[str(folder / "own_helper.py")])
     assert {run.record.facts.corpus_fingerprint for run in runs.values()} == {code}
     assert study.read_study().fingerprints == {"code of data.source own_items:make": code}
+    assert {runs[arm].record.facts.epoch_steps for arm in ("inline", "faster", "worker")} == {10.0}  # 40 items by 4
     summary = (path / "summary.md").read_text()
     assert "The arms also differ: corpus" not in summary
 

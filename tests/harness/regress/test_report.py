@@ -20,6 +20,8 @@ from harness.study.records import CodeRecord
 from harness.study.store import StudyFolder
 from tests.harness.regress.tables import HEAD, study
 
+RARER = "Costs that come less often than every"  # 600 ms every 60th batch, never reached
+
 
 def page(change: float, **settings: float | bool) -> str:
     return regression.markdown(comparisons(*study(change, **settings), Limits()))
@@ -33,7 +35,9 @@ def test_the_page_says_what_was_decided_with_its_figures() -> None:
     assert "| +" in row
     assert "noise floor" in text
     assert len(text) < 3000  # a comment, not a report
+    assert RARER not in text
     assert "same within 1.0 %" in page(0.0)
+    assert RARER in page(0.0)
 
 
 def test_a_hidden_regression_is_on_the_page_as_hidden() -> None:

@@ -38,7 +38,7 @@ def test_long_steps_are_in_the_sum_and_both_worst_cases_are_named() -> None:
     """The table keeps the slowest of the last ten; the note names the slowest of all, which goes into the total."""
     long = replace(EVEN, steps_s=(9.0, *[0.03] * 7, 1.5, *[0.03] * 11))
     found = PredictedCost("training", "x", (long,), (ArmWork(1_000_001),), (None,), SpendingLimit(hours=12))
-    assert "from the first 20 steps of each arm" in said.lines(found)[0]
+    assert "(predicted from the first 20 steps of each arm, of 1,000,001)" in said.lines(found)[0]
     assert "1,000,000 steps x 107 ms (mean) + " in said.arithmetic(found.arms[0])
     assert "(mean)" not in said.arithmetic(TWO.arms[1])
     (row,) = [line for line in said.lines(found) if line.startswith("even  ")]

@@ -333,6 +333,20 @@ def test_a_quieter_machine_is_asked_for_only_where_times_scatter(step_time: Esti
     assert finding(replace(report.compared[0].measured, step_time=step_time)).endswith(f"; repeat {how}")
 
 
+@pytest.mark.parametrize(
+    ("epoch", "share"),
+    [(None, ""), (400.0, " (3.0 % of an epoch)"), (1500.0, " (0.8 % of an epoch)"), (8.0, " (1.50 epochs)")],
+)
+def test_a_verdict_names_its_horizon(epoch: float | None, share: str) -> None:
+    """600 ms every 60th batch are in no block of 12 steps."""
+    long = {} if epoch is None else {"epoch_steps": epoch}
+    screen = first_screen(study(Arm("text", facts=long), Arm("tokens", tokenize=0.0)))
+    assert screen.horizon == (
+        f"Measured: 5 blocks of 12 steps{share}. Costs that come less often than every 12 steps may be missing: set "
+        "more steps."
+    )
+
+
 def drifting(times: float, **how: Any) -> Comparison:
     """The candidate's steps last ``times`` as long in its last repetition, and half of that in the middle."""
 
@@ -353,7 +367,10 @@ def test_a_candidate_that_slows_down_in_its_runs_is_said_to() -> None:
     assert c.drift is not None
     assert c.drift.median == pytest.approx(1.12, abs=0.002)
     report = study(Arm("text"), Arm("tokens"))
-    said = "Compared with text, its steps got 12 % slower from the beginning of a run to its end."
+    said = (
+        "Compared with text, its steps got 12 % slower from the beginning of a run to its end, so later steps may "
+        "differ. To see where that ends, repeat with more steps a block: about 48 (steps: 48; exec: --steps 48)."
+    )
     assert said in lines(replace(report, comparisons=(c,)))
     assert "in the last repetition" not in lines(report)
     assert drifting(1.02).drift is None  # not worth a word

@@ -150,3 +150,14 @@ def test_lines_connect_the_steps_of_arms_that_ran_at_once(starts: tuple[float, .
         for place, start in enumerate(starts)
     ]
     assert at_once(found) is lines
+
+
+@pytest.mark.parametrize(("steps", "few"), [(2, True), (4, False)])
+def test_the_card_names_its_share_of_an_epoch_and_what_so_few_steps_do_not_show(steps: int, few: bool) -> None:
+    """5 blocks of 3 repetitions; growth is found from 40 steps on."""
+    arm = replace(MANY, facts={**MANY.facts, "epoch_steps": 1200.0})
+    study, runs = build([arm], noise=EXACT, steps=steps)
+    card = first_screen(analyse(replace(study, command=["harness", "exec", "--", "python", "x.py"]), runs)).card
+    assert card is not None
+    assert f"Trust: {15 * steps} steps of one run ({'2.5' if few else '5.0'} % of an epoch), " in card.trust
+    assert card.trust.endswith("Steps that get longer are found from 40 steps on.") == few
