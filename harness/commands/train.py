@@ -70,6 +70,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
         raise InputError(f"--rate-of: arm {others[0]} has an optimizer.learning_rate of its own; leave one of them out")
     from harness.launch.tracking.trackers import warn_of_missing
     from harness.launch.train_arm import train_arm
+    from harness.launch.training import TrainingOptions
     from harness.show.plotted_runs import draw_losses
 
     names = [arm.name for arm in plan.arms if arm.control is None]
@@ -81,9 +82,8 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     warn_of_missing(scenario.track)
     url = arguments.upload or scenario.upload
     uploader = None if url is None else uploader_of(out, url)
-    trained = train_arm(
-        plan, goal, out, arguments.resume, command, arguments.scenario, allowance, uploader, force=arguments.force
-    )
+    options = TrainingOptions(arguments.resume, arguments.force, allowance, uploader)
+    trained = train_arm(plan, goal, out, command, arguments.scenario, options)
     loss = "" if trained.loss is None else f", loss {trained.loss:.4f}"
     if (validation := trained.validation) is not None:
         loss += f", validation loss {validation.loss:.4f}{_after(validation, trained.steps)}"

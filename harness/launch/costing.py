@@ -20,7 +20,7 @@ from harness.launch.block import plan_repetitions
 from harness.launch.budget import Deadline
 from harness.launch.child import EVALUATED
 from harness.launch.more_warmup import most_waiting_steps
-from harness.launch.study import run_study
+from harness.launch.study import StudyOptions, run_study
 from harness.scenario.model import ProbesConfig
 from harness.study.contract import PROFILED
 from harness.study.store import StudyFolder
@@ -60,6 +60,10 @@ class ShortStudy:
     folder: Path
     arms: tuple[ArmMeasurement, ...]
 
+    def after(self, launcher_s: float) -> tuple[ArmMeasurement, ...]:
+        """Return the measurements, with what the command took before it measured."""
+        return tuple(replace(arm, launcher_s=launcher_s) for arm in self.arms)
+
 
 def measure(
     plan: Plan,
@@ -67,15 +71,13 @@ def measure(
     out: Path,
     command: Sequence[str],
     source: str,
-    launcher_s: float,
     *,
     force: bool = False,
     limit_s: float | None = None,
 ) -> ShortStudy:
     """Run a few steps of every arm of ``plan`` that ``of`` needs, in a study under ``out``.
 
-    ``launcher_s``: what the command took until now. ``limit_s``: how long the measurement may take. Raises InputError
-    as a study does, and MeasurementFailed.
+    ``limit_s``: how long the measurement may take. Raises InputError as a study does, and MeasurementFailed.
     """
     arms = arms_of(plan, of)
     for arm in arms:
@@ -100,7 +102,7 @@ def measure(
     names = tuple(arm.name for arm in short)
     small = replace(plan, scenario=plan.scenario.model_copy(update=asked), arms=short, comparisons=(), blocks=(names,))
     until = None if limit_s is None else Deadline(time.monotonic_ns() + round(limit_s * 1e9))
-    outcome = run_study(small, out, command, source, force=force, until=until, extra_warmup=False)
+    outcome = run_study(small, out, command, source, options=StudyOptions(force, until, extra_warmup=False))
     if outcome.cut is not None:
         raise MeasurementFailed(f"its first steps were not over within that time: {outcome.cut}", OVER)
     folder = StudyFolder(outcome.folder)
@@ -110,7 +112,7 @@ def measure(
         if record is None or record.status != "done":
             why = "it did not run" if record is None else record.error or record.status
             raise MeasurementFailed(f"arm {name}: {why}", outcome.status, str(folder.run(name, 0) / "log.txt"))
-    return ShortStudy(outcome.folder, tuple(arm_measurement(found[name], launcher_s) for name in names))
+    return ShortStudy(outcome.folder, tuple(arm_measurement(found[name]) for name in names))
 
 
 def arms_of(plan: Plan, of: Undertaking) -> tuple[Arm, ...]:
@@ -178,7 +180,7 @@ def _plain_steps(config: TrainerConfig) -> int:
     return max(COSTED_STEPS, _warmup_steps(config) + WORST_OF_STEPS)
 
 
-def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
+def arm_measurement(run: RunData) -> ArmMeasurement:
     """What the tables and the record of a short run say."""
     record = run.record
     config = TrainerConfig.model_validate(record.config)
@@ -211,7 +213,6 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
         writing_s=writing_s,
         asynchronous=asynchronous,
         import_s=import_s,
-        launcher_s=launcher_s,
         waiting_share=sum(one or 0 for one in table["contended_ns"].to_pylist()) / 1e9 / sum(walls_s),
         waits=fetched_s > WAITS * sum(walls_s[unsettled:]),
         device=facts.device or "",

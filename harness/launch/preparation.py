@@ -20,7 +20,7 @@ from harness.launch.protocol import DataMessage
 from harness.launch.user_trial import TriedSources
 from harness.machine.environment import has_nvidia_driver
 from harness.study.records import StudyRecord, first_fault
-from trainer.config import TrainerConfig, recorded_config
+from trainer.config import DataConfig, TrainerConfig, recorded_config
 from trainer.errors import InputError, in_words
 from trainer.json_types import integer, section
 from trainer.model_files import model_files, objective_of
@@ -71,10 +71,7 @@ def prepare_data(
     ``start_s``: how long a trial of the user's own code may take. ``codes``: of the arms that run another state of that
     code than the one here. Raises InputError where an arm cannot work.
     """
-    from trainer.compute.build import emulated_shape
-    from trainer.compute.emulated import build_emulated
     from trainer.data.prepare import check_workers, prepare, warnings_of
-    from trainer.model import shape_of
 
     codes = codes or {}
     tried = TriedSources(start_s)
@@ -109,26 +106,45 @@ def prepare_data(
         if data.source is not None:
             tried.check(name, config, code)
         else:
-            corpus = data.corpus.path or data.corpus.parquet or data.corpus.builtin
-            fingerprints[f"corpus {corpus}"] = found.corpus.fingerprint
-            if found.held_out is not None:
-                fingerprints[f"evaluation.corpus {found.held_out.corpus.name}"] = found.held_out.corpus.fingerprint
-            kind = data.tokenizer.model_dump_json(exclude_none=True)
-            fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
+            fingerprints |= _fingerprints(data, found)
         if (factory := config.model.factory) is not None:
             tried.check_model(factory, code)
-        elif config.compute.emulated is not None and config.compute.work == "model":
-            try:
-                build_emulated(config, emulated_shape(config, found.vocab_size))
-            except InputError as error:
-                raise InputError(f"arm {name}: {error}") from error
         else:
-            shape_of(config.model, found.vocab_size, data.sequence_length)  # one that the data do not fit
+            _check_shape(name, config, found)
         needs.append(need_of(name, config, found.vocab_size))
     messages = {
         name: _message(config, by_arm[name], tried, fingerprints, codes.get(name)) for name, config in configs.items()
     }
     return StudyData(needs, fingerprints, messages, tuple(tried.notes))
+
+
+def _fingerprints(data: DataConfig, prepared: Prepared) -> dict[str, str]:
+    """Return the fingerprints of corpora and tokenizer, by what the study's record calls them."""
+    corpus = data.corpus.path or data.corpus.parquet or data.corpus.builtin
+    kind = data.tokenizer.model_dump_json(exclude_none=True)
+    held_out = {}
+    if prepared.held_out is not None:
+        held_out = {f"evaluation.corpus {prepared.held_out.corpus.name}": prepared.held_out.corpus.fingerprint}
+    return {
+        f"corpus {corpus}": prepared.corpus.fingerprint,
+        **held_out,
+        f"tokenizer {kind}": prepared.tokenizer.fingerprint,
+    }
+
+
+def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
+    """Raise InputError if the model does not fit the data, or an emulated device the model."""
+    from trainer.compute.build import emulated_shape
+    from trainer.compute.emulated import build_emulated
+    from trainer.model import shape_of
+
+    if config.compute.emulated is None or config.compute.work != "model":
+        shape_of(config.model, prepared.vocab_size, config.data.sequence_length)
+        return
+    try:
+        build_emulated(config, emulated_shape(config, prepared.vocab_size))
+    except InputError as error:
+        raise InputError(f"arm {name}: {error}") from error
 
 
 def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked: set[str]) -> None:

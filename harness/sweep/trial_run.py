@@ -125,6 +125,7 @@ def main(descriptor: int, parent: int) -> int:
 
 def _train(start: TrialStart, watching: Watching) -> Trained:
     from harness.launch.train_arm import train_arm
+    from harness.launch.training import TrainingOptions
     from harness.launch.training_progress import Goal
     from harness.scenario.model import Scenario
     from harness.scenario.plan import Arm, Plan
@@ -134,7 +135,8 @@ def _train(start: TrialStart, watching: Watching) -> Trained:
     scenario = Scenario(name=start["scenario"], question="", arms={start["arm"]: None})
     plan = Plan(scenario, (Arm(start["arm"], None, None, {}, config),), (), ())
     folder, goal = Path(start["folder"]), Goal(steps=start["steps"])
-    return train_arm(plan, goal, folder, True, start["command"], "", watch=watching, force=True)
+    options = TrainingOptions(resume=True, force=True, watch=watching)
+    return train_arm(plan, goal, folder, start["command"], "", options)
 
 
 def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:

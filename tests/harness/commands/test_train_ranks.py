@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import torch
 
-from harness.launch import training
+from harness.launch import training, training_ranks
 from harness.launch.channel import Channel
 from harness.launch.diagnosis import RANK_NAME
 from harness.launch.ranks import RankFailedError
 from harness.launch.training import Training
 from harness.launch.training_files import read_evaluations, read_losses
 from harness.launch.training_progress import Goal
+from harness.launch.training_records import TrainingRecords
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import make_plan
 from harness.study.store import StudyFolder
@@ -34,6 +35,7 @@ from trainer.ranks import Rank
 
 if TYPE_CHECKING:
     from harness.launch.protocol import StartMessage
+    from trainer.config import TrainerConfig
 
 TWO = SCENARIO.replace(
     "  warmup_steps: 2\n", "  warmup_steps: 2\n  launch: {{torchrun: {{nproc: 2}}, timeout_s: 60}}\n"
@@ -62,16 +64,16 @@ def test_a_rank_finds_what_rank_0_refused_and_says_nothing_of_it(
 ) -> None:
     """Rank 0 is gone by then: there was a traceback below the one line."""
 
-    def refused(_self: Training) -> None:
+    def refused(_config: TrainerConfig) -> None:
         raise InputError("launch.torchrun.nproc: 2, but the checkpoint was made with 1")
 
     monkeypatch.setattr(training.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(Training, "_prepared", refused)
+    monkeypatch.setattr(training, "prepare_training", refused)
     corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
     (tmp_path / "small.yaml").write_text(SCENARIO.format(corpus=corpus))
     plan = make_plan(load_scenario(tmp_path / "small.yaml"), "small.yaml", ["plain"])
     folder = StudyFolder(tmp_path / "out")
-    other = Training(plan.arms[0], plan.arms[0].config, Goal(steps=1), folder, [], "small.yaml")
+    other = Training(TrainingRecords(plan.arms[0], plan.arms[0].config, folder, [], "small.yaml"), Goal(steps=1))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         Channel(ours).send({"do": "train", "checkpoint": None, "block": 0})
@@ -90,13 +92,13 @@ def test_ranks_are_forked_with_everything_imported(tmp_path: Path, monkeypatch: 
         at_fork.append([*imported])
         raise RankFailedError("nothing is forked here")
 
-    monkeypatch.setattr(training, "OtherRanks", forked)
+    monkeypatch.setattr(training_ranks, "OtherRanks", forked)
     plan = make_plan(load_scenario(written(tmp_path), []), "small.yaml", ["plain"])
     folder = StudyFolder(tmp_path / "out")
-    one = Training(plan.arms[0], plan.arms[0].config, Goal(steps=1), folder, [], "small.yaml")
-    monkeypatch.setattr(training.importlib, "import_module", imported.append)
+    one = Training(TrainingRecords(plan.arms[0], plan.arms[0].config, folder, [], "small.yaml"), Goal(steps=1))
+    monkeypatch.setattr(training_ranks.importlib, "import_module", imported.append)
     with pytest.raises(RankFailedError):
-        one.run(resume=False, scenario="small")
+        one.run("small")
     (found,) = at_fork
     assert {"trainer.loop", "trainer.data.loader", "transformers.models.gpt2.modeling_gpt2"} <= {*found}
 
