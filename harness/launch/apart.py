@@ -1,4 +1,4 @@
-"""Calls a function in a forked process: what it imports, tokenizes and starts is gone when it ends."""
+"""Calls a function in a forked process, so that its imports, tokenizers and threads end with it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _INTERRUPTED = 130
 
 
 def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Result:
-    """Return what ``call`` returns, or raise what it raises, from a process of its own. Both must be picklable.
+    """Call ``call`` in a process of its own. Its result, or the exception that it raises, must be picklable.
 
     Fork before this process computes or tokenizes anything. ``limit_s``: how long it may take; InputError, naming
-    ``what``, where it takes longer or ends without a word.
+    ``what``, if it takes longer or ends without an answer.
     """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
@@ -49,7 +49,7 @@ def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Resul
         if process.is_alive():
             process.join(1)
         if process.is_alive():
-            process.terminate()  # as Ctrl-C: what it started ends with it
+            process.terminate()  # as Ctrl-C: its own children end with it
             process.join(KILLED_S)
             process.kill()
         ours.close()

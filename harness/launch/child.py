@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 # Arms and their A/A controls are evaluated. The other controls take data or compute away, repeat work or belong to
-# probes: what they learn is no result, and a pass would only cost time.
+# probes: their models are no result, and a pass would only cost time.
 EVALUATED = (None, "a-a")
 
 
@@ -110,7 +110,7 @@ def main(descriptor: int, parent: int) -> int:
 def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machine: bool = False) -> int:
     """Serve as rank ``rank`` of a run whose rank 0 is at the other end of ``channel``; the exit status."""
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid())
-    # What samples the machine or profiles looks at rank 0: once is enough.
+    # Samplers and profilers observe rank 0 alone: one of each is enough.
     probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False, closing=None)
     run: Run | None = None
     try:
@@ -136,7 +136,7 @@ def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machi
 
 
 def _ask_for_time(channel: Channel) -> int:
-    """What rank 0's clock shows."""
+    """Return the time of rank 0's clock."""
     channel.send({"event": "clock"})
     answer = channel.receive_order()
     assert answer["do"] == "clock"
@@ -144,7 +144,7 @@ def _ask_for_time(channel: Channel) -> int:
 
 
 def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int, channel: Channel) -> OtherRanks | None:
-    """The other ranks of this run, forked; None where there are none."""
+    """Fork the other ranks of this run; None if there are none."""
     config = TrainerConfig.model_validate(record.config)
     if config.launch is None or config.ranks == 1:
         return None
@@ -156,7 +156,7 @@ def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int, channe
 
 
 def _line_of(error: Exception, others: OtherRanks | None) -> str:
-    """What the record says of ``error``; of several ranks, which of them it comes from."""
+    """Return ``error`` as a line of the record; if there are several ranks, with the rank that it comes from."""
     known = isinstance(error, InputError | LostBatchError | RankFailedError | RanksDifferError)
     line = str(error) if known else with_fix(error)
     if others is None or isinstance(error, RankFailedError | RanksDifferError):
@@ -166,7 +166,7 @@ def _line_of(error: Exception, others: OtherRanks | None) -> str:
 
 @dataclass(frozen=True)
 class RunEnding:
-    """How a run ended, and why where it failed."""
+    """Status of a run at its end, and the error if it failed."""
 
     status: Literal["done", "failed"]
     error: str | None = None
@@ -198,15 +198,15 @@ class Run:
         self.rank = rank if others is None else others.rank
         self.when_lost: Callable[[str], None] | None = None
         self.clock: Callable[[], int] | None = None  # rank 0's, of a rank on another machine
-        self.offsets: list[ClockOffset] = []  # of this machine's clock to that one
+        self.offsets: list[ClockOffset] = []  # between this machine's clock and rank 0's
         self.asked = record
         self.data = data
-        self.facts = RunFacts()  # none until the run is built
+        self.facts = RunFacts()  # empty until the compute is built
         self.folder = folder
         self.config = recorded_config(record.config)
         self.probes = probes
         self.alive = alive
-        self._log_start = os.fstat(sys.stdout.fileno()).st_size  # an earlier try of this run wrote what is there
+        self._log_start = os.fstat(sys.stdout.fileno()).st_size  # the log may have lines of an earlier try of this run
         self.probe_set = ProbeSet(probes, folder.run(record.arm, record.block))
         self._compute: Compute | None = None  # known before the training is open
         self._training: OpenTraining | None = None
@@ -216,7 +216,7 @@ class Run:
         self._open_time = OpenTime()
 
     def serve(self, channel: Channel) -> None:
-        """Build, warm up, report ready, then run the repetitions that the launcher asks for."""
+        """Build, warm up, report ready, then run the repetitions that the launcher orders."""
         with self._explaining():
             self._open()
         training = self.training
@@ -282,7 +282,7 @@ class Run:
         return order
 
     def _all_have(self, event: str) -> None:
-        """Wait until the other ranks have come to the same place: between orders all of them stand still."""
+        """Wait until the other ranks have reported ``event`` too: all ranks wait between orders."""
         if self.others is not None:
             self.others.wait(event)
 
@@ -305,7 +305,7 @@ class Run:
         log = self.run_folder / "log.txt"
         try:
             seen = look_at(os.getpid(), self.config.data.workers, log, self._log_start)
-        except OSError as error:  # not even /proc can be opened
+        except OSError as error:  # /proc cannot be opened
             return in_words(error)
         return str(diagnose(seen, "data.timeout_s"))
 
@@ -354,7 +354,7 @@ class Run:
         return self.folder.run(self.asked.arm, self.asked.block)
 
     def _repeat(self, steps: Iterator[int], repetition: int, warmup: int, count: int, most_extra: int) -> int:
-        """Take a repetition; how many warm-up steps it took beyond ``warmup``, at most ``most_extra``."""
+        """Take a repetition; return its warm-up steps beyond ``warmup``, at most ``most_extra``."""
         training = self.training
         if training.run_queue is not None:
             training.run_queue.find_threads()
@@ -364,7 +364,7 @@ class Run:
         self.probe_set.begin_repetition()
         self._take(steps, warmup, warmup=True)
         extra = self._more_warmup(steps, most_extra)
-        # Measured is from one place where the host waits for the device to another, where it waits in few steps.
+        # If the host waits for the device in few steps only, the measured steps begin and end behind such a wait.
         period = wait_period(self.config, asynchronous=training.compute.asynchronous)
         if before := -(self._last_step + 1) % period:
             self._take(steps, before, warmup=True)
@@ -373,21 +373,21 @@ class Run:
         self._take(steps, math.ceil(count / period) * period, warmup=False)
         ended_ns = monotonic_ns()
         self._compiled += self._compiled_in_steps() - compiled
-        training.recorder.pause()  # what ending a probe takes is no part of the last step
+        training.recorder.pause()  # ending a probe is no part of the last step
         self.probe_set.end_repetition()
         self._synchronize()
         if self._may_close and isinstance(training.recorder, StepRecorder):
             self._open_time.add(training.recorder.kernels, training.recorder.blocking, began_ns, ended_ns)
         if training.saver is not None and self.rank.of > 1:
-            # Ranks that write together may stand suspended next, for longer than an exchange of theirs may last.
+            # Ranks that write together may be suspended next, for longer than the timeout of their exchange.
             training.saver.wait()
         training.tables.collect()
         sys.stdout.flush()
         return extra
 
     def _more_warmup(self, steps: Iterator[int], most: int) -> int:
-        """Take warm-up steps while the run lives off batches that lie ready, or its host gets further ahead of the
-        device; how many it took.
+        """Take warm-up steps while the run consumes prefetched batches, or its host gets further ahead of the
+        device; return their number.
         """
         take = partial(self._take, steps, warmup=True)
         return take_more(take, most, self.training.compute, self.config, self._lives_off_batches)
@@ -405,13 +405,13 @@ class Run:
     def _may_close(self) -> bool:
         """True if the run may have a closing window: of a real device that its host runs ahead of.
 
-        Not where it is evaluated: its last pass would come after more steps than that of other runs.
+        Not if it is evaluated: its last pass would come after more steps than that of other runs.
         """
         real = self.training.compute.asynchronous and not self.training.compute.emulated
         return self.probes.closing is not None and real and self.training.evaluator is None
 
     def _profile(self, steps: Iterator[int]) -> None:
-        """The windows of the probes that disturb, one after the other, or a closing window where there is a need.
+        """Run the windows of the probes that disturb one by one, or a closing window if it is needed.
 
         None of their steps is measured.
         """
@@ -434,9 +434,8 @@ class Run:
         training.recorder.warmup = warmup
         for _ in range(count):
             self._next(steps)
-        # Timing a host that runs ahead would time its launches. So steps that count begin, and end, when the device is
-        # no more than one step behind: that is where it is anyway where the host waits for it in each step, and neither
-        # more nor less than a step's worth is left to hide the next fetch behind.
+        # Timing a host that runs ahead would time its launches. So measured steps begin and end when the device is at
+        # most one step behind, as if the host waited for it in each step: one step is left to hide the next fetch.
         if training.compute.asynchronous:
             self.alive.waiting_for(count)
         training.compute.drain_to_one_step()
@@ -461,7 +460,7 @@ class Run:
         self.folder.write_whole_run(record)
 
     def _skipped_steps(self, ending: RunEnding) -> int | None:
-        """How many optimizer steps loss scaling skipped; not asked of a device after a failure, which may hang."""
+        """Return how many steps loss scaling skipped; None after a failure, as the device may hang."""
         return self.training.compute.skipped_steps() if self._training is not None and ending.status == "done" else None
 
     def write_tables(self) -> None:
@@ -471,7 +470,7 @@ class Run:
             self.training.tables.write()
 
     def record_of(self, ending: RunEnding) -> RunRecord:
-        """The run's record, with what the run knows of itself."""
+        """Return the run's record with its facts."""
         return replace(
             ending.of(self.asked),
             facts=replace(

@@ -27,7 +27,7 @@ _LOG_LINES_SHOWN = 4  # last lines of a trial that ended without an answer
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """What was chosen for an arm, and by which figures (None: nothing was to be measured)."""
+    """Number of workers chosen for an arm, and the figures it is based on (None: nothing was measured)."""
 
     workers: int
     trial: WorkerTrial | None
@@ -79,7 +79,7 @@ def with_workers(config: TrainerConfig, workers: int) -> TrainerConfig:
 
 
 def refuse_auto(configs: Sequence[TrainerConfig], what: str) -> None:
-    """Raise InputError where ``what`` needs a number."""
+    """Raise InputError if ``what`` needs a fixed number."""
     if any(config.data.chooses_workers for config in configs):
         raise InputError(f"{KEY}: auto is chosen when a study begins, and {what}; allowed here: a number")
 

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from harness.scenario.plan import Arm, Plan
     from harness.study.run_data import RunData
 
-ALONE = ProbesConfig(host=False, nvml=False)  # no sampler stands beside a training
+ALONE = ProbesConfig(host=False, nvml=False)  # a training has no sampler
 
 
-WAITS = 0.02  # of the steps' time, in fetches: an arm that waits less has no use for extra warm-up steps
+WAITS = 0.02  # share of the steps' time in fetches: an arm that waits less needs no extra warm-up steps
 OVER = "over"  # the status of a measurement that took longer than it might
 
 
 class MeasurementFailed(Exception):  # noqa: N818 - an outcome, reported
     """An arm did not get through the few steps that were to be measured. ``status``: failed, interrupted or over.
 
-    ``log``: where its log lies, if it has one.
+    ``log``: path of its log, if it has one.
     """
 
     def __init__(self, text: str, status: str, log: str = "") -> None:
@@ -55,7 +55,7 @@ class MeasurementFailed(Exception):  # noqa: N818 - an outcome, reported
 
 @dataclass(frozen=True)
 class ShortStudy:
-    """What every arm took, and the small study in which it was measured."""
+    """Measurements of every arm, and the small study that they come from."""
 
     folder: Path
     arms: tuple[ArmMeasurement, ...]
@@ -153,11 +153,11 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
         update={
             "optimizer": optimizer,
             "evaluation": evaluation,
-            # Of step number `plain`: the steps before it, from 0, are the plain ones.
+            # After step number `plain`: the steps before it, from 0, save nothing.
             "checkpoint": checkpoint.model_copy(update={"every_steps": plain + 1, "every_minutes": None})
             if saves
             else None,
-            "resume": None if trains else config.resume,  # it is measured as a study, which begins at step 0
+            "resume": None if trains else config.resume,  # a study begins at step 0
             "warmup_steps": 0,
             "steps": plain + (1 + STEPS_AFTER_CHECKPOINT if saves else 0) - warmup,
         }
@@ -165,7 +165,7 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
 
 
 def saves_checkpoints(config: TrainerConfig, trains: bool) -> bool:
-    """Whether runs of ``config`` save any: an emulated device has no state, and data alone none either."""
+    """True if runs of ``config`` save checkpoints: an emulated device has no state, and data alone has none."""
     has_state = config.compute.emulated is None and config.compute.work != "none"
     return has_state and (trains or config.checkpoint is not None)
 
@@ -181,7 +181,7 @@ def _plain_steps(config: TrainerConfig) -> int:
 
 
 def arm_measurement(run: RunData) -> ArmMeasurement:
-    """What the tables and the record of a short run say."""
+    """Return the measurements in the tables and the record of a short run."""
     record = run.record
     config = TrainerConfig.model_validate(record.config)
     table = run.step_columns(["step", "start_ns", "wall_ns", "fetch_ns", "checkpoint_ns", "contended_ns"])
@@ -224,7 +224,7 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
 
 
 def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
-    """What training an arm to step ``steps`` consists of (harness train), from the step that it begins with."""
+    """Return the work of training an arm to step ``steps`` (harness train), from the step that it begins with."""
     _check_intervals(config)
     checkpoint = config.checkpoint or CheckpointConfig()
     saves = saves_checkpoints(config, trains=True)
@@ -250,12 +250,12 @@ def _answers(evaluation: EvaluationConfig | None, steps: int) -> int:
 
 
 def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
-    """What each arm and control does in all blocks of a study, in the order of :func:`arms_of`.
+    """Return the work of each arm and control in all blocks of a study, in the order of :func:`arms_of`.
 
     Profiled runs count as steps of the arm that they are of; what profilers themselves take is not known.
     """
     asked = plan.scenario.interleave
-    interleave = "slices" if asked == "auto" else asked  # whose repetitions have more warm-up steps
+    interleave = "slices" if asked == "auto" else asked  # slices have more warm-up steps
     found: list[ArmWork] = []
     for arm in arms_of(plan, "study"):
         config = arm.config
@@ -297,7 +297,7 @@ def _profiled_steps(probes: ProbesConfig) -> int:
 
 
 def steps_of(goal: Goal, config: TrainerConfig) -> int:
-    """How many steps a training to ``goal`` takes; InputError for epochs, whose length is not known beforehand."""
+    """Return the steps of a training to ``goal``. Raises InputError for epochs, whose length is not known before."""
     if goal.steps is not None:
         return goal.steps
     if goal.tokens is None:
@@ -309,9 +309,9 @@ def steps_of(goal: Goal, config: TrainerConfig) -> int:
 
 
 def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[ArmWork, ...]:
-    """What is to be done with each arm of :func:`arms_of`. ``steps``: of trainings, instead of the scenario's.
+    """Return the work of each arm of :func:`arms_of`. ``steps``: of trainings, instead of the scenario's.
 
-    InputError for a training that begins (``resume.step``) where it is to end.
+    Raises InputError for a training that begins (``resume.step``) at its end.
     """
     if of == "study":
         return work_of_study(plan)

@@ -1,4 +1,4 @@
-"""Sends a run's signs of life, between steps, so that the launcher knows a slow run from one that hangs."""
+"""Sends a run's heartbeat between steps, so that the launcher can tell a slow run from one that hangs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from harness.launch.channel import Channel
 
 
 class Heartbeat:
-    """Tells the launcher that the run lives: at once, and after steps, at most every ``every_s`` seconds.
+    """Heartbeat of a run: at once, and after steps, at most every ``every_s`` seconds.
 
-    Between two beats a step costs one reading of the clock. ``every_s``: None where the launcher did not ask.
+    Between two beats a step costs one reading of the clock. ``every_s``: None without a heartbeat.
     """
 
     def __init__(self, channel: Channel, every_s: float | None) -> None:
@@ -20,7 +20,7 @@ class Heartbeat:
         self.beat()
 
     def waiting_for(self, steps: int) -> None:
-        """Say that the device may still have so many steps to do, for which this process waits."""
+        """Report that this process waits for up to ``steps`` steps of the device."""
         if self._every_ns is not None:
             self._channel.send({"event": "alive", "steps": steps})
 

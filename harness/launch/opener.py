@@ -52,7 +52,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where checkpoints are saved, and what is saved besides the state."""
+    """Folder of the checkpoints, and their contents besides the state."""
 
     folder: Path
     about: Callable[[], JsonObject] | None = None
@@ -64,7 +64,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Start:
-    """What differs between the processes that open a training."""
+    """Differences between the processes that open a training."""
 
     prepared: Prepared
     model: str | None

@@ -29,15 +29,15 @@ from trainer.user_code import fingerprint
 if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
 
-MAX_SLICE_STEPS = 100_000  # what a scenario may ask for
+MAX_SLICE_STEPS = 100_000  # allowed by scenarios
 
 
 @dataclass(frozen=True)
 class StudyData:
-    """What the runs of a study need: memory, and the data that was prepared for them."""
+    """Needs of a study's runs: memory, and the data that was prepared for them."""
 
-    needs: list[RunNeed]  # by run of a block, in the order of the arms
-    fingerprints: dict[str, str]  # of each corpus and tokenizer, under the names that study.json has for them
+    needs: list[RunNeed]  # each run of a block, in the order of the arms
+    fingerprints: dict[str, str]  # each corpus and tokenizer, by its name in study.json
     by_arm: dict[str, DataMessage]
     notes: tuple[str, ...] = ()  # for the report
 
@@ -50,7 +50,7 @@ def check_writable(out: Path) -> None:
 
 
 def check_devices(configs: dict[str, TrainerConfig]) -> None:
-    """Refuse CUDA arms where no NVIDIA driver is loaded, before anything is built (torch would fail minutes later)."""
+    """Raise InputError for CUDA arms without an NVIDIA driver, before anything is built: torch would fail later."""
     for name, config in configs.items():
         if config.compute.device == "cuda" and not has_nvidia_driver():
             raise InputError(
@@ -69,7 +69,7 @@ def prepare_data(
     """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
 
     ``start_s``: how long a trial of the user's own code may take. ``codes``: of the arms that run another state of that
-    code than the one here. Raises InputError where an arm cannot work.
+    code than the one here. Raises InputError if an arm cannot work.
     """
     from trainer.data.prepare import check_workers, prepare, warnings_of
 
@@ -148,7 +148,7 @@ def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
 
 
 def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked: set[str]) -> None:
-    """InputError where an arm's multiple-choice questions cannot be asked: a run would find out after its start.
+    """Raise InputError if an arm's multiple-choice questions cannot be asked: a run would fail after its start.
 
     ``asked``: what was found to work for arms before this one; what works for this one is added.
     """
@@ -172,7 +172,7 @@ def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked
 def _message(
     config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str], code: Code | None
 ) -> DataMessage:
-    """What a run of ``config`` must find. Adds to ``fingerprints`` what the user's code is made of, now all of it."""
+    """Return the message of a run's data. Adds the fingerprint of the user's code, all of it, to ``fingerprints``."""
     from trainer.data.cache import known_digests
     from trainer.data.prepare import prepare
 

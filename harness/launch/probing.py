@@ -41,7 +41,7 @@ def probes_of(declared: JsonObject, control: str | None, *, first: bool = False)
 
 
 def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings]:
-    """What the sampling process reads, nothing where it reads neither; ``alone``: "host" or "nvml", where only that."""
+    """Settings of the sampling process, if it reads anything; ``alone``: "host" or "nvml" if it reads only that."""
     host, nvml = bool(declared["host"]), declared.get("nvml", False)
     if alone is not None:
         host, nvml = alone == "host", nvml if alone == "nvml" else False

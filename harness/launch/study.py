@@ -1,4 +1,4 @@
-"""Runs a study: prepares the data, then runs every block. Finished runs are kept whatever happens."""
+"""Runs a study: prepares the data, then runs every block. Finished runs are kept in any case."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Where the study lies and how it ended: done, failed (some run did), interrupted, or only submitted.
+    """Folder of the study and its status: done, failed (some run did), interrupted, or only submitted.
 
     ``cut``: what ran when its time was spent in the middle of a block. ``in_queue``: its jobs go on without us.
     """
@@ -59,7 +59,7 @@ Enough = Callable[[StudyFolder, StudyRecord, int], bool]
 
 @dataclass(frozen=True)
 class Sequential:
-    """A study that goes on, block by block, until ``enough`` says so: called with the number of finished blocks.
+    """A study that runs block by block until ``enough``, called with the number of finished blocks, is true.
 
     ``arms``: records by name, in place of those that the plan alone would give. ``end_ns``: when it ends in any case,
     in the middle of a block (CLOCK_MONOTONIC); blocks that had ended by then are kept.
@@ -71,13 +71,13 @@ class Sequential:
 
 
 def arm_record(arm: Arm) -> ArmRecord:
-    """What study.json says of a planned arm."""
+    """Return the record of a planned arm in study.json."""
     return ArmRecord(arm.name, arm.control, arm.of, arm.declared, arm.config.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Where the runs of a study will be, if not on this machine."""
+    """Place of a study's runs, if not this machine."""
 
     place: str  # "of Slurm's nodes"
     free_bytes: int | None
@@ -85,7 +85,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """How the runs of a study are started, besides what the scenario says."""
+    """Options of a study's runs that the scenario does not have."""
 
     force: bool = False
     """Also start what cannot fit into memory."""
@@ -148,7 +148,7 @@ def begin_study(
         profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
         check_memory(data.needs, profiled, interleave, None if sequential else force)
         _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
-    else:  # each job looks at its own machine
+    else:  # each job checks its own machine
         interleave, reason = choose_interleave(
             plan.scenario.interleave, measured, elsewhere.free_bytes, elsewhere.place
         )
@@ -178,7 +178,7 @@ def begin_study(
 
 
 def refuse_resume(configs: Mapping[str, TrainerConfig]) -> None:
-    """Raise InputError where an arm begins at a later step: each run of a study begins anew."""
+    """Raise InputError if an arm begins at a later step: each run of a study begins anew."""
     for name, config in configs.items():
         if config.resume is not None:
             raise InputError(
@@ -188,7 +188,7 @@ def refuse_resume(configs: Mapping[str, TrainerConfig]) -> None:
 
 
 def config_slurm(config: TrainerConfig) -> SlurmConfig | None:
-    """The jobs that ``config`` asks for; None: it runs where it is started."""
+    """Return the jobs that ``config`` asks for; None: it runs on this machine."""
     return None if config.launch is None else config.launch.slurm
 
 
@@ -204,7 +204,7 @@ def resume_study(path: Path, command: Sequence[str], options: StudyOptions = DEF
 
 
 def run_part(path: Path, block: int | None, force: bool = False) -> bool:
-    """In a job: run what the study lacks, of ``block`` alone or of all, and leave study.json as it is.
+    """Run the missing runs in a job, of ``block`` alone or of all, and leave study.json as it is.
 
     Other jobs may run other blocks at the same time. Returns whether all of it is done now.
     """
@@ -242,13 +242,13 @@ def read_resumable(folder: StudyFolder) -> StudyRecord:
         raise InputError(f"{path}: a training, which harness train SCENARIO --out {path} --resume goes on with")
     if any(COMMAND in arm.declared for arm in record.arms):
         raise InputError(f"{path}: a study of commands is not resumed; run it again")
-    if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone
+    if any(arm.code is not None for arm in record.arms):  # the code may have changed or be gone
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
     return record
 
 
 def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> StudyData:
-    """The data of a study that was begun before; InputError where they, or this machine, are not fit for it."""
+    """Prepare the data of a study that was begun before. Raises InputError if they, or this machine, do not suit it."""
     path = folder.path
     configs = recorded_configs(folder.study_json, record)
     check_devices(configs)
@@ -279,7 +279,7 @@ def _execute(
     options: StudyOptions,
     sequential: Sequential | None = None,
 ) -> Outcome:
-    """Run what is missing of the study, and write how it ended."""
+    """Run the missing runs of the study, and write its status."""
     until = options.until
     if until is not None:
         until.begin(folder.path, anew=True)
@@ -298,9 +298,9 @@ def _execute(
             else:
                 interrupted = until.stopped = True  # nothing failed: it is completed as one that was interrupted
             record = replace(record, notes=[*record.notes, f"the time was spent while {cut}"])
-        except KeyboardInterrupt:  # from here on there is a study to report and to resume
+        except KeyboardInterrupt:  # the study can be reported and resumed from here on
             interrupted = True
-            if sequential is not None:  # how many more blocks it would have taken is unknown
+            if sequential is not None:  # the number of blocks that it would have taken is unknown
                 record = _end_after(record, _finished_blocks(folder, record))
             print("interrupted: finished runs are kept", file=sys.stderr)
         except BaseException:
@@ -354,7 +354,7 @@ def _run_blocks(
 
 
 def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str, Repetitions]:
-    """How the run of each arm is cut. Where arms run two states of the code, both warm up as the older one can."""
+    """Return the repetitions of each arm. If arms run two states of the code, both warm up as the older one can."""
     slice_steps = integer(record.scenario_text, "slice_steps")
     extra_warmup = extra_warmup and all(arm.code is None or arm.code.directory is not None for arm in record.arms)
     found = {}
@@ -387,7 +387,7 @@ def _environment(configs: Iterable[TrainerConfig]) -> JsonObject:
 
 
 def _limits(record: StudyRecord, end_ns: int | None) -> WaitLimits:
-    """How long to wait; the defaults where an older study does not say."""
+    """Return the limits of waits; an older study has the defaults."""
     limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
     return WaitLimits(limits.start_s, limits.silence_s, end_ns)
 
@@ -419,7 +419,7 @@ class _BlockRunner:
         """Run ``names`` of ``block``."""
         session = session_of(self._record.id, f"{block}-{secrets.token_hex(3)}")
         processes = [self._process(name, block, session, position) for position, name in enumerate(names)]
-        # A regression check compares startups: then runs start one after the other. So do those of several machines:
+        # A regression check compares startups: then runs start one after the other. Runs on several machines do so too:
         # each waits for its ranks there.
         compared = any(arm.contest is not None for arm in self._record.arms)
         at_once = 1 if compared or self._nodes is not None else os.cpu_count() or 1
@@ -449,7 +449,7 @@ class _BlockRunner:
 
 @contextmanager
 def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
-    """Hold a lock of the study, which the kernel frees when this process ends; InputError where another holds it."""
+    """Hold a lock of the study, which the kernel frees when this process ends. Raises InputError if it is taken."""
     with open(folder.path / name, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -462,7 +462,7 @@ def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
 
 
 def create_folder(out: Path, scenario: str) -> StudyFolder:
-    """A new folder for a study of ``scenario`` under ``out``; InputError where none can be made."""
+    """Make a folder for a study of ``scenario`` under ``out``. Raises InputError if that fails."""
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     path = out / scenario / name
     try:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
-# What a recorder may hold before its rows are written: about 40 MB, 10,000 steps of an ordinary loop.
+# Most events of a recorder before its rows are written: about 40 MB, 10,000 steps of an ordinary loop.
 PENDING_EVENTS = 250_000
 COUNTS = ("tokens", "trained_tokens", "samples")
 SPAN_NAMES = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
@@ -60,8 +60,8 @@ class RunTables:
         self._folder = folder
         self._steps: list[Columns] = []  # small, and the losses of their last steps are read later
         self._losses: list[tuple[Int, Float]] = []  # numbers of steps, and their losses
-        self._rates: list[tuple[Int, Float]] = []  # the same of learning rates
-        self._place = rank if ranks > 1 else 0  # whose files these are among those in the folder
+        self._rates: list[tuple[Int, Float]] = []  # learning rates by step
+        self._place = rank if ranks > 1 else 0  # rank of these files in the folder
         self._spans = TableFile(folder / rank_file("spans", self._place), SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
@@ -156,7 +156,7 @@ class RunTables:
 
 
 def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
-    """What the other ranks counted, by step: theirs are written before rank 0's. Nulls are -1."""
+    """Return the counts of the other ranks by step: their tables are written before rank 0's. Nulls are -1."""
     import pyarrow.parquet as pq
 
     found = []
@@ -171,7 +171,7 @@ def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
 
 
 def with_others(part: Columns, numbers: Int, others: Sequence[dict[str, Int]]) -> Columns:
-    """The counts of ``part`` with those of the same steps of other ranks added; null where one is not known."""
+    """Return the counts of ``part`` plus those of the same steps of other ranks; null if one is unknown."""
     import pyarrow as pa
 
     found: Columns = {}
@@ -196,7 +196,7 @@ def _arrays(by_step: Mapping[int, float]) -> tuple[Int, Float]:
 
 
 def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
-    """What gives the values of steps by their numbers, null where none is known; of several the last one."""
+    """Return a function that gives the values of steps by number: the last one, null if there is none."""
     numbers, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(numbers, kind="stable")
     numbers, values = numbers[order], values[order]
@@ -235,7 +235,7 @@ def step_columns(rows: Rows) -> Columns:
 
 
 def bare_columns(recorder: BareRecorder) -> Columns:
-    """The same of a run that only marks its steps."""
+    """Return the columns of a run that only marks its steps."""
     rows = recorder.rows().steps
     return {
         "step": [row.step for row in rows],
@@ -249,7 +249,7 @@ def bare_columns(recorder: BareRecorder) -> Columns:
 
 
 def _compact(columns: Columns) -> Columns:
-    """The same columns in 8 bytes a value at most; a column without any value goes."""
+    """Return the columns with at most 8 bytes a value, without the empty ones."""
     import pyarrow as pa
 
     kinds = dict(STEP_COLUMNS)

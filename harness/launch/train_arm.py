@@ -1,4 +1,4 @@
-"""Finds out what ``harness train`` is to train, refuses what cannot work, and trains it (harness.launch.training)."""
+"""Checks the one arm that ``harness train`` trains, and trains it (harness.launch.training)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def train_arm(
     begun = folder.study_json.exists() or (out / CHECKPOINTS).exists()
     if begun and not resume:
         raise InputError(f"--out {out}: a training lies there; go on with it (--resume), or give another folder")
-    if resume and not begun:  # one line of a batch script both begins it and goes on
+    if resume and not begun:  # the same line of a batch script begins and resumes it
         print(f"--resume: no training lies in {out}, so it begins", file=sys.stderr)
     allowance = options.allowed(config, goal)
     try:
@@ -76,7 +76,7 @@ def train_arm(
 
 
 def only_arm(plan: Plan) -> Arm:
-    """The one arm of ``plan``, controls aside; InputError where there are several."""
+    """Return the one arm of ``plan``, controls aside. Raises InputError if there are several."""
     arms = [arm for arm in plan.arms if arm.control is None]
     if len(arms) != 1:
         names = ", ".join(arm.name for arm in arms)
@@ -85,7 +85,7 @@ def only_arm(plan: Plan) -> Arm:
 
 
 def _check_begin(config: TrainerConfig, goal: Goal) -> None:
-    """Raise InputError where nothing is left to train after the step that it begins with."""
+    """Raise InputError if nothing is left to train after the step that it begins with."""
     if config.resume is not None and goal.steps is not None and goal.steps <= config.first_step:
         raise InputError(
             f"resume.step: {config.first_step:,}, and the training ends after {goal.steps:,} steps; allowed: more "
@@ -94,7 +94,7 @@ def _check_begin(config: TrainerConfig, goal: Goal) -> None:
 
 
 def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
-    """``config`` with the learning-rate schedule as long as the training, where the scenario does not say."""
+    """Return ``config`` with a learning-rate schedule as long as the training, unless the scenario has its length."""
     optimizer = config.optimizer
     if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:
         return config

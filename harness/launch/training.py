@@ -103,7 +103,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training ended, and where it stands."""
+    """Status of a training at its end, and its progress."""
 
     folder: Path
     status: Status
@@ -111,10 +111,10 @@ class Trained:
     tokens: int
     loss: float | None
     error: str | None = None
-    validation: Validation | None = None  # the last pass of this part over held-out documents
-    choices: Validation | None = None  # and over multiple-choice questions
-    part: int | None = None  # which one it is, where its ledger was written
-    stopped: bool = False  # as its budget was spent
+    validation: Validation | None = None  # last pass of this part over held-out documents
+    choices: Validation | None = None  # last pass over multiple-choice questions
+    part: int | None = None  # number of this part, if its ledger was written
+    stopped: bool = False  # by its budget
     diverged: bool = False  # its gradient norm was not finite
 
 
@@ -125,7 +125,7 @@ TOKENS_OF_ALL, EPOCHS_ARE_OVER = "tokens_of_all", "epochs_are_over"
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a training is run, besides what the scenario says."""
+    """Options of a training that the scenario does not have."""
 
     resume: bool = False
     force: bool = False
@@ -157,7 +157,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _PartEnding:
-    """How a part of a training ended."""
+    """Status of a part of a training at its end."""
 
     status: Status = "failed"
     run: RunEnding = field(default_factory=lambda: RunEnding("failed", "it was interrupted"))
@@ -187,7 +187,7 @@ class Training:
         self._steps, self._tokens = self.config.first_step, 0
         self._loss: float | None = None
         self._passes: dict[str, Validation] = {}  # the last pass of this part, by its kind
-        self._facts = RunFacts()  # none until the compute is built
+        self._facts = RunFacts()  # empty until the compute is built
         self._epochs_are_over = False
         self._sampler: TextSampler | None = None
         # Rank 0 alone has tables of losses and texts.
@@ -196,7 +196,7 @@ class Training:
         self._skipped = self._compiled = 0  # before this part, and before its measured steps
 
     def run(self, scenario: str, price_usd_per_hour: float | None = None) -> Trained:
-        """Train, and write what was measured, whatever happened."""
+        """Train, and write the measurements in any case."""
         self.ranks.fork(self._serve_rank)  # before this process tokenizes anything
         part = self._begin(scenario, price_usd_per_hour)
         ending = _PartEnding()
@@ -319,7 +319,7 @@ class Training:
             except OSError as error:
                 line = ending.error or f"what was measured was not written: {in_words(error)}"
                 ending = replace(ending, status="failed", error=line)
-        elif part.begins and self.folder.study_json.exists():  # It says that the training runs.
+        elif part.begins and self.folder.study_json.exists():  # The study's status is "running".
             with suppress(OSError):
                 self.folder.write_study(study)
         if self._allowance is not None:
@@ -363,7 +363,7 @@ class Training:
 
         check_identity(checkpoint, self.config, prints)
         if self.ranks.rank.is_first:
-            remove_newer(checkpoint)  # here, where it is sure that this training resumes from it
+            remove_newer(checkpoint)  # now it is certain that this training resumes from it
         states, about = checkpoint.states(make_store(self.ranks.rank)), checkpoint.about
         try:
             data, self._tokens = states["data"], integer(about, "tokens")
@@ -420,9 +420,9 @@ class Training:
             self._losses.synchronize()
 
     def _pass_over(self, batches: Batches) -> None:
-        """Receive and drop the batches of the steps before the first one, so that the data goes on where it would be.
+        """Receive and drop the batches of the steps before the first one, to begin at the right place in the data.
 
-        They are made as they would be for training: any data path comes to the same place so.
+        They are made as for training, so that every data path comes to the same place.
         """
         steps = self.config.first_step
         shows = steps and self.ranks.rank.is_first

@@ -1,4 +1,4 @@
-"""What a training's folder says of it: a study of one arm, whose blocks are the parts between two ends."""
+"""Records of a training, as a study of one arm with a block for each part between two ends."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TrainingRecords:
         )
 
     def steps_before(self, blocks: int) -> int:
-        """After how many steps the ledger of the last part before this one ends; 0 where there is none."""
+        """Return the steps at the end of the last part's ledger; 0 if there is none."""
         from pyarrow.parquet import read_table
 
         for block in reversed(range(blocks)):
@@ -112,7 +112,7 @@ class TrainingRecords:
 
 
 def begun_elsewhere(study: StudyRecord, resume: ResumeConfig) -> StudyRecord:
-    """Say what the training goes on from, and what of it nobody has."""
+    """Print and note the weights that the training begins with, and that its optimizer state begins at zero."""
     with brought_here(resume.llmc, "resume.llmc") as path:
         fingerprint = file_fingerprint(path)
     note = (

@@ -1,4 +1,4 @@
-"""Tries a data source of the user's own before the first run: what cannot work is said in a line, before any study."""
+"""Tries a user's data source before the first run, so that an error is one line and no study begins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.model import shape_of
 
 KEY = "data.source"
 TRIAL = ("-m", "trainer.data.user_trial")
-VARIABLE = "HARNESS_TRIAL"  # by which all that a trial has started is found
+VARIABLE = "HARNESS_TRIAL"  # marks every process that a trial has started
 PRINTED_LINES_SHOWN = 6  # last lines of what he printed
 
 
@@ -36,14 +36,14 @@ class TriedSources:
         self._start_s = start_s
         self._tried: dict[tuple[str, Code | None], tuple[int, int]] = {}
         self._files: dict[tuple[str, str, Code | None], set[str]] = {}
-        self.notes: list[str] = []  # what the report must say of them
+        self.notes: list[str] = []  # notes for the report
 
     def files(self, key: str, name: str, code: Code | None = None) -> list[str]:
         """The user's files that ``name`` of the scenario's ``key`` imported when it was tried."""
         return sorted(self._files.get((key, name, code), ()))
 
     def check_model(self, name: str, code: Code | None = None) -> None:
-        """Raise InputError where the factory cannot be imported. It is not called: its model may be large."""
+        """Raise InputError if the factory cannot be imported. It is not called: its model may be large."""
         key = "model.factory"
         if (key, name, code) not in self._files:
             with announced(f"importing {key} {name}{_at(code)}"):
@@ -51,7 +51,7 @@ class TriedSources:
             self._files[key, name, code] = set(found["files"])
 
     def check(self, arm: str, config: TrainerConfig, code: Code | None = None) -> None:
-        """Raise InputError where the source gives no batch, or one that the arm's model cannot take.
+        """Raise InputError if the source gives no batch, or one that the arm's model cannot take.
 
         ``code``: the state of the user's code, if not the one here.
         """
@@ -73,7 +73,7 @@ class TriedSources:
                 print(f"note: {note}", file=sys.stderr)
         shape = shape_of(config.model, 0, data.sequence_length)
         if shape is None:
-            return  # it knows itself how many ids it takes
+            return  # the model defines its own vocabulary
         smallest, largest = self._tried[asked]
         if not shape.vocab_size:
             raise InputError(
@@ -92,7 +92,7 @@ def _at(code: Code | None) -> str:
 
 
 def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str, Any]:
-    """What its first batch holds and what was seen of it."""
+    """Return the facts of the source's first batch."""
     assert data.source is not None
     found = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
     if not found["trained_tokens"]:
@@ -101,7 +101,7 @@ def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str
 
 
 def _answer(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
-    """What a trial's process answers to ``given``. Raises InputError where it does not, or where it says so."""
+    """Return the answer of a trial's process to ``given``. Raises InputError without one, or for its error."""
     try:
         return _ask(key, name, arguments, given, start_s, code)
     except InputError as error:
@@ -129,10 +129,10 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
                 due = "gave no batch" if key == KEY else "was not imported"
                 raise InputError(f"{key}: {name} {due} within {start_s:g} s (limits.start_s): {finding}")
         finally:
-            with suppress(ProcessLookupError):  # where nothing that it started is left
+            with suppress(ProcessLookupError):  # nothing that it started is left
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            for pid in with_variable(VARIABLE, token):  # what has a session of its own
+            for pid in with_variable(VARIABLE, token):  # processes with a session of their own
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         answer.seek(0)
@@ -155,7 +155,7 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
 
 
 def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Wait until it has ended, in several looks; False where it has not."""
+    """Wait in several polls until it has ended; return False if it has not."""
     parts = looks(limit_s)
     for _ in range(parts):
         with suppress(subprocess.TimeoutExpired):

@@ -15,7 +15,7 @@ from trainer.json_types import Json
 
 One = TypeVar("One")
 _STATUS = {"done": "FINISHED", "failed": "FAILED"}
-# What one log_batch takes (mlflow.utils.validation), and the length of a parameter's value.
+# Limits of one log_batch (mlflow.utils.validation), and of the length of a parameter's value.
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 6000
 
 

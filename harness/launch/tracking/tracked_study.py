@@ -30,9 +30,9 @@ from trainer.errors import in_words
 from trainer.json_types import Json, JsonObject, section
 
 ROWS = 500  # steps in a message
-MAX_TRACKED_STEPS = 20_000  # of a run that a tracker gets: of more, so many evenly spread
-RUNS_SHARE = 0.5  # of the time limit, for the runs: one that hangs in them must not cost others the report
-NOTE = "tracking: "  # what a note of the study begins with where a tracker lost something
+MAX_TRACKED_STEPS = 20_000  # steps of a run that a tracker gets, evenly spread
+RUNS_SHARE = 0.5  # share of the time limit for the runs: a tracker that hangs must not cost others the report
+NOTE = "tracking: "  # beginning of the study's note about a tracker's lost records
 
 
 class StudyTrackers:
@@ -147,7 +147,7 @@ def attached_files(folder: StudyFolder) -> list[Path]:
 
 
 def study_messages(name: str, record: StudyRecord, runs: Sequence[RunData]) -> Iterator[JsonObject]:
-    """What trackers are told of a study: its own run, then each run of an arm (controls are none)."""
+    """Yield the messages about a study: its own run, then each run of an arm (not of controls)."""
     plain = [run for run in runs if run.record.control is None]
     facts: JsonObject = {"scenario": record.scenario, "question": record.question, "study": record.id}
     yield _begin(name, None, {**facts, "command": " ".join(record.command)}, _started_ms(plain))
@@ -167,7 +167,7 @@ def _begin(run: str, parent: str | None, parameters: JsonObject, start_ms: int) 
 
 
 def _started_ms(runs: Sequence[RunData]) -> int:
-    """When the first step of ``runs`` began, UTC; 0 where there is none."""
+    """Return the UTC time of the first step of ``runs``; 0 if there is none."""
     found = []
     for run in runs:
         table = run.step_columns(["start_ns"])
