@@ -175,6 +175,18 @@ def test_the_page_builder_reaches_neither_launcher_nor_the_trainers_data() -> No
     assert len(found) <= REACHED_BY_PAGE_MAX
 
 
+def test_one_module_opens_every_training() -> None:
+    opening = {"trainer.data.loader.open_batches", "trainer.compute.build.build_compute", "trainer.loop.train"}
+    trains = {name for name, path in MODULES.items() if name.startswith("harness.") and opening & written(path)}
+    assert trains == {"harness.launch.opener"}
+
+
+def written(path: Path) -> set[str]:
+    """Every name that the file imports from a module, with that module."""
+    froms = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom))
+    return {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
+
+
 def too_large(tree: ast.AST) -> Iterator[str]:
     """Functions and classes of ``tree`` that are larger than the limits, with their sizes."""
     for node in ast.walk(tree):

@@ -36,10 +36,10 @@ def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Resul
         else:
             raise InputError(f"{what} did not end within {limit_s:,.0f} s (process {process.pid})")
         with suppress(EOFError):
-            found, error = pickle.loads(ours.recv_bytes())
+            payload, error = pickle.loads(ours.recv_bytes())
             if error is not None:
                 raise error
-            result: Result = found
+            result: Result = payload
             return result
         process.join(KILLED_S)
         if process.exitcode == _INTERRUPTED:
@@ -57,15 +57,15 @@ def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Resul
 
 def _answer(call: Callable[[], object], channel: Connection, parent: int) -> None:
     die_with_parent(parent)
-    found, raised = None, None
+    result, raised = None, None
     try:
-        found = call()
+        result = call()
     except KeyboardInterrupt:
         os._exit(_INTERRUPTED)
     except Exception as error:
         raised = error
     try:
-        answer = pickle.dumps((found, raised))
+        answer = pickle.dumps((result, raised))
     except (pickle.PicklingError, TypeError, AttributeError) as error:  # each class says so in its own way
         answer = pickle.dumps((None, RuntimeError(f"{raised or 'what it gave'} cannot be sent: {error}")))
     channel.send_bytes(answer)

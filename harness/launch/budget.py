@@ -144,7 +144,7 @@ def prices_of(
     Raises InputError if the named profile has no price.
     """
     named = None if profile is None else profile_price(profile)
-    found: list[HourlyPrice | None] = []
+    prices: list[HourlyPrice | None] = []
     for arm in arms:
         if given_usd is not None:
             price: HourlyPrice | None = HourlyPrice(given_usd, "option")
@@ -156,8 +156,8 @@ def prices_of(
             price = HourlyPrice(arm.profile_usd, "device", arm.devices, arm.profile)
         else:
             price = None
-        found.append(None if price is None else rounded_up(price, round_up_usd))
-    return tuple(found)
+        prices.append(None if price is None else rounded_up(price, round_up_usd))
+    return tuple(prices)
 
 
 def profile_price(name: str) -> HourlyPrice:

@@ -83,3 +83,29 @@ def readable(connection: socket.socket, timeout_s: float | None) -> bool:
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     return bool(waiting.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1e3)))
+
+
+class Heartbeat:
+    """Heartbeat of a run: at once, and after steps, at most every ``every_s`` seconds.
+
+    Between two beats a step costs one reading of the clock. ``every_s``: None without a heartbeat.
+    """
+
+    def __init__(self, channel: Channel, every_s: float | None) -> None:
+        self._channel = channel
+        self._every_ns = None if every_s is None else round(every_s * 1e9)
+        self._next_ns = 0
+        self.beat()
+
+    def waiting_for(self, steps: int) -> None:
+        """Report that this process waits for up to ``steps`` steps of the device."""
+        if self._every_ns is not None:
+            self._channel.send({"event": "alive", "steps": steps})
+
+    def beat(self) -> None:
+        if self._every_ns is None:
+            return
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + self._every_ns
+            self._channel.send({"event": "alive"})

@@ -20,12 +20,10 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Literal
 
-from harness.launch.channel import Channel
+from harness.launch.channel import Channel, Heartbeat
 from harness.launch.clocks import ClockOffset, align_tables, compare_clocks
-from harness.launch.closing_window import OpenTime
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.facts import check_unchanged, model_fingerprint, peak_device_bytes
-from harness.launch.heartbeat import Heartbeat
 from harness.launch.more_warmup import (
     batches_may_last,
     batches_needed,
@@ -36,6 +34,7 @@ from harness.launch.more_warmup import (
 )
 from harness.launch.opener import Checkpoints, OpenTraining, Start, open_training, prepare_training
 from harness.launch.out_of_memory import advice_for_this_run
+from harness.launch.probing import OpenTime
 from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
 from harness.machine.lifetime import die_with_parent

@@ -44,9 +44,9 @@ def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monot
         theirs_ns = ask()
         answered_ns = clock()
         middle_ns = (asked_ns + answered_ns) // 2
-        found = ClockOffset(middle_ns, theirs_ns - middle_ns, (answered_ns - asked_ns + 1) // 2)
-        if best is None or found.error_ns < best.error_ns:
-            best = found
+        offset = ClockOffset(middle_ns, theirs_ns - middle_ns, (answered_ns - asked_ns + 1) // 2)
+        if best is None or offset.error_ns < best.error_ns:
+            best = offset
     assert best is not None
     return best
 

@@ -70,13 +70,13 @@ class Code(CodeRecord):
 
     def environment(self) -> dict[str, str]:
         """Variables for a process that runs this code."""
-        found = environment_for(Path(self.folder))
+        variables = environment_for(Path(self.folder))
         if self.directory is None:
-            return found
+            return variables
         # Relative paths start at the launcher's working directory.
-        others = [str(Path(one).absolute()) for one in found.get("PYTHONPATH", "").split(os.pathsep) if one]
+        others = [str(Path(one).absolute()) for one in variables.get("PYTHONPATH", "").split(os.pathsep) if one]
         path = {"PYTHONPATH": os.pathsep.join(others)} if others else {}
-        return {**found, **path, CODE_PATH: os.pathsep.join(self.path)}
+        return {**variables, **path, CODE_PATH: os.pathsep.join(self.path)}
 
     def command(self, *arguments: str) -> list[str]:
         """Its Python with ``arguments``."""
@@ -90,11 +90,11 @@ def environment_for(folder: Path) -> dict[str, str]:
     first, and a probe of one state would be that of the state from whose folder the study was started. The cache is
     this process's, wherever that one starts or goes.
     """
-    found = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
+    variables = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
     if folder.name in INSTALLED:  # found there anyhow; on PYTHONPATH every package beside it would precede Python's own
-        return found
+        return variables
     others = os.environ.get("PYTHONPATH")
-    return {**found, "PYTHONPATH": str(folder) + (f"{os.pathsep}{others}" if others else "")}
+    return {**variables, "PYTHONPATH": str(folder) + (f"{os.pathsep}{others}" if others else "")}
 
 
 def holds_code(where: str, repository: Path) -> bool | None:
@@ -107,8 +107,8 @@ def holds_code(where: str, repository: Path) -> bool | None:
         commit = _commit(where, repository)
     except InputError:
         return None
-    found = git(repository, "ls-tree", "--full-tree", "--name-only", commit, "trainer", *servers).splitlines()
-    return "trainer" in found and len(found) > 1
+    names = git(repository, "ls-tree", "--full-tree", "--name-only", commit, "trainer", *servers).splitlines()
+    return "trainer" in names and len(names) > 1
 
 
 def find_code(where: str, repository: Path) -> Code:
@@ -165,11 +165,11 @@ def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMIN
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise InputError(f"{code.label}: cannot be imported by {code.python} ({last})")
-    found = json.loads(done.stdout.splitlines()[-1])  # whatever it prints when it is imported comes before
+    answer = json.loads(done.stdout.splitlines()[-1])  # whatever it prints when it is imported comes before
     for name in ("harness", "trainer"):
-        if not Path(found[name]).resolve().is_relative_to(Path(code.folder).resolve()):
-            raise InputError(f"{code.label}: {name} is imported from {found[name]}, not from {code.folder}")
-    return Examined({**found["environment"], "git_commit": code.label}, found["defaults"], found["errors"])
+        if not Path(answer[name]).resolve().is_relative_to(Path(code.folder).resolve()):
+            raise InputError(f"{code.label}: {name} is imported from {answer[name]}, not from {code.folder}")
+    return Examined({**answer["environment"], "git_commit": code.label}, answer["defaults"], answer["errors"])
 
 
 def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: list[Any]) -> JsonObject:
@@ -179,8 +179,8 @@ def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: lis
     Raises InputError if one does not, or where ``code`` refuses a value: the two states cannot run the same.
     """
     fitted: dict[str, Json] = json.loads(json.dumps(config))
-    for found, kind, message in errors:
-        location = [part for part in found if not str(part).startswith("[")]  # a union's member that was tried
+    for path, kind, message in errors:
+        location = [part for part in path if not str(part).startswith("[")]  # a union's member that was tried
         dotted = ".".join(map(str, location))
         if kind != "extra_forbidden":
             raise InputError(f"{code.label}: refuses {dotted} of this scenario ({message}); choose one that both allow")
@@ -215,11 +215,11 @@ def _commit(revision: str, repository: Path) -> str:
 def _worktree(commit: str, repository: Path) -> Path:
     folder = cache_root() / "code" / commit
     if folder.is_dir():
-        found = describe_checkout(folder)
-        if found == commit[:12]:
+        checkout = describe_checkout(folder)
+        if checkout == commit[:12]:
             return folder
         link = (folder / ".git").read_text().removeprefix("gitdir:").strip() if (folder / ".git").is_file() else ""
-        if found is not None or Path(link).is_dir():
+        if checkout is not None or Path(link).is_dir():
             raise InputError(f"{folder}: is no longer what was checked out there; delete it")
         shutil.rmtree(folder)  # the repository that it was a worktree of is gone
     try:

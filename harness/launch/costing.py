@@ -106,13 +106,13 @@ def measure(
     if outcome.cut is not None:
         raise MeasurementFailed(f"its first steps were not over within that time: {outcome.cut}", OVER)
     folder = StudyFolder(outcome.folder)
-    found = {run.record.arm: run for run in folder.runs()}
+    by_arm = {run.record.arm: run for run in folder.runs()}
     for name in names:
-        record = found[name].record if name in found else None
+        record = by_arm[name].record if name in by_arm else None
         if record is None or record.status != "done":
             why = "it did not run" if record is None else record.error or record.status
             raise MeasurementFailed(f"arm {name}: {why}", outcome.status, str(folder.run(name, 0) / "log.txt"))
-    return ShortStudy(outcome.folder, tuple(arm_measurement(found[name]) for name in names))
+    return ShortStudy(outcome.folder, tuple(arm_measurement(by_arm[name]) for name in names))
 
 
 def arms_of(plan: Plan, of: Undertaking) -> tuple[Arm, ...]:
@@ -256,7 +256,7 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
     """
     asked = plan.scenario.interleave
     interleave = "slices" if asked == "auto" else asked  # slices have more warm-up steps
-    found: list[ArmWork] = []
+    works: list[ArmWork] = []
     for arm in arms_of(plan, "study"):
         config = arm.config
         _check_intervals(config)
@@ -274,13 +274,13 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
             else 60.0 * config.checkpoint.interval_minutes,
         )
         profiled = any(one.control == PROFILED and one.of == arm.name for one in plan.arms)
-        found.append(
+        works.append(
             replace(
                 work,
                 most_extra=repetitions.count * blocks * most_waiting_steps(config),
                 steps=steps * blocks + (_profiled_steps(plan.scenario.probes) if profiled else 0),
                 starts=blocks + profiled,
-                imports=blocks if not found else 0,
+                imports=blocks if not works else 0,
                 launches=0,
                 passes=work.passes * blocks,
                 answers=_answers(evaluation, steps) * blocks,
@@ -288,7 +288,7 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
                 other_s=2 * plan.scenario.probes.py_spy.seconds if profiled and plan.scenario.probes.py_spy else 0.0,
             )
         )
-    return tuple(found)
+    return tuple(works)
 
 
 def _profiled_steps(probes: ProbesConfig) -> int:

@@ -80,9 +80,9 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
     main = next((process for process in living if process.pid == seen.main_pid), None)
     if main is None:
         return Finding(f"process {seen.main_pid} (main) is gone", "it was killed (out of memory?)", MORE_MEMORY)
-    found = _of_log(seen, _described(main, roles))
-    if found is not None:
-        return found
+    finding = _of_log(seen, _described(main, roles))
+    if finding is not None:
+        return finding
     crowded = next((process for process in living if process.out_of_files), None)
     if crowded is not None:
         cause = f"open files: {crowded.open_files} of {crowded.most_open_files} allowed"

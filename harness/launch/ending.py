@@ -106,12 +106,12 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 def _outputs() -> list[TextIO]:
     """Standard output and error, where they are files of this process (a test's are not)."""
-    found = []
+    streams = []
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # replaced, or closed
             stream.fileno()
-            found.append(stream)
-    return found
+            streams.append(stream)
+    return streams
 
 
 def _silence(stream: TextIO) -> None:

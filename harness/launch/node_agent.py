@@ -158,12 +158,12 @@ def main() -> int:
     port, addresses = int(sys.argv[1]), sys.argv[2:]
     # srun starts one on each node but the first, which has number 0.
     number = int(os.environ.get("HARNESS_NODE", "0")) or int(os.environ.get("SLURM_PROCID", "0")) + 1
-    found = reach(port, addresses, number)
-    if found is None:
+    connected = reach(port, addresses, number)
+    if connected is None:
         where = ", ".join(addresses)
         print(f"node {number}: the launcher answers at none of {where} (port {port}): a firewall?", file=sys.stderr)
         return 1
-    NodeAgent(number, *found).serve()
+    NodeAgent(number, *connected).serve()
     return 0
 
 

@@ -177,8 +177,8 @@ def ranks_of_a_node(config: JsonObject) -> int:
 def _of_torchrun(config: JsonObject, key: str) -> int:
     launch = config.get("launch")
     torchrun = launch.get("torchrun") if isinstance(launch, dict) else None
-    found = torchrun.get(key) if isinstance(torchrun, dict) else None
-    return found if isinstance(found, int) else 1
+    value = torchrun.get(key) if isinstance(torchrun, dict) else None
+    return value if isinstance(value, int) else 1
 
 
 def check_nodes(configs: Iterable[TrainerConfig]) -> int:

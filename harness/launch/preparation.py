@@ -94,24 +94,24 @@ def prepare_data(
             with announced(f"preparing data: {what}, sequence length {data.sequence_length}"):
                 prepared[key] = prepare(data, places, evaluation=config.evaluation)
         try:
-            found = by_arm[name] = prepared[key].with_objective(objective_of(config.model))
+            arm_data = by_arm[name] = prepared[key].with_objective(objective_of(config.model))
         except InputError as error:
             raise InputError(f"arm {name}: {error}") from error
-        for line in warnings_of(data, found):
+        for line in warnings_of(data, arm_data):
             if line not in warned:
                 print(line, file=sys.stderr)
             warned.add(line)
-        check_workers(data, found, config.ranks)
-        _check_questions(name, config, found, asked)
+        check_workers(data, arm_data, config.ranks)
+        _check_questions(name, config, arm_data, asked)
         if data.source is not None:
             tried.check(name, config, code)
         else:
-            fingerprints |= _fingerprints(data, found)
+            fingerprints |= _fingerprints(data, arm_data)
         if (factory := config.model.factory) is not None:
             tried.check_model(factory, code)
         else:
-            _check_shape(name, config, found)
-        needs.append(need_of(name, config, found.vocab_size))
+            _check_shape(name, config, arm_data)
+        needs.append(need_of(name, config, arm_data.vocab_size))
     messages = {
         name: _message(config, by_arm[name], tried, fingerprints, codes.get(name)) for name, config in configs.items()
     }

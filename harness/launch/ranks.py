@@ -159,13 +159,13 @@ class OtherRanks:
         for _ in range(looks(self._timeout_s)):
             while missing and not self._failed:
                 try:
-                    number, found = self._events.get(timeout=min(LOOK_S, self._timeout_s))
+                    number, message = self._events.get(timeout=min(LOOK_S, self._timeout_s))
                 except queue.Empty:
                     break
-                if found["event"] == event:
+                if message["event"] == event:
                     missing.discard(number)
-                    if "clock_error_ns" in found:
-                        self.clock_error_ns = max(self.clock_error_ns or 0, found["clock_error_ns"])
+                    if "clock_error_ns" in message:
+                        self.clock_error_ns = max(self.clock_error_ns or 0, message["clock_error_ns"])
             if self._failed:
                 raise RankFailedError(self.cause() or self._worst())
             if not missing:

@@ -357,13 +357,13 @@ def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str,
     """Return the repetitions of each arm. If arms run two states of the code, both warm up as the older one can."""
     slice_steps = integer(record.scenario_text, "slice_steps")
     extra_warmup = extra_warmup and all(arm.code is None or arm.code.directory is not None for arm in record.arms)
-    found = {}
+    by_arm = {}
     for arm in record.arms:
         config = recorded_config(arm.config)
         plan = plan_repetitions(config, record.interleave, slice_steps)
         plan = replace(plan, most_extra=most_extra_steps(config) if extra_warmup else 0)
-        found[arm.name] = NO_REPETITIONS if arm.control == PROFILED else plan
-    return found
+        by_arm[arm.name] = NO_REPETITIONS if arm.control == PROFILED else plan
+    return by_arm
 
 
 def _other_nodes(record: StudyRecord, todo: Sequence[str], limits: WaitLimits) -> AbstractContextManager[Nodes | None]:

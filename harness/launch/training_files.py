@@ -185,15 +185,15 @@ def _rows(
         raise InputError(f"{path}: cannot be read ({error})") from error
     if not rows or rows[0] not in (list(columns), list(older or columns)):
         raise InputError(f"{path}: not a table of losses: its first line is not {','.join(columns)}")
-    found = []
+    parsed = []
     for number, row in enumerate(rows[1:], 2):
         try:
-            found.append(made(*row))
+            parsed.append(made(*row))
         except (ValueError, TypeError) as error:
             if number == len(rows):
                 break
             raise InputError(f"{path}:{number}: not a row of {', '.join(columns[:-1])} and {columns[-1]}") from error
-    return found
+    return parsed
 
 
 class TrainingRecorder(StepRecorder):

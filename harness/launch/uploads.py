@@ -112,13 +112,13 @@ class Destination:
         if not self._there:
             return
         try:
-            found = self._listed()
+            remote = self._listed()
         except Exception as error:  # each filesystem has errors of its own
             self.unlisted = plain_reason(error)
             return
         self.unlisted = ""
         for name, copy in list(self._there.items()):
-            alike = found.get(name) in ((copy.state[0], copy.there_ns), (copy.state[0], None))
+            alike = remote.get(name) in ((copy.state[0], copy.there_ns), (copy.state[0], None))
             if not alike or (self._verify and not self._same_content(name)):
                 del self._there[name]
 
@@ -271,8 +271,8 @@ class Destination:
             what = "sweep" if name == SWEEP else "training or study"
             raise InputError(f"another {what} lies there ({name}); give another URL, or remove that one")
         with suppress(OSError):  # The place may forbid listing.
-            if found := self._listed():
-                files = "1 file lies" if len(found) == 1 else f"{len(found):,} files lie"
+            if listed := self._listed():
+                files = "1 file lies" if len(listed) == 1 else f"{len(listed):,} files lie"
                 raise InputError(f"{files} there already; give another URL, or remove what is there")
 
     def _listed(self) -> dict[str, tuple[int, int | None]]:
@@ -301,8 +301,8 @@ class Destination:
                         self._filesystem.delete_dir(f"{self._root}/{parent}")
 
     def _local(self) -> Iterator[tuple[str, _State]]:
-        found = [name for name, why in _walk(self.folder) if not why and name != KEPT]
-        for name in sorted(found, key=lambda one: (one.rpartition("/")[2] in LAST, one)):
+        names = [name for name, why in _walk(self.folder) if not why and name != KEPT]
+        for name in sorted(names, key=lambda one: (one.rpartition("/")[2] in LAST, one)):
             with suppress(FileNotFoundError):
                 yield name, _state(self.folder / name)
 
@@ -332,9 +332,9 @@ def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Desti
     """Return the target of ``folder``, tested with a small file. Raises InputError if that fails or takes too long."""
 
     def reached() -> Destination:
-        found = Destination(folder, url)
-        found.check()
-        return found
+        destination = Destination(folder, url)
+        destination.check()
+        return destination
 
     try:
         return Worker("upload-check").call(reached, limit_s)
@@ -365,8 +365,8 @@ def _walk(folder: Path) -> Iterator[tuple[str, str]]:
 
     def entries(inside: Path, name: str, above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         above = (*above, os.path.realpath(inside))
-        with os.scandir(inside) as found:
-            names = sorted(one.name for one in found if not _is_temporary(one.name))
+        with os.scandir(inside) as listed:
+            names = sorted(one.name for one in listed if not _is_temporary(one.name))
         for one in names:
             path, whole = inside / one, f"{name}{one}"
             try:
@@ -402,8 +402,8 @@ def _is_temporary(name: str) -> bool:
 
 
 def _state(path: Path) -> _State:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 class Uploader:

@@ -47,8 +47,8 @@ class TriedSources:
         key = "model.factory"
         if (key, name, code) not in self._files:
             with announced(f"importing {key} {name}{_at(code)}"):
-                found = _answer(key, name, [key, name], "", self._start_s, code)
-            self._files[key, name, code] = set(found["files"])
+                answer = _answer(key, name, [key, name], "", self._start_s, code)
+            self._files[key, name, code] = set(answer["files"])
 
     def check(self, arm: str, config: TrainerConfig, code: Code | None = None) -> None:
         """Raise InputError if the source gives no batch, or one that the arm's model cannot take.
@@ -61,14 +61,14 @@ class TriedSources:
         asked = data.model_dump_json(include=keys), code
         if asked not in self._tried:
             with announced(f"trying data.source {data.source}{_at(code)}"):
-                found = _try(data, self._start_s, code)
-            self._tried[asked] = found["smallest_id"], found["largest_id"]
-            self._files.setdefault((KEY, data.source, code), set()).update(found["files"])
+                facts = _try(data, self._start_s, code)
+            self._tried[asked] = facts["smallest_id"], facts["largest_id"]
+            self._files.setdefault((KEY, data.source, code), set()).update(facts["files"])
             note = (
-                f"a thread of data.source {data.source} tokenizes ({', '.join(found['threads'])}): its time is in no "
+                f"a thread of data.source {data.source} tokenizes ({', '.join(facts['threads'])}): its time is in no "
                 "stage, and a wait for it is reading"
             )
-            if found["threads"] and note not in self.notes:
+            if facts["threads"] and note not in self.notes:
                 self.notes.append(note)
                 print(f"note: {note}", file=sys.stderr)
         shape = shape_of(config.model, 0, data.sequence_length)
@@ -94,10 +94,10 @@ def _at(code: Code | None) -> str:
 def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str, Any]:
     """Return the facts of the source's first batch."""
     assert data.source is not None
-    found = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
-    if not found["trained_tokens"]:
+    answer = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
+    if not answer["trained_tokens"]:
         raise InputError(f"{KEY}: {data.source}: no label of its first batch counts (all are -100)")
-    return found
+    return answer
 
 
 def _answer(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
         errors.seek(0)
         out, printed = answer.read(), errors.read().decode(errors="replace").strip()
     try:
-        found: dict[str, Any] = json.loads(out)
+        content: dict[str, Any] = json.loads(out)
     except ValueError as error:
         last = one_line(" / ".join(printed.splitlines()[-PRINTED_LINES_SHOWN:])) or "it said nothing"
         number = process.returncode
@@ -147,11 +147,11 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
         if number < 0:
             how = f"the process of {name} was {killed_by(-number)}"
         raise InputError(f"{key}: {how}: {last}") from error
-    if "error" in found:
+    if "error" in content:
         if printed:
             print(printed, file=sys.stderr)  # the traceback of the user's own code, above the one line
-        raise InputError(found["error"])
-    return found
+        raise InputError(content["error"])
+    return content
 
 
 def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:

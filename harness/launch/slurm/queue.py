@@ -73,12 +73,12 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
     done = _run(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N", f"--jobs={','.join(jobs)}"])
     if done.returncode and UNKNOWN_JOB not in done.stderr:
         raise SlurmSilent(f"squeue: {_message(done.stderr)}")
-    found = {}
+    by_id = {}
     for line in done.stdout.splitlines():
         parts = [part.strip() for part in line.split("|")]
         if len(parts) == 4:
-            found[parts[0]] = JobState(*parts)
-    return found
+            by_id[parts[0]] = JobState(*parts)
+    return by_id
 
 
 def node_memory_bytes(partition: str | None) -> int | None:

@@ -46,9 +46,9 @@ GONE = JobState("", "GONE", "", "")  # squeue no longer knows it
 
 def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
     """The jobs that all arms ask for; None: none. Raises InputError if they differ: a job runs all arms of a block."""
-    found = {name: config_slurm(config) for name, config in configs.items()}
-    first, settings = next(iter(found.items()))
-    for name, other in found.items():
+    by_arm = {name: config_slurm(config) for name, config in configs.items()}
+    first, settings = next(iter(by_arm.items()))
+    for name, other in by_arm.items():
         if other != settings:
             raise InputError(
                 f"launch.slurm: arm {name} has another one than {first}, but a job runs all arms of a block; "
@@ -220,8 +220,8 @@ class Jobs:
 
     def blocks_in_queue(self) -> set[int]:
         """Blocks whose job may still run. Raises SlurmSilent if that is not known."""
-        found = states(self.ids)
-        return set(self._living(found))
+        queue = states(self.ids)
+        return set(self._living(queue))
 
     def finish(self) -> Outcome:
         """Wait for all jobs, then gather. Jobs in the queue when the time is over, or on Ctrl-C, stay there."""
@@ -253,12 +253,12 @@ class Jobs:
         job, submission = self._by_block[block]
         return f"{job}_{block}" if submission.is_array else job
 
-    def _state(self, block: int, found: Mapping[str, JobState]) -> JobState:
-        return found.get(self._id(block), GONE)
+    def _state(self, block: int, queue: Mapping[str, JobState]) -> JobState:
+        return queue.get(self._id(block), GONE)
 
-    def _living(self, found: Mapping[str, JobState]) -> list[int]:
+    def _living(self, queue: Mapping[str, JobState]) -> list[int]:
         """Blocks whose job may still run."""
-        return [block for block in self._by_block if not self._state(block, found).has_ended]
+        return [block for block in self._by_block if not self._state(block, queue).has_ended]
 
     def _wait(self) -> str | None:
         """Look until every job has ended; the line that says who did not, where the time is over before."""
@@ -267,14 +267,14 @@ class Jobs:
         while True:
             now_s = time.monotonic()
             try:
-                found = states(self.ids)
+                queue = states(self.ids)
                 heard_s = time.monotonic()
             except SlurmSilent as error:
                 if now_s - heard_s > CONTROLLER_S:
                     return f"Slurm gave no answer for {CONTROLLER_S:g} s: {error}"
             else:
-                living = self._living(found)
-                text = self._shown(living, found)
+                living = self._living(queue)
+                text = self._shown(living, queue)
                 if text != shown:
                     print(text, file=sys.stderr, flush=True)
                     shown = text
@@ -285,10 +285,10 @@ class Jobs:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, LAST_LOOK_S)
 
-    def _shown(self, living: Sequence[int], found: Mapping[str, JobState]) -> str:
+    def _shown(self, living: Sequence[int], queue: Mapping[str, JobState]) -> str:
         """``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``."""
         parts = []
-        seen = {self._id(block): self._state(block, found) for block in living}
+        seen = {self._id(block): self._state(block, queue) for block in living}
         for state in dict.fromkeys(one.state for one in seen.values()):
             of = {job: one for job, one in seen.items() if one.state == state}
             if state == "PENDING":
@@ -323,12 +323,12 @@ class Jobs:
         if not (missing := [block for block in self.missing() if block in self._by_block]):
             return
         try:
-            found = states(self.ids)
+            queue = states(self.ids)
         except SlurmSilent:
-            found = {}
+            queue = {}
         for block in missing:
             job, submission = self._id(block), self._by_block[block][1]
-            state = self._state(block, found)
+            state = self._state(block, queue)
             self._await_record(submission.record(block), state)
             ending = read_ending(submission.record(block))
             if block in self.missing():  # it became visible late

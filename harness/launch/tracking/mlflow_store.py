@@ -50,8 +50,8 @@ class MlflowStore:
     def metrics(self, run: str, rows: Sequence[MetricRow]) -> None:
         from mlflow.entities import Metric
 
-        found = [Metric(name, value, row.time_ms, row.step) for row in rows for name, value in row.values.items()]
-        for some in _cut(found, _MOST_METRICS):
+        entries = [Metric(name, value, row.time_ms, row.step) for row in rows for name, value in row.values.items()]
+        for some in _cut(entries, _MOST_METRICS):
             self._client.log_batch(self._ids[run], metrics=some)
 
     def attach(self, run: str, files: Sequence[Path]) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from harness.launch.training_progress import Goal
 from harness.launch.training_records import TrainingRecords
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import make_plan
+from harness.study.records import StudyRecord
 from harness.study.store import StudyFolder
 from tests import warm
 from tests.harness.commands.test_train import SCENARIO
@@ -101,6 +103,34 @@ def test_ranks_are_forked_with_everything_imported(tmp_path: Path, monkeypatch: 
         one.run("small")
     (found,) = at_fork
     assert {"trainer.loop", "trainer.data.loader", "transformers.models.gpt2.modeling_gpt2"} <= {*found}
+
+
+def test_a_rank_that_fails_after_the_last_step_fails_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run was recorded as failed, but the command ended with status 0."""
+
+    def failed() -> bool:
+        raise RankFailedError("rank 1: its process is gone")
+
+    plan = make_plan(load_scenario(written(tmp_path), []), "small.yaml", ["plain"])
+    folder = StudyFolder(tmp_path / "out")
+    one = Training(TrainingRecords(plan.arms[0], plan.arms[0].config, folder, [], "small.yaml"), Goal(steps=1))
+    part = MagicMock(folder=tmp_path, study=StudyRecord("small", "?", "running"), lost="", begins=False, first=0)
+    opened = MagicMock()
+    opened.batches.ended_workers.return_value = None
+    monkeypatch.setattr(training, "keep", lambda *_: None)
+    for owner, name, value in (
+        (one, "_begin", lambda *_: part),
+        (one, "_train", lambda _: "done"),
+        (one, "_count", lambda _: None),
+        (one._state, "open", lambda *_: opened),
+        (one._ranks, "fork", lambda _: None),
+        (one._ranks, "wait_until_done", failed),
+    ):
+        monkeypatch.setattr(owner, name, value)
+    trained = one.run("small")
+    assert (trained.status, trained.error) == ("failed", "rank 1: its process is gone")
 
 
 @pytest.mark.slow

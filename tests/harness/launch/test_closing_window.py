@@ -18,11 +18,10 @@ import torch
 
 from harness.explain.ledger import measure
 from harness.explain.policy import LIMIT_SHARE_MIN
+from harness.launch.channel import Heartbeat
 from harness.launch.child import Run
-from harness.launch.closing_window import OpenTime, open_ns
-from harness.launch.heartbeat import Heartbeat
 from harness.launch.opener import OpenTraining
-from harness.launch.probing import CLOSING_STEPS, CLOSING_WARMUP, probes_of
+from harness.launch.probing import CLOSING_STEPS, CLOSING_WARMUP, OpenTime, open_ns, probes_of
 from harness.launch.tables import RunTables
 from harness.probes.ledger.steps import StepRecorder
 from harness.probes.run_probes import RunProbes

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 
+from harness.launch.channel import Heartbeat
 from harness.launch.child import Run
-from harness.launch.heartbeat import Heartbeat
 from harness.launch.more_warmup import MOST_PERIOD, wait_period
 from harness.launch.opener import OpenTraining
 from harness.launch.tables import RunTables
