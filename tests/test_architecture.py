@@ -29,6 +29,9 @@ LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 TRAINER_ROOMS = {"compute", "devices", "data"}
 MOST_ROOMS = 17
 REACHED_BY_PAGE_MAX = 90  # modules that building a page can import
+# Rooms whose functions and classes are held small. A longer one is two things.
+SMALL_ROOMS = ("launch",)
+FUNCTION_LINES_MAX, PARAMETERS_MAX, FIELDS_MAX = 60, 7, 20
 CLOCKS_AND_FILES = {"time", "datetime", "os", "pathlib", "io", "subprocess", "socket", "shutil", "tempfile"}
 
 
@@ -170,6 +173,64 @@ def test_the_page_builder_reaches_neither_launcher_nor_the_trainers_data() -> No
     below = ("harness.launch", "harness.attach", "harness.machine.gpu", "trainer.data", "trainer.model")
     assert not {module for module in found if module.startswith(below)}
     assert len(found) <= REACHED_BY_PAGE_MAX
+
+
+def test_one_module_opens_every_training() -> None:
+    opening = {"trainer.data.loader.open_batches", "trainer.compute.build.build_compute", "trainer.loop.train"}
+    trains = {name for name, path in MODULES.items() if name.startswith("harness.") and opening & written(path)}
+    assert trains == {"harness.launch.opener"}
+
+
+def written(path: Path) -> set[str]:
+    """Every name that the file imports from a module, with that module."""
+    froms = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom))
+    return {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
+
+
+def too_large(tree: ast.AST) -> Iterator[str]:
+    """Functions and classes of ``tree`` that are larger than the limits, with their sizes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            given = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            parameters = len([name for name in given if name not in ("self", "cls")])
+            if lines > FUNCTION_LINES_MAX or parameters > PARAMETERS_MAX:
+                yield f"{node.name}: {lines} lines, {parameters} parameters"
+        elif isinstance(node, ast.ClassDef) and len(fields := fields_of(node)) > FIELDS_MAX:
+            yield f"{node.name}: {len(fields)} fields"
+
+
+def fields_of(node: ast.ClassDef) -> set[str]:
+    """Fields that a class declares, or that its methods set on ``self``."""
+    fields = {name_of(one.target) for one in node.body if isinstance(one, ast.AnnAssign)}
+    for one in ast.walk(node):
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) and name_of(one.value) == "self":
+            fields.add(one.attr)
+    return fields
+
+
+def test_functions_and_classes_are_small() -> None:
+    for name, path in MODULES.items():
+        if name.split(".")[1:2] and name.split(".")[1] in SMALL_ROOMS:
+            assert not list(too_large(ast.parse(path.read_text()))), path
+
+
+@pytest.mark.parametrize(
+    ("source", "sizes"),
+    [
+        ("def f(self, a, b, c, d, *, e, g, h): ...", []),
+        ("def f(a, b, c, d, *, e, g, h, i): ...", ["f: 1 lines, 8 parameters"]),
+        ("def f():\n" + "    pass\n" * 59, []),
+        ("def f():\n" + "    pass\n" * 60, ["f: 61 lines, 0 parameters"]),
+        ("class C:\n" + "".join(f"    a{n}: int\n" for n in range(20)), []),
+        (
+            "class C:\n    a: int\n    def f(self):\n" + "".join(f"        self.b{n}, x = 1, 2\n" for n in range(20)),
+            ["C: 21 fields"],
+        ),
+    ],
+)
+def test_a_large_function_or_class_is_found(source: str, sizes: list[str]) -> None:
+    assert list(too_large(ast.parse(source))) == sizes
 
 
 def test_nothing_a_user_s_run_waits_for_is_imported_by_the_entrance() -> None:

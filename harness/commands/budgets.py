@@ -166,13 +166,13 @@ def _predicted(
     limit_s = limit.seconds(scenario.price_usd_per_hour)
     may_s = None if limit_s is None else max(0.0, limit_s - spent_s)
     print("budget: measuring the first steps of every arm", file=sys.stderr)
-    measuring = partial(measure, plan, of, place, command, source, launcher_s, force=force, limit_s=may_s)
+    measuring = partial(measure, plan, of, place, command, source, force=force, limit_s=may_s)
     limits, arms = scenario.limits, len(plan.arms)
     begun_s = time.monotonic()
     try:
         # In a process of its own: ranks of a training are forked from one that has tokenized nothing.
         most_s = arms * (2 * limits.start_s + 40 * limits.silence_s)
-        measured = called_apart(measuring, "budget: measuring the first steps", most_s).arms
+        measured = called_apart(measuring, "budget: measuring the first steps", most_s).after(launcher_s)
     except MeasurementFailed as failed:
         if failed.status == "interrupted":
             raise KeyboardInterrupt from failed

@@ -68,16 +68,15 @@ def cost(arguments: argparse.Namespace, command: list[str]) -> int:
     launcher_s = time.monotonic() - begun_s
     source = arguments.scenario
     try:
-        measured = measure(plan, of, Path(arguments.out), command, source, launcher_s, force=arguments.force)
+        measured = measure(plan, of, Path(arguments.out), command, source, force=arguments.force)
     except MeasurementFailed as failed:
         if failed.status == "interrupted":
             raise KeyboardInterrupt from failed
         print(f"harness: {failed}" + (f"; its log: {failed.log}" if failed.log else ""), file=sys.stderr)
         return exit_codes.OF_STUDY["failed"]
-    prices = prices_of(
-        measured.arms, arguments.price, arguments.device_profile, scenario.price_usd_per_hour, arguments.round_up
-    )
-    found = PredictedCost(of, scenario.name, measured.arms, works, prices, limit_of(scenario))
+    arms = measured.after(launcher_s)
+    prices = prices_of(arms, arguments.price, arguments.device_profile, scenario.price_usd_per_hour, arguments.round_up)
+    found = PredictedCost(of, scenario.name, arms, works, prices, limit_of(scenario))
     if arguments.json:
         say(json.dumps({**cost_json(found), "measured": str(measured.folder)}, indent=1, allow_nan=False))
         return 0

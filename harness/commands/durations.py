@@ -76,7 +76,7 @@ def trial(plan: Plan, source: str, out: Path) -> Duration:
 
     works_of(plan, "study")  # It refuses a plan whose cost cannot be predicted, before anything runs.
     command = ["harness", "cost", source, "--study"]
-    steps = partial(measure, plan, "study", out / TRIALS, command, source, 0.0, limit_s=MOST_TRIAL_S)
+    steps = partial(measure, plan, "study", out / TRIALS, command, source, limit_s=MOST_TRIAL_S)
     try:
         called_apart(steps, "the trial", MOST_TRIAL_S + MOST_PREPARING_S)
     except MeasurementFailed as failed:
@@ -163,7 +163,7 @@ def _from_trial(plan: Plan, folder: Path) -> Duration | None:
         if any(configs.get(arm.name) != short_config(arm.config, trains=False).model_dump(mode="json") for arm in arms):
             continue
         runs = {run.record.arm: run for run in StudyFolder(path).runs()}
-        measured = [arm_measurement(runs[arm.name], 0.0) for arm in arms]
+        measured = [arm_measurement(runs[arm.name]) for arm in arms]
         total = sum_of(arm_cost(one, work).total for one, work in zip(measured, work_of_study(plan), strict=True))
         return Duration(total.likely, _trial_basis(measured, path))
     return None

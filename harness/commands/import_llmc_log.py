@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.commands.output import say
 from trainer.errors import InputError
 from trainer.files import expanded
+
+if TYPE_CHECKING:
+    from trainer.llmc_log import LlmcLog
 
 TOKENS = 524_288  # a step of llm.c's script for GPT-2 124M (scripts/run_gpt2_124M.sh)
 OUT = "results/imported"
@@ -29,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Write the tables and the curve; say what was read."""
-    from harness.launch.imported import import_log
     from harness.show.plotted_runs import draw_losses
     from trainer.llmc_log import read_log
 
@@ -56,3 +59,31 @@ def read(arguments: argparse.Namespace, _command: list[str]) -> int:
     if log.cut:
         say("the last line has no end, so it may be cut, and is left out")
     return 0
+
+
+def import_log(log: LlmcLog, tokens_per_step: int, out: Path) -> None:
+    """Write losses.csv and evaluations.csv of llm.c's log into the new folder ``out``: its HellaSwag is by token.
+
+    The numbers of steps are ours: the step after which something was found, from 0. What llm.c found before the first
+    one stands at step -1. Which steps are in the tables, the log says: there may be gaps.
+    """
+    from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, EvaluationTable, LossRow, LossTable
+    from trainer.data import cache
+
+    target = expanded(out).absolute()
+    if target.exists():
+        raise InputError(f"{out}: there is something already; choose a new folder (--out)")
+
+    def build(to: Path) -> None:
+        losses = LossTable(to / LOSSES, 0)
+        for step in log.training:
+            losses.add(LossRow(step.step, (step.step + 1) * tokens_per_step, step.loss))
+        losses.close()
+        if log.validation or log.hellaswag:
+            passes = EvaluationTable(to / EVALUATIONS, 0)
+            for score in log.validation:
+                passes.add(EvaluationRow(score.updates - 1, score.value, None, None))
+            for score in log.hellaswag:
+                passes.add(EvaluationRow(score.updates - 1, None, None, None, acc_tokens=score.value))
+
+    cache.create_folder(target, build)

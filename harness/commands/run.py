@@ -111,7 +111,7 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
     """Run the study here, or in jobs where its scenario says so; None where only their script was printed."""
     from harness.launch.quiet import load_check
     from harness.launch.slurm.study import print_script, slurm_of, submit_study
-    from harness.launch.study import run_study
+    from harness.launch.study import StudyOptions, run_study
     from harness.launch.tracking.trackers import warn_of_missing
 
     check = load_check(arguments.wait_until_quiet, "run")
@@ -136,16 +136,15 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
     if in_jobs:
         return submit_study(plan, out, command, arguments.scenario, force=arguments.force, wait=not arguments.no_wait)
     until = None if limit is None else study_allowance(plan, limit, out, command, arguments.scenario, arguments.force)
-    return run_study(
-        plan, out, command, arguments.scenario, force=arguments.force, until=until, load_check=check
-    )  # fmt: skip
+    options = StudyOptions(arguments.force, until, load_check=check)
+    return run_study(plan, out, command, arguments.scenario, options=options)
 
 
 def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
     """Complete a study, in jobs where it was begun so."""
     from harness.launch.quiet import load_check
     from harness.launch.slurm.study import begun_in_jobs, refuse_jobs_in_queue, resume_in_jobs
-    from harness.launch.study import resume_study
+    from harness.launch.study import StudyOptions, resume_study
 
     check = load_check(arguments.wait_until_quiet, "run")
     path = Path(arguments.resume)
@@ -162,7 +161,7 @@ def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
     from harness.commands.budgets import resumed_allowance
 
     until = resumed_allowance(path, arguments.budget)
-    return resume_study(path, command, arguments.force, until=until, load_check=check)
+    return resume_study(path, command, StudyOptions(arguments.force, until, load_check=check))
 
 
 def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:

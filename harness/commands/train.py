@@ -70,6 +70,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
         raise InputError(f"--rate-of: arm {others[0]} has an optimizer.learning_rate of its own; leave one of them out")
     from harness.launch.tracking.trackers import warn_of_missing
     from harness.launch.train_arm import train_arm
+    from harness.launch.training import TrainingOptions
     from harness.show.plotted_runs import draw_losses
 
     names = [arm.name for arm in plan.arms if arm.control is None]
@@ -81,16 +82,9 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     warn_of_missing(scenario.track)
     url = arguments.upload or scenario.upload
     uploader = None if url is None else uploader_of(out, url)
-    trained = train_arm(
-        plan, goal, out, arguments.resume, command, arguments.scenario, allowance, uploader, force=arguments.force
-    )
-    loss = "" if trained.loss is None else f", loss {trained.loss:.4f}"
-    if (validation := trained.validation) is not None:
-        loss += f", validation loss {validation.loss:.4f}{_after(validation, trained.steps)}"
-    if (choices := trained.choices) is not None:
-        norm = "" if choices.acc_norm is None else f", acc_norm {choices.acc_norm:.4f}"
-        loss += f", multiple choice acc {choices.acc:.4f}{norm}{_after(choices, trained.steps)}"
-    say(f"{trained.status}: {trained.steps:,} steps, {trained.tokens:,} tokens{loss}")
+    options = TrainingOptions(arguments.resume, arguments.force, allowance, uploader)
+    trained = train_arm(plan, goal, out, command, arguments.scenario, options)
+    say(f"{trained.status}: {trained.steps:,} steps, {trained.tokens:,} tokens{_losses(trained)}")
     say(_what_lies_there(trained.folder))
     say_cost(trained.folder)
     if trained.stopped and trained.error is None:
@@ -100,7 +94,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     elif trained.error is not None:
         print(f"harness: {trained.error}; {_way_on(trained)}", file=sys.stderr)
     try:
-        draw_losses(trained.folder, names[0])  # last: on a full disk it fails, and what happened is said by then
+        draw_losses(trained.folder, names[0])  # fails on a full disk, so it comes after the messages
     finally:
         uploaded = uploader is None or finish_upload(out, uploader)
     if scenario.track and trained.part is not None:
@@ -113,13 +107,24 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     return status if uploaded else status or EXITS["failed"]
 
 
+def _losses(trained: Trained) -> str:
+    """Return the last losses and scores of a training, to follow its steps and tokens."""
+    losses = "" if trained.loss is None else f", loss {trained.loss:.4f}"
+    if (validation := trained.validation) is not None:
+        losses += f", validation loss {validation.loss:.4f}{_after(validation, trained.steps)}"
+    if (choices := trained.choices) is not None:
+        norm = "" if choices.acc_norm is None else f", acc_norm {choices.acc_norm:.4f}"
+        losses += f", multiple choice acc {choices.acc:.4f}{norm}{_after(choices, trained.steps)}"
+    return losses
+
+
 def _after(one: Validation, steps: int) -> str:
-    """Of a pass that was not after the last step: after how many."""
+    """Return the steps before a pass, unless it followed the last step."""
     return "" if one.step + 1 == steps else f" (after {one.step + 1:,} steps)"
 
 
 def _what_lies_there(folder: Path) -> str:
-    """What a training left: one that ended within its first step has neither a picture nor a ledger."""
+    """List the files of a training: one that ended within its first step has neither a picture nor a ledger."""
     from harness.launch.training_files import CHECKPOINTS, LOSSES, has_rows
     from trainer.checkpoint_folder import written
 
@@ -132,7 +137,7 @@ def _what_lies_there(folder: Path) -> str:
 
 
 def _way_on(trained: Trained) -> str:
-    """What to do about a training that failed: one that diverged does so again from its last checkpoint."""
+    """Return the remedy for a training that failed: one that diverged does so again from its last checkpoint."""
     from harness.launch.training_files import CHECKPOINTS
     from trainer.checkpoint_folder import written
 
@@ -154,7 +159,7 @@ def _rate_of(place: str, sets: list[str]) -> float:
 
 
 def goal_of(arguments: argparse.Namespace) -> Goal | None:
-    """Where the training is to end; None where the scenario says it. Raises InputError for an impossible one."""
+    """Return the end of the training; None: the scenario's. Raises InputError for an impossible one."""
     from harness.launch.training_progress import Goal
 
     for name in ("steps", "tokens", "epochs"):

@@ -1,4 +1,4 @@
-"""Calls a function in a forked process: what it imports, tokenizes and starts is gone when it ends."""
+"""Calls a function in a forked process, so that its imports, tokenizers and threads end with it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _INTERRUPTED = 130
 
 
 def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Result:
-    """Return what ``call`` returns, or raise what it raises, from a process of its own. Both must be picklable.
+    """Call ``call`` in a process of its own. Its result, or the exception that it raises, must be picklable.
 
     Fork before this process computes or tokenizes anything. ``limit_s``: how long it may take; InputError, naming
-    ``what``, where it takes longer or ends without a word.
+    ``what``, if it takes longer or ends without an answer.
     """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
@@ -36,10 +36,10 @@ def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Resul
         else:
             raise InputError(f"{what} did not end within {limit_s:,.0f} s (process {process.pid})")
         with suppress(EOFError):
-            found, error = pickle.loads(ours.recv_bytes())
+            payload, error = pickle.loads(ours.recv_bytes())
             if error is not None:
                 raise error
-            result: Result = found
+            result: Result = payload
             return result
         process.join(KILLED_S)
         if process.exitcode == _INTERRUPTED:
@@ -49,7 +49,7 @@ def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Resul
         if process.is_alive():
             process.join(1)
         if process.is_alive():
-            process.terminate()  # as Ctrl-C: what it started ends with it
+            process.terminate()  # as Ctrl-C: its own children end with it
             process.join(KILLED_S)
             process.kill()
         ours.close()
@@ -57,15 +57,15 @@ def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Resul
 
 def _answer(call: Callable[[], object], channel: Connection, parent: int) -> None:
     die_with_parent(parent)
-    found, raised = None, None
+    result, raised = None, None
     try:
-        found = call()
+        result = call()
     except KeyboardInterrupt:
         os._exit(_INTERRUPTED)
     except Exception as error:
         raised = error
     try:
-        answer = pickle.dumps((found, raised))
+        answer = pickle.dumps((result, raised))
     except (pickle.PicklingError, TypeError, AttributeError) as error:  # each class says so in its own way
         answer = pickle.dumps((None, RuntimeError(f"{raised or 'what it gave'} cannot be sent: {error}")))
     channel.send_bytes(answer)

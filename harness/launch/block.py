@@ -23,7 +23,7 @@ from trainer.model_files import model_files
 
 @dataclass(frozen=True)
 class Repetitions:
-    """How a run's measured steps are cut: ``count`` repetitions of ``warmup`` and ``steps`` measured ones.
+    """Division of a run's measured steps: ``count`` repetitions of ``warmup`` and ``steps`` measured ones.
 
     ``most_extra``: warm-up steps more that each may take (``launch.more_warmup``).
     """
@@ -39,9 +39,9 @@ class Repetitions:
         return self.count * (self.warmup + self.steps)
 
 
-# Of a repetition with ``interleave: runs``: a recorder holds about 3 KiB a batch until the repetition ends.
+# Most steps of a repetition with ``interleave: runs``: a recorder holds about 3 KiB a batch until the repetition ends.
 MAX_PLANNED_BATCHES = 10_000
-NO_REPETITIONS = Repetitions(0, 0, 0)  # of a profiled run
+NO_REPETITIONS = Repetitions(0, 0, 0)  # for a profiled run
 
 
 def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -> Repetitions:
@@ -49,7 +49,7 @@ def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -
 
     A repetition begins with workers x prefetch + 1 warm-up steps. The first use batches that were built or begun before
     the run was suspended, so they say nothing about the loader. One more step warms the caches. What they leave of
-    batches that lie ready, more of them use up (``launch.more_warmup``): how many is known as it runs.
+    prefetched batches, more of them use up (``launch.more_warmup``): how many is known as it runs.
 
     With ``interleave: runs`` a short run is one repetition. A long one pauses between repetitions, as an interleaved
     run does: its recorder writes what it holds only then. No step is measured meanwhile, nor are the warm-up steps
@@ -72,7 +72,7 @@ def run_block(
 ) -> None:
     """Run ``processes`` in the order given. Report a run that fails and go on with the others.
 
-    End every process, whatever happens (KeyboardInterrupt included).
+    End every process in any case (KeyboardInterrupt included).
     """
     measured = [process for process in processes if not process.profiled]
     together = [measured] if interleave == "slices" and measured else [[process] for process in measured]
@@ -100,7 +100,7 @@ class _ForkServers:
         # Two states also differ by the luck of their fork servers (memory layout): so must a baseline and its A/A
         # control.
         key = None if process.code is None else (process.code, process.record.control == "a-a")
-        if (started := self._started.get(key)) is not None and started.ended:  # it was killed, and its runs with it
+        if (started := self._started.get(key)) is not None and started.ended:  # killed, and its runs with it
             started.close()
             del self._started[key]
         if key not in self._started:
@@ -113,7 +113,7 @@ class _ForkServers:
 
 
 def modules_of(configs: Iterable[JsonObject]) -> list[str]:
-    """What runs of these will import besides what every run does (see launch.protocol)."""
+    """Return the modules that runs of these import, besides those of every run (see launch.protocol)."""
     modules = ["pyarrow.parquet"]
     computing = [config for config in configs if _computes(config)]
     if computing:
@@ -128,7 +128,7 @@ def modules_of(configs: Iterable[JsonObject]) -> list[str]:
 
 
 def _computes(config: JsonObject) -> bool:
-    """Whether the run builds a torch model: no control without compute, no device on paper."""
+    """True if the run builds a torch model: not a control without compute, not an emulated device."""
     compute = section(config, "compute")
     return compute["work"] == "model" and isinstance(compute["device"], str)
 
@@ -139,14 +139,14 @@ def _sharded(config: JsonObject) -> bool:
 
 
 def _model_modules(model: JsonObject) -> list[str]:
-    """What building this model imports of transformers, as far as its configuration says so."""
+    """Return the modules of transformers that this model imports, as far as its configuration says."""
     if (preset := model.get("preset")) is not None:
         family = str(model["family"] or PRESETS[str(preset)]["family"])
         return [_modeling(family)]
     auto = "transformers.models.auto.modeling_auto"
     try:
         files = model_files(ModelConfig.model_validate(model))
-    except (InputError, ValueError):  # its run says what is wrong
+    except (InputError, ValueError):  # its run reports the error
         return [auto]
     if files is None:
         return [auto]
@@ -171,7 +171,7 @@ def _take_repetitions(
     alive: list[RunProcess] = []
 
     def survives(process: RunProcess, action: Callable[[], None]) -> bool:
-        """Call one of the process's methods; False where the run failed at it."""
+        """Call one of the process's methods; False if the run failed at it."""
         try:
             action()
         except RunFailed as failure:
@@ -205,7 +205,7 @@ def _take_repetitions(
             progress.repetition(process.record.arm, process.record.block, repetition, plan.count)
             process.resume()
             arm = process.record.of or process.record.arm
-            # One that records no batches cannot know how many it needs: as many as others of its arm did.
+            # A run that records no batches cannot know how many it needs: it takes as many as other runs of its arm.
             blindly = taken.get(arm, 0) if process.record.control == BARE else 0
             repeat = partial(process.repeat, repetition, plan.warmup + blindly, plan.steps, plan.most_extra)
             if survives(process, repeat):

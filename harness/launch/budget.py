@@ -1,4 +1,4 @@
-"""Holds a training or a study to what may be spent on it, and keeps beside it what was predicted and what it took.
+"""Ends a training or a study when its budget is spent, and records its predicted and its actual cost.
 
 ``cost.json`` in its folder is rewritten as it goes, so that also one that is killed has spent what it has.
 """
@@ -32,7 +32,7 @@ NOTE_INTERVAL_S = 10.0
 
 
 class Deadline:
-    """When a study ends in any case (CLOCK_MONOTONIC); None: when it is done. ``stopped``: it ended at that."""
+    """Time at which a study ends in any case (CLOCK_MONOTONIC); None: when it is done. ``stopped``: it ended by it."""
 
     def __init__(self, end_ns: int | None) -> None:
         self._end_ns = end_ns
@@ -46,14 +46,14 @@ class Deadline:
         """The study in ``folder`` begins."""
 
     def note(self) -> None:
-        """It goes on."""
+        """Note that it runs."""
 
     def end(self, *, done: bool = False) -> None:
-        """It has ended, ``done`` or not."""
+        """Note that it has ended, ``done`` or not."""
 
 
 class Allowance(Deadline):
-    """What one training or study may still take, from when this is made."""
+    """Time that one training or study may still take, counted from the construction of this object."""
 
     def __init__(self, predicted: PredictedCost, used_s: float = 0.0) -> None:
         """``used_s``: what this command has used for it already, besides ``predicted.spent_s``."""
@@ -73,7 +73,7 @@ class Allowance(Deadline):
 
     @property
     def now(self) -> PredictedCost:
-        """What was predicted, and what has been spent by now."""
+        """Return the predicted cost, and the cost by now."""
         standing: Standing = "done" if self._done else "stopped" if self.stopped else "unfinished"
         return replace(self._predicted, spent_s=self.spent_s, standing=standing)
 
@@ -83,18 +83,18 @@ class Allowance(Deadline):
 
     @property
     def end_ns(self) -> int | None:
-        """When it is spent (CLOCK_MONOTONIC); None where nothing limits it, or dollars without a price."""
+        """Time at which it is spent (CLOCK_MONOTONIC). None without a limit, or for dollars without a price."""
         limit_s = self._predicted.limit_s
         return None if limit_s is None else round((self._begun_s + limit_s - self._used_s) * 1e9)
 
     def ends_before(self, ending_s: float) -> bool:
-        """Whether it would be spent before an ending of ``ending_s`` seconds is over, so that this begins now."""
+        """True if an ending of ``ending_s`` seconds must begin now to be over when the budget is spent."""
         end_ns = self.end_ns
         return end_ns is not None and time.monotonic_ns() + ending_s * 1e9 >= end_ns
 
     @property
     def ending_s(self) -> float:
-        """What a training's end is expected to take: a last checkpoint, its tables, and the end of its process."""
+        """Expected seconds of a training's end: a last checkpoint, its tables, and the end of its process."""
         return max((one.last_checkpoint.worst + one.ending_s for one in self._predicted.measured), default=0.0)
 
     def note(self) -> None:
@@ -102,7 +102,7 @@ class Allowance(Deadline):
         now_s = time.monotonic()
         if self._path is not None and now_s - self._noted_s >= NOTE_INTERVAL_S:
             self._noted_s = now_s
-            with suppress(OSError):  # a full disk ends the training where it is told of it
+            with suppress(OSError):  # a full disk ends the training elsewhere, with a message
                 write_json(self._path, cost_json(self.now))
 
     def end(self, *, done: bool = False) -> None:
@@ -122,12 +122,12 @@ def cost_json(predicted: PredictedCost) -> dict[str, object]:
 
 
 def read_cost(folder: Path) -> PredictedCost | None:
-    """What ``folder`` says was predicted and spent; None where it says nothing. InputError for a damaged file."""
+    """Return the predicted and actual cost recorded in ``folder``, if any. Raises InputError for a damaged file."""
     return read_record(folder / COST, PredictedCost, BUDGET_SCHEMA)
 
 
 def limit_of(scenario: Scenario) -> SpendingLimit | None:
-    """What the scenario allows to be spent, if it says."""
+    """Return the scenario's budget, if it has one."""
     budget = scenario.budget
     return None if budget is None else SpendingLimit(budget.usd, budget.hours)
 
@@ -139,11 +139,12 @@ def prices_of(
     scenario_usd: float | None = None,
     round_up_usd: float | None = None,
 ) -> tuple[HourlyPrice | None, ...]:
-    """What an hour of each arm costs: as given, else of a named device profile, else as the scenario says, else of the
-    profile of the device that it ran on. A price that is given is for all that the arm runs on, a profile's for each
-    device. Raises InputError where the named profile has none."""
+    """Return the price of an hour of each arm: the given one, a named device profile's, the scenario's, or that of the
+    profile of the device that it ran on. A given price is for all that the arm runs on, a profile's for each device.
+    Raises InputError if the named profile has no price.
+    """
     named = None if profile is None else profile_price(profile)
-    found: list[HourlyPrice | None] = []
+    prices: list[HourlyPrice | None] = []
     for arm in arms:
         if given_usd is not None:
             price: HourlyPrice | None = HourlyPrice(given_usd, "option")
@@ -155,12 +156,12 @@ def prices_of(
             price = HourlyPrice(arm.profile_usd, "device", arm.devices, arm.profile)
         else:
             price = None
-        found.append(None if price is None else rounded_up(price, round_up_usd))
-    return tuple(found)
+        prices.append(None if price is None else rounded_up(price, round_up_usd))
+    return tuple(prices)
 
 
 def profile_price(name: str) -> HourlyPrice:
-    """What an hour of one device of that profile costs; InputError where it has no price."""
+    """Return the price of an hour of one device of that profile. Raises InputError if it has no price."""
     profile = load_profile(name)
     if profile.price_per_hour_usd is None:
         raise InputError(f"--device-profile {name}: it has no price ({profile.price.why}); give --price USD")

@@ -27,7 +27,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._received = b""  # what came after the last whole line
+        self._received = b""  # received after the last whole line
 
     def send(
         self, message: StartMessage | RunOrder | RunEvent | NodeOrder | NodeEvent | TrialStart | TrialEvent
@@ -35,34 +35,34 @@ class Channel:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive_start(self) -> StartMessage:
-        """In the run: the first message; EOFError where the launcher is gone."""
+        """Receive the run's first message. Raises EOFError if the launcher is gone."""
         return cast("StartMessage", self._receive(None))
 
     def receive_order(self) -> RunOrder:
-        """In the run: every message after the first; EOFError where the launcher is gone."""
+        """Receive a later message of the run. Raises EOFError if the launcher is gone."""
         return cast("RunOrder", self._receive(None))
 
     def receive_event(self, timeout_s: float | None = None) -> RunEvent:
-        """In the launcher: the next message of the run. EOFError where the run is gone, TimeoutError where it is late.
+        """Receive the run's next message in the launcher. Raises EOFError if the run is gone, TimeoutError if late.
 
         ``timeout_s``: None waits for as long as the run lives.
         """
         return cast("RunEvent", self._receive(timeout_s))
 
     def receive_trial_start(self) -> TrialStart:
-        """In a sweep's trial: the first message; EOFError where the sweep is gone."""
+        """Receive the first message of a sweep's trial. Raises EOFError if the sweep is gone."""
         return cast("TrialStart", self._receive(None))
 
     def receive_trial_event(self, timeout_s: float) -> TrialEvent:
-        """In a sweep: the next message of its trial. Raises as :meth:`receive_event` does."""
+        """Receive the trial's next message, in the sweep. Raises like :meth:`receive_event`."""
         return cast("TrialEvent", self._receive(timeout_s))
 
     def receive_node_order(self) -> NodeOrder:
-        """In a node agent: the next message; EOFError where the launcher is gone."""
+        """Receive the next message of a node agent. Raises EOFError if the launcher is gone."""
         return cast("NodeOrder", self._receive(None))
 
     def receive_node_event(self, timeout_s: float) -> NodeEvent:
-        """Of a node agent, or the first message of a rank of another machine. Raises as :meth:`receive_event` does."""
+        """Receive a node agent's event, or a remote rank's first message. Raises like :meth:`receive_event`."""
         return cast("NodeEvent", self._receive(timeout_s))
 
     def _receive(self, timeout_s: float | None) -> object:
@@ -83,3 +83,29 @@ def readable(connection: socket.socket, timeout_s: float | None) -> bool:
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     return bool(waiting.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1e3)))
+
+
+class Heartbeat:
+    """Heartbeat of a run: at once, and after steps, at most every ``every_s`` seconds.
+
+    Between two beats a step costs one reading of the clock. ``every_s``: None without a heartbeat.
+    """
+
+    def __init__(self, channel: Channel, every_s: float | None) -> None:
+        self._channel = channel
+        self._every_ns = None if every_s is None else round(every_s * 1e9)
+        self._next_ns = 0
+        self.beat()
+
+    def waiting_for(self, steps: int) -> None:
+        """Report that this process waits for up to ``steps`` steps of the device."""
+        if self._every_ns is not None:
+            self._channel.send({"event": "alive", "steps": steps})
+
+    def beat(self) -> None:
+        if self._every_ns is None:
+            return
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + self._every_ns
+            self._channel.send({"event": "alive"})

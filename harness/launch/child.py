@@ -10,23 +10,20 @@ import math
 import os
 import socket
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from harness.launch.channel import Channel
+from harness.launch.channel import Channel, Heartbeat
 from harness.launch.clocks import ClockOffset, align_tables, compare_clocks
-from harness.launch.closing_window import OpenTime
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
-from harness.launch.facts import check_unchanged, facts_of_run, model_fingerprint, peak_device_bytes
-from harness.launch.heartbeat import Heartbeat
+from harness.launch.facts import check_unchanged, model_fingerprint, peak_device_bytes
 from harness.launch.more_warmup import (
     batches_may_last,
     batches_needed,
@@ -35,13 +32,13 @@ from harness.launch.more_warmup import (
     take_more,
     wait_period,
 )
+from harness.launch.opener import Checkpoints, OpenTraining, Start, open_training, prepare_training
 from harness.launch.out_of_memory import advice_for_this_run
+from harness.launch.probing import OpenTime
 from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
-from harness.launch.tables import RunTables
 from harness.machine.lifetime import die_with_parent
 from harness.probes.ledger.bare import BareRecorder
-from harness.probes.ledger.loader import attach_in_worker
 from harness.probes.ledger.run_queue import RunQueue
 from harness.probes.ledger.steps import StepRecorder
 from harness.probes.probe_set import ProbeSet
@@ -54,17 +51,14 @@ from trainer.compute.base import Compute
 from trainer.compute.modes import compilations
 from trainer.config import TrainerConfig, recorded_config
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
-from trainer.model_files import objective_of
 from trainer.ranks import ALONE, Rank, RanksDifferError, is_of_the_exchange
 
 if TYPE_CHECKING:
-    from trainer.checkpoint import Saver
     from trainer.data.loader import Batches
-    from trainer.evaluate import Evaluator
 
 
 # Arms and their A/A controls are evaluated. The other controls take data or compute away, repeat work or belong to
-# probes: what they learn is no result, and a pass would only cost time.
+# probes: their models are no result, and a pass would only cost time.
 EVALUATED = (None, "a-a")
 
 
@@ -115,7 +109,7 @@ def main(descriptor: int, parent: int) -> int:
 def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machine: bool = False) -> int:
     """Serve as rank ``rank`` of a run whose rank 0 is at the other end of ``channel``; the exit status."""
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid())
-    # What samples the machine or profiles looks at rank 0: once is enough.
+    # Samplers and profilers observe rank 0 alone: one of each is enough.
     probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False, closing=None)
     run: Run | None = None
     try:
@@ -141,7 +135,7 @@ def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machi
 
 
 def _ask_for_time(channel: Channel) -> int:
-    """What rank 0's clock shows."""
+    """Return the time of rank 0's clock."""
     channel.send({"event": "clock"})
     answer = channel.receive_order()
     assert answer["do"] == "clock"
@@ -149,7 +143,7 @@ def _ask_for_time(channel: Channel) -> int:
 
 
 def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int, channel: Channel) -> OtherRanks | None:
-    """The other ranks of this run, forked; None where there are none."""
+    """Fork the other ranks of this run; None if there are none."""
     config = TrainerConfig.model_validate(record.config)
     if config.launch is None or config.ranks == 1:
         return None
@@ -161,7 +155,7 @@ def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int, channe
 
 
 def _line_of(error: Exception, others: OtherRanks | None) -> str:
-    """What the record says of ``error``; of several ranks, which of them it comes from."""
+    """Return ``error`` as a line of the record; if there are several ranks, with the rank that it comes from."""
     known = isinstance(error, InputError | LostBatchError | RankFailedError | RanksDifferError)
     line = str(error) if known else with_fix(error)
     if others is None or isinstance(error, RankFailedError | RanksDifferError):
@@ -171,7 +165,7 @@ def _line_of(error: Exception, others: OtherRanks | None) -> str:
 
 @dataclass(frozen=True)
 class RunEnding:
-    """How a run ended, and why where it failed."""
+    """Status of a run at its end, and the error if it failed."""
 
     status: Literal["done", "failed"]
     error: str | None = None
@@ -203,32 +197,29 @@ class Run:
         self.rank = rank if others is None else others.rank
         self.when_lost: Callable[[str], None] | None = None
         self.clock: Callable[[], int] | None = None  # rank 0's, of a rank on another machine
-        self.offsets: list[ClockOffset] = []  # of this machine's clock to that one
+        self.offsets: list[ClockOffset] = []  # between this machine's clock and rank 0's
         self.asked = record
         self.data = data
-        self.facts = RunFacts()  # none until the run is built
+        self.facts = RunFacts()  # empty until the compute is built
         self.folder = folder
         self.config = recorded_config(record.config)
         self.probes = probes
         self.alive = alive
-        self._log_start = os.fstat(sys.stdout.fileno()).st_size  # an earlier try of this run wrote what is there
+        self._log_start = os.fstat(sys.stdout.fileno()).st_size  # the log may have lines of an earlier try of this run
         self.probe_set = ProbeSet(probes, folder.run(record.arm, record.block))
-        self.run_queue: RunQueue | None = None
-        self.recorder: StepRecorder | BareRecorder | None = None
-        self.compute: Compute | None = None
-        self.tables: RunTables | None = None
-        self.batches: Batches | None = None
+        self._compute: Compute | None = None  # known before the training is open
+        self._training: OpenTraining | None = None
         self.vocab_size: int | None = None  # the tokenizer's, once it is known
         self._compiled = 0  # graphs, within measured steps
         self._last_step = -1
         self._open_time = OpenTime()
-        self.evaluator: Evaluator | None = None
-        self.saver: Saver | None = None
 
     def serve(self, channel: Channel) -> None:
-        """Build, warm up, report ready, then run the repetitions that the launcher asks for."""
+        """Build, warm up, report ready, then run the repetitions that the launcher orders."""
         with self._explaining():
-            steps, close = self._build()
+            self._open()
+        training = self.training
+        steps = training.steps(self.config, self.rank)
         try:
             with self._explaining():
                 self._take(steps, self.config.warmup_steps, warmup=True)
@@ -239,32 +230,23 @@ class Run:
                 self._compare_clocks()
                 self._all_have("ready")
                 channel.send({"event": "ready"})
-                while (message := self._next_order(channel))["do"] != "finish":
-                    if message["do"] == "step":  # one of those that rank 0 is profiled in
+                while (order := self._next_order(channel))["do"] != "finish":
+                    if order["do"] == "step":  # one of those that rank 0 is profiled in
                         self._take(steps, 1, warmup=True)
                         continue
-                    done: RunEvent
-                    if message["do"] == "profile":
-                        self._profile(steps)
-                        done = {"event": "profile"}
-                    elif message["do"] == "turn":
-                        most = message.get("extra", 0)
-                        extra = self._repeat(steps, message["turn"], message["settle"], message["steps"], most)
-                        done = {"event": "turn", "extra": extra}
-                    else:
-                        raise AssertionError(message)
+                    done = self._obey(order, steps)
                     self.probe_set.wait()
                     self._all_have(done["event"])
                     channel.send(done)
-                if self.evaluator is not None:
-                    self.evaluator.finish()
-                close()
-                assert self.compute is not None
+                if training.evaluator is not None:
+                    training.evaluator.finish()
+                self._close(steps)
+                saver = training.saver
                 self.facts = replace(
                     self.facts,
-                    checkpoint_writing_ns=_ns(None if self.saver is None else self.saver.writing_s),
-                    parameters_digest=self.compute.end_together(),
-                    repeated_rows=self.compute.repeated_rows(),
+                    checkpoint_writing_ns=None if saver is None else _ns(saver.writing_s),
+                    parameters_digest=training.compute.end_together(),
+                    repeated_rows=training.compute.repeated_rows(),
                     epoch_steps=self._epoch_steps(),
                 )
                 self._compare_clocks()
@@ -272,14 +254,27 @@ class Run:
                 if self.others is not None:
                     self.facts = replace(self.facts, clock_error_ns=self.others.clock_error_ns)
         finally:
-            close()
+            self._close(steps)
             self.probe_set.close()
 
     def _epoch_steps(self) -> float | None:
         """Return the steps of an epoch, by how much of one the run used; None if that is not known."""
-        assert self.batches is not None
-        epochs = self.batches.position.epochs
+        epochs = self.training.batches.position.epochs
         return (self._last_step + 1) / epochs if epochs else None
+
+    def _obey(self, order: RunOrder, steps: Generator[int]) -> RunEvent:
+        if order["do"] == "profile":
+            self._profile(steps)
+            return {"event": "profile"}
+        assert order["do"] == "turn", order
+        extra = self._repeat(steps, order["turn"], order["settle"], order["steps"], order.get("extra", 0))
+        return {"event": "turn", "extra": extra}
+
+    def _close(self, steps: Generator[int]) -> None:
+        steps.close()  # reads the last losses
+        self.training.batches.close()
+        if self.training.saver is not None:  # A study measures what checkpoints cost, and keeps none.
+            self.training.saver.discard()
 
     def _compare_clocks(self) -> None:
         """Between steps: rank 0 waits for this rank, and answers at once."""
@@ -293,7 +288,7 @@ class Run:
         return order
 
     def _all_have(self, event: str) -> None:
-        """Wait until the other ranks have come to the same place: between orders all of them stand still."""
+        """Wait until the other ranks have reported ``event`` too: all ranks wait between orders."""
         if self.others is not None:
             self.others.wait(event)
 
@@ -307,88 +302,76 @@ class Run:
         except LostBatchError as error:
             raise LostBatchError(f"{error}: {self._why_lost()}") from error
         except RuntimeError as error:
-            ended = None if self.batches is None else self.batches.ended(error)
+            ended = None if self._training is None else self._training.batches.ended(error)
             if ended is None:
                 raise
             raise EndedWorkerError(f"{ended}; {explain_end(ended.codes[0])}", ended.codes) from error
 
     def _why_lost(self) -> str:
-        log = self.folder.run(self.asked.arm, self.asked.block) / "log.txt"
+        log = self.run_folder / "log.txt"
         try:
             seen = look_at(os.getpid(), self.config.data.workers, log, self._log_start)
-        except OSError as error:  # not even /proc can be opened
+        except OSError as error:  # /proc cannot be opened
             return in_words(error)
         return str(diagnose(seen, "data.timeout_s"))
 
-    def _build(self) -> tuple[Iterator[int], Any]:
-        from trainer.compute.build import build_compute
-        from trainer.data import cache
-        from trainer.data.loader import open_batches
-        from trainer.data.position import epochs_of
-        from trainer.data.prepare import prepare
-        from trainer.evaluate import make_evaluator
-        from trainer.loop import train
-
+    def _open(self) -> None:
         files: dict[str, list[str]] = {}
         if self.data is not None:
+            from trainer.data import cache
+
             cache.trust(self.data["hashed"])
             files = self.data.get("files", {})
-        prepared = prepare(self.config.data, files=files.get("data.source", ()), evaluation=self.config.evaluation)
-        prepared = prepared.with_objective(objective_of(self.config.model))
+        prepared = prepare_training(self.config, files.get("data.source", ()))
         self.vocab_size = prepared.vocab_size
         model = model_fingerprint(self.config, files.get("model.factory", ()))
         check_unchanged(self.config, prepared, model, self.data)
-        # Loader workers first: they are forked before this process computes or tokenizes anything.
-        data = self.config.data
-        parent = None if data.start_method == "forkserver" else os.getpid()
-        folder = self.folder.run(self.asked.arm, self.asked.block)
-        attach = partial(attach_in_worker, parent, self.probes, folder)
-        batches = self.batches = open_batches(data, prepared, self.config.seed, attach, rank=self.rank)
+        start = Start(
+            prepared,
+            model,
+            self.run_folder,
+            Checkpoints(self.run_folder / "checkpoints"),
+            _step_recorder if self.probes.ledger else (lambda *_: BareRecorder()),
+            rank=self.rank,
+            probes=self.probes,
+            evaluates=self.asked.control in EVALUATED,
+            beat=self.alive.beat,
+            workers_started=self._watch_others,
+            built=self._built,
+        )
+        self._training = open_training(self.config, start)
+
+    def _watch_others(self) -> None:
         if self.others is not None:
             assert self.when_lost is not None
-            self.others.watch(self.when_lost)  # threads, so only now that the workers are forked
-        compute = self.compute = build_compute(self.config, prepared.vocab_size, self.rank)
-        self.facts = facts_of_run(self.config, compute, prepared, model)
-        if self.config.evaluation is not None and self.asked.control in EVALUATED:
-            epochs = partial(epochs_of, batches.position)
-            self.evaluator = make_evaluator(
-                self.config, prepared, compute, self.alive.beat, rank=self.rank, epochs=epochs
-            )
-        if self.probes.ledger:
-            self.run_queue = RunQueue(compute_threads=compute.device == "cpu")
-            self.recorder = StepRecorder(self.run_queue if self.run_queue.available else None)
-        else:
-            self.recorder = BareRecorder()
-        self.tables = RunTables(
-            self.recorder, folder, os.getpid(), threading.get_native_id(), self.rank.number, self.rank.of
-        )
-        telemetry.attach(self.recorder)
-        saver = self.saver = _saver(self.config, compute, batches, folder, self.rank)
-        steps = train(self.config, compute, batches, saver=saver, evaluator=self.evaluator, prints=self.rank.is_first)
+            self.others.watch(self.when_lost)
 
-        def close() -> None:
-            steps.close()  # type: ignore[attr-defined]  # a generator: closing it reads the last losses
-            batches.close()
-            if saver is not None:  # a study measures what they cost, and keeps none
-                saver.discard()
+    def _built(self, _batches: Batches, compute: Compute, facts: RunFacts) -> None:
+        self._compute, self.facts = compute, facts
 
-        return steps, close
+    @property
+    def training(self) -> OpenTraining:
+        assert self._training is not None
+        return self._training
+
+    @property
+    def run_folder(self) -> Path:
+        """Folder of this run in the study."""
+        return self.folder.run(self.asked.arm, self.asked.block)
 
     def _repeat(self, steps: Iterator[int], repetition: int, warmup: int, count: int, most_extra: int) -> int:
-        """Take a repetition; how many warm-up steps it took beyond ``warmup``, at most ``most_extra``."""
-        assert self.recorder is not None
-        assert self.compute is not None
-        assert self.tables is not None
-        if self.run_queue is not None:
-            self.run_queue.find_threads()
-        self.recorder.repetition = repetition
+        """Take a repetition; return its warm-up steps beyond ``warmup``, at most ``most_extra``."""
+        training = self.training
+        if training.run_queue is not None:
+            training.run_queue.find_threads()
+        training.recorder.repetition = repetition
         # The first steps of a repetition live on batches prefetched while this run was suspended, on cold caches, and
         # on a device that has nothing queued.
         self.probe_set.begin_repetition()
         self._take(steps, warmup, warmup=True)
         extra = self._more_warmup(steps, most_extra)
-        # Measured is from one place where the host waits for the device to another, where it waits in few steps.
-        period = wait_period(self.config, asynchronous=self.compute.asynchronous)
+        # If the host waits for the device in few steps only, the measured steps begin and end behind such a wait.
+        period = wait_period(self.config, asynchronous=training.compute.asynchronous)
         if before := -(self._last_step + 1) % period:
             self._take(steps, before, warmup=True)
         self.probe_set.begin_steps()
@@ -396,54 +379,51 @@ class Run:
         self._take(steps, math.ceil(count / period) * period, warmup=False)
         ended_ns = monotonic_ns()
         self._compiled += self._compiled_in_steps() - compiled
-        self.recorder.pause()  # what ending a probe takes is no part of the last step
+        training.recorder.pause()  # ending a probe is no part of the last step
         self.probe_set.end_repetition()
         self._synchronize()
-        if self._may_close and isinstance(self.recorder, StepRecorder):
-            self._open_time.add(self.recorder.kernels, self.recorder.blocking, began_ns, ended_ns)
-        if self.saver is not None and self.rank.of > 1:
-            # Ranks that write together may stand suspended next, for longer than an exchange of theirs may last.
-            self.saver.wait()
-        self.tables.collect()
+        if self._may_close and isinstance(training.recorder, StepRecorder):
+            self._open_time.add(training.recorder.kernels, training.recorder.blocking, began_ns, ended_ns)
+        if training.saver is not None and self.rank.of > 1:
+            # Ranks that write together may be suspended next, for longer than the timeout of their exchange.
+            training.saver.wait()
+        training.tables.collect()
         sys.stdout.flush()
         return extra
 
     def _more_warmup(self, steps: Iterator[int], most: int) -> int:
-        """Take warm-up steps while the run lives off batches that lie ready, or its host gets further ahead of the
-        device; how many it took.
+        """Take warm-up steps while the run consumes prefetched batches, or its host gets further ahead of the
+        device; return their number.
         """
-        assert self.compute is not None
         take = partial(self._take, steps, warmup=True)
-        return take_more(take, most, self.compute, self.config, self._lives_off_batches)
+        return take_more(take, most, self.training.compute, self.config, self._lives_off_batches)
 
     def _lives_off_batches(self) -> bool:
-        if not batches_may_last(self.config) or not isinstance(self.recorder, StepRecorder):
+        if not batches_may_last(self.config) or not isinstance(self.training.recorder, StepRecorder):
             return False
         workers, prefetch = self.config.data.workers, self.config.data.prefetch
-        return lives_off_lead(self.recorder.recent(batches_needed(workers, prefetch)), workers, prefetch)
+        return lives_off_lead(self.training.recorder.recent(batches_needed(workers, prefetch)), workers, prefetch)
 
     def _compiled_in_steps(self) -> int:
-        return compilations() - (0 if self.evaluator is None else self.evaluator.compilations)
+        return compilations() - (0 if self.training.evaluator is None else self.training.evaluator.compilations)
 
     @property
     def _may_close(self) -> bool:
         """True if the run may have a closing window: of a real device that its host runs ahead of.
 
-        Not where it is evaluated: its last pass would come after more steps than that of other runs.
+        Not if it is evaluated: its last pass would come after more steps than that of other runs.
         """
-        assert self.compute is not None
-        real = self.compute.asynchronous and not self.compute.emulated
-        return self.probes.closing is not None and real and self.evaluator is None
+        real = self.training.compute.asynchronous and not self.training.compute.emulated
+        return self.probes.closing is not None and real and self.training.evaluator is None
 
     def _profile(self, steps: Iterator[int]) -> None:
-        """The windows of the probes that disturb, one after the other, or a closing window where there is a need.
+        """Run the windows of the probes that disturb one by one, or a closing window if it is needed.
 
         None of their steps is measured.
         """
-        assert self.recorder is not None
         if self.probes.closing is not None and not (self._may_close and self._open_time.noticeable):
             return
-        self.recorder.warmup = True
+        self.training.recorder.warmup = True
 
         def step() -> int:
             if self.others is not None:
@@ -451,22 +431,20 @@ class Run:
             return self._next(steps)
 
         run = self.probe_set.run_windows if self.probes.closing is None else self.probe_set.run_closing_window
-        run(step, self.recorder)
+        run(step, self.training.recorder)
         self._synchronize()
         sys.stdout.flush()
 
     def _take(self, steps: Iterator[int], count: int, *, warmup: bool) -> None:
-        assert self.recorder is not None
-        assert self.compute is not None
-        self.recorder.warmup = warmup
+        training = self.training
+        training.recorder.warmup = warmup
         for _ in range(count):
             self._next(steps)
-        # Timing a host that runs ahead would time its launches. So steps that count begin, and end, when the device is
-        # no more than one step behind: that is where it is anyway where the host waits for it in each step, and neither
-        # more nor less than a step's worth is left to hide the next fetch behind.
-        if self.compute.asynchronous:
+        # Timing a host that runs ahead would time its launches. So measured steps begin and end when the device is at
+        # most one step behind, as if the host waited for it in each step: one step is left to hide the next fetch.
+        if training.compute.asynchronous:
             self.alive.waiting_for(count)
-        self.compute.drain_to_one_step()
+        training.compute.drain_to_one_step()
 
     def _next(self, steps: Iterator[int]) -> int:
         step = self._last_step = next(steps)
@@ -475,32 +453,30 @@ class Run:
 
     def _synchronize(self) -> None:
         """End the open step, and leave nothing on the device: the next arm must find it idle."""
-        assert self.recorder is not None
-        assert self.compute is not None
-        self.recorder.pause()
-        self.compute.synchronize()
+        self.training.recorder.pause()
+        self.training.compute.synchronize()
 
     def write(self, ending: RunEnding) -> None:
         """Write what was measured, finished or not; run.json last, so that its presence says the rest is there."""
         record = self.record_of(ending)
         self.write_tables()
-        if self.tables is not None:
+        if self._training is not None:
             self.folder.write_samples(record.arm, record.block, self.probe_set.samples())
             self.folder.write_probes(record.arm, record.block, self.probe_set.report())
         self.folder.write_whole_run(record)
 
     def _skipped_steps(self, ending: RunEnding) -> int | None:
-        """How many optimizer steps loss scaling skipped; not asked of a device after a failure, which may hang."""
-        return self.compute.skipped_steps() if self.compute is not None and ending.status == "done" else None
+        """Return how many steps loss scaling skipped; None after a failure, as the device may hang."""
+        return self.training.compute.skipped_steps() if self._training is not None and ending.status == "done" else None
 
     def write_tables(self) -> None:
         """Write what this rank's ledger recorded; of the other ranks nothing else is written."""
         telemetry.attach(None)
-        if self.tables is not None:
-            self.tables.write()
+        if self._training is not None:
+            self.training.tables.write()
 
     def record_of(self, ending: RunEnding) -> RunRecord:
-        """The run's record, with what the run knows of itself."""
+        """Return the run's record with its facts."""
         return replace(
             ending.of(self.asked),
             facts=replace(
@@ -508,22 +484,12 @@ class Run:
             ),
             ended_utc=_now(),
             realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
-            peak_device_bytes=peak_device_bytes(self.compute),
+            peak_device_bytes=peak_device_bytes(self._compute),
         )
 
 
-def _saver(config: TrainerConfig, compute: Compute, batches: Batches, folder: Path, rank: Rank) -> Saver | None:
-    """What saves the run's checkpoints, where it is to."""
-    if config.checkpoint is None or config.compute.work == "none":  # data alone: saving is no work of the data
-        return None
-    from trainer.checkpoint import identity, parts_of
-    from trainer.checkpoint_ranks import make_saver
-    from trainer.data.position import epochs_of
-
-    parts = parts_of(compute.parts(), batches.position)
-    epochs = partial(epochs_of, batches.position)
-    about = {"config": identity(config)}
-    return make_saver(config.checkpoint, folder / "checkpoints", parts, lambda: about, rank, epochs=epochs)
+def _step_recorder(_compute: Compute, queue: RunQueue | None) -> StepRecorder:
+    return StepRecorder(queue)
 
 
 def _ns(seconds: float | None) -> int | None:

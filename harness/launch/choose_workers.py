@@ -27,7 +27,7 @@ _LOG_LINES_SHOWN = 4  # last lines of a trial that ended without an answer
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """What was chosen for an arm, and by which figures (None: nothing was to be measured)."""
+    """Number of workers chosen for an arm, and the figures it is based on (None: nothing was measured)."""
 
     workers: int
     trial: WorkerTrial | None
@@ -56,9 +56,9 @@ def with_workers_chosen(plan: Plan, start_s: float) -> tuple[Plan, list[str]]:
     for arm in sorted(plan.arms, key=lambda one: one.control is not None):
         if not arm.config.data.chooses_workers or (arm.of or arm.name) in chosen:
             continue
-        found = _choose(arm, start_s)
-        chosen[arm.of or arm.name] = found
-        notes.append(f"arm {arm.of or arm.name}: data.workers auto is {found.text}")
+        selection = _choose(arm, start_s)
+        chosen[arm.of or arm.name] = selection
+        notes.append(f"arm {arm.of or arm.name}: data.workers auto is {selection.text}")
         print(f"note: {notes[-1]}", file=sys.stderr)
     return replace(plan, arms=tuple(_with(arm, chosen) for arm in plan.arms)), notes
 
@@ -79,7 +79,7 @@ def with_workers(config: TrainerConfig, workers: int) -> TrainerConfig:
 
 
 def refuse_auto(configs: Sequence[TrainerConfig], what: str) -> None:
-    """Raise InputError where ``what`` needs a number."""
+    """Raise InputError if ``what`` needs a fixed number."""
     if any(config.data.chooses_workers for config in configs):
         raise InputError(f"{KEY}: auto is chosen when a study begins, and {what}; allowed here: a number")
 
@@ -120,12 +120,12 @@ def _tried(config: TrainerConfig, start_s: float) -> WorkerTrial:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     try:
-        found = json.loads(answer)
-        if "error" not in found:
-            return WorkerTrial(**found)
+        fields = json.loads(answer)
+        if "error" not in fields:
+            return WorkerTrial(**fields)
     except (ValueError, TypeError) as error:
         last = (
             one_line(" / ".join(errors.decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])) or "it said nothing"
         )
         raise InputError(f"{KEY}: its trial ended with exit code {process.returncode}: {last}") from error
-    raise InputError(str(found["error"]))
+    raise InputError(str(fields["error"]))

@@ -1,6 +1,6 @@
 """Puts the times of a rank on another machine onto rank 0's clock, with a bound on the error.
 
-Each machine's CLOCK_MONOTONIC begins anywhere. A rank asks rank 0 for its time, and knows when it asked and when the
+Each machine's CLOCK_MONOTONIC begins anywhere. A rank asks rank 0 for its time, and notes when it asked and when the
 answer came: rank 0 read its clock in between. So, in the middle of that,
 
     offset = rank 0's time - (asked + answered) / 2,    wrong by at most (answered - asked) / 2
@@ -29,7 +29,7 @@ MOMENTS = ("start_ns", "end_ns")  # columns that hold moments; the others hold d
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What must be added to this machine's clock at ``own_ns`` for rank 0's, with the error that it has at most."""
+    """Offset from this machine's clock to rank 0's at ``own_ns``, with its largest error."""
 
     own_ns: int
     offset_ns: int
@@ -44,15 +44,15 @@ def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monot
         theirs_ns = ask()
         answered_ns = clock()
         middle_ns = (asked_ns + answered_ns) // 2
-        found = ClockOffset(middle_ns, theirs_ns - middle_ns, (answered_ns - asked_ns + 1) // 2)
-        if best is None or found.error_ns < best.error_ns:
-            best = found
+        offset = ClockOffset(middle_ns, theirs_ns - middle_ns, (answered_ns - asked_ns + 1) // 2)
+        if best is None or offset.error_ns < best.error_ns:
+            best = offset
     assert best is not None
     return best
 
 
 def aligned(moments_ns: NDArray[np.int64], first: ClockOffset, last: ClockOffset) -> NDArray[np.int64]:
-    """The same moments on rank 0's clock."""
+    """Return the moments on rank 0's clock."""
     between_ns = last.own_ns - first.own_ns
     drift = (last.offset_ns - first.offset_ns) / between_ns if between_ns > 0 else 0.0
     since_ns = (moments_ns - first.own_ns).astype(np.float64)

@@ -31,11 +31,11 @@ from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
 from trainer.user_code import CODE_PATH
 
-OWN_FOLDER = Path(__file__).parents[2]  # of the code that is running now
-INSTALLED = ("site-packages", "dist-packages")  # folders that pip puts this code into, unless it is told `-e`
+OWN_FOLDER = Path(__file__).parents[2]  # the code that is running now
+INSTALLED = ("site-packages", "dist-packages")  # folders that pip installs this code into, without `-e`
 _PIP_S = 3600
 EXAMINE_S = 300.0  # to import the configuration of a state of the code, from a slow disk
-# Run by the side's own Python over the side's own code: what it is, and which configuration keys it knows.
+# Script for the side's own Python and code: prints its version and the configuration keys that it knows.
 _PROBE = """
 import json, sys
 import harness, trainer
@@ -65,18 +65,18 @@ class Code(CodeRecord):
 
     @property
     def places(self) -> list[str] | None:
-        """Where its runs look for code of the user's own before they look among what is installed; None: as here."""
+        """Folder in which its runs look for the user's own code first; None: as here."""
         return None if self.directory is None else [self.directory, *self.path]
 
     def environment(self) -> dict[str, str]:
         """Variables for a process that runs this code."""
-        found = environment_for(Path(self.folder))
+        variables = environment_for(Path(self.folder))
         if self.directory is None:
-            return found
-        # What is named from the launcher's working directory is meant from there.
-        others = [str(Path(one).absolute()) for one in found.get("PYTHONPATH", "").split(os.pathsep) if one]
+            return variables
+        # Relative paths start at the launcher's working directory.
+        others = [str(Path(one).absolute()) for one in variables.get("PYTHONPATH", "").split(os.pathsep) if one]
         path = {"PYTHONPATH": os.pathsep.join(others)} if others else {}
-        return {**found, **path, CODE_PATH: os.pathsep.join(self.path)}
+        return {**variables, **path, CODE_PATH: os.pathsep.join(self.path)}
 
     def command(self, *arguments: str) -> list[str]:
         """Its Python with ``arguments``."""
@@ -90,15 +90,15 @@ def environment_for(folder: Path) -> dict[str, str]:
     first, and a probe of one state would be that of the state from whose folder the study was started. The cache is
     this process's, wherever that one starts or goes.
     """
-    found = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
+    variables = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
     if folder.name in INSTALLED:  # found there anyhow; on PYTHONPATH every package beside it would precede Python's own
-        return found
+        return variables
     others = os.environ.get("PYTHONPATH")
-    return {**found, "PYTHONPATH": str(folder) + (f"{os.pathsep}{others}" if others else "")}
+    return {**variables, "PYTHONPATH": str(folder) + (f"{os.pathsep}{others}" if others else "")}
 
 
 def holds_code(where: str, repository: Path) -> bool | None:
-    """Whether ``where``, as of :func:`find_code`, holds this project's code; None where it is no folder or revision."""
+    """True if ``where``, as in :func:`find_code`, has this project's code. None if it is no folder or revision."""
     servers = [paths.fork_server.replace(".", "/") + ".py" for paths in PATHS.values()]
     folder = Path(where)
     if folder.is_dir():
@@ -107,14 +107,14 @@ def holds_code(where: str, repository: Path) -> bool | None:
         commit = _commit(where, repository)
     except InputError:
         return None
-    found = git(repository, "ls-tree", "--full-tree", "--name-only", commit, "trainer", *servers).splitlines()
-    return "trainer" in found and len(found) > 1
+    names = git(repository, "ls-tree", "--full-tree", "--name-only", commit, "trainer", *servers).splitlines()
+    return "trainer" in names and len(names) > 1
 
 
 def find_code(where: str, repository: Path) -> Code:
     """``where`` is a folder with the code, or a revision of the git repository around ``repository``.
 
-    Raises InputError where it is neither, or holds no harness.
+    Raises InputError if it is neither, or holds no harness.
     """
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
@@ -139,7 +139,7 @@ def find_code(where: str, repository: Path) -> Code:
 
 @dataclass(frozen=True)
 class Examined:
-    """What a code runs in, its defaults, and for each configuration the errors that its schema has with it."""
+    """Return the environment of a code, its defaults, and its schema's errors for each configuration."""
 
     environment: JsonObject
     defaults: JsonObject
@@ -149,7 +149,7 @@ class Examined:
 def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMINE_S) -> Examined:
     """Asks ``code``, run by its own Python, for its environment, its defaults and its errors with ``configs``.
 
-    Raises InputError where it cannot even be imported, or where another installation answers in its place.
+    Raises InputError if it cannot even be imported, or where another installation answers in its place.
     """
     try:
         done = subprocess.run(
@@ -165,22 +165,22 @@ def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMIN
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise InputError(f"{code.label}: cannot be imported by {code.python} ({last})")
-    found = json.loads(done.stdout.splitlines()[-1])  # whatever it prints when it is imported comes before
+    answer = json.loads(done.stdout.splitlines()[-1])  # whatever it prints when it is imported comes before
     for name in ("harness", "trainer"):
-        if not Path(found[name]).resolve().is_relative_to(Path(code.folder).resolve()):
-            raise InputError(f"{code.label}: {name} is imported from {found[name]}, not from {code.folder}")
-    return Examined({**found["environment"], "git_commit": code.label}, found["defaults"], found["errors"])
+        if not Path(answer[name]).resolve().is_relative_to(Path(code.folder).resolve()):
+            raise InputError(f"{code.label}: {name} is imported from {answer[name]}, not from {code.folder}")
+    return Examined({**answer["environment"], "git_commit": code.label}, answer["defaults"], answer["errors"])
 
 
 def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: list[Any]) -> JsonObject:
     """``config`` without the keys that ``code`` does not know yet, all of which must have their ``defaults``, or say
     what every run did before there was such a key.
 
-    Raises InputError where one does not, or where ``code`` refuses a value: the two states cannot run the same.
+    Raises InputError if one does not, or where ``code`` refuses a value: the two states cannot run the same.
     """
     fitted: dict[str, Json] = json.loads(json.dumps(config))
-    for found, kind, message in errors:
-        location = [part for part in found if not str(part).startswith("[")]  # of a union: which member was tried
+    for path, kind, message in errors:
+        location = [part for part in path if not str(part).startswith("[")]  # a union's member that was tried
         dotted = ".".join(map(str, location))
         if kind != "extra_forbidden":
             raise InputError(f"{code.label}: refuses {dotted} of this scenario ({message}); choose one that both allow")
@@ -215,15 +215,15 @@ def _commit(revision: str, repository: Path) -> str:
 def _worktree(commit: str, repository: Path) -> Path:
     folder = cache_root() / "code" / commit
     if folder.is_dir():
-        found = describe_checkout(folder)
-        if found == commit[:12]:
+        checkout = describe_checkout(folder)
+        if checkout == commit[:12]:
             return folder
         link = (folder / ".git").read_text().removeprefix("gitdir:").strip() if (folder / ".git").is_file() else ""
-        if found is not None or Path(link).is_dir():
+        if checkout is not None or Path(link).is_dir():
             raise InputError(f"{folder}: is no longer what was checked out there; delete it")
         shutil.rmtree(folder)  # the repository that it was a worktree of is gone
     try:
-        git(repository, "worktree", "prune")  # of one whose folder was deleted
+        git(repository, "worktree", "prune")  # its folder was deleted
         git(repository, "worktree", "add", "--detach", "--force", str(folder), commit)
     except subprocess.SubprocessError as error:
         reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
@@ -241,7 +241,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _python(folder: Path) -> str:
-    """This Python where ``folder`` asks for the same packages as the code running now, else one of its own."""
+    """Return this Python if ``folder`` asks for the same packages as this code, else one of its own."""
     wanted, here = packages_of(folder), packages_of(OWN_FOLDER)
     if wanted is None or here is None or wanted == here:
         return sys.executable
@@ -257,7 +257,7 @@ def _environment(folder: Path, home: Path, wanted: Packages) -> Path:
     if (home / ".complete").exists():
         return python
     print(f"{folder.name}: asks for other packages: making an environment in {home} (once)", file=sys.stderr)
-    # As the Makefile has it: with an NVIDIA device the packages of the machine are kept, and its torch.
+    # Like the Makefile: with an NVIDIA device the machine's packages are kept, and its torch.
     nvidia, constraints = has_nvidia_driver(), folder / CONSTRAINTS
     pins = ["-c", str(constraints)] if constraints.is_file() and not nvidia else []
     try:

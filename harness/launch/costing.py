@@ -20,7 +20,7 @@ from harness.launch.block import plan_repetitions
 from harness.launch.budget import Deadline
 from harness.launch.child import EVALUATED
 from harness.launch.more_warmup import most_waiting_steps
-from harness.launch.study import run_study
+from harness.launch.study import StudyOptions, run_study
 from harness.scenario.model import ProbesConfig
 from harness.study.contract import PROFILED
 from harness.study.store import StudyFolder
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from harness.scenario.plan import Arm, Plan
     from harness.study.run_data import RunData
 
-ALONE = ProbesConfig(host=False, nvml=False)  # no sampler stands beside a training
+ALONE = ProbesConfig(host=False, nvml=False)  # a training has no sampler
 
 
-WAITS = 0.02  # of the steps' time, in fetches: an arm that waits less has no use for extra warm-up steps
+WAITS = 0.02  # share of the steps' time in fetches: an arm that waits less needs no extra warm-up steps
 OVER = "over"  # the status of a measurement that took longer than it might
 
 
 class MeasurementFailed(Exception):  # noqa: N818 - an outcome, reported
     """An arm did not get through the few steps that were to be measured. ``status``: failed, interrupted or over.
 
-    ``log``: where its log lies, if it has one.
+    ``log``: path of its log, if it has one.
     """
 
     def __init__(self, text: str, status: str, log: str = "") -> None:
@@ -55,10 +55,14 @@ class MeasurementFailed(Exception):  # noqa: N818 - an outcome, reported
 
 @dataclass(frozen=True)
 class ShortStudy:
-    """What every arm took, and the small study in which it was measured."""
+    """Measurements of every arm, and the small study that they come from."""
 
     folder: Path
     arms: tuple[ArmMeasurement, ...]
+
+    def after(self, launcher_s: float) -> tuple[ArmMeasurement, ...]:
+        """Return the measurements, with what the command took before it measured."""
+        return tuple(replace(arm, launcher_s=launcher_s) for arm in self.arms)
 
 
 def measure(
@@ -67,15 +71,13 @@ def measure(
     out: Path,
     command: Sequence[str],
     source: str,
-    launcher_s: float,
     *,
     force: bool = False,
     limit_s: float | None = None,
 ) -> ShortStudy:
     """Run a few steps of every arm of ``plan`` that ``of`` needs, in a study under ``out``.
 
-    ``launcher_s``: what the command took until now. ``limit_s``: how long the measurement may take. Raises InputError
-    as a study does, and MeasurementFailed.
+    ``limit_s``: how long the measurement may take. Raises InputError as a study does, and MeasurementFailed.
     """
     arms = arms_of(plan, of)
     for arm in arms:
@@ -100,17 +102,17 @@ def measure(
     names = tuple(arm.name for arm in short)
     small = replace(plan, scenario=plan.scenario.model_copy(update=asked), arms=short, comparisons=(), blocks=(names,))
     until = None if limit_s is None else Deadline(time.monotonic_ns() + round(limit_s * 1e9))
-    outcome = run_study(small, out, command, source, force=force, until=until, extra_warmup=False)
+    outcome = run_study(small, out, command, source, options=StudyOptions(force, until, extra_warmup=False))
     if outcome.cut is not None:
         raise MeasurementFailed(f"its first steps were not over within that time: {outcome.cut}", OVER)
     folder = StudyFolder(outcome.folder)
-    found = {run.record.arm: run for run in folder.runs()}
+    by_arm = {run.record.arm: run for run in folder.runs()}
     for name in names:
-        record = found[name].record if name in found else None
+        record = by_arm[name].record if name in by_arm else None
         if record is None or record.status != "done":
             why = "it did not run" if record is None else record.error or record.status
             raise MeasurementFailed(f"arm {name}: {why}", outcome.status, str(folder.run(name, 0) / "log.txt"))
-    return ShortStudy(outcome.folder, tuple(arm_measurement(found[name], launcher_s) for name in names))
+    return ShortStudy(outcome.folder, tuple(arm_measurement(by_arm[name]) for name in names))
 
 
 def arms_of(plan: Plan, of: Undertaking) -> tuple[Arm, ...]:
@@ -151,11 +153,11 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
         update={
             "optimizer": optimizer,
             "evaluation": evaluation,
-            # Of step number `plain`: the steps before it, from 0, are the plain ones.
+            # After step number `plain`: the steps before it, from 0, save nothing.
             "checkpoint": checkpoint.model_copy(update={"every_steps": plain + 1, "every_minutes": None})
             if saves
             else None,
-            "resume": None if trains else config.resume,  # it is measured as a study, which begins at step 0
+            "resume": None if trains else config.resume,  # a study begins at step 0
             "warmup_steps": 0,
             "steps": plain + (1 + STEPS_AFTER_CHECKPOINT if saves else 0) - warmup,
         }
@@ -163,7 +165,7 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
 
 
 def saves_checkpoints(config: TrainerConfig, trains: bool) -> bool:
-    """Whether runs of ``config`` save any: an emulated device has no state, and data alone none either."""
+    """True if runs of ``config`` save checkpoints: an emulated device has no state, and data alone has none."""
     has_state = config.compute.emulated is None and config.compute.work != "none"
     return has_state and (trains or config.checkpoint is not None)
 
@@ -178,8 +180,8 @@ def _plain_steps(config: TrainerConfig) -> int:
     return max(COSTED_STEPS, _warmup_steps(config) + WORST_OF_STEPS)
 
 
-def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
-    """What the tables and the record of a short run say."""
+def arm_measurement(run: RunData) -> ArmMeasurement:
+    """Return the measurements in the tables and the record of a short run."""
     record = run.record
     config = TrainerConfig.model_validate(record.config)
     table = run.step_columns(["step", "start_ns", "wall_ns", "fetch_ns", "checkpoint_ns", "contended_ns"])
@@ -211,7 +213,6 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
         writing_s=writing_s,
         asynchronous=asynchronous,
         import_s=import_s,
-        launcher_s=launcher_s,
         waiting_share=sum(one or 0 for one in table["contended_ns"].to_pylist()) / 1e9 / sum(walls_s),
         waits=fetched_s > WAITS * sum(walls_s[unsettled:]),
         device=facts.device or "",
@@ -223,7 +224,7 @@ def arm_measurement(run: RunData, launcher_s: float) -> ArmMeasurement:
 
 
 def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
-    """What training an arm to step ``steps`` consists of (harness train), from the step that it begins with."""
+    """Return the work of training an arm to step ``steps`` (harness train), from the step that it begins with."""
     _check_intervals(config)
     checkpoint = config.checkpoint or CheckpointConfig()
     saves = saves_checkpoints(config, trains=True)
@@ -249,13 +250,13 @@ def _answers(evaluation: EvaluationConfig | None, steps: int) -> int:
 
 
 def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
-    """What each arm and control does in all blocks of a study, in the order of :func:`arms_of`.
+    """Return the work of each arm and control in all blocks of a study, in the order of :func:`arms_of`.
 
     Profiled runs count as steps of the arm that they are of; what profilers themselves take is not known.
     """
     asked = plan.scenario.interleave
-    interleave = "slices" if asked == "auto" else asked  # whose repetitions have more warm-up steps
-    found: list[ArmWork] = []
+    interleave = "slices" if asked == "auto" else asked  # slices have more warm-up steps
+    works: list[ArmWork] = []
     for arm in arms_of(plan, "study"):
         config = arm.config
         _check_intervals(config)
@@ -273,13 +274,13 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
             else 60.0 * config.checkpoint.interval_minutes,
         )
         profiled = any(one.control == PROFILED and one.of == arm.name for one in plan.arms)
-        found.append(
+        works.append(
             replace(
                 work,
                 most_extra=repetitions.count * blocks * most_waiting_steps(config),
                 steps=steps * blocks + (_profiled_steps(plan.scenario.probes) if profiled else 0),
                 starts=blocks + profiled,
-                imports=blocks if not found else 0,
+                imports=blocks if not works else 0,
                 launches=0,
                 passes=work.passes * blocks,
                 answers=_answers(evaluation, steps) * blocks,
@@ -287,7 +288,7 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
                 other_s=2 * plan.scenario.probes.py_spy.seconds if profiled and plan.scenario.probes.py_spy else 0.0,
             )
         )
-    return tuple(found)
+    return tuple(works)
 
 
 def _profiled_steps(probes: ProbesConfig) -> int:
@@ -296,7 +297,7 @@ def _profiled_steps(probes: ProbesConfig) -> int:
 
 
 def steps_of(goal: Goal, config: TrainerConfig) -> int:
-    """How many steps a training to ``goal`` takes; InputError for epochs, whose length is not known beforehand."""
+    """Return the steps of a training to ``goal``. Raises InputError for epochs, whose length is not known before."""
     if goal.steps is not None:
         return goal.steps
     if goal.tokens is None:
@@ -308,9 +309,9 @@ def steps_of(goal: Goal, config: TrainerConfig) -> int:
 
 
 def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[ArmWork, ...]:
-    """What is to be done with each arm of :func:`arms_of`. ``steps``: of trainings, instead of the scenario's.
+    """Return the work of each arm of :func:`arms_of`. ``steps``: of trainings, instead of the scenario's.
 
-    InputError for a training that begins (``resume.step``) where it is to end.
+    Raises InputError for a training that begins (``resume.step``) at its end.
     """
     if of == "study":
         return work_of_study(plan)

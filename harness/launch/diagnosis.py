@@ -19,7 +19,7 @@ from harness.machine.processes import RANK_NAME, STATES, ProcessState, read_proc
 from harness.machine.remedies import MORE_MEMORY, MORE_OPEN_FILES, MORE_SHARED_MEMORY, REMEDIES, cause_in
 from trainer.errors import in_words
 
-WORKER_NAME, PIN_NAME = "pt_data_worker", "pt_data_pin"  # that torch's DataLoader gives its processes
+WORKER_NAME, PIN_NAME = "pt_data_worker", "pt_data_pin"  # name of the processes of torch's DataLoader
 LITTLE_MEMORY_BYTES = 64 * 2**20  # less is free only where the kernel is about to kill something
 LITTLE_SHARED = 0.05  # share of /dev/shm
 _LOG_BYTES = 20_000  # the end of a run's log
@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was read of a run that hangs."""
+    """Snapshot of a run that hangs."""
 
     processes: Sequence[ProcessState]
     main_pid: int
@@ -80,14 +80,14 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
     main = next((process for process in living if process.pid == seen.main_pid), None)
     if main is None:
         return Finding(f"process {seen.main_pid} (main) is gone", "it was killed (out of memory?)", MORE_MEMORY)
-    found = _of_log(seen, _described(main, roles))
-    if found is not None:
-        return found
+    finding = _of_log(seen, _described(main, roles))
+    if finding is not None:
+        return finding
     crowded = next((process for process in living if process.out_of_files), None)
     if crowded is not None:
         cause = f"open files: {crowded.open_files} of {crowded.most_open_files} allowed"
         return Finding(_described(crowded, roles), cause, MORE_OPEN_FILES)
-    alive = len(living) - 1  # by whatever name: one that is spawned takes the name of a worker when it has begun
+    alive = len(living) - 1  # by any name: a spawned worker takes its name when it has begun
     if alive < seen.workers:
         cause = f"lost workers: {alive} of {seen.workers} loader workers live"
         if seen.killed_for_memory:
@@ -131,7 +131,7 @@ def describe_process(pid: int, role: str) -> str:
 
 
 def diagnose_process(pid: int, role: str, longer: str) -> str:
-    """The same with the likely cause and its fix. ``longer``: the key that allows more time."""
+    """Return the snapshot's likely cause and its fix. ``longer``: the key that allows more time."""
     process = read_process(pid)
     if process is None:
         return describe_process(pid, role)
@@ -140,20 +140,20 @@ def diagnose_process(pid: int, role: str, longer: str) -> str:
 
 
 def roles_of(seen: Snapshot) -> dict[int, str]:
-    """What each process is: main (rank 0 of several), rank K, loader-K in the order of their start, else its name."""
+    """Return the role of each process: main (rank 0 of several), rank K, loader-K by start, else its name."""
     roles = {process.pid: process.name for process in seen.processes}
     workers = [process.pid for process in seen.processes if process.name == WORKER_NAME]
     ranks: dict[str, int] = {}
     for process in seen.processes:
         if process.name.startswith(RANK_NAME):
-            ranks.setdefault(process.name, process.pid)  # what a rank forks takes its name
+            ranks.setdefault(process.name, process.pid)  # processes that a rank forks take its name
     roles |= {pid: f"loader-{place}" for place, pid in enumerate(workers)}
     roles |= {pid: f"rank {name.removeprefix(RANK_NAME)}" for name, pid in ranks.items()}
     return roles | {seen.main_pid: "rank 0" if ranks else "main"}
 
 
 def _described(process: ProcessState, roles: dict[int, str]) -> str:
-    if process.pid == os.getpid():  # of a run that looks at itself: it waited until now
+    if process.pid == os.getpid():  # a run that looks at itself waited until now
         return f"process {process.pid} ({roles[process.pid]}) waits for a batch"
     where = f" in {process.place}" if process.place is not None and process.state in "SD" else ""
     state = STATES.get(process.state, f"in state {process.state}")
@@ -170,16 +170,16 @@ def _of_log(seen: Snapshot, process: str) -> Finding | None:
 
 
 def with_fix(error: Exception) -> str:
-    """``error`` of a run in a line, with the fix where it shows that a limit of the machine caused it."""
+    """Return ``error`` of a run in a line, with the fix if a limit of the machine caused it."""
     text = in_words(error)
-    if getattr(error, "errno", None) == errno.ENOSPC and _of_multiprocessing(error):  # which names no file
+    if getattr(error, "errno", None) == errno.ENOSPC and _of_multiprocessing(error):  # its message names no file
         return f"{text}: in /dev/shm; fix: {MORE_SHARED_MEMORY}"
     cause = cause_in(text)
     return text if cause is None else f"{text}; fix: {REMEDIES[cause]}"
 
 
 def _of_multiprocessing(error: Exception) -> bool:
-    """Whether Python's own multiprocessing raised it: its locks and shared memory lie in /dev/shm."""
+    """True if Python's own multiprocessing raised it: its locks and shared memory lie in /dev/shm."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).parent.name == "multiprocessing"
 
@@ -205,7 +205,7 @@ def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> Proc
 
 
 def _by_itself(process: ProcessState, longer: str) -> tuple[str, str]:
-    """Cause and fix of a process that nobody hinders."""
+    """Cause and fix for a process that waits for nothing."""
     more = f"raise {longer} where it is only slow"
     if process.state == "D":
         return "a disk, a file server or a driver does not answer", f"check that it does (dmesg, mount); {more}"

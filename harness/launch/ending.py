@@ -1,4 +1,4 @@
-"""What ends a command from outside: signals, and outputs that nobody reads any more."""
+"""Handles what ends a command from outside: signals, and outputs without a reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TERMINATING = (
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C: what is finished is kept, temporary files go, children end.
+    """Treat SIGTERM and SIGHUP like Ctrl-C: finished runs are kept, temporary files go, children end.
 
     A signal that is ignored (``nohup``) stays ignored. Does nothing outside the main thread, which gets all signals.
     """
@@ -88,7 +88,7 @@ def silence_gone_outputs() -> None:
 
 
 def flush_outputs() -> None:
-    """Write what is buffered; what cannot be written, and would be complained of when Python ends, goes nowhere."""
+    """Write the buffered output. Output that cannot be written is dropped, so that Python ends without a message."""
     for stream in _outputs():
         try:
             stream.flush()
@@ -106,12 +106,12 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 def _outputs() -> list[TextIO]:
     """Standard output and error, where they are files of this process (a test's are not)."""
-    found = []
+    streams = []
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # replaced, or closed
             stream.fileno()
-            found.append(stream)
-    return found
+            streams.append(stream)
+    return streams
 
 
 def _silence(stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""Finds out what a run's record says of the run: its model, device, data, and what they are made of."""
+"""Collects the facts of a run's record: its model, device and data, and the fingerprints of these."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
-    """What is known of a run once it is built. ``model``: its :func:`model_fingerprint`."""
+    """Return the facts of a run that is built. ``model``: its :func:`model_fingerprint`."""
     import torch
 
     from trainer.compute.emulated import assumptions
@@ -33,7 +33,7 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
     from trainer.model import shape_of
 
     computed = config.compute.work == "model"  # else there is no model, and no FLOP to be proud of
-    # Of a factory's model, and of one without a formula, only its parameters are known.
+    # A factory's model, and one without a formula, has known parameters only.
     shape = shape_of(config.model, prepared.vocab_size, config.data.sequence_length)
     length, convention = config.data.sequence_length, config.compute.flops_convention
     flops = flops_per_token(shape, length, convention) if computed and shape is not None else None
@@ -83,7 +83,7 @@ def _questions_fingerprint(config: TrainerConfig) -> str | None:
 
 
 def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
-    """What the device's profile says of its peak and price, or why there is none."""
+    """Return the peak and price in the device's profile, or why there is none."""
     import torch
 
     from trainer.devices.facts import ProfileFacts, facts_of, profile_facts
@@ -103,7 +103,7 @@ def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
 
 
 def peak_device_bytes(compute: Compute | None) -> int | None:
-    """Of all tensors at once, on CUDA; None elsewhere."""
+    """Return the peak bytes of all tensors on CUDA; None elsewhere."""
     import torch
 
     if compute is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -112,7 +112,7 @@ def peak_device_bytes(compute: Compute | None) -> int | None:
 
 
 def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
-    """Raise InputError where this run would train on something else, or another model, than the study was begun with.
+    """Raise InputError if this run would train on something else, or another model, than the study was begun with.
 
     ``model``: the fingerprint of the code of a model of the user's own, or of the files that it is made of.
     """
@@ -124,20 +124,20 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
             f"{prepared.tokenizer.engine}): one study must not mix the two; name one in data.tokenizer.engine"
         )
     corpus = "code of data.source" if config.data.source is not None else "corpus"
-    for what, name, found, begun in (
+    for what, name, present, begun in (
         (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
         ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
         (*_model_named(config), model, data.get("model", model)),
     ):
-        if found != begun:
+        if present != begun:
             raise InputError(
-                f"the {what} {name} is no longer what the study was begun with (fingerprint {begun}, now {found}): "
+                f"the {what} {name} is no longer what the study was begun with (fingerprint {begun}, now {present}): "
                 "one study must not mix the two; leave it alone while a study runs, and start a new one"
             )
 
 
 def model_fingerprint(config: TrainerConfig, others: Iterable[str] = ()) -> str | None:
-    """Of the code or the files that a scenario names as its model; None for a preset. ``others``: see user_code."""
+    """Return the fingerprint of the model's code or files; None for a preset. ``others``: see user_code."""
     if (factory := config.model.factory) is not None:
         return fingerprint("model.factory", factory, others=others)
     files = model_files(config.model)
@@ -145,7 +145,7 @@ def model_fingerprint(config: TrainerConfig, others: Iterable[str] = ()) -> str 
 
 
 def _model_named(config: TrainerConfig) -> tuple[str, str | None]:
-    """What errors call that model: its key, and its name."""
+    """Return the model's key and name in errors."""
     if config.model.factory is not None or (files := model_files(config.model)) is None:
         return "code of model.factory", config.model.factory
     return f"content of {files.key}", files.name

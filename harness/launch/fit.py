@@ -28,7 +28,7 @@ PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of the line
 
 
 def check_fit(plan: Plan) -> Iterator[Check]:
-    """Whether the devices and files that ``plan`` names are there, and memory and documents suffice for its runs."""
+    """Check that the devices and files of ``plan`` exist, and that memory and documents suffice for its runs."""
     configs = {arm.name: arm.config for arm in plan.arms}
     in_jobs = any(config.launch is not None and config.launch.slurm is not None for config in configs.values())
     if in_jobs:
@@ -51,7 +51,7 @@ def check_fit(plan: Plan) -> Iterator[Check]:
 
 
 def check_jobs() -> Check:
-    """Whether the runs can be submitted as jobs; what they then find on their nodes is not known here."""
+    """Check that the runs can be submitted as jobs. Their nodes are not checked."""
     if missing := missing_commands():
         fix = "where jobs are submitted (a login node), or harness run --here"
         return fail("slurm need", f"launch.slurm: no {', '.join(missing)} here", fix)
@@ -61,7 +61,7 @@ def check_jobs() -> Check:
 def check_named(configs: Mapping[str, TrainerConfig], *, in_jobs: bool = False) -> Iterator[Check]:
     """Check the devices, device profiles, modules and files that the arms name; nothing of the user's is imported.
 
-    ``in_jobs``: they run on other machines, whose devices nobody sees from here.
+    ``in_jobs``: they run on other machines, whose devices are unknown here.
     """
     for what, (check, fix) in _NAMED.items():
         if in_jobs and check is _check_device:
@@ -87,7 +87,7 @@ def _check_device(name: str, config: TrainerConfig) -> None:
 
 def _check_code(_name: str, config: TrainerConfig) -> None:
     for key, function in config.user_functions:
-        files(key, function)  # whether there is such a module
+        files(key, function)  # raises if there is no such module
 
 
 def _check_files(_name: str, config: TrainerConfig) -> None:
@@ -95,7 +95,7 @@ def _check_files(_name: str, config: TrainerConfig) -> None:
     objective_of(config.model)
     corpus, tokenizer = config.data.corpus, config.data.tokenizer
     if config.data.source is not None:
-        return  # which reads what it likes
+        return  # its reads are unknown
     check_there(corpus)
     if config.evaluation is not None and config.evaluation.corpus is not None:
         try:
@@ -121,7 +121,7 @@ def check_memory_need(
 ) -> Iterator[Check]:
     """Check one kind of memory. ``least``, ``most``: with the smallest and largest vocabularies.
 
-    ``unknown``: an arm of which only the tokenizer knows how large its model is, if any.
+    ``unknown``: an arm whose model is sized by the tokenizer, if any.
     """
     name = PLACES[where]
     if not most:
@@ -175,12 +175,12 @@ def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
 
 
 def _shards(config: TrainerConfig) -> int:
-    """How many parts the documents are divided into; 0 where one process reads all of them itself."""
+    """Return the number of shards of the documents; 0 if one process reads all of them."""
     return config.ranks * max(config.data.workers, 1) if config.ranks > 1 else config.data.workers
 
 
 def _uses(plan: Plan, vocabulary: Callable[[TrainerConfig], int]) -> list[MemoryUse]:
-    """What the runs of ``plan`` take with these vocabularies, alive together as ``harness run`` would decide."""
+    """Yield the memory uses of ``plan`` with these vocabularies, alive together as ``harness run`` would decide."""
     needs = [need_of(arm.name, arm.config, vocabulary(arm.config)) for arm in plan.arms]
     profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
     measured = [need for need in needs if need.arm not in profiled]

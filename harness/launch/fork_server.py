@@ -31,7 +31,7 @@ from harness.launch.waiting import KILLED_S, looks
 if TYPE_CHECKING:
     from harness.launch.code import Code
 
-RUN = "harness.launch.child"  # what a forked process runs where the request does not say
+RUN = "harness.launch.child"  # default entry of a forked process
 _MAX_REPLY_BYTES = 4096  # of one request
 _CLOSED_S = 10.0  # for a server that has closed its socket to come to its own end
 
@@ -51,7 +51,7 @@ class ForkServer:
     """
 
     def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
-        """``modules``: what its runs import besides what every run does. ``code``: what it runs, if not this code."""
+        """``modules``: imports of its runs, besides those of every run. ``code``: to run, if not this code."""
         self._begun_ns = time.monotonic_ns()
         self.import_ns: int | None = None  # until it could answer for the first time
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -72,7 +72,7 @@ class ForkServer:
                 cwd=None if code is None else code.directory,
                 env=environment,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the parent, which decides what is kept
+                start_new_session=True,  # the parent answers Ctrl-C
             )
 
     def fork(self, channel: socket.socket, log: Path, timeout_s: float | None = None, entry: str | None = None) -> int:
@@ -86,7 +86,7 @@ class ForkServer:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], [channel.fileno(), file.fileno()])
             except OSError as error:
                 raise self._gone() from error
-        while "code" in (answer := self._answer(timeout_s)):  # of a wait that Ctrl-C cut short
+        while "code" in (answer := self._answer(timeout_s)):  # from a wait that Ctrl-C cut short
             pass
         if self.import_ns is None:
             self.import_ns = time.monotonic_ns() - self._begun_ns
@@ -114,7 +114,7 @@ class ForkServer:
         self._socket.close()
 
     def _end(self) -> int | None:
-        """Kill it and wait a moment; its exit status, None where a dead disk keeps it in the kernel."""
+        """Kill it and wait a moment; return its exit status, None if a dead disk keeps it in the kernel."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(KILLED_S)
@@ -134,7 +134,7 @@ class ForkServer:
         return cast("ForkAnswer", json.loads(answer))
 
     def _readable(self, timeout_s: float | None) -> bool:
-        """Wait in several looks."""
+        """Wait in several polls."""
         parts = 1 if timeout_s is None else looks(timeout_s)
         each_s = None if timeout_s is None else timeout_s / parts
         return any(readable(self._socket, each_s) for _ in range(parts))
@@ -151,10 +151,10 @@ def main() -> int:
     from harness.machine.lifetime import die_with_parent
     from trainer.errors import in_words
 
-    # Also where a signal goes to every process: the parent, which ends this one, decides what is kept.
+    # The parent answers signals that go to every process, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
-    gc.disable()  # what is imported stays: looking for garbage among it takes a quarter of the time
+    gc.disable()  # imported modules stay: collecting among them takes a quarter of the time
     connection = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[3:]:
         try:
@@ -163,7 +163,7 @@ def main() -> int:
             print(f"fork server: {module} cannot be imported: {in_words(error)}", file=sys.stderr)
             return 1
     gc.collect()
-    gc.freeze()  # what is here stays in shared pages: no collection in a run touches it
+    gc.freeze()  # objects stay in shared pages: no collection in a run touches them
     gc.enable()
     codes: dict[int, int] = {}
     while True:
@@ -180,7 +180,7 @@ def main() -> int:
         else:
             server = os.getpid()
             with warnings.catch_warnings():
-                # From Python 3.12 on it warns of threads. Here they are those of BLAS libraries, which expect a fork.
+                # Python 3.12 warns of threads. These belong to BLAS libraries, which expect a fork.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
@@ -193,7 +193,7 @@ def main() -> int:
 
 
 def _become_run(server: int, entry: str, channel: int, log: int) -> NoReturn:
-    """In the forked process: a session of its own, its output into its log, then ``entry``; never returns."""
+    """Run ``entry`` in the forked process, with a session of its own and its output in its log. Never returns."""
     code = 1
     try:
         os.setsid()

@@ -23,13 +23,13 @@ from trainer.errors import InputError
 from trainer.model import shape_of
 
 MIB, GIB = 2**20, 2**30
-# What a run forked from the fork server has for itself, the model left out (measured with tiny models: 50 to 260 MB
+# Private memory of a run forked from the fork server, without the model (measured with tiny models: 50 to 260 MB
 # private; the 270 MB of torch and transformers are shared).
 PROCESS = ByteRange(50 * MIB, 300 * MIB)
-SHARED = ByteRange(0, 270 * MIB)  # where what the process has resident counts as free for it, torch's own pages do too
+SHARED = ByteRange(0, 270 * MIB)  # torch's own pages, if the resident pages of the process count as free for it
 WORKER = ByteRange(20 * MIB, 200 * MIB)  # a forked loader worker's own pages
 NO_BYTES = ByteRange(0, 0)
-CONTEXT = ByteRange(200 * MIB, 1024 * MIB)  # of CUDA on the card: kernels and libraries
+CONTEXT = ByteRange(200 * MIB, 1024 * MIB)  # CUDA's kernels and libraries on the card
 MOST_OF_MEMORY = 0.7  # share of the free memory: leaves room for the page cache, which the sources read from
 FORCIBLE = ", or start it all the same with --force"
 MOST_ARMS = 64  # alive together: each has its workers and a socket
@@ -45,7 +45,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class RunNeed:
-    """What the run of one arm takes, by part."""
+    """Memory that the run of one arm takes, by part."""
 
     arm: str
     computes_on: Literal["host", "cuda", "auto"]
@@ -65,9 +65,9 @@ class RunNeed:
 
     @property
     def in_memory(self) -> Holding:
-        """What it holds in the host's memory, all ranks together.
+        """Host memory of all ranks together.
 
-        A checkpoint is copied between two steps, and written beside the next ones: at the low end before they begin.
+        A checkpoint is copied between two steps, and written during the next ones: at the low end before they begin.
         """
         one = self._of_one_rank
         lasting_bytes, peak = one.lasting_bytes * self.ranks, one.peak.times(self.ranks)
@@ -86,7 +86,7 @@ class RunNeed:
 
     @property
     def on_card(self) -> Holding:
-        """What it holds on the card. torch's allocator keeps what it once had, so its peak lasts."""
+        """Memory on the card. torch's allocator keeps its peak."""
         if self.training is None or self.computes_on == "host":
             return Holding(0, ByteRange(0, 0))
         peak = CONTEXT + self.training.peak + self.batch
@@ -103,7 +103,7 @@ class RunNeed:
         return max(self.workers, 1)
 
     def arithmetic(self) -> str:
-        """The low end of every part, in GiB; of several ranks what each of them takes."""
+        """Low end of every part in GiB, of each rank."""
         parts = []
         if self.training is not None:
             size, weights = self.training.bytes_per_value, self.training.weight_bytes
@@ -151,11 +151,11 @@ def checkpoint_copy(
     computes_on: Literal["host", "cuda", "auto"] = "host",
     saved_at_end: bool = False,
 ) -> ByteRange:
-    """What the ranks of one machine copy into the host's memory to write it: rank 0 all that ranks hold alike, and of
-    shares (fsdp) each rank its own.
+    """Return the host memory into which the ranks of one machine copy a checkpoint. Rank 0 copies what all ranks hold
+    alike, each rank its own shards (fsdp).
 
-    On the host without ``asynchronous`` it is written as it lies, and so are shares that are on a card. At the low end
-    there is none where the steps of a study end before one is due; a training is ``saved_at_end``.
+    Without ``asynchronous``, state on the host and shards on a card are written without a copy. The low end is 0 if the
+    steps of a study end before one is due; a training is ``saved_at_end``.
     """
     if config.checkpoint is None:
         return NO_BYTES
@@ -206,7 +206,7 @@ def free_host_bytes() -> int | None:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What runs that are alive together take of one kind of memory, and how much of it is free."""
+    """Use of one kind of memory by runs that are alive together, and how much of it is free."""
 
     group: tuple[RunNeed, ...]
     where: str
@@ -214,12 +214,12 @@ class MemoryUse:
 
     @property
     def takes(self) -> ByteRange:
-        """All that lasts, and what one of the runs takes beside that in a step."""
+        """Lasting memory of all runs, and what one of them takes in a step besides."""
         return _takes(self.group, self.where)
 
     @property
     def is_refused(self) -> bool:
-        """Whether even the low end is more than what is free."""
+        """True if even the low end is more than the free memory."""
         return self.takes.low_bytes > self.free_bytes
 
     @property
@@ -255,7 +255,7 @@ class MemoryUse:
 
 
 def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: str) -> Iterator[MemoryUse]:
-    """Each group of runs that are alive together, against each kind of memory of which it is known what is free."""
+    """Yield the use of each kind of memory, if its free bytes are known, by each group of runs alive together."""
     free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
     together = tuple(need for need in needs if need.arm not in profiled) if interleave == "slices" else ()
     groups = [(need,) for need in needs if need not in together]
@@ -268,7 +268,7 @@ def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: 
 def check_memory(
     needs: Sequence[RunNeed], profiled: Container[str], interleave: str, force: bool | None = False
 ) -> None:
-    """Refuse runs that cannot fit: InputError, one line with the arithmetic, where the low end is above what is free.
+    """Raise InputError, with the arithmetic, for runs whose low end is more than the free memory.
 
     Prints a warning where only the high end is, or where ``force`` starts what cannot fit (None: a command that has no
     such option, so that none is advised). ``profiled``: arms whose runs are alone whatever ``interleave`` says.

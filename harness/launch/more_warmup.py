@@ -1,11 +1,11 @@
-"""Decides whether a repetition takes more warm-up steps: while a run lives off batches that lie ready, it is too fast.
+"""Decides if a repetition takes more warm-up steps: while a run consumes prefetched batches, it is too fast.
 
 A suspended run's workers use no core, but what they wait for (a disk, a network, a sleep) goes on. So each may have a
 batch at once when the run is resumed; and a run whose queue filled up while it started has as many as the queue holds.
 Where the loop takes batches little faster than workers make them, the fixed number of warm-up steps does not use that
 up (``harness.explain.lead_use``). Nor does it take the host of an asynchronous device as far ahead as it gets, where
 launching is little faster than the device: there the device is held, and one step more is enough
-(``trainer.compute.host_lead``). Nor does it take the host to a place where it waits, where it waits in few steps.
+(``trainer.compute.host_lead``). Nor does it end at a step in which the host waits, if it waits in few steps.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from harness.probes.ledger.recent import BatchMoments, RecentBatches
 from trainer.compute.base import Compute
 from trainer.config import TrainerConfig
 
-# What a step may be too fast by when its repetition begins to be measured, as a share of it: less cannot be told from
-# how batches differ.
+# Share by which a step may be too fast when measuring begins: less is within the differences of batches.
 ENOUGH = 0.02
 MOST_PERIOD = 20  # steps between two waits of the host for the device that a repetition is made whole for
-MAX_ADDED_STEPS = 60  # more: a run whose lead lasts longer is measured with what is left of it, and the report says so
+MAX_ADDED_STEPS = 60  # a run whose lead lasts longer is measured with the rest of it, and the report warns
 
 
 def most_extra_steps(config: TrainerConfig) -> int:
-    """How many more warm-up steps than the fixed number a repetition of such a run may take.
+    """Return how many warm-up steps a repetition of such a run may take beyond the fixed number.
 
-    None on a CPU where nothing lies ready that lasts. None of several ranks: all of them take the same steps, and each
-    knows its own batches and device only.
+    0 on a CPU without prefetched batches. 0 for several ranks: all of them take the same steps, and each observes its
+    own batches and device only.
     """
     return MAX_ADDED_STEPS if config.ranks == 1 and config.compute.device != "cpu" else most_waiting_steps(config)
 
 
 def most_waiting_steps(config: TrainerConfig) -> int:
-    """How many of them a run may take that waits for its data. (A host takes a few to get ahead of its device.)"""
+    """Return how many extra warm-up steps a run that waits for its data may take; a host takes a few itself."""
     return MAX_ADDED_STEPS if config.ranks == 1 and batches_may_last(config) else 0
 
 
 def batches_may_last(config: TrainerConfig) -> bool:
-    """Whether a worker may have more than one batch ready; inline none does."""
+    """True if a worker may have more than one batch ready; inline none does."""
     return config.data.workers > 0 and config.data.prefetch > 1
 
 
@@ -102,7 +101,7 @@ def cycle_steps(config: TrainerConfig) -> int:
 
 
 def batches_needed(workers: int, prefetch: int) -> int:
-    """How many of the last batches :func:`lives_off_lead` looks at: two cycles, and what says when they were asked for.
+    """Number of last batches that :func:`lives_off_lead` reads: two cycles, and those whose steps requested them.
 
     The typical time between two batches of a worker is known from more of them.
     """
@@ -110,7 +109,7 @@ def batches_needed(workers: int, prefetch: int) -> int:
 
 
 def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
-    """Whether the last cycle used up lead, by more than :data:`ENOUGH` of its time, or that is not known yet."""
+    """True if the last cycle used up lead by more than :data:`ENOUGH` of its time, or if that is not known yet."""
     batches = recent.batches
     if len(batches) < 2 * workers:
         return False
@@ -136,7 +135,7 @@ def _stood_in_making(batch: BatchMoments, pauses: Sequence[tuple[int, int]]) -> 
 
 
 def _running(batches: Sequence[BatchMoments], name: str, pauses: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
-    """Moments on a clock that stands still while the run does, NaN where not known."""
+    """Moments on a clock that stops while the run is suspended, NaN if unknown."""
     moments = np.array([math.nan if (one := getattr(batch, name)) is None else one for batch in batches])
     stood = sum((np.clip(moments - since, 0, until - since) for since, until in pauses), np.zeros(len(moments)))
     return moments - stood

@@ -11,7 +11,7 @@ from trainer.config import DataConfig, TrainerConfig
 
 VALUE_BYTES = 8  # token ids, labels and mask are int64
 PAGE_BYTES = 4096  # each tensor takes whole pages
-# Batches of a run beside those in flight: one that is handed over, and one that the step still holds.
+# Batches of a run besides those in flight: one that is handed over, and one that the step still holds.
 MORE_BATCHES = 2
 # Measured with 1 to 8 workers and prefetch 2 to 16: the main process had 6 to 58 files open, a worker 22 to 80.
 MAIN_FILES, MAIN_FILES_PER_WORKER = 20, 8
@@ -47,8 +47,8 @@ def limit_warnings(configs: Sequence[TrainerConfig], *, together: bool) -> list[
 
 
 def shared_bytes(data: DataConfig) -> int:
-    """What the batches of one run take in /dev/shm: two tensors each, and a mask where rows are padded."""
-    if data.workers == 0 or data.transport == "ring":  # which is not in /dev/shm
+    """Return the bytes in /dev/shm for the batches of one run: two tensors each, and a mask for padded rows."""
+    if data.workers == 0 or data.transport == "ring":  # a ring is not in /dev/shm
         return 0
     tensors = 3 if data.path.endswith("-padded") else 2
     one_bytes = data.batch_size * data.sequence_length * VALUE_BYTES

@@ -1,4 +1,4 @@
-"""Runs on every machine of a run but the first: forks the ranks there, and suspends and ends them when it is told to.
+"""Runs on every machine of a run but the first: forks, suspends and ends the ranks there on the launcher's orders.
 
 Started by ``launch.nodes`` as ``python -m harness.launch.node_agent PORT ADDRESS...``: the launcher listens at one of
 these addresses. Everything ends with the connection to the launcher. Like the fork server, this process imports what
@@ -47,7 +47,7 @@ class NodeAgent:
                         importlib.import_module(module)
                     gc.collect()
                     gc.freeze()  # stays in pages that the ranks share
-                    signal.signal(signal.SIGCHLD, self._reap)  # what imports start is theirs to wait for
+                    signal.signal(signal.SIGCHLD, self._reap)  # imports wait for their own processes
                     self._channel.send({"event": "ready"})
                 elif order["do"] == "fork":
                     self._ranks[order["run"]] = {rank: self._fork(order, rank) for rank in order["ranks"]}
@@ -85,7 +85,7 @@ class NodeAgent:
         for pid in self._ranks.get(run, {}).values():
             try:
                 os.killpg(pid, number)
-            except ProcessLookupError:  # it has not come to make its own process group yet, or is gone
+            except ProcessLookupError:  # no process group of its own yet, or gone
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
         if number == signal.SIGKILL:
@@ -106,7 +106,7 @@ class NodeAgent:
 
 
 def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
-    """Be rank ``number`` of a run: connect to rank 0, and do what it says."""
+    """Serve as rank ``number`` of a run: connect to rank 0, and follow its orders."""
     from harness.launch.child import serve_rank
     from trainer.ranks import Rank
 
@@ -134,7 +134,7 @@ def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
 
 
 def reach(port: int, addresses: Sequence[str], number: int) -> tuple[socket.socket, Channel] | None:
-    """A connection to the launcher, which knows our token; None where it is at none of these addresses."""
+    """Connect to the launcher, which has the same token; None if it is at none of these addresses."""
     for address in addresses:
         try:
             connection = socket.create_connection((address, port), CONNECT_S)
@@ -158,12 +158,12 @@ def main() -> int:
     port, addresses = int(sys.argv[1]), sys.argv[2:]
     # srun starts one on each node but the first, which has number 0.
     number = int(os.environ.get("HARNESS_NODE", "0")) or int(os.environ.get("SLURM_PROCID", "0")) + 1
-    found = reach(port, addresses, number)
-    if found is None:
+    connected = reach(port, addresses, number)
+    if connected is None:
         where = ", ".join(addresses)
         print(f"node {number}: the launcher answers at none of {where} (port {port}): a firewall?", file=sys.stderr)
         return 1
-    NodeAgent(number, *found).serve()
+    NodeAgent(number, *connected).serve()
     return 0
 
 

@@ -51,7 +51,7 @@ class Nodes:
         """Wait until ``count - 1`` agents have come, which then import ``modules`` for their ranks.
 
         ``start``: starts them by a command in an environment; None: srun, in this job of Slurm.
-        Raises InputError where one does not come within ``timeout_s``, and says which.
+        Raises InputError if one does not come within ``timeout_s``, and says which.
         """
         self.count = count
         self.token = secrets.token_hex(16)
@@ -80,7 +80,7 @@ class Nodes:
         self.address = self._agents[1].connection.getsockname()[0]
 
     def message(self, count: int) -> NodesMessage:
-        """What a run on ``count`` of these machines is told. Waits until they have imported what it needs."""
+        """Return the message for a run on ``count`` of these machines, once they have imported its modules."""
         end_s = time.monotonic() + self._timeout_s
         while self._importing:
             agent = self._importing[0]
@@ -99,7 +99,7 @@ class Nodes:
         for number in range(1, start["nodes"]["count"]):
             ranks = list(range(number * nproc, (number + 1) * nproc))
             order: NodeOrder = {"do": "fork", "run": run, "start": start, "meet": meet, "ranks": ranks}
-            with suppress(OSError):  # the node is gone: rank 0 waits for its ranks in vain, and says so
+            with suppress(OSError):  # the node is gone: rank 0 reports its missing ranks
                 self._agents[number].channel.send(order)
 
     def signal(self, run: str, number: signal.Signals) -> None:
@@ -126,7 +126,7 @@ class Nodes:
                 self._admit(listening.accept()[0])
 
     def _admit(self, connection: socket.socket) -> None:
-        """Take a connection for an agent's where it says the token; close it where it does not."""
+        """Accept a connection as an agent's if it sends the token; close it otherwise."""
         channel = Channel(connection)
         try:
             hello = channel.receive_node_event(HELLO_S)
@@ -141,7 +141,7 @@ class Nodes:
         self._agents[number] = _Agent(number, str(hello.get("name", "")), channel, connection)
 
     def _check(self, end_s: float, what: str, missing: Iterable[int]) -> None:
-        """Raise InputError where nobody will come any more."""
+        """Raise InputError if no agent can connect any more."""
         who = ", ".join(f"node {number}" for number in sorted(missing))
         if (code := self._process.poll()) is not None:
             raise InputError(
@@ -165,24 +165,24 @@ def nodes_of(config: TrainerConfig) -> int:
 
 
 def nodes_of_record(config: JsonObject) -> int:
-    """The same of a recorded configuration, maybe of another state of the code."""
+    """Return the nodes of a recorded configuration, maybe of another state of the code."""
     return _of_torchrun(config, "nnodes")
 
 
 def ranks_of_a_node(config: JsonObject) -> int:
-    """How many ranks a run of a recorded configuration has on each machine."""
+    """Return the number of ranks on each machine, for a recorded configuration."""
     return _of_torchrun(config, "nproc")
 
 
 def _of_torchrun(config: JsonObject, key: str) -> int:
     launch = config.get("launch")
     torchrun = launch.get("torchrun") if isinstance(launch, dict) else None
-    found = torchrun.get(key) if isinstance(torchrun, dict) else None
-    return found if isinstance(found, int) else 1
+    value = torchrun.get(key) if isinstance(torchrun, dict) else None
+    return value if isinstance(value, int) else 1
 
 
 def check_nodes(configs: Iterable[TrainerConfig]) -> int:
-    """On how many machines the runs are at most; InputError where this job has fewer, or there is none."""
+    """Return the largest number of machines of a run. Raises InputError if this job has fewer, or there is no job."""
     count = max((nodes_of(config) for config in configs), default=1)
     there = os.environ.get("SLURM_JOB_NUM_NODES", "")
     if count > 1 and (not there.isdigit() or int(there) < count):
@@ -195,7 +195,7 @@ def check_nodes(configs: Iterable[TrainerConfig]) -> int:
 def other_nodes(
     configs: Iterable[TrainerConfig], modules: Callable[[], Sequence[str]], timeout_s: float
 ) -> Iterator[Nodes | None]:
-    """The other machines that these runs need, until this ends; None where they need none."""
+    """Yield the other machines that these runs need; None if they need none."""
     count = check_nodes(configs)
     if count == 1:
         yield None

@@ -21,14 +21,14 @@ _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
 @dataclass(frozen=True)
 class Packages:
-    """What a run needs. Two states with equal ones run in one environment."""
+    """Requirements of a run. Two states with equal ones run in one environment."""
 
     asked: tuple[str, ...]  # requirements, as the project has them
-    pins: tuple[str, ...]  # lines of its constraints, of these packages and what they need in turn
+    pins: tuple[str, ...]  # lines of its constraints, for these packages and their own requirements
 
 
 def packages_of(folder: Path) -> Packages | None:
-    """What the project in ``folder`` asks for; None where it does not say."""
+    """Return the requirements of the project in ``folder``; None if it has none."""
     try:
         dependencies = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
     except (OSError, KeyError, TypeError, ValueError):  # ValueError: no TOML, or no UTF-8
@@ -46,7 +46,7 @@ def _pins(constraints: Path, needed: frozenset[str] | None) -> set[str]:
 
 
 def needed(asked: Iterable[str]) -> frozenset[str] | None:
-    """Names of the packages that ``asked`` takes, transitively, as installed here; None where one is not installed.
+    """Return the packages that ``asked`` takes, transitively, as installed here; None if one is not installed.
 
     The packages of another state need the same ones as long as their pins are the same: a version that needs others
     has another pin, which counts already.
@@ -65,7 +65,7 @@ def needed(asked: Iterable[str]) -> frozenset[str] | None:
         try:
             theirs = requires(name) or []
         except PackageNotFoundError:
-            if ";" in requirement:  # of another platform or Python
+            if ";" in requirement:  # for another platform or Python
                 continue
             return None
         names.add(name)
@@ -74,7 +74,7 @@ def needed(asked: Iterable[str]) -> frozenset[str] | None:
 
 
 def _applies(requirement: str, extras: frozenset[str]) -> bool:
-    """Whether a package's ``requirement`` is one of its own, or of the ``extras`` that were asked for."""
+    """True if a package's ``requirement`` is one of its own, or of the requested ``extras``."""
     of = {_normal(one) for one in _EXTRA.findall(requirement)}
     return not of or bool(of & extras)
 

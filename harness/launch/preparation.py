@@ -20,7 +20,7 @@ from harness.launch.protocol import DataMessage
 from harness.launch.user_trial import TriedSources
 from harness.machine.environment import has_nvidia_driver
 from harness.study.records import StudyRecord, first_fault
-from trainer.config import TrainerConfig, recorded_config
+from trainer.config import DataConfig, TrainerConfig, recorded_config
 from trainer.errors import InputError, in_words
 from trainer.json_types import integer, section
 from trainer.model_files import model_files, objective_of
@@ -29,15 +29,15 @@ from trainer.user_code import fingerprint
 if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
 
-MAX_SLICE_STEPS = 100_000  # what a scenario may ask for
+MAX_SLICE_STEPS = 100_000  # allowed by scenarios
 
 
 @dataclass(frozen=True)
 class StudyData:
-    """What the runs of a study need: memory, and the data that was prepared for them."""
+    """Needs of a study's runs: memory, and the data that was prepared for them."""
 
-    needs: list[RunNeed]  # by run of a block, in the order of the arms
-    fingerprints: dict[str, str]  # of each corpus and tokenizer, under the names that study.json has for them
+    needs: list[RunNeed]  # each run of a block, in the order of the arms
+    fingerprints: dict[str, str]  # each corpus and tokenizer, by its name in study.json
     by_arm: dict[str, DataMessage]
     notes: tuple[str, ...] = ()  # for the report
 
@@ -50,7 +50,7 @@ def check_writable(out: Path) -> None:
 
 
 def check_devices(configs: dict[str, TrainerConfig]) -> None:
-    """Refuse CUDA arms where no NVIDIA driver is loaded, before anything is built (torch would fail minutes later)."""
+    """Raise InputError for CUDA arms without an NVIDIA driver, before anything is built: torch would fail later."""
     for name, config in configs.items():
         if config.compute.device == "cuda" and not has_nvidia_driver():
             raise InputError(
@@ -69,12 +69,9 @@ def prepare_data(
     """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
 
     ``start_s``: how long a trial of the user's own code may take. ``codes``: of the arms that run another state of that
-    code than the one here. Raises InputError where an arm cannot work.
+    code than the one here. Raises InputError if an arm cannot work.
     """
-    from trainer.compute.build import emulated_shape
-    from trainer.compute.emulated import build_emulated
     from trainer.data.prepare import check_workers, prepare, warnings_of
-    from trainer.model import shape_of
 
     codes = codes or {}
     tried = TriedSources(start_s)
@@ -97,42 +94,61 @@ def prepare_data(
             with announced(f"preparing data: {what}, sequence length {data.sequence_length}"):
                 prepared[key] = prepare(data, places, evaluation=config.evaluation)
         try:
-            found = by_arm[name] = prepared[key].with_objective(objective_of(config.model))
+            arm_data = by_arm[name] = prepared[key].with_objective(objective_of(config.model))
         except InputError as error:
             raise InputError(f"arm {name}: {error}") from error
-        for line in warnings_of(data, found):
+        for line in warnings_of(data, arm_data):
             if line not in warned:
                 print(line, file=sys.stderr)
             warned.add(line)
-        check_workers(data, found, config.ranks)
-        _check_questions(name, config, found, asked)
+        check_workers(data, arm_data, config.ranks)
+        _check_questions(name, config, arm_data, asked)
         if data.source is not None:
             tried.check(name, config, code)
         else:
-            corpus = data.corpus.path or data.corpus.parquet or data.corpus.builtin
-            fingerprints[f"corpus {corpus}"] = found.corpus.fingerprint
-            if found.held_out is not None:
-                fingerprints[f"evaluation.corpus {found.held_out.corpus.name}"] = found.held_out.corpus.fingerprint
-            kind = data.tokenizer.model_dump_json(exclude_none=True)
-            fingerprints[f"tokenizer {kind}"] = found.tokenizer.fingerprint
+            fingerprints |= _fingerprints(data, arm_data)
         if (factory := config.model.factory) is not None:
             tried.check_model(factory, code)
-        elif config.compute.emulated is not None and config.compute.work == "model":
-            try:
-                build_emulated(config, emulated_shape(config, found.vocab_size))
-            except InputError as error:
-                raise InputError(f"arm {name}: {error}") from error
         else:
-            shape_of(config.model, found.vocab_size, data.sequence_length)  # one that the data do not fit
-        needs.append(need_of(name, config, found.vocab_size))
+            _check_shape(name, config, arm_data)
+        needs.append(need_of(name, config, arm_data.vocab_size))
     messages = {
         name: _message(config, by_arm[name], tried, fingerprints, codes.get(name)) for name, config in configs.items()
     }
     return StudyData(needs, fingerprints, messages, tuple(tried.notes))
 
 
+def _fingerprints(data: DataConfig, prepared: Prepared) -> dict[str, str]:
+    """Return the fingerprints of corpora and tokenizer, by what the study's record calls them."""
+    corpus = data.corpus.path or data.corpus.parquet or data.corpus.builtin
+    kind = data.tokenizer.model_dump_json(exclude_none=True)
+    held_out = {}
+    if prepared.held_out is not None:
+        held_out = {f"evaluation.corpus {prepared.held_out.corpus.name}": prepared.held_out.corpus.fingerprint}
+    return {
+        f"corpus {corpus}": prepared.corpus.fingerprint,
+        **held_out,
+        f"tokenizer {kind}": prepared.tokenizer.fingerprint,
+    }
+
+
+def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
+    """Raise InputError if the model does not fit the data, or an emulated device the model."""
+    from trainer.compute.build import emulated_shape
+    from trainer.compute.emulated import build_emulated
+    from trainer.model import shape_of
+
+    if config.compute.emulated is None or config.compute.work != "model":
+        shape_of(config.model, prepared.vocab_size, config.data.sequence_length)
+        return
+    try:
+        build_emulated(config, emulated_shape(config, prepared.vocab_size))
+    except InputError as error:
+        raise InputError(f"arm {name}: {error}") from error
+
+
 def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked: set[str]) -> None:
-    """InputError where an arm's multiple-choice questions cannot be asked: a run would find out after its start.
+    """Raise InputError if an arm's multiple-choice questions cannot be asked: a run would fail after its start.
 
     ``asked``: what was found to work for arms before this one; what works for this one is added.
     """
@@ -156,7 +172,7 @@ def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked
 def _message(
     config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str], code: Code | None
 ) -> DataMessage:
-    """What a run of ``config`` must find. Adds to ``fingerprints`` what the user's code is made of, now all of it."""
+    """Return the message of a run's data. Adds the fingerprint of the user's code, all of it, to ``fingerprints``."""
     from trainer.data.cache import known_digests
     from trainer.data.prepare import prepare
 

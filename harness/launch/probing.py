@@ -1,6 +1,14 @@
-"""Chooses the probes of a run, from what the scenario declares and what the run's control measures."""
+"""Chooses the probes of a run, from what the scenario declares and what the run's control measures.
+
+:class:`OpenTime` decides after the measured steps if torch.profiler has to close what CUDA events leave open. Events do
+not separate work from waiting while the host is still launching what the device is at (``harness.explain.bounds``). If
+that is more than ``LIMIT_SHARE_MIN`` of the measured time, a few more steps are profiled. They come last, because a
+profiler may slow its process for good.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from harness.probes.probe import ProbeSettings
 from harness.probes.profilers.torch_session import TorchProfilerSettings
@@ -9,6 +17,7 @@ from harness.probes.run_probes import RunProbes
 from harness.probes.sampler.settings import SamplerSettings
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
 from trainer.json_types import JsonObject, section
+from trainer.telemetry import Blocked, Kernel
 
 AUTO = "auto"  # value of probes.torch_profiler
 CLOSING_WARMUP = 1  # steps that torch.profiler drops: its first events are slow
@@ -41,7 +50,7 @@ def probes_of(declared: JsonObject, control: str | None, *, first: bool = False)
 
 
 def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings]:
-    """What the sampling process reads, nothing where it reads neither; ``alone``: "host" or "nvml", where only that."""
+    """Settings of the sampling process, if it reads anything; ``alone``: "host" or "nvml" if it reads only that."""
     host, nvml = bool(declared["host"]), declared.get("nvml", False)
     if alone is not None:
         host, nvml = alone == "host", nvml if alone == "nvml" else False
@@ -49,3 +58,46 @@ def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings
         return {}
     rate_hz = declared.get("sample_hz", 10)
     return {"sampler": SamplerSettings.from_json({"host": host, "nvml": nvml, "rate_hz": rate_hz})}
+
+
+class OpenTime:
+    """Time of a run that its events leave open, and its measured time, added up over repetitions."""
+
+    def __init__(self) -> None:
+        self._open_ns = self._measured_ns = 0
+
+    def add(self, kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> None:
+        """Add a repetition measured from ``since_ns`` until ``until_ns``, with what was recorded of its device."""
+        self._open_ns += open_ns(kernels, blocking, since_ns, until_ns)
+        self._measured_ns += until_ns - since_ns
+
+    @property
+    def noticeable(self) -> bool:
+        """True if it is enough for a closing window."""
+        from harness.explain.policy import LIMIT_SHARE_MIN
+
+        return self._open_ns > LIMIT_SHARE_MIN * self._measured_ns
+
+
+def open_ns(kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> int:
+    """Nanoseconds from ``since_ns`` until ``until_ns`` that events leave open, by the rule of the analysis."""
+    import numpy as np
+
+    from harness.explain.bounds import device_work, per_step
+    from harness.explain.spans import RunSpans, Spans, Stretches, begun_when_launched
+
+    names: dict[str, int] = {}
+
+    def spans(rows: Sequence[tuple[str, int, int]]) -> Spans:
+        codes = np.array([names.setdefault(name, len(names)) for name, _, _ in rows], dtype=np.int32)
+        times = np.array([times for _, *times in rows], dtype=np.int64).reshape(-1, 2)
+        none = np.full(len(rows), -1, dtype=np.int32)
+        return Spans(codes, times[:, 0], times[:, 1], none, none.astype(np.float32))
+
+    worked = spans([(one.name, one.start_ns, one.end_ns) for one in kernels])
+    launched = spans([(one.name, one.launch_start_ns, one.launch_end_ns) for one in kernels])
+    waited, none = spans([(one.site, one.start_ns, one.end_ns) for one in blocking]), spans([])
+    spans_of_run = RunSpans(tuple(names), none, none, worked, launched, waited, none, none)
+    work = device_work(begun_when_launched(spans_of_run))
+    measured = Stretches(np.array([since_ns]), np.array([until_ns]))
+    return int(per_step(measured, work.open)[0])

@@ -45,15 +45,15 @@ class RunProcess:
         data: DataMessage | None = None,
         nodes: Nodes | None = None,
     ) -> None:
-        """``code``: what it runs, if not this code and the user's in this folder. ``nodes``: the other machines.
+        """``code``: to run, if not this code and the user's in this folder. ``nodes``: the other machines.
 
-        ``data``: what this code must find; another state of the harness is not told.
+        ``data``: the data that this code must find; not sent to another state of the harness.
         """
         self.record = record
         self.code = code
         self._data = data if code is None or code.directory is not None else None
         self._limits = limits
-        self._beats = False  # whether it sends signs of life, which an older state of the code does not
+        self._beats = False  # True if it has a heartbeat, which an older state of the code has not
         self._doing = "starting"
         self.extra_steps = 0  # warm-up steps of the last repetition beyond those it was asked for
         self._log_start = 0
@@ -68,16 +68,16 @@ class RunProcess:
         self._start: StartMessage | None = None
 
     def start(self, server: ForkServer) -> None:
-        """Start building, :meth:`wait_ready` waits for it; RunFailed where it cannot even start."""
+        """Start building, which :meth:`wait_ready` waits for. Raises RunFailed if it cannot even start."""
         folder = self._folder.run(self.record.arm, self.record.block)
         folder.mkdir(parents=True, exist_ok=True)
         for name in RUN_FILES:
-            (folder / name).unlink(missing_ok=True)  # of an earlier try: a resumed run starts clean
+            (folder / name).unlink(missing_ok=True)  # files of an earlier try: a resumed run starts clean
         for left in folder.glob(RANK_FILES):
             left.unlink(missing_ok=True)
         for left in folder.glob(".*.tmp"):  # half written tables of one that was killed
             left.unlink(missing_ok=True)
-        for left in folder.glob(".py-spy*"):  # of one that was killed while it was sampled
+        for left in folder.glob(".py-spy*"):  # its run was killed while it was sampled
             shutil.rmtree(left, ignore_errors=True)
         log = folder / "log.txt"
         self._log_start = log.stat().st_size if log.exists() else 0
@@ -99,7 +99,7 @@ class RunProcess:
         record = {key: value for key, value in self.record.to_json().items() if key in RECORD_FIELDS}
         start: StartMessage = {
             "record": record,
-            "study": str(self._folder.path.absolute()),  # it may run in, or change to, another folder
+            "study": str(self._folder.path.absolute()),  # the run may change its working directory
             "probes": self._probes.to_json(),
             "beat_s": self._limits.beat_s,
         }
@@ -111,7 +111,7 @@ class RunProcess:
         self._send(start)
 
     def wait_ready(self) -> None:
-        """Wait until the run is warm; RunFailed where it ended instead."""
+        """Wait until the run is warm. Raises RunFailed if it ended instead."""
         self._expect("ready", 0)
         assert self._server is not None
         import_ns = self._server.import_ns
@@ -119,9 +119,9 @@ class RunProcess:
         self.record = replace(self.record, startup_ns=startup_ns, import_ns=import_ns)
 
     def repeat(self, repetition: int, warmup: int, steps: int, most_extra: int = 0) -> None:
-        """Run ``warmup`` unmeasured and ``steps`` measured steps; RunFailed where it ended instead.
+        """Run ``warmup`` unmeasured and ``steps`` measured steps. Raises RunFailed if it ended instead.
 
-        ``most_extra``: more of the unmeasured ones, at most, while it lives off batches that lie ready.
+        ``most_extra``: more of the unmeasured ones, at most, while it consumes prefetched batches.
         """
         self._doing = f"in repetition {repetition + 1}"
         order: RepetitionOrder = {"do": "turn", "turn": repetition, "settle": warmup, "steps": steps}
@@ -133,17 +133,17 @@ class RunProcess:
 
     @property
     def profiled(self) -> bool:
-        """Whether this run is profiled: it runs by itself, and none of its steps is measured."""
+        """True if this run is profiled: it runs alone, and none of its steps is measured."""
         return self._probes.windows
 
     def profile(self) -> None:
-        """Run the windows of the probes that disturb, or a closing one; RunFailed where it ended instead."""
+        """Run the windows of the probes that disturb, or a closing one. Raises RunFailed if it ended instead."""
         self._doing = "being profiled"
         self._send({"do": "profile"})
         self._expect("profile", PROFILED_STEPS)
 
     def finish(self) -> None:
-        """Let it close what its events leave open, write its tables and end; RunFailed where it could not."""
+        """Let the run take a closing window, write its tables and end. Raises RunFailed if it could not."""
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
         if self._probes.closing is not None:  # its memory is none of the run's
             self.profile()
@@ -186,11 +186,11 @@ class RunProcess:
         self._wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the run and its workers; nothing where it was never started or has been waited for."""
+        """Signal the run and its workers, unless it was never started or has been waited for."""
         if self._server is not None and self._exit_code is None:
             try:
                 os.killpg(self._pid, number)
-            except ProcessLookupError:  # it has not come to make its own process group yet, or is gone
+            except ProcessLookupError:  # no process group of its own yet, or gone
                 with suppress(ProcessLookupError):
                     os.kill(self._pid, number)
         if self._nodes is not None:
@@ -201,7 +201,7 @@ class RunProcess:
         return f"{self.record.arm}/{self.record.block}"
 
     def _wait(self, timeout_s: float = KILLED_S) -> int | None:
-        """Wait until the run has ended; its exit status, None where the fork server that knew it is gone."""
+        """Wait until the run has ended; return its exit status, None if its fork server is gone."""
         if self._server is not None and self._exit_code is None:
             with suppress(ForkServerGone):
                 self._exit_code = self._server.wait(self._pid, timeout_s)
@@ -239,7 +239,7 @@ class RunProcess:
         return message
 
     def _receive(self, channel: Channel, limit_s: float) -> RunEvent:
-        """Wait for the next message in several looks; TimeoutError after ``limit_s`` of looks in vain."""
+        """Wait for the next message in several polls. Raises TimeoutError after ``limit_s`` of timed-out polls."""
         parts = looks(limit_s)
         for _ in range(parts):
             with suppress(TimeoutError):
@@ -249,7 +249,7 @@ class RunProcess:
         raise TimeoutError
 
     def _limit_s(self, event: str, steps: int) -> float:
-        """How long this run may be silent. One that sends no signs of life may take so long for each of its steps."""
+        """Return how long this run may be silent. Without a heartbeat it has that long for each of its steps."""
         if event == "ready":
             warmup = 0 if self._beats else integer(self.record.config, "warmup_steps")
             return self._limits.start_s + warmup * self._limits.silence_s
@@ -268,13 +268,13 @@ class RunProcess:
         self._fail(f"no sign of life for {limit_s:g} s ({key}) while {self._doing}: {finding}")
 
     def _check_budget(self, process: str) -> None:
-        """Raise BudgetSpent where the study's time is over."""
+        """Raise BudgetSpent if the study's time is over."""
         if self._limits.spent:
             raise BudgetSpent(f"run {self.record.arm}/{self.record.block} was {self._doing}: {process}")
 
     def _fail(self, error: str | None) -> NoReturn:
         """Wait for the end, make sure that a run.json says why, and raise."""
-        self._signal(signal.SIGKILL)  # what closed its channel has nothing more to say; its workers go with it
+        self._signal(signal.SIGKILL)  # its channel is closed; its workers end with it
         code = self._wait()
         written = self._folder.read_record(self.record.arm, self.record.block)
         if written is not None:

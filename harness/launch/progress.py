@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TERMINAL_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 15.0  # often enough to see that it is alive, rare enough for a log file
-LONG_S = 10.0  # what takes longer is shown with its time
+LONG_S = 10.0  # longer work is shown with its time
 ALIVE_INTERVAL_S = 30.0  # a log without a line for longer seems dead
 
 
@@ -56,7 +56,7 @@ class SignsOfLife:
     def _run(self) -> None:
         while not self._ended.wait(max(ALIVE_INTERVAL_S - self.silent_s, 0.001)):
             if self.silent_s >= ALIVE_INTERVAL_S:
-                with suppress(OSError, ValueError):  # nobody reads the log any more: the study goes on
+                with suppress(OSError, ValueError):  # the log has no reader any more: the study continues
                     self.show(self._line())
 
 
@@ -69,7 +69,7 @@ def announced(what: str) -> SignsOfLife:
 
 
 def is_terminal() -> bool:
-    """Whether a person watches standard error."""
+    """True if standard error is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
@@ -77,7 +77,7 @@ class Progress:
     """Counts runs and steps; shows runs done, steps per second and the time left."""
 
     def __init__(self, total_runs: int | None, total_steps: int, heard: Callable[[], None] = lambda: None) -> None:
-        """``total_runs``: None where nobody knows how many it will take. ``heard`` is called between repetitions."""
+        """``total_runs``: None if unknown. ``heard`` is called between repetitions."""
         self._heard = heard
         self._total_runs = total_runs
         self._total_steps = max(total_steps, 1)
@@ -117,7 +117,7 @@ class Progress:
         self._repetition_begun_s = time.monotonic()
 
     def stepped(self, steps: int, extra: int = 0) -> None:
-        """Count ``steps`` planned steps, and ``extra`` ones that nobody had planned."""
+        """Count ``steps`` planned steps, and ``extra`` unplanned ones."""
         self._steps += steps + extra
         self._total_steps += extra
         self._stepping_s += time.monotonic() - self._repetition_begun_s

@@ -12,7 +12,7 @@ and keeps the previous version in :data:`PATHS` while somebody may want to compa
                               {"do": "profile"} (before the repetitions; a closing window comes after them),
                               {"do": "finish"} or {"do": "turn", "turn", "settle", "steps"}: the
                               repetition "turn", of "settle" warm-up and "steps" measured steps,
-                              and of up to "extra" warm-up steps more while batches that lie ready are used up
+                              and of up to "extra" warm-up steps more while prefetched batches are used up
     run -> launcher           {"event": "ready" | "turn" | "profile" | "done" | "failed", "error", "extra"}, and
                               {"event": "alive"} between steps, at least every "beat_s" seconds in which one ended
 
@@ -39,14 +39,14 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Paths:
-    """Where one state of the code has what the launcher names: module paths as Python imports them."""
+    """Module paths of one state of the code, as Python imports them."""
 
     fork_server: str  # run with -m: forks runs
-    preloaded: tuple[str, ...]  # what every run imports anyway
+    preloaded: tuple[str, ...]  # imported by every run
     environment: str  # has record_environment()
 
 
-# By version. Version 1 is every state before this file existed; to be deleted once nobody compares with those.
+# By version. Version 1 is every state before this file existed; to be deleted once comparisons with it end.
 PATHS = {
     1: Paths(
         "harness.launch.template",
@@ -60,12 +60,12 @@ PATHS = {
     ),
 }
 OWN = PATHS[VERSION]
-# What is sent of a run's record: a state from before a field came would refuse it, so one that comes later is not sent.
+# Fields of a run's record that are sent: an older state would refuse a field that it does not know.
 RECORD_FIELDS = (
     "arm", "block", "status", "control", "of", "session", "position", "interleave", "pid", "started_utc", "ended_utc",
     "exit_code", "error", "config", "declared", "facts", "environment", "realtime_minus_monotonic_ns", "schema",
 )  # fmt: skip
-# Of another state only its files are read, never its code: the number stands in the line that begins so.
+# The number is read from the line that begins so in the other state's file, without running its code.
 _VERSION_LINE = "VERSION = "
 NOT_THIS_PROJECT = (
     "not a state of this project; code of your own is compared by a scenario that names some (data.source, "
@@ -88,7 +88,7 @@ class WaitRequest(TypedDict):
 
 
 class ForkAnswer(TypedDict):
-    """Fork server to launcher: the run that was forked, or the one that has ended, with its exit status."""
+    """Fork server to launcher: the run that was forked, or has ended, with its exit status."""
 
     pid: int
     code: NotRequired[int]
@@ -99,9 +99,9 @@ class DataMessage(TypedDict):
 
     corpus: str  # fingerprint
     tokenizer: str  # fingerprint
-    engine: NotRequired[str]  # that encodes, where it was chosen
+    engine: NotRequired[str]  # chosen engine
     hashed: list[list[str | int]]  # see trainer.data.cache.known_digests
-    files: NotRequired[dict[str, list[str]]]  # that the user's code imports, by the key that names it; see user_code
+    files: NotRequired[dict[str, list[str]]]  # files that the user's code imports, by its key; see user_code
     model: NotRequired[str]  # fingerprint of the code or the files of a model of the user's own
 
 
@@ -109,18 +109,18 @@ class NodesMessage(TypedDict):
     """Part of the first message of a run on several machines."""
 
     count: int
-    address: str  # of this machine, as the others reach it
-    token: str  # what a rank that connects must say
+    address: str  # this machine's, as the others reach it
+    token: str  # required from a rank that connects
 
 
 class StartMessage(TypedDict):
     """Launcher to run: the first message."""
 
-    record: JsonObject  # of the run: RECORD_FIELDS
+    record: JsonObject  # RECORD_FIELDS of the run
     study: str  # the study's folder
     probes: JsonObject  # see probes.run_probes
     beat_s: NotRequired[float]  # the run says "alive" at its start, and then this often
-    data: NotRequired[DataMessage]  # the run fails where it finds other data; not sent to another state of the code
+    data: NotRequired[DataMessage]  # the run fails if it finds other data; not sent to another state of the code
     nodes: NotRequired[NodesMessage]
 
 
@@ -131,7 +131,7 @@ class RepetitionOrder(TypedDict):
     turn: int
     settle: int
     steps: int
-    extra: NotRequired[int]  # warm-up steps more, at most, while the run lives off batches that lie ready
+    extra: NotRequired[int]  # warm-up steps more, at most, while the run consumes prefetched batches
 
 
 class BareOrder(TypedDict):
@@ -170,7 +170,7 @@ RunOrder: TypeAlias = RepetitionOrder | BareOrder | ClockAnswer | TrainOrder | L
 
 
 class MeetingPlace(TypedDict):
-    """Where rank 0 waits for the ranks of other machines: ports of torch's store and of its own orders."""
+    """Ports on which rank 0 waits for the ranks of other machines: torch's store and its own orders."""
 
     store: int
     control: int
@@ -209,12 +209,12 @@ class NodeEvent(TypedDict):
 
     event: Literal["hello", "ready"]
     token: NotRequired[str]
-    number: NotRequired[int]  # of the node, or of the rank
+    number: NotRequired[int]  # the node's, or the rank's
     name: NotRequired[str]  # of the node
 
 
 class RunEvent(TypedDict):
-    """Run to launcher: what it has done."""
+    """Run to launcher: an event."""
 
     event: Literal["ready", "turn", "profile", "done", "failed", "alive", "meet", "clock"]
     error: NotRequired[str | None]  # why it failed
@@ -234,18 +234,18 @@ class TrialStart(TypedDict):
     folder: str
     command: list[str]
     milestones: list[int]  # after so many steps it reports and waits for an order
-    above_start: float | None  # it ends where the mean of its last losses is above the first one by this share
+    above_start: float | None  # share above the first loss at which the mean of the last ones ends it
     window: int  # steps of that mean
-    beat_s: float  # it says that it lives this often, while it steps
+    beat_s: float  # interval of the heartbeat while it steps
 
 
 class TrialEvent(TypedDict):
-    """Trial to sweep: where it is, or how it ended."""
+    """Trial to sweep: its progress, or its end."""
 
     event: Literal["alive", "milestone", "ended"]
     steps: int
     tokens: int
-    loss: float | None  # milestone: mean since the last one; ended: of the last step; None where it is not finite
+    loss: float | None  # milestone: mean since the last one; ended: of the last step; None if it is not finite
     status: NotRequired[Literal["done", "interrupted", "failed", "diverged"]]
     validation_loss: NotRequired[float | None]
     error: NotRequired[str | None]

@@ -16,7 +16,7 @@ from trainer.errors import InputError, visible
 
 QUIET_CORES = 0.25
 SAMPLE_S = 1.0
-QUIET_S = 3.0  # how long the load must be low before a wait ends
+QUIET_S = 3.0  # seconds of low load that end a wait
 MOST_MINUTES = 7 * 24 * 60.0
 OPTION = "--wait-until-quiet"
 

@@ -102,12 +102,12 @@ class OtherRanks:
                     os._exit(code)
             theirs.close()
             self._others.append(_Other(number, pid, Channel(ours), ours))
-        self.clock_error_ns: int | None = None  # of ranks of other machines, the largest
+        self.clock_error_ns: int | None = None  # largest, over ranks of other machines
         if nodes is not None and meet is not None:
             self._meet(nodes, range(here, ranks), port, meet)
         self._events: queue.Queue[tuple[int, RunEvent]] = queue.Queue()
         self._failed: dict[int, str] = {}
-        self._news = threading.Event()  # one of them has failed
+        self._news = threading.Event()  # set when a rank has failed
         self._ending = threading.Event()
         self._lost: Callable[[str], None] | None = None
 
@@ -133,7 +133,7 @@ class OtherRanks:
                     known = hello.get("token") == nodes["token"] and number in missing
                 except (EOFError, OSError, KeyError, ValueError):
                     known = False
-                if not known:  # whoever looks for open ports
+                if not known:  # a port scanner
                     connection.close()
                     continue
                 keep_alive(connection)
@@ -141,8 +141,8 @@ class OtherRanks:
                 missing.discard(number)
 
     def watch(self, lost: Callable[[str], None]) -> None:
-        """Begin to read what they report. ``lost`` is called where one failed and this process does not come out of
-        its exchange; it must end the process."""
+        """Begin to read their reports. ``lost`` is called when a rank failed and this process hangs in an exchange with
+        it; it must end the process."""
         self._lost = lost
         for other in self._others:
             threading.Thread(target=self._read, args=(other,), daemon=True).start()
@@ -150,22 +150,22 @@ class OtherRanks:
     def send(self, order: RunOrder) -> None:
         """Pass the launcher's order on."""
         for other in self._others:
-            with suppress(OSError):  # it has ended: whoever waits for it next says so
+            with suppress(OSError):  # it has ended: the next wait reports it
                 other.channel.send(order)
 
     def wait(self, event: str) -> None:
-        """Wait until all have reported ``event``; RankFailedError where one does something else, or nothing."""
+        """Wait until all have reported ``event``. Raises RankFailedError if one does something else, or nothing."""
         missing = {other.number for other in self._others}
         for _ in range(looks(self._timeout_s)):
             while missing and not self._failed:
                 try:
-                    number, found = self._events.get(timeout=min(LOOK_S, self._timeout_s))
+                    number, message = self._events.get(timeout=min(LOOK_S, self._timeout_s))
                 except queue.Empty:
                     break
-                if found["event"] == event:
+                if message["event"] == event:
                     missing.discard(number)
-                    if "clock_error_ns" in found:
-                        self.clock_error_ns = max(self.clock_error_ns or 0, found["clock_error_ns"])
+                    if "clock_error_ns" in message:
+                        self.clock_error_ns = max(self.clock_error_ns or 0, message["clock_error_ns"])
             if self._failed:
                 raise RankFailedError(self.cause() or self._worst())
             if not missing:
@@ -177,7 +177,7 @@ class OtherRanks:
         )
 
     def explain(self, error: BaseException) -> str | None:
-        """Which rank an error of rank 0 comes from, and why that one failed; None where it is rank 0's own."""
+        """Return the rank that an error of rank 0 comes from, and its error; None if it is rank 0's own."""
         if not is_of_the_exchange(error):
             return None
         self._news.wait(CAUSE_S)
@@ -187,7 +187,7 @@ class OtherRanks:
         return f"the ranks waited for one another in vain ({str(error).splitlines()[0]}); {states}"
 
     def cause(self) -> str | None:
-        """The line of the first rank that failed by itself; None where none did."""
+        """Return the line of the first rank that failed by itself; None if none did."""
         own = [(number, text) for number, text in self._failed.items() if not text.startswith(EXCHANGE)]
         return f"rank {own[0][0]}: {own[0][1]}" if own else None
 
@@ -206,7 +206,7 @@ class OtherRanks:
         return describe_process(other.pid, f"rank {number}")
 
     def _read(self, other: _Other) -> None:
-        """In a thread of its own: put what ``other`` reports into the queue, until it has ended."""
+        """Put the reports of ``other`` into the queue until it has ended. Runs in a thread of its own."""
         while True:
             try:
                 message = other.channel.receive_event()
@@ -219,7 +219,7 @@ class OtherRanks:
                 other.channel.send({"do": "clock", "t_ns": time.monotonic_ns()})
                 continue
             self._events.put((other.number, message))
-            if message["event"] == "done":  # that it ends now is no failure, however late rank 0 asks for this
+            if message["event"] == "done":  # its end is no failure from now on
                 return
         if not self._ending.is_set():
             if other.number not in self._failed:
@@ -231,13 +231,13 @@ class OtherRanks:
 
 
 def _call_process(name: str) -> None:
-    """Give this process a name that others see (proc_pid_comm(5)); it stays as it is where that cannot be."""
+    """Give this process a name that others see (proc_pid_comm(5)), if the kernel allows it."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
 
 def _end_of(other: _Other) -> str:
-    """How a rank ended that did not say anything."""
+    """Return how a rank ended that sent no message."""
     if other.node:
         return f"its process on {other.node} is gone, or that machine is; the job's log has what was printed there"
     pid = other.pid

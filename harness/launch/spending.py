@@ -58,13 +58,13 @@ def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[E
             if SWEEP in files:
                 below[:] = [name for name in below if name not in (TRIALS, PILOT)]
             try:
-                found = expense_of(Path(folder), price_usd_per_hour)
+                spent = expense_of(Path(folder), price_usd_per_hour)
             except InputError as error:
                 yield error
                 continue
-            yield from found.faults
-            if found.seconds or not found.faults:
-                yield found
+            yield from spent.faults
+            if spent.seconds or not spent.faults:
+                yield spent
 
 
 def expense_of(folder: Path, price_usd_per_hour: float | None = None) -> Expense:
@@ -101,20 +101,20 @@ def seconds_of(record: RunRecord) -> float | None:
     return end_s - begin_s
 
 
-def _parted(found: Iterator[Part | InputError]) -> tuple[list[Part], tuple[InputError, ...]]:
-    """Return what was found, and the errors."""
-    whole = list(found)
+def _parted(parts: Iterator[Part | InputError]) -> tuple[list[Part], tuple[InputError, ...]]:
+    """Return the parts, and the errors."""
+    whole = list(parts)
     errors = tuple(one for one in whole if isinstance(one, InputError))
     return [one for one in whole if not isinstance(one, InputError)], errors
 
 
 def _in_total(spans: Sequence[tuple[float, float]]) -> float:
     """Return the seconds in which at least one run was running."""
-    found, reached_s = 0.0, 0.0
+    total_s, reached_s = 0.0, 0.0
     for begin_s, end_s in sorted(spans):
-        found += max(0.0, end_s - max(begin_s, reached_s))
+        total_s += max(0.0, end_s - max(begin_s, reached_s))
         reached_s = max(reached_s, end_s)
-    return found
+    return total_s
 
 
 def _spans(store: StudyFolder, records: Sequence[RunRecord]) -> Iterator[tuple[float, float] | InputError]:
@@ -196,20 +196,20 @@ def _sweep_seconds(folder: Path, record: Mapping[str, object]) -> Iterator[float
 
 def _amount(path: Path, key: str, value: object) -> float:
     """Return an amount of time. Raises InputError if ``value`` is none."""
-    found = _number(value)
-    if found is None or not 0 <= found < math.inf:
+    parsed = _number(value)
+    if parsed is None or not 0 <= parsed < math.inf:
         raise InputError(f"{path}: {key}: {value!r:.40} is no amount of time; allowed: a number from 0")
-    return found
+    return parsed
 
 
 def _object(path: Path) -> dict[str, object]:
     try:
-        found = read_json(path)
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise InputError(f"{path}: not an object")
-    return found
+    return content
 
 
 def _number(value: object) -> float | None:

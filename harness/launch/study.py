@@ -1,4 +1,4 @@
-"""Runs a study: prepares the data, then runs every block. Finished runs are kept whatever happens."""
+"""Runs a study: prepares the data, then runs every block. Finished runs are kept in any case."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Where the study lies and how it ended: done, failed (some run did), interrupted, or only submitted.
+    """Folder of the study and its status: done, failed (some run did), interrupted, or only submitted.
 
     ``cut``: what ran when its time was spent in the middle of a block. ``in_queue``: its jobs go on without us.
     """
@@ -59,7 +59,7 @@ Enough = Callable[[StudyFolder, StudyRecord, int], bool]
 
 @dataclass(frozen=True)
 class Sequential:
-    """A study that goes on, block by block, until ``enough`` says so: called with the number of finished blocks.
+    """A study that runs block by block until ``enough``, called with the number of finished blocks, is true.
 
     ``arms``: records by name, in place of those that the plan alone would give. ``end_ns``: when it ends in any case,
     in the middle of a block (CLOCK_MONOTONIC); blocks that had ended by then are kept.
@@ -71,16 +71,33 @@ class Sequential:
 
 
 def arm_record(arm: Arm) -> ArmRecord:
-    """What study.json says of a planned arm."""
+    """Return the record of a planned arm in study.json."""
     return ArmRecord(arm.name, arm.control, arm.of, arm.declared, arm.config.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Where the runs of a study will be, if not on this machine."""
+    """Place of a study's runs, if not this machine."""
 
     place: str  # "of Slurm's nodes"
     free_bytes: int | None
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Options of a study's runs that the scenario does not have."""
+
+    force: bool = False
+    """Also start what cannot fit into memory."""
+    until: Deadline | None = None
+    """The study ends then in any case; finished runs are kept."""
+    extra_warmup: bool = True
+    """Repetitions warm up until they no longer consume prefetched batches; False: for a fixed number of steps."""
+    load_check: LoadCheck | None = None
+    """Runs before block 0."""
+
+
+DEFAULTS = StudyOptions()
 
 
 def run_study(
@@ -89,24 +106,15 @@ def run_study(
     command: Sequence[str],
     source: str,
     sequential: Sequential | None = None,
-    force: bool = False,
-    until: Deadline | None = None,
-    *,
-    extra_warmup: bool = True,
-    load_check: LoadCheck | None = None,
+    options: StudyOptions = DEFAULTS,
 ) -> Outcome:
-    """Run ``plan`` into a new folder under ``out``. Raises InputError before anything ran where it cannot work.
-
-    ``force``: also start what cannot fit into memory. ``until``: when it ends in any case; finished runs are kept.
-    ``extra_warmup``: repetitions warm up until they no longer live off batches that lay ready; False: for a fixed
-    number of steps. ``load_check``: made before block 0; None: not made.
-    """
+    """Run ``plan`` into a new folder under ``out``. Raises InputError before anything ran if it cannot work."""
     if sequential is not None and any(config_slurm(arm.config) is not None for arm in plan.arms):
         raise InputError("launch.slurm: a regression check runs on this machine; give --set launch.slurm=null")
-    folder, record, data = begin_study(plan, out, command, source, sequential, force)
+    folder, record, data = begin_study(plan, out, command, source, sequential, options.force)
     print(f"study {folder.path}: interleave {record.interleave} ({record.interleave_reason})", file=sys.stderr)
     with only_one(folder):
-        return _execute(folder, record, data, sequential, until, extra_warmup=extra_warmup, load_check=load_check)
+        return _execute(folder, record, data, options, sequential)
 
 
 def begin_study(
@@ -140,7 +148,7 @@ def begin_study(
         profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
         check_memory(data.needs, profiled, interleave, None if sequential else force)
         _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
-    else:  # each job looks at its own machine
+    else:  # each job checks its own machine
         interleave, reason = choose_interleave(
             plan.scenario.interleave, measured, elsewhere.free_bytes, elsewhere.place
         )
@@ -170,7 +178,7 @@ def begin_study(
 
 
 def refuse_resume(configs: Mapping[str, TrainerConfig]) -> None:
-    """Raise InputError where an arm begins at a later step: each run of a study begins anew."""
+    """Raise InputError if an arm begins at a later step: each run of a study begins anew."""
     for name, config in configs.items():
         if config.resume is not None:
             raise InputError(
@@ -180,29 +188,23 @@ def refuse_resume(configs: Mapping[str, TrainerConfig]) -> None:
 
 
 def config_slurm(config: TrainerConfig) -> SlurmConfig | None:
-    """The jobs that ``config`` asks for; None: it runs where it is started."""
+    """Return the jobs that ``config`` asks for; None: it runs on this machine."""
     return None if config.launch is None else config.launch.slurm
 
 
-def resume_study(
-    path: Path,
-    command: Sequence[str],
-    force: bool = False,
-    until: Deadline | None = None,
-    load_check: LoadCheck | None = None,
-) -> Outcome:
-    """Run what a study still lacks: interrupted, failed or never started runs. The rest: see :func:`run_study`."""
+def resume_study(path: Path, command: Sequence[str], options: StudyOptions = DEFAULTS) -> Outcome:
+    """Run what a study still lacks: interrupted, failed or never started runs."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
-    data = _prepare_again(folder, record, force)
+    data = _prepare_again(folder, record, options.force)
     record = replace(record, notes=[*record.notes, f"resumed {now()}: {' '.join(command)}"])
     with only_one(folder):
         folder.remove_leftovers()
-        return _execute(folder, record, data, until=until, load_check=load_check)
+        return _execute(folder, record, data, options)
 
 
 def run_part(path: Path, block: int | None, force: bool = False) -> bool:
-    """In a job: run what the study lacks, of ``block`` alone or of all, and leave study.json as it is.
+    """Run the missing runs in a job, of ``block`` alone or of all, and leave study.json as it is.
 
     Other jobs may run other blocks at the same time. Returns whether all of it is done now.
     """
@@ -224,13 +226,13 @@ def _run_missing(folder: StudyFolder, record: StudyRecord, blocks: Sequence[int]
     missing = {one: [name for name in record.order[one] if not folder.is_done(name, one)] for one in blocks}
     todo = [name for names in missing.values() for name in names]
     print(f"{len(todo)} runs of {', '.join(f'block {one}' for one in blocks)}", file=sys.stderr)
-    environment = _environment(recorded_config(arm.config) for arm in record.arms)
     progress = Progress(len(todo), sum(repetitions[name].total_steps for name in todo))
     limits = _limits(record, None)
     with _other_nodes(record, todo, limits) as nodes, progress if todo else nullcontext():
+        runner = _BlockRunner(folder, record, data, repetitions, limits, progress, nodes)
         for block, names in missing.items():
             if names:
-                _run_block(folder, record, block, names, repetitions, environment, limits, data, progress, nodes)
+                runner.run(block, names)
 
 
 def read_resumable(folder: StudyFolder) -> StudyRecord:
@@ -240,13 +242,13 @@ def read_resumable(folder: StudyFolder) -> StudyRecord:
         raise InputError(f"{path}: a training, which harness train SCENARIO --out {path} --resume goes on with")
     if any(COMMAND in arm.declared for arm in record.arms):
         raise InputError(f"{path}: a study of commands is not resumed; run it again")
-    if any(arm.code is not None for arm in record.arms):  # what they ran may have changed or be gone
+    if any(arm.code is not None for arm in record.arms):  # the code may have changed or be gone
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
     return record
 
 
 def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> StudyData:
-    """The data of a study that was begun before; InputError where they, or this machine, are not fit for it."""
+    """Prepare the data of a study that was begun before. Raises InputError if they, or this machine, do not suit it."""
     path = folder.path
     configs = recorded_configs(folder.study_json, record)
     check_devices(configs)
@@ -274,61 +276,31 @@ def _execute(
     folder: StudyFolder,
     record: StudyRecord,
     data: StudyData,
+    options: StudyOptions,
     sequential: Sequential | None = None,
-    until: Deadline | None = None,
-    *,
-    extra_warmup: bool = True,
-    load_check: LoadCheck | None = None,
 ) -> Outcome:
-    enough = None if sequential is None else sequential.enough
+    """Run the missing runs of the study, and write its status."""
+    until = options.until
     if until is not None:
         until.begin(folder.path, anew=True)
-    ending = sequential or until
-    limits = _limits(record, None if ending is None else ending.end_ns)
-    configs = {arm.name: recorded_config(arm.config) for arm in record.arms}
-    repetitions = _repetitions(record, extra_warmup=extra_warmup)
-    missing = [[name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)]
-    todo = [name for names in missing for name in names]
     interrupted, cut = False, None
     with terminable():
         try:
             record = replace(record, status="running")
-            if load_check is not None and todo:
-                record = replace(record, notes=[*record.notes, *load_check.notes()])
+            if options.load_check is not None and not all(_are_done(folder, record)):
+                record = replace(record, notes=[*record.notes, *options.load_check.notes()])
             folder.write_study(record)
-            if enough is None:
-                planned = f"{len(todo)} runs in {sum(map(bool, missing))} blocks"
-                print(planned if todo else "every run of this study is done", file=sys.stderr)
-            else:
-                print(f"blocks of {len(record.order[0])} runs, until there are enough", file=sys.stderr)
-            # Now, not when the study was begun: a resumed one may find another.
-            environment = _environment(configs.values())
-            total = len(todo) if enough is None else None
-            heard: Callable[[], None] = (lambda: None) if until is None else until.note
-            progress = Progress(total, sum(repetitions[name].total_steps for name in todo), heard)
-            with (
-                _other_nodes(record, todo, limits) as nodes,
-                progress if todo else nullcontext(),  # else there is no progress to show
-            ):
-                for block, names in enumerate(missing):
-                    if names:
-                        _run_block(
-                            folder, record, block, names, repetitions, environment, limits, data, progress, nodes
-                        )
-                    heard()
-                    if enough is not None and enough(folder, record, block + 1):
-                        record = _end_after(record, block + 1)
-                        break
+            record = _run_blocks(folder, record, data, options, sequential)
         except BudgetSpent as spent:
             cut = str(spent)
-            if until is None:  # else the study is as long as it was planned, and may be completed
+            if until is None:  # otherwise the study is as long as it was planned, and may be completed
                 record = _end_after(record, _finished_blocks(folder, record))
             else:
-                until.stopped = True
+                interrupted = until.stopped = True  # nothing failed: it is completed as one that was interrupted
             record = replace(record, notes=[*record.notes, f"the time was spent while {cut}"])
-        except KeyboardInterrupt:  # from here on there is a study to report and to resume
+        except KeyboardInterrupt:  # the study can be reported and resumed from here on
             interrupted = True
-            if enough is not None:  # nobody knows how many more it would have taken
+            if sequential is not None:  # the number of blocks that it would have taken is unknown
                 record = _end_after(record, _finished_blocks(folder, record))
             print("interrupted: finished runs are kept", file=sys.stderr)
         except BaseException:
@@ -337,28 +309,61 @@ def _execute(
         finally:
             if until is not None:
                 until.end()
-    everything = [folder.is_done(name, block) for block, order in enumerate(record.order) for name in order]
-    status: Literal["interrupted", "done", "failed"]
-    if until is not None and cut is not None:
-        interrupted = True  # nothing failed: it is completed as one that was interrupted
-    status = "interrupted" if interrupted else "done" if all(everything) else "failed"
+    status: Literal["interrupted", "done", "failed"] = "done" if all(_are_done(folder, record)) else "failed"
+    status = "interrupted" if interrupted else status
     folder.write_study(replace(record, status=status, ended_utc=now()))
     if until is not None and status == "done":
         until.end(done=True)
     return Outcome(folder.path, status, cut)
 
 
+def _are_done(folder: StudyFolder, record: StudyRecord) -> list[bool]:
+    return [folder.is_done(name, block) for block, order in enumerate(record.order) for name in order]
+
+
+def _run_blocks(
+    folder: StudyFolder,
+    record: StudyRecord,
+    data: StudyData,
+    options: StudyOptions,
+    sequential: Sequential | None,
+) -> StudyRecord:
+    """Run every missing run, or block by block until there are enough; return the record with the blocks that ran."""
+    until, ending = options.until, sequential or options.until
+    limits = _limits(record, None if ending is None else ending.end_ns)
+    repetitions = _repetitions(record, extra_warmup=options.extra_warmup)
+    missing = [[name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)]
+    todo = [name for names in missing for name in names]
+    if sequential is None:
+        planned = f"{len(todo)} runs in {sum(map(bool, missing))} blocks"
+        print(planned if todo else "every run of this study is done", file=sys.stderr)
+    else:
+        print(f"blocks of {len(record.order[0])} runs, until there are enough", file=sys.stderr)
+    note: Callable[[], None] = (lambda: None) if until is None else until.note
+    total = len(todo) if sequential is None else None
+    progress = Progress(total, sum(repetitions[name].total_steps for name in todo), note)
+    with _other_nodes(record, todo, limits) as nodes, progress if todo else nullcontext():
+        runner = _BlockRunner(folder, record, data, repetitions, limits, progress, nodes)
+        for block, names in enumerate(missing):
+            if names:
+                runner.run(block, names)
+            note()
+            if sequential is not None and sequential.enough(folder, record, block + 1):
+                return _end_after(record, block + 1)
+    return record
+
+
 def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str, Repetitions]:
-    """How the run of each arm is cut. Where arms run two states of the code, both warm up as the older one can."""
+    """Return the repetitions of each arm. If arms run two states of the code, both warm up as the older one can."""
     slice_steps = integer(record.scenario_text, "slice_steps")
     extra_warmup = extra_warmup and all(arm.code is None or arm.code.directory is not None for arm in record.arms)
-    found = {}
+    by_arm = {}
     for arm in record.arms:
         config = recorded_config(arm.config)
         plan = plan_repetitions(config, record.interleave, slice_steps)
         plan = replace(plan, most_extra=most_extra_steps(config) if extra_warmup else 0)
-        found[arm.name] = NO_REPETITIONS if arm.control == PROFILED else plan
-    return found
+        by_arm[arm.name] = NO_REPETITIONS if arm.control == PROFILED else plan
+    return by_arm
 
 
 def _other_nodes(record: StudyRecord, todo: Sequence[str], limits: WaitLimits) -> AbstractContextManager[Nodes | None]:
@@ -382,7 +387,7 @@ def _environment(configs: Iterable[TrainerConfig]) -> JsonObject:
 
 
 def _limits(record: StudyRecord, end_ns: int | None) -> WaitLimits:
-    """How long to wait; the defaults where an older study does not say."""
+    """Return the limits of waits; an older study has the defaults."""
     limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
     return WaitLimits(limits.start_s, limits.silence_s, end_ns)
 
@@ -391,60 +396,60 @@ def _end_after(record: StudyRecord, blocks: int) -> StudyRecord:
     return replace(record, order=record.order[:blocks], blocks=blocks)
 
 
-def _run_block(
-    folder: StudyFolder,
-    record: StudyRecord,
-    block: int,
-    names: list[str],
-    repetitions: dict[str, Repetitions],
-    environment: JsonObject,
-    limits: WaitLimits,
-    data: StudyData,
-    progress: Progress,
-    nodes: Nodes | None = None,
-) -> None:
-    arms = {arm.name: arm for arm in record.arms}
-    session = session_of(record.id, f"{block}-{secrets.token_hex(3)}")
-    processes = [
-        RunProcess(
-            RunRecord(
-                arm=name,
-                block=block,
-                status="interrupted",
-                control=arms[name].control,
-                of=arms[name].of,
-                session=session,
-                position=position,
-                interleave=record.interleave,
-                # Every block sees another order of the documents (and other initial weights), the same for all its
-                # arms: else the interval over blocks would say nothing about the data.
-                config={**arms[name].config, "seed": integer(arms[name].config, "seed") + block},
-                declared=arms[name].declared,
-                environment=arms[name].environment or environment,
-            ),
-            folder,
-            probes_of(
-                section(record.scenario_text, "probes"),
-                arms[name].control,
-                first=block == 0 and arms[name].code is None,
-            ),
-            limits,
-            _code(arms[name]),
-            data.by_arm[name],
-            nodes,
+class _BlockRunner:
+    """Runs blocks of a study on this machine, and on the other machines that its ranks need."""
+
+    def __init__(
+        self,
+        folder: StudyFolder,
+        record: StudyRecord,
+        data: StudyData,
+        repetitions: dict[str, Repetitions],
+        limits: WaitLimits,
+        progress: Progress,
+        nodes: Nodes | None = None,
+    ) -> None:
+        self._folder, self._record, self._data = folder, record, data
+        self._repetitions, self._limits, self._progress, self._nodes = repetitions, limits, progress, nodes
+        self._arms = {arm.name: arm for arm in record.arms}
+        # Now, not when the study began: a resumed one may find another.
+        self._environment = _environment(recorded_config(arm.config) for arm in record.arms)
+
+    def run(self, block: int, names: list[str]) -> None:
+        """Run ``names`` of ``block``."""
+        session = session_of(self._record.id, f"{block}-{secrets.token_hex(3)}")
+        processes = [self._process(name, block, session, position) for position, name in enumerate(names)]
+        # A regression check compares startups: then runs start one after the other. Runs on several machines do so too:
+        # each waits for its ranks there.
+        compared = any(arm.contest is not None for arm in self._record.arms)
+        at_once = 1 if compared or self._nodes is not None else os.cpu_count() or 1
+        run_block(processes, self._repetitions, self._record.interleave, self._progress, at_once)
+
+    def _process(self, name: str, block: int, session: str, position: int) -> RunProcess:
+        arm, record = self._arms[name], self._record
+        run = RunRecord(
+            arm=name,
+            block=block,
+            status="interrupted",
+            control=arm.control,
+            of=arm.of,
+            session=session,
+            position=position,
+            interleave=record.interleave,
+            # Every block sees another order of the documents (and other initial weights), the same for all its arms:
+            # otherwise the interval over blocks would say nothing about the data.
+            config={**arm.config, "seed": integer(arm.config, "seed") + block},
+            declared=arm.declared,
+            environment=arm.environment or self._environment,
         )
-        for position, name in enumerate(names)
-    ]
-    # A regression check compares startups: then runs start one after the other. So do those of several machines, as
-    # each waits for its ranks there, which are asked for when it is its turn.
-    compared = any(arm.contest is not None for arm in arms.values())
-    one_by_one = compared or nodes is not None
-    run_block(processes, repetitions, record.interleave, progress, 1 if one_by_one else os.cpu_count() or 1)
+        first = block == 0 and arm.code is None
+        probes = probes_of(section(record.scenario_text, "probes"), arm.control, first=first)
+        return RunProcess(run, self._folder, probes, self._limits, _code(arm), self._data.by_arm[name], self._nodes)
 
 
 @contextmanager
 def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
-    """Hold a lock of the study, which the kernel frees when this process ends; InputError where another holds it."""
+    """Hold a lock of the study, which the kernel frees when this process ends. Raises InputError if it is taken."""
     with open(folder.path / name, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -457,7 +462,7 @@ def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
 
 
 def create_folder(out: Path, scenario: str) -> StudyFolder:
-    """A new folder for a study of ``scenario`` under ``out``; InputError where none can be made."""
+    """Make a folder for a study of ``scenario`` under ``out``. Raises InputError if that fails."""
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     path = out / scenario / name
     try:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
-# What a recorder may hold before its rows are written: about 40 MB, 10,000 steps of an ordinary loop.
+# Most events of a recorder before its rows are written: about 40 MB, 10,000 steps of an ordinary loop.
 PENDING_EVENTS = 250_000
 COUNTS = ("tokens", "trained_tokens", "samples")
 SPAN_NAMES = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
@@ -60,8 +60,8 @@ class RunTables:
         self._folder = folder
         self._steps: list[Columns] = []  # small, and the losses of their last steps are read later
         self._losses: list[tuple[Int, Float]] = []  # numbers of steps, and their losses
-        self._rates: list[tuple[Int, Float]] = []  # the same of learning rates
-        self._place = rank if ranks > 1 else 0  # whose files these are among those in the folder
+        self._rates: list[tuple[Int, Float]] = []  # learning rates by step
+        self._place = rank if ranks > 1 else 0  # rank of these files in the folder
         self._spans = TableFile(folder / rank_file("spans", self._place), SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
@@ -118,21 +118,21 @@ class RunTables:
     def _span_columns(self, rows: Rows, recorder: StepRecorder) -> Columns:
         """Phases of the main thread, the stages of every batch it received, what the device did, and blocking calls."""
         pid, tid, rank = self._pid, self._tid, self._rank
-        found: list[tuple[Any, ...]] = [
+        table: list[tuple[Any, ...]] = [
             (pid, tid, "main", rank, p.name, p.batch, p.start_ns, p.end_ns, _cpu_ns(p)) for p in rows.phases
         ]
         for received in rows.received:
             if (unpacked := received.unpacked) is not None:
                 name = AWAITED if unpacked.waited else READY
                 times = (unpacked.arrived_ns, unpacked.unpacked_ns)
-                found.append((pid, tid, RECEIVE, rank, name, received.batch, *times, None))
+                table.append((pid, tid, RECEIVE, rank, name, received.batch, *times, None))
             if (trace := received.trace) is None:
                 continue
             origin = (trace.pid, trace.tid, trace.role, rank)
-            found += [(*origin, s.name, received.batch, s.start_ns, s.end_ns, _cpu_ns(s)) for s in trace.stages()]
-            found += [(pid, tid, SAMPLER, rank, name, received.batch, *times) for name, *times in trace.drawn]
+            table += [(*origin, s.name, received.batch, s.start_ns, s.end_ns, _cpu_ns(s)) for s in trace.stages()]
+            table += [(pid, tid, SAMPLER, rank, name, received.batch, *times) for name, *times in trace.drawn]
             if not trace.spans:  # its builder did nothing (a replayed batch): not the same as an unknown one
-                found.append((*origin, "transfer", received.batch, received.wait_end_ns, received.wait_end_ns, None))
+                table.append((*origin, "transfer", received.batch, received.wait_end_ns, received.wait_end_ns, None))
         received_ns = [batch.wait_end_ns for batch in rows.received]
 
         def batch_at(moment_ns: int) -> int:
@@ -146,35 +146,35 @@ class RunTables:
                 ("launch", kernel.launch_start_ns, kernel.launch_end_ns),
                 ("device", kernel.start_ns, kernel.end_ns),
             ):
-                found.append((pid, tid, role, rank, kernel.name, batch, start, end, None))
+                table.append((pid, tid, role, rank, kernel.name, batch, start, end, None))
         for name, start, end in recorder.take_exchanges():
-            found.append((pid, tid, EXCHANGE, rank, name, batch_at(start), start, end, None))
+            table.append((pid, tid, EXCHANGE, rank, name, batch_at(start), start, end, None))
         for call in blocking:
-            found.append((pid, tid, "sync", rank, call.site, batch_at(call.start_ns), call.start_ns, call.end_ns, None))
-        columns = zip(*found, strict=True) if found else ((),) * len(SPAN_NAMES)
+            table.append((pid, tid, "sync", rank, call.site, batch_at(call.start_ns), call.start_ns, call.end_ns, None))
+        columns = zip(*table, strict=True) if table else ((),) * len(SPAN_NAMES)
         return {name: list(values) for name, values in zip(SPAN_NAMES, columns, strict=True)}
 
 
 def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
-    """What the other ranks counted, by step: theirs are written before rank 0's. Nulls are -1."""
+    """Return the counts of the other ranks by step: their tables are written before rank 0's. Nulls are -1."""
     import pyarrow.parquet as pq
 
-    found = []
+    parts = []
     for rank in range(1, ranks):
         path = folder / rank_file("steps", rank)
         if path.exists():
             table = pq.read_table(path, columns=["step", *COUNTS])
-            found.append(
+            parts.append(
                 {name: table.column(name).fill_null(-1).to_numpy().astype(np.int64) for name in table.column_names}
             )
-    return found
+    return parts
 
 
 def with_others(part: Columns, numbers: Int, others: Sequence[dict[str, Int]]) -> Columns:
-    """The counts of ``part`` with those of the same steps of other ranks added; null where one is not known."""
+    """Return the counts of ``part`` plus those of the same steps of other ranks; null if one is unknown."""
     import pyarrow as pa
 
-    found: Columns = {}
+    summed: Columns = {}
     for name in COUNTS if others else ():
         whole = (
             pa.array(part[name]).fill_null(-1).to_numpy().astype(np.int64) if name in part else -np.ones_like(numbers)
@@ -187,8 +187,8 @@ def with_others(part: Columns, numbers: Int, others: Sequence[dict[str, Int]]) -
                 np.where(there, other[name][np.minimum(place, len(other["step"]) - 1)], -1) if len(there) else numbers
             )
             whole = np.where((whole < 0) | (more < 0), -1, whole + more)
-        found[name] = pa.array(whole, mask=whole < 0)
-    return found
+        summed[name] = pa.array(whole, mask=whole < 0)
+    return summed
 
 
 def _arrays(by_step: Mapping[int, float]) -> tuple[Int, Float]:
@@ -196,7 +196,7 @@ def _arrays(by_step: Mapping[int, float]) -> tuple[Int, Float]:
 
 
 def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
-    """What gives the values of steps by their numbers, null where none is known; of several the last one."""
+    """Return a function that gives the values of steps by number: the last one, null if there is none."""
     numbers, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(numbers, kind="stable")
     numbers, values = numbers[order], values[order]
@@ -235,7 +235,7 @@ def step_columns(rows: Rows) -> Columns:
 
 
 def bare_columns(recorder: BareRecorder) -> Columns:
-    """The same of a run that only marks its steps."""
+    """Return the columns of a run that only marks its steps."""
     rows = recorder.rows().steps
     return {
         "step": [row.step for row in rows],
@@ -249,12 +249,12 @@ def bare_columns(recorder: BareRecorder) -> Columns:
 
 
 def _compact(columns: Columns) -> Columns:
-    """The same columns in 8 bytes a value at most; a column without any value goes."""
+    """Return the columns with at most 8 bytes a value, without the empty ones."""
     import pyarrow as pa
 
     kinds = dict(STEP_COLUMNS)
-    found = {name: pa.array(values, pa.type_for_alias(kinds[name])) for name, values in columns.items()}
-    return {name: values for name, values in found.items() if name == "step" or values.null_count < len(values)}
+    arrays = {name: pa.array(values, pa.type_for_alias(kinds[name])) for name, values in columns.items()}
+    return {name: values for name, values in arrays.items() if name == "step" or values.null_count < len(values)}
 
 
 def _cpu_ns(span: PhaseSpan | StageSpan) -> int | None:

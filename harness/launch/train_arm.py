@@ -1,25 +1,24 @@
-"""Finds out what ``harness train`` is to train, refuses what cannot work, and trains it (harness.launch.training)."""
+"""Checks the one arm that ``harness train`` trains, and trains it (harness.launch.training)."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.launch.budget import Allowance
 from harness.launch.choose_workers import refuse_auto
 from harness.launch.preparation import check_devices, check_writable
 from harness.launch.study import only_one
-from harness.launch.training import Trained, Training, Watch
+from harness.launch.training import Trained, Training, TrainingOptions
 from harness.launch.training_files import CHECKPOINTS
 from harness.launch.training_progress import Goal
+from harness.launch.training_records import TrainingRecords
 from harness.study.store import StudyFolder
 from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.errors import InputError, cannot_write
 
 if TYPE_CHECKING:
-    from harness.launch.uploads import Uploader
     from harness.scenario.plan import Arm, Plan
 
 
@@ -27,20 +26,15 @@ def train_arm(
     plan: Plan,
     goal: Goal | None,
     out: Path,
-    resume: bool,
     command: Sequence[str],
     source: str,
-    allowed: Callable[[TrainerConfig, Goal], Allowance | None] = lambda _config, _goal: None,
-    uploader: Uploader | None = None,
-    watch: Watch | None = None,
-    force: bool = False,
+    options: TrainingOptions,
 ) -> Trained:
-    """Train the one arm of ``plan`` in the folder ``out``. Raises InputError before anything ran where it cannot work.
+    """Train the one arm of ``plan`` in the folder ``out``. Raises InputError before anything ran if it cannot work.
 
-    ``goal``: None for the steps that the scenario says. ``allowed``: what it may take, asked before it begins; it stops
-    when that is spent. ``uploader``: begun with the training, and asked with each checkpoint. ``watch``: sees every
-    step, and may end the training. ``force``: also begin what cannot fit into memory.
+    ``goal``: None for the steps of the scenario. ``source``: the scenario's file.
     """
+    resume = options.resume
     arm = only_arm(plan)
     config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
     goal = goal or Goal(steps=config.steps)
@@ -62,9 +56,9 @@ def train_arm(
     begun = folder.study_json.exists() or (out / CHECKPOINTS).exists()
     if begun and not resume:
         raise InputError(f"--out {out}: a training lies there; go on with it (--resume), or give another folder")
-    if resume and not begun:  # one line of a batch script both begins it and goes on
+    if resume and not begun:  # the same line of a batch script begins and resumes it
         print(f"--resume: no training lies in {out}, so it begins", file=sys.stderr)
-    allowance = allowed(config, goal)
+    allowance = options.allowed(config, goal)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -76,12 +70,13 @@ def train_arm(
         with brought_here(config.resume.llmc, "resume.llmc") as path:
             read_header(path)  # before the data of the steps before it is made
     with only_one(folder):
-        training = Training(arm, config, goal, folder, command, source, allowance, uploader, watch, force)
-        return training.run(resume, plan.scenario.name, plan.scenario.price_usd_per_hour)
+        records = TrainingRecords(arm, config, folder, command, source)
+        training = Training(records, goal, options, allowance)
+        return training.run(plan.scenario.name, plan.scenario.price_usd_per_hour)
 
 
 def only_arm(plan: Plan) -> Arm:
-    """The one arm of ``plan``, controls aside; InputError where there are several."""
+    """Return the one arm of ``plan``, controls aside. Raises InputError if there are several."""
     arms = [arm for arm in plan.arms if arm.control is None]
     if len(arms) != 1:
         names = ", ".join(arm.name for arm in arms)
@@ -90,7 +85,7 @@ def only_arm(plan: Plan) -> Arm:
 
 
 def _check_begin(config: TrainerConfig, goal: Goal) -> None:
-    """Raise InputError where nothing is left to train after the step that it begins with."""
+    """Raise InputError if nothing is left to train after the step that it begins with."""
     if config.resume is not None and goal.steps is not None and goal.steps <= config.first_step:
         raise InputError(
             f"resume.step: {config.first_step:,}, and the training ends after {goal.steps:,} steps; allowed: more "
@@ -99,7 +94,7 @@ def _check_begin(config: TrainerConfig, goal: Goal) -> None:
 
 
 def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
-    """``config`` with the learning-rate schedule as long as the training, where the scenario does not say."""
+    """Return ``config`` with a learning-rate schedule as long as the training, unless the scenario has its length."""
     optimizer = config.optimizer
     if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:
         return config

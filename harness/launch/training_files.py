@@ -1,4 +1,4 @@
-"""What a training leaves besides its checkpoints: tables of its losses, and the ledger's recorder that fills them."""
+"""Reads and writes the files of a training besides its checkpoints, and has the recorder that fills them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LossTable:
 
 
 class EvaluationRow(NamedTuple):
-    """A pass after a step, over held-out documents or multiple-choice questions. What it is not about is None.
+    """A pass after a step, over held-out documents or multiple-choice questions. Other fields are None.
 
     ``accuracy``: of a masked-LM objective. The others are as in :class:`trainer.telemetry.Validation`.
     """
@@ -87,7 +87,7 @@ class EvaluationRow(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What the pass was over: a diverged model has a loss too, which is NaN."""
+        """Kind of the pass: a diverged model has a loss too, which is NaN."""
         return "choices" if self.loss is None else "loss"
 
 
@@ -130,7 +130,7 @@ class EvaluationTable:
         self._path = path
 
     def lacking(self, step: int) -> frozenset[Kind]:
-        """Which passes after ``step``, the last one before this part, may be missing: checkpoints are saved first."""
+        """Return the passes after ``step``, before this part, that may be missing: checkpoints are saved first."""
         return frozenset(kind for kind in KINDS if step >= 0 and self.is_whole and self.last.get(kind) != step)
 
     def add(self, row: EvaluationRow) -> None:
@@ -145,7 +145,7 @@ def _evaluation_line(row: EvaluationRow) -> str:
 
 
 def read_evaluations(path: Path) -> list[EvaluationRow]:
-    """The rows of a table of passes; see :func:`read_losses` for what is left out and what is refused."""
+    """Return the rows of a table of passes. Damaged files: see :func:`read_losses`."""
 
     def made(step: str, loss: str, accuracy: str, tokens: str, questions: str = "", *shares: str) -> EvaluationRow:
         if shares and len(shares) != len(EvaluationRow._fields) - 5:
@@ -158,7 +158,7 @@ def read_evaluations(path: Path) -> list[EvaluationRow]:
 
 
 def has_rows(path: Path) -> bool:
-    """Whether a table of a training is there and has more than its first line; of a long one no more is read."""
+    """True if a table of a training exists and has more than its first line. Reads two lines."""
     try:
         with open(path, "rb") as file:
             return len(list(islice(file, 2))) == 2
@@ -185,15 +185,15 @@ def _rows(
         raise InputError(f"{path}: cannot be read ({error})") from error
     if not rows or rows[0] not in (list(columns), list(older or columns)):
         raise InputError(f"{path}: not a table of losses: its first line is not {','.join(columns)}")
-    found = []
+    parsed = []
     for number, row in enumerate(rows[1:], 2):
         try:
-            found.append(made(*row))
+            parsed.append(made(*row))
         except (ValueError, TypeError) as error:
             if number == len(rows):
                 break
             raise InputError(f"{path}:{number}: not a row of {', '.join(columns[:-1])} and {columns[-1]}") from error
-    return found
+    return parsed
 
 
 class TrainingRecorder(StepRecorder):
@@ -217,7 +217,7 @@ class TrainingRecorder(StepRecorder):
         self.run_queue = run_queue
         self._table = table
         self._step = 0
-        self._tokens_at: dict[int, int] = {}  # of steps whose loss is not known yet
+        self._tokens_at: dict[int, int] = {}  # tokens of steps without a known loss
         self.tokens = tokens
         self.last_loss: float | None = None
         self.loss_seen: Callable[[int, float], None] | None = None  # is called with each step's

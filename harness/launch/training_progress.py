@@ -1,4 +1,4 @@
-"""How far a training is to go, and the line that shows where it is: loss, tokens per second and the time left."""
+"""The goal of a training, and the line that shows its progress: loss, tokens per second and the time left."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from trainer.telemetry import Validation
 
 @dataclass(frozen=True)
 class Goal:
-    """Where a training ends: after so many steps, epochs of the corpus, or tokens. Exactly one is given."""
+    """End of a training, in steps, epochs of the corpus, or tokens. Exactly one is given."""
 
     steps: int | None = None
     epochs: float | None = None
     tokens: int | None = None
 
     def share(self, steps: int, tokens: int, epochs: float | None) -> float:
-        """Which share of the training is done, from 0; it ends at 1.
+        """Return the share of the training that is done, from 0 to 1.
 
-        Raises InputError where epochs are asked for and nobody knows how long one is.
+        Raises InputError for epochs of unknown length.
         """
         if self.steps is not None:
             return steps / self.steps
@@ -56,7 +56,7 @@ class TrainingProgress:
     def step(
         self, steps: int, tokens: int, share: float, loss: float | None, passes: Sequence[Validation] = ()
     ) -> None:
-        """A step was done; shows the line where it is due. ``passes``: over held-out data, in this part so far."""
+        """Show the line after a step, if it is due. ``passes``: over held-out data, in this part so far."""
         now_s = time.monotonic()
         if now_s - self._shown_s >= self._interval_s:
             self._shown_s = now_s
@@ -66,7 +66,7 @@ class TrainingProgress:
     def line(
         self, steps: int, tokens: int, share: float, loss: float | None, seconds: float, evaluating_s: float = 0.0
     ) -> str:
-        """What is known after ``seconds`` of this part of the training, of which ``evaluating_s`` are no training."""
+        """Return the line after ``seconds`` of this part, of which ``evaluating_s`` went to evaluation."""
         done = share - self._share
         left_s = (1 - share) * seconds / done if done > 0 else 0.0
         left = f", {_clock(left_s)} left" if left_s >= 1 else ""

@@ -1,4 +1,4 @@
-"""What a training's folder says of it: a study of one arm, whose blocks are the parts between two ends."""
+"""Records of a training, as a study of one arm with a block for each part between two ends."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class TrainingRecords:
     def __init__(
         self, arm: Arm, config: TrainerConfig, folder: StudyFolder, command: Sequence[str], source: str
     ) -> None:
-        self._arm, self._config, self._folder = arm, config, folder
+        self.arm, self.config, self.folder = arm, config, folder
         self._command, self._source = list(command), source
         self._begun_utc = now()
 
     def study(self, scenario: str, resume: bool, price_usd_per_hour: float | None) -> StudyRecord:
         """The record of the training as a study of one arm, with one more block for this part of it."""
         environment = self._environment()
-        name = self._arm.name
-        arm = ArmRecord(name, declared=self._arm.declared, config=self._config.model_dump(mode="json"))
-        if resume and self._folder.study_json.exists():
-            before = self._folder.read_study()
+        name = self.arm.name
+        arm = ArmRecord(name, declared=self.arm.declared, config=self.config.model_dump(mode="json"))
+        if resume and self.folder.study_json.exists():
+            before = self.folder.read_study()
             if [one.name for one in before.arms] != [name]:
                 trained = ", ".join(one.name for one in before.arms)
-                raise InputError(f"--out {self._folder.path}: the arm {trained} is trained there, not {name}")
-            blocks = sum(self._folder.read_record(name, block) is not None for block in range(before.blocks))
+                raise InputError(f"--out {self.folder.path}: the arm {trained} is trained there, not {name}")
+            blocks = sum(self.folder.read_record(name, block) is not None for block in range(before.blocks))
             note = f"resumed {self._begun_utc}: {' '.join(self._command)}"
             study = replace(before, status="running", environment=environment, arms=[arm], notes=[*before.notes, note])
         else:
@@ -72,24 +72,24 @@ class TrainingRecords:
     def run(self, study: StudyRecord, block: int) -> RunRecord:
         """The record of this part, as it begins."""
         return RunRecord(
-            arm=self._arm.name,
+            arm=self.arm.name,
             block=block,
             status="interrupted",
             session=session_of(study.id, f"train-{block}"),
             pid=os.getpid(),
             started_utc=self._begun_utc,
-            config=self._config.model_dump(mode="json"),
-            declared=self._arm.declared,
+            config=self.config.model_dump(mode="json"),
+            declared=self.arm.declared,
             environment=study.environment,
         )
 
     def steps_before(self, blocks: int) -> int:
-        """After how many steps the ledger of the last part before this one ends; 0 where there is none."""
+        """Return the steps at the end of the last part's ledger; 0 if there is none."""
         from pyarrow.parquet import read_table
 
         for block in reversed(range(blocks)):
-            path = self._folder.run(self._arm.name, block) / "steps.parquet"
-            if self._folder.read_record(self._arm.name, block) is not None and path.exists():
+            path = self.folder.run(self.arm.name, block) / "steps.parquet"
+            if self.folder.read_record(self.arm.name, block) is not None and path.exists():
                 steps = read_table(path, columns=["step"]).column("step")
                 return int(steps[-1].as_py()) + 1 if len(steps) else 0
         return 0
@@ -103,16 +103,16 @@ class TrainingRecords:
             peak_device_bytes=peak_device_bytes(compute),
         )
         tables.write()
-        self._folder.write_samples(record.arm, record.block, {})
-        self._folder.write_whole_run(record)
-        self._folder.write_study(study)
+        self.folder.write_samples(record.arm, record.block, {})
+        self.folder.write_whole_run(record)
+        self.folder.write_study(study)
 
     def _environment(self) -> JsonObject:
-        return record_user_environment() if self._config.user_functions else record_environment()
+        return record_user_environment() if self.config.user_functions else record_environment()
 
 
 def begun_elsewhere(study: StudyRecord, resume: ResumeConfig) -> StudyRecord:
-    """Say what the training goes on from, and what of it nobody has."""
+    """Print and note the weights that the training begins with, and that its optimizer state begins at zero."""
     with brought_here(resume.llmc, "resume.llmc") as path:
         fingerprint = file_fingerprint(path)
     note = (

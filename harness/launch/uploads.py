@@ -36,17 +36,17 @@ from trainer.files import read_json
 KEPT = "uploads.json"
 KEY = "upload"
 MARKER, UNFINISHED = ".upload-check-", ".uploading"  # names of what an upload itself leaves there for a moment
-ATTEMPTS = 5  # of each file, in one pass over the folder
+ATTEMPTS = 5  # tries of each file, in one pass over the folder
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before the second attempt, doubled before each further one
-UPLOAD_END_S = 600.0  # for what is left when the training has ended
+UPLOAD_END_S = 600.0  # limit for the last files after the training
 CHECK_S = 60  # for a place to take a small file before anything is trained
-NICE = 10  # of the thread: where a core is short, steps get it
+NICE = 10  # niceness of the thread: steps get the core first
 WITHOUT = "or go on without --upload and call harness upload later"
 STUDY, SWEEP = "study.json", "sweep.json"
-IDENTITIES = {STUDY: "id", SWEEP: "created_utc"}  # what tells two folders apart, by file
+IDENTITIES = {STUDY: "id", SWEEP: "created_utc"}  # identity of a folder, by file
 # Said to be there last: they say that the files around them are whole.
 LAST = ("checkpoint.json", "run.json", STUDY, SWEEP)
-_OBJECTS = ("s3", "gs", "gcs", "abfs", "abfss")  # where a file is there as a whole or not at all, and folders are names
+_OBJECTS = ("s3", "gs", "gcs", "abfs", "abfss")  # object stores: files are whole or absent, and folders are names
 _State = tuple[int, int]  # size in bytes and time of change in ns
 
 
@@ -69,7 +69,7 @@ class Uploaded:
     missing: tuple[str, ...] = ()
     reason: str = ""
     left_out: tuple[str, ...] = ()
-    unlisted: str = ""  # why what lies at the URL could not be compared; empty: it was
+    unlisted: str = ""  # why the files at the URL could not be compared; empty if they were
 
 
 class _BlockedError(Exception):
@@ -94,7 +94,7 @@ class Destination:
         self._there = kept or {}
         self._verify = verify
         self.reason = ""
-        self.unlisted = ""  # why what lies at the URL could not be compared
+        self.unlisted = ""  # why the files at the URL could not be compared
 
     def missing(self) -> list[str]:
         """The files that are new or have changed since they were copied, those of :data:`LAST` last."""
@@ -112,13 +112,13 @@ class Destination:
         if not self._there:
             return
         try:
-            found = self._listed()
+            remote = self._listed()
         except Exception as error:  # each filesystem has errors of its own
             self.unlisted = plain_reason(error)
             return
         self.unlisted = ""
         for name, copy in list(self._there.items()):
-            alike = found.get(name) in ((copy.state[0], copy.there_ns), (copy.state[0], None))
+            alike = remote.get(name) in ((copy.state[0], copy.there_ns), (copy.state[0], None))
             if not alike or (self._verify and not self._same_content(name)):
                 del self._there[name]
 
@@ -135,11 +135,11 @@ class Destination:
 
     @property
     def files(self) -> int:
-        """How many have been copied."""
+        """Number of copied files."""
         return len(self._there)
 
     def copy_all(self, pause: Callable[[float], bool]) -> bool:
-        """Copy what is missing, up to the first failure; False after one. A file that a folder blocks ends nothing.
+        """Copy the missing files up to the first failure. Returns False after one, unless a folder blocks the file.
 
         ``pause`` waits the given seconds before another attempt, and returns False if there is to be none.
         """
@@ -157,7 +157,7 @@ class Destination:
         return not blocked
 
     def check(self) -> None:
-        """Write a small file there and remove it. Raises InputError where that cannot be, tried a few times, or where
+        """Write a small file there and remove it. Raises InputError if that cannot be, tried a few times, or where
         another training or study lies there."""
         if not self._begun:
             try:
@@ -184,7 +184,7 @@ class Destination:
             with self._filesystem.open_output_stream(marker) as file:
                 file.write(b"written and removed by harness --upload\n")
         finally:
-            with suppress(Exception):  # who may not remove there can copy there all the same
+            with suppress(Exception):  # copying does not need the right to remove
                 self._filesystem.delete_file(marker)
             for folder in made:
                 with suppress(Exception):  # one that somebody else uses by now stays
@@ -271,8 +271,8 @@ class Destination:
             what = "sweep" if name == SWEEP else "training or study"
             raise InputError(f"another {what} lies there ({name}); give another URL, or remove that one")
         with suppress(OSError):  # The place may forbid listing.
-            if found := self._listed():
-                files = "1 file lies" if len(found) == 1 else f"{len(found):,} files lie"
+            if listed := self._listed():
+                files = "1 file lies" if len(listed) == 1 else f"{len(listed):,} files lie"
                 raise InputError(f"{files} there already; give another URL, or remove what is there")
 
     def _listed(self) -> dict[str, tuple[int, int | None]]:
@@ -291,7 +291,7 @@ class Destination:
         here = {name for name, _ in self._local()}
         gone = [one for one in self._there if one not in here and _may_go(one, here)]
         for name in gone:
-            with suppress(Exception):  # what stays there too long does no harm
+            with suppress(Exception):  # stale files do no harm
                 self._filesystem.delete_file(f"{self._root}/{name}")
             del self._there[name]
         if self._scheme not in _OBJECTS:  # elsewhere the folders of removed checkpoints would stay, empty
@@ -301,8 +301,8 @@ class Destination:
                         self._filesystem.delete_dir(f"{self._root}/{parent}")
 
     def _local(self) -> Iterator[tuple[str, _State]]:
-        found = [name for name, why in _walk(self.folder) if not why and name != KEPT]
-        for name in sorted(found, key=lambda one: (one.rpartition("/")[2] in LAST, one)):
+        names = [name for name, why in _walk(self.folder) if not why and name != KEPT]
+        for name in sorted(names, key=lambda one: (one.rpartition("/")[2] in LAST, one)):
             with suppress(FileNotFoundError):
                 yield name, _state(self.folder / name)
 
@@ -329,12 +329,12 @@ class Destination:
 
 
 def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Destination:
-    """Where ``folder`` is to be copied, once that has taken a small file. InputError where it takes none in time."""
+    """Return the target of ``folder``, tested with a small file. Raises InputError if that fails or takes too long."""
 
     def reached() -> Destination:
-        found = Destination(folder, url)
-        found.check()
-        return found
+        destination = Destination(folder, url)
+        destination.check()
+        return destination
 
     try:
         return Worker("upload-check").call(reached, limit_s)
@@ -343,9 +343,9 @@ def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Desti
 
 
 def _may_go(name: str, here: Collection[str]) -> bool:
-    """Whether a file that was removed here goes there too: a checkpoint once a newer one is here, no whole table.
+    """True if a file removed here is removed there too: a checkpoint after a newer one, never a whole table.
 
-    Whoever makes room on this disk does not mean the copy.
+    Making room on this disk must not remove the copy.
     """
     folder, _, rest = name.partition("/")
     if folder != CHECKPOINTS:
@@ -365,8 +365,8 @@ def _walk(folder: Path) -> Iterator[tuple[str, str]]:
 
     def entries(inside: Path, name: str, above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         above = (*above, os.path.realpath(inside))
-        with os.scandir(inside) as found:
-            names = sorted(one.name for one in found if not _is_temporary(one.name))
+        with os.scandir(inside) as listed:
+            names = sorted(one.name for one in listed if not _is_temporary(one.name))
         for one in names:
             path, whole = inside / one, f"{name}{one}"
             try:
@@ -402,8 +402,8 @@ def _is_temporary(name: str) -> bool:
 
 
 def _state(path: Path) -> _State:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 class Uploader:
@@ -424,11 +424,11 @@ class Uploader:
         self.ask()
 
     def ask(self) -> None:
-        """Copy what is new, soon. Returns at once."""
+        """Ask for a copy of the new files. Returns at once."""
         self._asked.set()
 
     def end(self, limit_s: float = UPLOAD_END_S) -> Uploaded:
-        """Copy what is left, and say what could not be. Waits ``limit_s`` at most."""
+        """Copy the remaining files, and return the failures. Waits ``limit_s`` at most."""
         self._end_s = time.monotonic() + limit_s
         self._ending.set()
         self._asked.set()
@@ -466,7 +466,7 @@ class Uploader:
                 if self._destination.missing():
                     whole = self._destination.copy_all(self._pause)
                     self._destination.compare()
-        except Exception as error:  # the training goes on whatever happens here
+        except Exception as error:  # the training goes on in any case here
             whole, self._destination.reason = False, plain_reason(error)
         reason = "" if whole else self._destination.reason
         if reason and reason != self._warned and not ending:

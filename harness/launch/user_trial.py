@@ -1,4 +1,4 @@
-"""Tries a data source of the user's own before the first run: what cannot work is said in a line, before any study."""
+"""Tries a user's data source before the first run, so that an error is one line and no study begins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.model import shape_of
 
 KEY = "data.source"
 TRIAL = ("-m", "trainer.data.user_trial")
-VARIABLE = "HARNESS_TRIAL"  # by which all that a trial has started is found
+VARIABLE = "HARNESS_TRIAL"  # marks every process that a trial has started
 PRINTED_LINES_SHOWN = 6  # last lines of what he printed
 
 
@@ -36,22 +36,22 @@ class TriedSources:
         self._start_s = start_s
         self._tried: dict[tuple[str, Code | None], tuple[int, int]] = {}
         self._files: dict[tuple[str, str, Code | None], set[str]] = {}
-        self.notes: list[str] = []  # what the report must say of them
+        self.notes: list[str] = []  # notes for the report
 
     def files(self, key: str, name: str, code: Code | None = None) -> list[str]:
         """The user's files that ``name`` of the scenario's ``key`` imported when it was tried."""
         return sorted(self._files.get((key, name, code), ()))
 
     def check_model(self, name: str, code: Code | None = None) -> None:
-        """Raise InputError where the factory cannot be imported. It is not called: its model may be large."""
+        """Raise InputError if the factory cannot be imported. It is not called: its model may be large."""
         key = "model.factory"
         if (key, name, code) not in self._files:
             with announced(f"importing {key} {name}{_at(code)}"):
-                found = _answer(key, name, [key, name], "", self._start_s, code)
-            self._files[key, name, code] = set(found["files"])
+                answer = _answer(key, name, [key, name], "", self._start_s, code)
+            self._files[key, name, code] = set(answer["files"])
 
     def check(self, arm: str, config: TrainerConfig, code: Code | None = None) -> None:
-        """Raise InputError where the source gives no batch, or one that the arm's model cannot take.
+        """Raise InputError if the source gives no batch, or one that the arm's model cannot take.
 
         ``code``: the state of the user's code, if not the one here.
         """
@@ -61,19 +61,19 @@ class TriedSources:
         asked = data.model_dump_json(include=keys), code
         if asked not in self._tried:
             with announced(f"trying data.source {data.source}{_at(code)}"):
-                found = _try(data, self._start_s, code)
-            self._tried[asked] = found["smallest_id"], found["largest_id"]
-            self._files.setdefault((KEY, data.source, code), set()).update(found["files"])
+                facts = _try(data, self._start_s, code)
+            self._tried[asked] = facts["smallest_id"], facts["largest_id"]
+            self._files.setdefault((KEY, data.source, code), set()).update(facts["files"])
             note = (
-                f"a thread of data.source {data.source} tokenizes ({', '.join(found['threads'])}): its time is in no "
+                f"a thread of data.source {data.source} tokenizes ({', '.join(facts['threads'])}): its time is in no "
                 "stage, and a wait for it is reading"
             )
-            if found["threads"] and note not in self.notes:
+            if facts["threads"] and note not in self.notes:
                 self.notes.append(note)
                 print(f"note: {note}", file=sys.stderr)
         shape = shape_of(config.model, 0, data.sequence_length)
         if shape is None:
-            return  # it knows itself how many ids it takes
+            return  # the model defines its own vocabulary
         smallest, largest = self._tried[asked]
         if not shape.vocab_size:
             raise InputError(
@@ -92,16 +92,16 @@ def _at(code: Code | None) -> str:
 
 
 def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str, Any]:
-    """What its first batch holds and what was seen of it."""
+    """Return the facts of the source's first batch."""
     assert data.source is not None
-    found = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
-    if not found["trained_tokens"]:
+    answer = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
+    if not answer["trained_tokens"]:
         raise InputError(f"{KEY}: {data.source}: no label of its first batch counts (all are -100)")
-    return found
+    return answer
 
 
 def _answer(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
-    """What a trial's process answers to ``given``. Raises InputError where it does not, or where it says so."""
+    """Return the answer of a trial's process to ``given``. Raises InputError without one, or for its error."""
     try:
         return _ask(key, name, arguments, given, start_s, code)
     except InputError as error:
@@ -129,17 +129,17 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
                 due = "gave no batch" if key == KEY else "was not imported"
                 raise InputError(f"{key}: {name} {due} within {start_s:g} s (limits.start_s): {finding}")
         finally:
-            with suppress(ProcessLookupError):  # where nothing that it started is left
+            with suppress(ProcessLookupError):  # nothing that it started is left
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            for pid in with_variable(VARIABLE, token):  # what has a session of its own
+            for pid in with_variable(VARIABLE, token):  # processes with a session of their own
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         answer.seek(0)
         errors.seek(0)
         out, printed = answer.read(), errors.read().decode(errors="replace").strip()
     try:
-        found: dict[str, Any] = json.loads(out)
+        content: dict[str, Any] = json.loads(out)
     except ValueError as error:
         last = one_line(" / ".join(printed.splitlines()[-PRINTED_LINES_SHOWN:])) or "it said nothing"
         number = process.returncode
@@ -147,15 +147,15 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
         if number < 0:
             how = f"the process of {name} was {killed_by(-number)}"
         raise InputError(f"{key}: {how}: {last}") from error
-    if "error" in found:
+    if "error" in content:
         if printed:
             print(printed, file=sys.stderr)  # the traceback of the user's own code, above the one line
-        raise InputError(found["error"])
-    return found
+        raise InputError(content["error"])
+    return content
 
 
 def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Wait until it has ended, in several looks; False where it has not."""
+    """Wait in several polls until it has ended; return False if it has not."""
     parts = looks(limit_s)
     for _ in range(parts):
         with suppress(subprocess.TimeoutExpired):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 # A run that takes its steps sends a sign of life this often at least. It costs one clock reading a step.
 BEAT_S = 10.0
-LOOK_S = 10.0  # one wait of the launcher; only waits in vain count, not the time that passed
+LOOK_S = 10.0  # one poll of the launcher; the limit counts timed-out polls, not elapsed time
 BEATS_PER_LIMIT = 4  # so that a beat that comes late ends no run
 # A run of a state of the code that sends none is given the limit for each of its steps; for a profiled run, this many.
 PROFILED_STEPS = 100
@@ -16,7 +16,7 @@ KILLED_S = 30.0  # for the kernel to end a killed process; one that waits for a 
 
 
 def looks(limit_s: float) -> int:
-    """How many waits make up a limit: where all stands still (a paused container), one of them is lost, no run."""
+    """Return the number of polls of a limit: a paused container loses one of them, not a run."""
     return max(1, math.ceil(limit_s / LOOK_S))
 
 
@@ -26,7 +26,7 @@ class BudgetSpent(Exception):  # noqa: N818 - an outcome, reported and survived
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """How long the launcher waits: for a run to start, for its next step, and for the study as a whole."""
+    """Limits of the launcher's waits: for a run's start, for its next step, and for the whole study."""
 
     start_s: float
     silence_s: float
@@ -35,7 +35,7 @@ class WaitLimits:
 
     @property
     def beat_s(self) -> float:
-        """How often a run says that it lives."""
+        """Interval of a run's heartbeat."""
         return min(BEAT_S, self.silence_s / BEATS_PER_LIMIT)
 
     def within(self, limit_s: float) -> float:
@@ -44,5 +44,5 @@ class WaitLimits:
 
     @property
     def spent(self) -> bool:
-        """Whether the study's time is over."""
+        """True if the study's time is over."""
         return self.end_ns is not None and time.monotonic_ns() >= self.end_ns

@@ -98,7 +98,7 @@ def time_steps(name: str, config: TrainerConfig, out: Path, command: Sequence[st
     scenario = Scenario(name=name, question="", arms={name: None})
     plan = Plan(scenario, (Arm(name, None, None, {}, config),), (), ())
     try:
-        (found,) = measure(plan, "training", out, command, "", 0.0).arms
+        (found,) = measure(plan, "training", out, command, "").arms
     except MeasurementFailed as failed:
         raise TrialFailed(f"the run that says what a trial takes: {failed}") from failed
     return Pilot(found.startup_s + found.ending_s, found.step.likely)

@@ -43,11 +43,11 @@ class TrialServer:
         self._limits = limits
         self._server: ForkServer | None = None
         self._pid: int | None = None
-        self.forked_s = 0.0  # when the last trial's process was there (time.monotonic), everything imported
+        self.forked_s = 0.0  # time.monotonic() when the last trial was forked, with everything imported
 
     @property
     def beat_s(self) -> float:
-        """How often a trial says that it lives."""
+        """Interval of a trial's heartbeat."""
         return min(BEAT_S, self._limits.silence_s / BEATS_PER_LIMIT)
 
     def train(
@@ -130,7 +130,7 @@ class TrialServer:
     def _why_gone(self, log: Path) -> str:
         if self._pid is not None:
             with suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)  # what closed its channel has nothing more to say
+                os.killpg(self._pid, signal.SIGKILL)  # its channel is closed
         code = self._wait()
         if code is not None and code < 0:
             return f"its process was {killed_by(-code)}"
@@ -141,7 +141,7 @@ class TrialServer:
         self._signal(signal.SIGTERM)
         end_s = time.monotonic() + STOPPING_S
         with suppress(EOFError, OSError, TimeoutError, KeyboardInterrupt):
-            channel.send({"do": "stop"})  # it may be waiting for the answer to a milestone
+            channel.send({"do": "stop"})  # the trial may wait for the answer to a milestone
             while (left_s := end_s - time.monotonic()) > 0:
                 event = channel.receive_trial_event(left_s)
                 if event["event"] == "ended":

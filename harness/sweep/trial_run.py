@@ -35,7 +35,7 @@ class Watching:
         self._channel, self._beat_s = channel, start["beat_s"]
         self._milestones = list(start["milestones"])
         self._above_start, self._window = start["above_start"], start["window"]
-        self._losses: list[float] = []  # of every step from the first on, of earlier parts too
+        self._losses: list[float] = []  # every step from the first on, also in earlier parts
         self._table = Path(start["folder"]) / "losses.csv"
         self._begun = False
         self._part_begin = 0  # index of the first loss that the next milestone's mean holds
@@ -56,7 +56,7 @@ class Watching:
             self.diverged = self._divergence(known)
         if self.diverged is not None:
             return True
-        # Those of earlier parts too: what a kill kept from being decided, or from being obeyed, is decided now.
+        # Milestones of earlier parts too: a kill may have prevented their decision, or its execution.
         while self._milestones and steps >= self._milestones[0]:
             if (order := self._report(self._milestones.pop(0), tokens)) != "step":
                 self.evaluates = order == "evaluate"
@@ -125,6 +125,7 @@ def main(descriptor: int, parent: int) -> int:
 
 def _train(start: TrialStart, watching: Watching) -> Trained:
     from harness.launch.train_arm import train_arm
+    from harness.launch.training import TrainingOptions
     from harness.launch.training_progress import Goal
     from harness.scenario.model import Scenario
     from harness.scenario.plan import Arm, Plan
@@ -134,11 +135,12 @@ def _train(start: TrialStart, watching: Watching) -> Trained:
     scenario = Scenario(name=start["scenario"], question="", arms={start["arm"]: None})
     plan = Plan(scenario, (Arm(start["arm"], None, None, {}, config),), (), ())
     folder, goal = Path(start["folder"]), Goal(steps=start["steps"])
-    return train_arm(plan, goal, folder, True, start["command"], "", watch=watching, force=True)
+    options = TrainingOptions(resume=True, force=True, watch=watching)
+    return train_arm(plan, goal, folder, start["command"], "", options)
 
 
 def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
-    """What is said of a training that has ended, and kept beside it, so that a killed sweep finds it."""
+    """Return the event of a training that has ended, and write it to its folder for a sweep that was killed."""
     import json
 
     from harness.launch.training_files import EVALUATIONS, read_evaluations

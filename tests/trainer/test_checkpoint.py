@@ -38,7 +38,6 @@ from trainer.data.position import DataPosition, Position
 from trainer.data.prepare import prepare
 from trainer.errors import InputError
 from trainer.loop import train
-from trainer.ranks import ALONE
 
 STEPS = 14
 
@@ -368,13 +367,14 @@ def test_another_training_is_refused(make: Callable[..., TrainerConfig], tmp_pat
 
 def test_a_run_of_data_alone_saves_nothing(make: Callable[..., TrainerConfig], tmp_path: Path) -> None:
     """The stall of a save would count as the time of data work in isolation."""
-    from harness.launch.child import _saver
+    from harness.launch.opener import Checkpoints, make_saver
 
     for work in ("model", "none"):
         config = make(compute={"work": work, "device": "cpu", "threads": 1})
         prepared = prepare(config.data)
         with open_batches(config.data, prepared, 0) as batches:
-            saver = _saver(config, build_compute(config, prepared.tokenizer.vocab_size), batches, tmp_path, ALONE)
+            compute = build_compute(config, prepared.tokenizer.vocab_size)
+            saver = make_saver(config, compute, batches, Checkpoints(tmp_path))
         assert (saver is None) == (work == "none")
 
 

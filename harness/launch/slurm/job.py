@@ -1,6 +1,6 @@
 """Runs one block of a study, or all of it, in a job of Slurm: ``python -m harness.launch.slurm.job`` (see script.py).
 
-The job writes when it began and how it ended into a file of its own, as nobody else may know: Slurm forgets jobs.
+The job records its begin and end in a file of its own, as Slurm forgets jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXITS = {"done": 0, "failed": 1, "refused": 2, "interrupted": 130}
 
 @dataclass(frozen=True)
 class JobEnding:
-    """What a job says of itself. ``running``: it has begun, and not ended, or it was killed."""
+    """A job's own record. ``running``: it has begun, and not ended, or it was killed."""
 
     job: str
     node: str
@@ -36,7 +36,7 @@ class JobEnding:
 
 
 def read_ending(path: Path) -> JobEnding | None:
-    """What the job wrote there; None where it wrote nothing that can be read."""
+    """Read the job's record; None if there is none, or if it is damaged."""
     try:
         content = read_json(path)
         return JobEnding(**{one.name: content[one.name] for one in fields(JobEnding) if one.name in content})

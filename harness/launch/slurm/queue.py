@@ -44,7 +44,7 @@ class JobState:
 
 
 def check_slurm_here() -> None:
-    """Raise InputError where Slurm's commands are missing."""
+    """Raise InputError if Slurm's commands are missing."""
     if missing := missing_commands():
         raise InputError(
             f"launch.slurm: {', '.join(missing)}: not found here; run it where jobs are submitted (a login node), "
@@ -53,8 +53,8 @@ def check_slurm_here() -> None:
 
 
 def submit(script: Path) -> str:
-    """Submit ``script``; the id of its job. InputError where it is refused, with sbatch's own words."""
-    # In a job of its own (salloc) these would be taken for what this script asks for.
+    """Submit ``script``; return the id of its job. Raises InputError, with sbatch's message, if it is refused."""
+    # In a job (salloc) sbatch would take these for this script's options.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_JOB")}
     try:
         done = _run(["sbatch", "--parsable", str(script)], environment)
@@ -62,7 +62,7 @@ def submit(script: Path) -> str:
         raise InputError(f"launch.slurm: {error}") from error
     if done.returncode:
         raise InputError(f"launch.slurm: sbatch refused the job: {_message(done.stderr)} (--dry-run prints it)")
-    return done.stdout.strip().split(";")[0]  # JOB;CLUSTER where there are several
+    return done.stdout.strip().split(";")[0]  # JOB;CLUSTER if there are several
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
@@ -73,16 +73,16 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
     done = _run(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N", f"--jobs={','.join(jobs)}"])
     if done.returncode and UNKNOWN_JOB not in done.stderr:
         raise SlurmSilent(f"squeue: {_message(done.stderr)}")
-    found = {}
+    by_id = {}
     for line in done.stdout.splitlines():
         parts = [part.strip() for part in line.split("|")]
         if len(parts) == 4:
-            found[parts[0]] = JobState(*parts)
-    return found
+            by_id[parts[0]] = JobState(*parts)
+    return by_id
 
 
 def node_memory_bytes(partition: str | None) -> int | None:
-    """The least memory of the partition's nodes as Slurm has it; None where it does not say."""
+    """Return the least memory of the partition's nodes as Slurm reports it; None if it does not."""
     of = [] if partition is None else [f"--partition={partition}"]
     try:
         done = _run(["sinfo", "--noheader", "--format=%m", *of])
@@ -111,6 +111,6 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> subpr
 
 
 def _message(text: str) -> str:
-    """The last thing that an answer says, and what it said before where that is more of the same."""
+    """Return the last message of an answer, with the lines before it that belong to it."""
     lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
     return one_line("; ".join(dict.fromkeys(reversed(lines[-2:]))))[:400] or "without a word"

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainer.config import SlurmConfig
 from trainer.files import shell_word
 
-# What a run reads of the environment; some clusters hand none of it to jobs (SBATCH_EXPORT=NONE).
+# Environment variables that a run reads; some clusters pass none to jobs (SBATCH_EXPORT=NONE).
 KEPT_VARIABLES = ("PYTHONPATH", "HARNESS_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
 
 
@@ -40,7 +40,7 @@ class Submission:
         return self.folder / f"job-{job}.log"
 
     def record(self, block: int) -> Path:
-        """What the job of ``block`` writes of itself."""
+        """File in which the job of ``block`` records its state."""
         return self.folder / (f"block-{block}.json" if self.is_array else "study.json")
 
 
@@ -87,7 +87,7 @@ def _options(submission: Submission) -> Iterator[str]:
     yield from (f"--{name}={value}" for name, value in given.items() if value is not None)
     if slurm.exclusive:
         yield "--exclusive"
-    yield "--no-requeue"  # harness run --resume submits what is missing
+    yield "--no-requeue"  # harness run --resume submits the missing blocks
     yield from slurm.extra
 
 

@@ -1,4 +1,4 @@
-"""Submits a study's jobs, waits for them with a time limit, and gathers what they measured into the one study folder.
+"""Submits a study's jobs, waits for them with a time limit, and gathers their runs in one study folder.
 
     STUDY/slurm/K/      the K-th submission: script.sh, jobs.json, job-ID.log, and what each job says of itself
 
@@ -34,8 +34,8 @@ from trainer.json_types import integer
 if TYPE_CHECKING:
     from harness.scenario.plan import Plan
 
-FIRST_LOOK_S, LAST_LOOK_S = 0.5, 15.0  # between two looks at the queue: soon at first, then seldom
-CONTROLLER_S = 900.0  # that squeue may fail for before nobody waits on: a controller is restarted in minutes
+FIRST_LOOK_S, LAST_LOOK_S = 0.5, 15.0  # seconds between two polls of the queue
+CONTROLLER_S = 900.0  # limit of squeue's failures before the wait ends: a controller is restarted in minutes
 SHARED_DISK_S = 10.0  # for what a job wrote to appear on this machine's view of a shared disk
 LOG_LINES = 3
 LOG_BYTES = 4096
@@ -45,10 +45,10 @@ GONE = JobState("", "GONE", "", "")  # squeue no longer knows it
 
 
 def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
-    """The jobs that all arms ask for; None: none. InputError where they differ: a job runs all arms of a block."""
-    found = {name: config_slurm(config) for name, config in configs.items()}
-    first, settings = next(iter(found.items()))
-    for name, other in found.items():
+    """The jobs that all arms ask for; None: none. Raises InputError if they differ: a job runs all arms of a block."""
+    by_arm = {name: config_slurm(config) for name, config in configs.items()}
+    first, settings = next(iter(by_arm.items()))
+    for name, other in by_arm.items():
         if other != settings:
             raise InputError(
                 f"launch.slurm: arm {name} has another one than {first}, but a job runs all arms of a block; "
@@ -126,12 +126,12 @@ def resume_in_jobs(path: Path, command: Sequence[str], *, force: bool = False, w
 
 
 def begun_in_jobs(path: Path) -> bool:
-    """Whether jobs were ever submitted for the study there."""
+    """True if jobs were ever submitted for the study there."""
     return (path / FOLDER).is_dir()
 
 
 def refuse_jobs_in_queue(path: Path) -> None:
-    """Raise InputError where jobs of the study may still run: what is run here would meet them."""
+    """Raise InputError if jobs of the study may still run: they would collide with runs started here."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
     slurm = slurm_of(recorded_configs(folder.study_json, record))
@@ -153,7 +153,7 @@ def _asked(configs: Mapping[str, TrainerConfig]) -> SlurmConfig:
 
 
 def _bytes_of(text: str) -> int | None:
-    """Of "64G" and the like, as sbatch takes it: megabytes where there is no unit."""
+    """Return the bytes of sizes like "64G", as sbatch reads them: megabytes without a unit."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "M")
     powers = {"K": 10, "M": 20, "G": 30, "T": 40}
     return int(number) * 2 ** powers[unit] if number.isdigit() and unit in powers else None
@@ -168,7 +168,7 @@ class _Lost:
 
 
 class Jobs:
-    """The jobs of one study: what was submitted, what is in the queue, and what is missing."""
+    """Jobs of one study: submitted, in the queue, and missing."""
 
     def __init__(self, folder: StudyFolder, record: StudyRecord, slurm: SlurmConfig, nodes: int) -> None:
         self._folder, self._record, self._slurm, self._nodes = folder, record, slurm, nodes
@@ -180,12 +180,12 @@ class Jobs:
 
     @property
     def ids(self) -> list[str]:
-        """Of the jobs as they were submitted: an array has one."""
+        """Numbers of the jobs as they were submitted: an array has one."""
         return list(dict.fromkeys(job for job, _ in self._by_block.values()))
 
     @property
     def described(self) -> str:
-        """What was submitted, for a person."""
+        """Description of the submitted jobs."""
         if not self._by_block:
             return "no job is needed"
         logs = ", ".join(dict.fromkeys(str(one.folder) for _, one in self._by_block.values()))
@@ -193,12 +193,12 @@ class Jobs:
         return f"job {', '.join(self.ids)} ({kind}), scripts and logs in {logs}"
 
     def missing(self) -> list[int]:
-        """Blocks of which a run is not done."""
+        """Blocks with a run that is not done."""
         record, done = self._record, self._folder.is_done
         return [b for b, order in enumerate(record.order) if not all(done(name, b) for name in order)]
 
     def submit(self, blocks: Sequence[int], force: bool) -> None:
-        """Write the next script, and submit it. InputError where sbatch refuses it."""
+        """Write the next script, and submit it. Raises InputError if sbatch refuses it."""
         root = self._folder.path.absolute()
         number = 0
         while (root / FOLDER / str(number) / "jobs.json").exists():
@@ -219,12 +219,12 @@ class Jobs:
                 self._by_block |= dict.fromkeys(blocks, (job, submission))
 
     def blocks_in_queue(self) -> set[int]:
-        """Blocks whose job may still run; SlurmSilent where that is not known."""
-        found = states(self.ids)
-        return set(self._living(found))
+        """Blocks whose job may still run. Raises SlurmSilent if that is not known."""
+        queue = states(self.ids)
+        return set(self._living(queue))
 
     def finish(self) -> Outcome:
-        """Wait for all jobs, then gather. What is in the queue when the time is over, or on Ctrl-C, stays there."""
+        """Wait for all jobs, then gather. Jobs in the queue when the time is over, or on Ctrl-C, stay there."""
         with terminable():
             try:
                 late = self._wait()
@@ -236,7 +236,7 @@ class Jobs:
         return self._gather()
 
     def leave(self, status: Literal["submitted", "interrupted", "failed"]) -> Outcome:
-        """Say what goes on without this process."""
+        """Print which jobs run on without this process."""
         path = self._folder.path
         print(
             f"jobs {', '.join(self.ids)} stay in the queue; wait for them and gather: harness run --resume "
@@ -253,12 +253,12 @@ class Jobs:
         job, submission = self._by_block[block]
         return f"{job}_{block}" if submission.is_array else job
 
-    def _state(self, block: int, found: Mapping[str, JobState]) -> JobState:
-        return found.get(self._id(block), GONE)
+    def _state(self, block: int, queue: Mapping[str, JobState]) -> JobState:
+        return queue.get(self._id(block), GONE)
 
-    def _living(self, found: Mapping[str, JobState]) -> list[int]:
+    def _living(self, queue: Mapping[str, JobState]) -> list[int]:
         """Blocks whose job may still run."""
-        return [block for block in self._by_block if not self._state(block, found).has_ended]
+        return [block for block in self._by_block if not self._state(block, queue).has_ended]
 
     def _wait(self) -> str | None:
         """Look until every job has ended; the line that says who did not, where the time is over before."""
@@ -267,14 +267,14 @@ class Jobs:
         while True:
             now_s = time.monotonic()
             try:
-                found = states(self.ids)
+                queue = states(self.ids)
                 heard_s = time.monotonic()
             except SlurmSilent as error:
                 if now_s - heard_s > CONTROLLER_S:
                     return f"Slurm gave no answer for {CONTROLLER_S:g} s: {error}"
             else:
-                living = self._living(found)
-                text = self._shown(living, found)
+                living = self._living(queue)
+                text = self._shown(living, queue)
                 if text != shown:
                     print(text, file=sys.stderr, flush=True)
                     shown = text
@@ -285,10 +285,10 @@ class Jobs:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, LAST_LOOK_S)
 
-    def _shown(self, living: Sequence[int], found: Mapping[str, JobState]) -> str:
+    def _shown(self, living: Sequence[int], queue: Mapping[str, JobState]) -> str:
         """``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``."""
         parts = []
-        seen = {self._id(block): self._state(block, found) for block in living}
+        seen = {self._id(block): self._state(block, queue) for block in living}
         for state in dict.fromkeys(one.state for one in seen.values()):
             of = {job: one for job, one in seen.items() if one.state == state}
             if state == "PENDING":
@@ -312,7 +312,7 @@ class Jobs:
         status: Literal["done", "failed"] = "failed" if self.missing() else "done"
         record = self._record
         done = (self._folder.read_record(name, block) for block, order in enumerate(record.order) for name in order)
-        # Of the machine that measured: this one only submitted.
+        # From the machine that measured: this one only submitted.
         environment = next((run.environment for run in done if run and run.status == "done"), record.environment)
         notes = [*record.notes, *(line for line in dict.fromkeys(notes) if line not in record.notes)]
         record = replace(record, status=status, ended_utc=now(), environment=environment, notes=notes)
@@ -323,19 +323,19 @@ class Jobs:
         if not (missing := [block for block in self.missing() if block in self._by_block]):
             return
         try:
-            found = states(self.ids)
+            queue = states(self.ids)
         except SlurmSilent:
-            found = {}
+            queue = {}
         for block in missing:
             job, submission = self._id(block), self._by_block[block][1]
-            state = self._state(block, found)
+            state = self._state(block, queue)
             self._await_record(submission.record(block), state)
             ending = read_ending(submission.record(block))
-            if block in self.missing():  # it was only late to be seen
+            if block in self.missing():  # it became visible late
                 yield _Lost(block, why_lost(block, job, state, ending, submission.log(job)))
 
     def _await_record(self, path: Path, state: JobState) -> None:
-        """A job that ended by itself has said so; a shared disk may show that later."""
+        """A job that ended by itself has recorded that; a shared disk may show it later."""
         end_s = time.monotonic() + SHARED_DISK_S
         while state.state in ("COMPLETED", "FAILED", "GONE") and time.monotonic() < end_s:
             ending = read_ending(path)
@@ -349,7 +349,7 @@ class Jobs:
         for position, name in enumerate(self._record.order[lost.block]):
             before = self._folder.read_record(name, lost.block)
             if before is not None and not before.session.endswith(BLAMED):
-                continue  # it says itself what became of it
+                continue  # its own record has its end
             arm = arms[name]
             self._folder.write_run(
                 RunRecord(
@@ -370,7 +370,7 @@ class Jobs:
 
 
 def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, log: Path) -> str:
-    """One line: which job, how Slurm ended it, what it said of itself, and the end of its log."""
+    """Return one line: the job, its state in Slurm, its own record, and the end of its log."""
     node = state.nodes or (ending.node if ending is not None else "")
     how = {
         "GONE": "has ended, and Slurm no longer knows how",
@@ -398,7 +398,7 @@ def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, lo
 
 
 def _end_of(log: Path) -> str | None:
-    """The last lines, as one; "" where there is nothing to read in it, None where there is no log."""
+    """The last lines, as one; "" where there is nothing to read in it, None if there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_BYTES))

@@ -1,4 +1,4 @@
-"""Feeds one tracker's process from a bounded queue, so that whoever measures never waits for it."""
+"""Feeds one tracker's process from a bounded queue, so that measuring never waits for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from time import monotonic
 from trainer.json_types import JsonObject
 
 MAX_WAITING_MESSAGES = 1024  # messages in the queue; a message has up to 500 steps
-# Nothing may call home: what these libraries send by themselves, or would look up.
+# No telemetry: variables that keep these libraries from sending or looking up anything.
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -30,7 +30,7 @@ QUIET = {
 }
 
 
-# What would send Trackio and MLflow elsewhere than to the folder they are given.
+# Variables that would send Trackio and MLflow to another place than their folder.
 ELSEWHERE = {
     "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID",
     "TRACKIO_DATASET_ID",
@@ -41,7 +41,7 @@ class TrackerFeed:
     """The process of one tracker. No method but :meth:`wait` and :meth:`end` blocks, and those have a limit."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        """``name``: as the scenario has it. ``folder``: where the tracker keeps what it is given."""
+        """``name``: as in the scenario. ``folder``: of the tracker's own files."""
         self.name, self.folder = name, folder
         self._messages: queue.Queue[JsonObject | None] = queue.Queue(MAX_WAITING_MESSAGES)
         self._given = 0  # messages that were to be recorded
@@ -65,7 +65,7 @@ class TrackerFeed:
             thread.start()
 
     def send(self, message: JsonObject, until_s: float | None = None) -> None:
-        """Queue a message. One for which there is no room, also by ``until_s`` where that is given, is lost."""
+        """Queue a message. It is dropped if there is no room, or none by ``until_s``."""
         number = self._given
         self._given += 1
         with suppress(queue.Full):
@@ -79,7 +79,7 @@ class TrackerFeed:
                 self._changed.wait(left)
 
     def lost(self, until_s: float) -> str | None:
-        """What is not recorded by ``until_s`` (monotonic), in one line; None where everything is."""
+        """Return one line about records missing at ``until_s`` (monotonic); None if there are none."""
         self.wait(until_s)
         with self._changed:
             if self._done == self._given:
@@ -88,7 +88,7 @@ class TrackerFeed:
             return f"{self.name}: {self._done} of {self._given} messages recorded: {why}"
 
     def end(self, until_s: float) -> str | None:
-        """Close the tracker, by force at ``until_s``; see :meth:`lost` for what is returned."""
+        """Close the tracker, by force at ``until_s``. Returns the same line as :meth:`lost`."""
         self.send({"do": "close"}, until_s)
         with suppress(queue.Full):
             self._messages.put_nowait(None)
@@ -96,7 +96,7 @@ class TrackerFeed:
             self._process.wait(max(0.0, until_s - monotonic()))
         lost = self.lost(until_s)
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # also what it left behind
+            os.killpg(self._process.pid, signal.SIGKILL)  # and the processes it left behind
         self._process.wait()
         for thread in self._threads:
             thread.join(5)
@@ -108,7 +108,7 @@ class TrackerFeed:
 
     def _write(self) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError), self._process.stdin as stream:  # it ended, or was ended
+        with suppress(OSError), self._process.stdin as stream:  # ended, or killed
             while (message := self._messages.get()) is not None:
                 stream.write(json.dumps(message).encode() + b"\n")
                 stream.flush()

@@ -15,7 +15,7 @@ from trainer.json_types import Json
 
 One = TypeVar("One")
 _STATUS = {"done": "FINISHED", "failed": "FAILED"}
-# What one log_batch takes (mlflow.utils.validation), and the length of a parameter's value.
+# Limits of one log_batch (mlflow.utils.validation), and of the length of a parameter's value.
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 6000
 
 
@@ -50,8 +50,8 @@ class MlflowStore:
     def metrics(self, run: str, rows: Sequence[MetricRow]) -> None:
         from mlflow.entities import Metric
 
-        found = [Metric(name, value, row.time_ms, row.step) for row in rows for name, value in row.values.items()]
-        for some in _cut(found, _MOST_METRICS):
+        entries = [Metric(name, value, row.time_ms, row.step) for row in rows for name, value in row.values.items()]
+        for some in _cut(entries, _MOST_METRICS):
             self._client.log_batch(self._ids[run], metrics=some)
 
     def attach(self, run: str, files: Sequence[Path]) -> None:

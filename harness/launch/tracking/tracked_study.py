@@ -30,9 +30,9 @@ from trainer.errors import in_words
 from trainer.json_types import Json, JsonObject, section
 
 ROWS = 500  # steps in a message
-MAX_TRACKED_STEPS = 20_000  # of a run that a tracker gets: of more, so many evenly spread
-RUNS_SHARE = 0.5  # of the time limit, for the runs: one that hangs in them must not cost others the report
-NOTE = "tracking: "  # what a note of the study begins with where a tracker lost something
+MAX_TRACKED_STEPS = 20_000  # steps of a run that a tracker gets, evenly spread
+RUNS_SHARE = 0.5  # share of the time limit for the runs: a tracker that hangs must not cost others the report
+NOTE = "tracking: "  # beginning of the study's note about a tracker's lost records
 
 
 class StudyTrackers:
@@ -60,9 +60,9 @@ class StudyTrackers:
         for message in study_messages(self._name, record, runs):
             for feed in self._feeds:
                 feed.send(message, until_s)
-        found = [feed.lost(until_s) for feed in self._feeds]
+        losses = [feed.lost(until_s) for feed in self._feeds]
         self._left_s -= monotonic() - begun_s
-        return [*self._absent, *(line for line in found if line is not None)]
+        return [*self._absent, *(line for line in losses if line is not None)]
 
     def end(self, status: str, files: Sequence[Path]) -> list[str]:
         """Attach ``files`` (the study's summary and pictures), and end every tracker; says what was lost in all."""
@@ -71,10 +71,10 @@ class StudyTrackers:
         for feed in self._feeds:
             feed.send({"do": "attach", "run": self._name, "files": attached}, until_s)
             feed.send({"do": "end", "run": self._name, "status": status}, until_s)
-        found = [feed.end(until_s) for feed in self._feeds]
+        losses = [feed.end(until_s) for feed in self._feeds]
         for feed in self._feeds:
             print(f"tracking: {feed.name}: {feed.folder}", file=sys.stderr)
-        return [*self._absent, *(line for line in found if line is not None)]
+        return [*self._absent, *(line for line in losses if line is not None)]
 
 
 def asked_of(record: StudyRecord) -> list[str]:
@@ -147,7 +147,7 @@ def attached_files(folder: StudyFolder) -> list[Path]:
 
 
 def study_messages(name: str, record: StudyRecord, runs: Sequence[RunData]) -> Iterator[JsonObject]:
-    """What trackers are told of a study: its own run, then each run of an arm (controls are none)."""
+    """Yield the messages about a study: its own run, then each run of an arm (not of controls)."""
     plain = [run for run in runs if run.record.control is None]
     facts: JsonObject = {"scenario": record.scenario, "question": record.question, "study": record.id}
     yield _begin(name, None, {**facts, "command": " ".join(record.command)}, _started_ms(plain))
@@ -167,19 +167,19 @@ def _begin(run: str, parent: str | None, parameters: JsonObject, start_ms: int) 
 
 
 def _started_ms(runs: Sequence[RunData]) -> int:
-    """When the first step of ``runs`` began, UTC; 0 where there is none."""
-    found = []
+    """Return the UTC time of the first step of ``runs``; 0 if there is none."""
+    times_ms = []
     for run in runs:
         table = run.step_columns(["start_ns"])
         if table is not None and len(table):
-            found.append((table.column("start_ns")[0].as_py() + run.record.realtime_minus_monotonic_ns) // 1_000_000)
-    return min(found, default=0)
+            times_ms.append((table.column("start_ns")[0].as_py() + run.record.realtime_minus_monotonic_ns) // 1_000_000)
+    return min(times_ms, default=0)
 
 
 def metric_rows(run: RunData) -> list[Json]:
     """``[step, UTC in ms, {metric: value}]`` of a run's steps and passes over held-out data, by time."""
     offset = run.record.realtime_minus_monotonic_ns
-    found: list[tuple[int, int, JsonObject]] = []
+    by_step: list[tuple[int, int, JsonObject]] = []
     table = run.step_columns(["step", "start_ns", "wall_ns", "tokens", "loss", "learning_rate"])
     if table is not None:
         kept = np.unique(np.linspace(0, len(table) - 1, min(len(table), MAX_TRACKED_STEPS)).astype(np.int64))
@@ -189,7 +189,7 @@ def metric_rows(run: RunData) -> list[Json]:
             values["step_ms"] = wall_ns / 1e6
             if tokens is not None and wall_ns:
                 values["tokens_per_s"] = tokens / wall_ns * 1e9
-            found.append((row["step"], row["start_ns"] + wall_ns + offset, values))
+            by_step.append((row["step"], row["start_ns"] + wall_ns + offset, values))
     for row in run.evaluations.to_pylist() if run.evaluations is not None else ():
         loss, accuracy = row["loss"], row["accuracy"]
         values = {"validation_loss": loss, "validation_accuracy": accuracy}
@@ -197,5 +197,5 @@ def metric_rows(run: RunData) -> list[Json]:
             values["perplexity"] = math.exp(loss)
         values |= {f"multiple_choice_{name}": row[name] for name in CHOICE_COLUMNS}
         known = {name: value for name, value in values.items() if value is not None}
-        found.append((row["step"], row["end_ns"] + offset, known))
-    return [[step, time_ns // 1_000_000, values] for step, time_ns, values in sorted(found, key=lambda one: one[1])]
+        by_step.append((row["step"], row["end_ns"] + offset, known))
+    return [[step, time_ns // 1_000_000, values] for step, time_ns, values in sorted(by_step, key=lambda one: one[1])]

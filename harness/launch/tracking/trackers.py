@@ -24,7 +24,7 @@ class MetricRow(NamedTuple):
 
 
 class Tracker(Protocol):
-    """What a tracker is asked for, in its own process. Whatever it raises is reported and stops nothing."""
+    """Interface of a tracker in its own process. Its exceptions are reported and stop nothing."""
 
     def begin(self, run: str, parent: str | None, parameters: Mapping[str, Json], start_ms: int) -> None:
         """A run begins. ``parent``: the name of the study's own run, which has no parent."""
@@ -59,7 +59,7 @@ KINDS = {
 
 
 def missing(name: str) -> str | None:
-    """Why that tracker cannot start here, in words; None where nothing is known to be missing."""
+    """Return why that tracker cannot start here; None if nothing is known to be missing."""
     kind = KINDS.get(name)
     lacking = [one for one in kind.needs if find_spec(one) is None] if kind is not None else []
     if not lacking:

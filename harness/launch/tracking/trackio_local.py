@@ -41,10 +41,10 @@ class TrackioLocal:
         if self._open != run:
             self._finish()
             self.begin(run, None, {}, 0)
-        found = {f"plots/{path.stem}": self._trackio.Image(str(path)) for path in files if path.suffix == ".png"}
+        attached = {f"plots/{path.stem}": self._trackio.Image(str(path)) for path in files if path.suffix == ".png"}
         pages = [path for path in files if path.suffix == ".md"]
-        found |= {path.stem: self._trackio.Markdown(path.read_text(encoding="utf-8")) for path in pages}
-        self._trackio.log(found)
+        attached |= {path.stem: self._trackio.Markdown(path.read_text(encoding="utf-8")) for path in pages}
+        self._trackio.log(attached)
 
     def end(self, run: str, status: str) -> None:
         self._finish()

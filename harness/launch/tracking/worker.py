@@ -1,7 +1,7 @@
 """Runs one tracker: ``python -m harness.launch.tracking.worker NAME FOLDER PARENT``, fed by :mod:`.feed`.
 
 It reads a line of JSON a message and answers each with a line. A tracker may print, raise or hang: its output goes to
-stderr, what it raises is answered, and whoever started this process ends it.
+stderr, its exceptions are answered, and the parent ends this process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.machine.lifetime import die_with_parent
 from trainer.errors import in_words, one_line
 from trainer.json_types import JsonObject
 
-MAX_TRACKER_FAILURES = 3  # in a row: then the tracker is given up
+MAX_TRACKER_FAILURES = 3  # consecutive failures after which the tracker is dropped
 
 
 def serve(tracker: Tracker, messages: TextIO, answer: Callable[[JsonObject], None]) -> None:
@@ -39,7 +39,7 @@ def serve(tracker: Tracker, messages: TextIO, answer: Callable[[JsonObject], Non
 
 
 def work_of(tracker: Tracker, message: Any) -> Callable[[], None]:
-    """What a message asks of the tracker."""
+    """Call the tracker's method for a message."""
     run = str(message.get("run"))
     match message["do"]:
         case "begin":

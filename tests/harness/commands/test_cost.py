@@ -14,7 +14,7 @@ from harness.judge.cost import COST, ArmMeasurement, ArmWork, PredictedCost, Spe
 from harness.judge.policy import COSTED_LONG_RATIO
 from harness.launch.budget import Deadline, cost_json, read_cost
 from harness.launch.costing import short_config, works_of
-from harness.launch.study import run_study
+from harness.launch.study import StudyOptions, run_study
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import make_plan
 from harness.study.store import StudyFolder, write_json
@@ -199,7 +199,7 @@ def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path:
     assert list((tmp_path / "out").iterdir()) == []
     plan = make_plan(load_scenario(scenario, sets), scenario, ["plain"])
     with fork_servers.shared():
-        cut = run_study(plan, tmp_path / "cut", [], scenario, until=Deadline(time.monotonic_ns()))
+        cut = run_study(plan, tmp_path / "cut", [], scenario, options=StudyOptions(until=Deadline(time.monotonic_ns())))
     assert cut.status == "interrupted"
     assert cut.cut is not None
     assert len(StudyFolder(cut.folder).read_study().order) == 2  # nothing of the plan is forgotten

@@ -11,19 +11,22 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
-from harness.launch import training
+from harness.launch import training, training_ranks
 from harness.launch.channel import Channel
 from harness.launch.diagnosis import RANK_NAME
 from harness.launch.ranks import RankFailedError
 from harness.launch.training import Training
 from harness.launch.training_files import read_evaluations, read_losses
 from harness.launch.training_progress import Goal
+from harness.launch.training_records import TrainingRecords
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import make_plan
+from harness.study.records import StudyRecord
 from harness.study.store import StudyFolder
 from tests import warm
 from tests.harness.commands.test_train import SCENARIO
@@ -34,6 +37,7 @@ from trainer.ranks import Rank
 
 if TYPE_CHECKING:
     from harness.launch.protocol import StartMessage
+    from trainer.config import TrainerConfig
 
 TWO = SCENARIO.replace(
     "  warmup_steps: 2\n", "  warmup_steps: 2\n  launch: {{torchrun: {{nproc: 2}}, timeout_s: 60}}\n"
@@ -62,16 +66,16 @@ def test_a_rank_finds_what_rank_0_refused_and_says_nothing_of_it(
 ) -> None:
     """Rank 0 is gone by then: there was a traceback below the one line."""
 
-    def refused(_self: Training) -> None:
+    def refused(_config: TrainerConfig) -> None:
         raise InputError("launch.torchrun.nproc: 2, but the checkpoint was made with 1")
 
     monkeypatch.setattr(training.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(Training, "_prepared", refused)
+    monkeypatch.setattr(training, "prepare_training", refused)
     corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
     (tmp_path / "small.yaml").write_text(SCENARIO.format(corpus=corpus))
     plan = make_plan(load_scenario(tmp_path / "small.yaml"), "small.yaml", ["plain"])
     folder = StudyFolder(tmp_path / "out")
-    other = Training(plan.arms[0], plan.arms[0].config, Goal(steps=1), folder, [], "small.yaml")
+    other = Training(TrainingRecords(plan.arms[0], plan.arms[0].config, folder, [], "small.yaml"), Goal(steps=1))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         Channel(ours).send({"do": "train", "checkpoint": None, "block": 0})
@@ -90,15 +94,43 @@ def test_ranks_are_forked_with_everything_imported(tmp_path: Path, monkeypatch: 
         at_fork.append([*imported])
         raise RankFailedError("nothing is forked here")
 
-    monkeypatch.setattr(training, "OtherRanks", forked)
+    monkeypatch.setattr(training_ranks, "OtherRanks", forked)
     plan = make_plan(load_scenario(written(tmp_path), []), "small.yaml", ["plain"])
     folder = StudyFolder(tmp_path / "out")
-    one = Training(plan.arms[0], plan.arms[0].config, Goal(steps=1), folder, [], "small.yaml")
-    monkeypatch.setattr(training.importlib, "import_module", imported.append)
+    one = Training(TrainingRecords(plan.arms[0], plan.arms[0].config, folder, [], "small.yaml"), Goal(steps=1))
+    monkeypatch.setattr(training_ranks.importlib, "import_module", imported.append)
     with pytest.raises(RankFailedError):
-        one.run(resume=False, scenario="small")
+        one.run("small")
     (found,) = at_fork
     assert {"trainer.loop", "trainer.data.loader", "transformers.models.gpt2.modeling_gpt2"} <= {*found}
+
+
+def test_a_rank_that_fails_after_the_last_step_fails_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run was recorded as failed, but the command ended with status 0."""
+
+    def failed() -> bool:
+        raise RankFailedError("rank 1: its process is gone")
+
+    plan = make_plan(load_scenario(written(tmp_path), []), "small.yaml", ["plain"])
+    folder = StudyFolder(tmp_path / "out")
+    one = Training(TrainingRecords(plan.arms[0], plan.arms[0].config, folder, [], "small.yaml"), Goal(steps=1))
+    part = MagicMock(folder=tmp_path, study=StudyRecord("small", "?", "running"), lost="", begins=False, first=0)
+    opened = MagicMock()
+    opened.batches.ended_workers.return_value = None
+    monkeypatch.setattr(training, "keep", lambda *_: None)
+    for owner, name, value in (
+        (one, "_begin", lambda *_: part),
+        (one, "_train", lambda _: "done"),
+        (one, "_count", lambda _: None),
+        (one._state, "open", lambda *_: opened),
+        (one._ranks, "fork", lambda _: None),
+        (one._ranks, "wait_until_done", failed),
+    ):
+        monkeypatch.setattr(owner, name, value)
+    trained = one.run("small")
+    assert (trained.status, trained.error) == ("failed", "rank 1: its process is gone")
 
 
 @pytest.mark.slow

@@ -138,15 +138,15 @@ def test_each_block_has_a_seed_for_all_its_arms_and_compared_startups_do_not_ove
 ) -> None:
     begun: list[tuple[list[Any], int]] = []
     monkeypatch.setattr(study.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(study, "_environment", lambda _: {})
     monkeypatch.setattr(study, "RunProcess", lambda record, *_: record)
     monkeypatch.setattr(study, "run_block", lambda runs, *_: begun.append((runs, _[-1])))
     config = TrainerConfig.model_validate({"seed": 7}).model_dump(mode="json")
     arms = [ArmRecord(name, config=config, contest=contest) for name in ("a", "b")]
     record = StudyRecord("s", "q?", "running", arms=arms, scenario_text={"probes": {"host": False}}, id="0a1b")
     for number in range(2):
-        study._run_block(
-            StudyFolder(tmp_path), record, number, ["a", "b"], {}, {}, MagicMock(), MagicMock(), MagicMock()
-        )
+        runner = study._BlockRunner(StudyFolder(tmp_path), record, MagicMock(), {}, MagicMock(), MagicMock())
+        runner.run(number, ["a", "b"])
     assert [[run.config["seed"] for run in runs] for runs, _ in begun] == [[7, 7], [8, 8]]
     sessions = {run.session for runs, _ in begun for run in runs}
     assert len(sessions) == 2

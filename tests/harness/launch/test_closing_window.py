@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 
 from harness.explain.ledger import measure
 from harness.explain.policy import LIMIT_SHARE_MIN
+from harness.launch.channel import Heartbeat
 from harness.launch.child import Run
-from harness.launch.closing_window import OpenTime, open_ns
-from harness.launch.heartbeat import Heartbeat
-from harness.launch.probing import CLOSING_STEPS, CLOSING_WARMUP, probes_of
+from harness.launch.opener import OpenTraining
+from harness.launch.probing import CLOSING_STEPS, CLOSING_WARMUP, OpenTime, open_ns, probes_of
 from harness.launch.tables import RunTables
 from harness.probes.ledger.steps import StepRecorder
 from harness.probes.run_probes import RunProbes
@@ -39,6 +39,10 @@ from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 from trainer.loop import train
 from trainer.telemetry import Blocked, Kernel
+
+if TYPE_CHECKING:
+    from trainer.data.loader import Batches
+    from trainer.evaluate import Evaluator
 
 MS = 1_000_000
 ASKED = {"a full device": False}  # the others leave more than LIMIT_SHARE_MIN open
@@ -126,14 +130,15 @@ def test_the_steps_of_the_window_are_not_measured(
     record_ = RunRecord("arm", 0, "done", config=config.model_dump(mode="json"))
     probes = probes_of(declared(host=False, nvml=False), None, first=True)
     run = Run(record_, StudyFolder(tmp_path), probes, Heartbeat(None, None), None)  # type: ignore[arg-type]
-    compute = run.compute = build_compute(config, 100)
+    compute = build_compute(config, 100)
     assert isinstance(compute, EmulatedCompute)
     monkeypatch.setattr(EmulatedCompute, "emulated", kind == "emulated")
-    run.evaluator = SimpleNamespace(compilations=0) if kind == "evaluated" else None  # type: ignore[assignment]
-    recorder = run.recorder = StepRecorder()
+    evaluator = cast("Evaluator", SimpleNamespace(compilations=0)) if kind == "evaluated" else None
+    recorder = StepRecorder()
     folder = tmp_path / "runs" / "arm" / "0"
     folder.mkdir(parents=True)
-    run.tables = RunTables(recorder, folder, os.getpid(), threading.get_native_id(), 0)
+    tables = RunTables(recorder, folder, os.getpid(), threading.get_native_id(), 0)
+    run._training = OpenTraining(cast("Batches", None), compute, recorder, tables, evaluator=evaluator)
     ids = torch.zeros(1, 8, dtype=torch.long)
     asked: list[int] = []
 
@@ -150,7 +155,7 @@ def test_the_steps_of_the_window_are_not_measured(
         steps = noted()
         run._repeat(steps, 0, 1, REPETITION, 0)
         run._profile(steps)
-        run.tables.write()
+        tables.write()
     finally:
         telemetry.attach(None)
     assert len(asked) == 1 + REPETITION + taken

@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -27,6 +27,7 @@ from harness.launch.diagnosis import (
     look_at,
     with_fix,
 )
+from harness.launch.opener import OpenTraining
 from harness.machine.memory import SharedMemory
 from harness.machine.processes import ProcessState, read_session
 from tests.harness.machine.tree import plant
@@ -157,7 +158,7 @@ def test_a_run_says_why_its_worker_ended_and_of_no_wait_wherever_torch_says_it()
     run = object.__new__(Run)
     ended = EndedWorkerError("loader-1 (process 2) was killed by SIGKILL", [-signal.SIGKILL])
     batches: Any = SimpleNamespace(ended=lambda error: ended if "worker" in str(error) else None)
-    run.batches = batches
+    run._training = cast(OpenTraining, SimpleNamespace(batches=batches))
     for error in (ended, RuntimeError("DataLoader worker (pid 2) is killed by signal: Killed.")):
         with pytest.raises(EndedWorkerError) as found, run._explaining():
             raise error

@@ -287,7 +287,7 @@ def test_a_study_that_is_done_shows_no_progress(
 ) -> None:
     monkeypatch.setattr(launch, "record_environment", dict)
     record = StudyRecord("tiny", "?", "failed", scenario_text={"slice_steps": 5})
-    assert launch._execute(StudyFolder(tmp_path), record, StudyData([], {}, {})).status == "done"
+    assert launch._execute(StudyFolder(tmp_path), record, StudyData([], {}, {}), launch.DEFAULTS).status == "done"
     assert capsys.readouterr().err == "every run of this study is done\n"
 
 

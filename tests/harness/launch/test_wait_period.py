@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 
+from harness.launch.channel import Heartbeat
 from harness.launch.child import Run
-from harness.launch.heartbeat import Heartbeat
 from harness.launch.more_warmup import MOST_PERIOD, wait_period
+from harness.launch.opener import OpenTraining
 from harness.launch.tables import RunTables
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.run_probes import RunProbes
@@ -27,6 +28,9 @@ from trainer.data.batch import Batch
 from trainer.devices.profiles import load_profile
 from trainer.loop import train
 from trainer.model import resolve_shape
+
+if TYPE_CHECKING:
+    from trainer.data.loader import Batches
 
 
 def config_of(log_every: int, **compute: Any) -> TrainerConfig:
@@ -61,8 +65,8 @@ def test_measured_steps_begin_and_end_behind_a_log_line(tmp_path: Path, warmup: 
     config = config_of(4)
     record = RunRecord("arm", 0, "done", config=config.model_dump(mode="json"))
     run = Run(record, StudyFolder(tmp_path), RunProbes(), Heartbeat(None, None), None)  # type: ignore[arg-type]
-    run.recorder = recorder = BareRecorder()
-    compute = run.compute = EmulatedCompute(config, resolve_shape(config.model, 100, 8), load_profile("gh200"))
+    recorder = BareRecorder()
+    compute = EmulatedCompute(config, resolve_shape(config.model, 100, 8), load_profile("gh200"))
     ids = torch.zeros(1, 8, dtype=torch.long)
     taken: list[tuple[int, bool, bool]] = []  # step, warm-up, whether the device still has work when it has ended
 
@@ -71,7 +75,8 @@ def test_measured_steps_begin_and_end_behind_a_log_line(tmp_path: Path, warmup: 
             taken.append((step, recorder.warmup, compute._queue.free_ns > monotonic_ns()))
             yield step
 
-    run.tables = RunTables(recorder, tmp_path, os.getpid(), threading.get_native_id(), 0)
+    tables = RunTables(recorder, tmp_path, os.getpid(), threading.get_native_id(), 0)
+    run._training = OpenTraining(cast("Batches", None), compute, recorder, tables)
     begun: list[int] = []  # steps that had been taken when probes began to measure
     run.probe_set.begin_steps = lambda: begun.append(len(taken))  # type: ignore[method-assign]
     steps = noted()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.channel import Channel
-from harness.launch.heartbeat import Heartbeat
+from harness.launch.channel import Channel, Heartbeat
 from harness.launch.process import RunProcess
 from harness.launch.protocol import RunEvent
 from harness.launch.waiting import WaitLimits
