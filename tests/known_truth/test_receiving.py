@@ -85,14 +85,14 @@ def _as_it_is(batch: Any) -> Any:
 def run(costs: Costs, folder: Path) -> RunData:
     """The loop over such batches, as its tables have it."""
     loader = DataLoader(
-        Dataset(costs), batch_size=None, num_workers=1, collate_fn=_as_it_is, timeout=5, multiprocessing_context="fork"
+        Dataset(costs), batch_size=None, num_workers=1, collate_fn=_as_it_is, timeout=60, multiprocessing_context="fork"
     )
     iterator = iter(loader)
     recorder = StepRecorder(RunQueue(compute_threads=False))
     tables = RunTables(recorder, folder, os.getpid(), threading.get_native_id(), 0)
     telemetry.attach(recorder)
     try:
-        with Batches(iterator, pin=False, late=LateBatch(1, 5.0), arrival=Arrivals(iterator)) as batches:
+        with Batches(iterator, pin=False, late=LateBatch(1, 60.0), arrival=Arrivals(iterator)) as batches:
             for step in range(WARMUP + STEPS):
                 recorder.warmup = step < WARMUP
                 telemetry.step(step)

@@ -95,7 +95,7 @@ def test_slow_data_is_found_in_its_stage_and_the_first_screen_says_what_was_time
     assert {run.record.session for run in study.runs()} == {f"{study.read_study().id}.exec"}
     work = {name: mean_ms(study, f"work_{name}_ns") for name in ("read", "tokenize", "pack")}
     assert work[stage] >= 12  # a sleep is never shorter
-    assert all(value < 6 for name, value in work.items() if name != stage)
+    assert all(value < work[stage] / 2 for name, value in work.items() if name != stage)
     assert mean_ms(study, "fetch_ns") > 0
     assert "Timed: fetch: DataLoader with 2 workers; forward: Net; backward; optimizer: AdamW." in details(tmp_path)
     assert "A step ends with the update of AdamW." in details(tmp_path)
@@ -387,7 +387,7 @@ def test_the_order_that_a_sampler_draws_is_reading_in_the_main_thread_and_no_tra
     study = study_in(tmp_path)
     drawing = [row for row in rows(study) if row["work_read_ns"] >= 50e6]
     assert len(drawing) == 6  # of 6 steps each epoch
-    assert all(row["during_wait_transfer_ns"] < 25e6 for row in drawing)
+    assert all(row["during_wait_read_ns"] >= 50e6 for row in drawing)
     for run in study.runs():
         facts = run.record.facts
         assert facts.sampling_share is not None
@@ -410,11 +410,11 @@ def test_a_sampler_that_chooses_each_item_slowly_is_reading_in_the_main_thread(w
         counted = [row for row in run.steps.to_pylist() if not row["warmup"]]
         wall_ns = sum(row["wall_ns"] for row in counted)
         assert (run.record.facts.sampling_share or 0) * wall_ns >= 9.9e6 * len(counted)
-        # Removing the reading removes the sampler's time with that of the items. What the sampler's 10 ms hid of a
-        # worker's time remains.
+        # Removing the reading removes the sampler's 10 ms with the time of the items. What they hid of a worker's time
+        # remains, and is more where a worker waits for a core.
         recording = record(run)
         replayed = simulate(in_order(recording, without_stages(["read"])), np.zeros((1, 1)))
-        assert replayed.step_ms[0] <= 0.5 * recording.measured_ms
+        assert replayed.step_ms[0] <= recording.measured_ms - 3
     assert "Its sampler takes" in details(tmp_path)
     # Asked of the record, as the page predicts nothing at all where other processes took the cores.
     runs = list(study.runs())
