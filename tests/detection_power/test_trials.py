@@ -40,6 +40,7 @@ def test_the_plain_gate_cries_wolf_when_the_machine_drifts() -> None:
     assert next(row for row in drifting if row.level == 5).apart < 0.9
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_longer_trials_follow_one_another_until_the_blocks_end() -> None:
     made = blocks(180, spread=0.012)

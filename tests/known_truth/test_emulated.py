@@ -14,7 +14,7 @@ from tests.known_truth.pipelines import draw, scenario
 from tests.known_truth.waited import HOPELESS, SPOILED
 from tests.studies import run_study
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 TRIES = 2
 STEPS = 40  # of each of three runs
 SEEDS = [0, 2, 6]  # a worker and a host that never blocks, inline, a worker and the norm read each step
