@@ -10,7 +10,7 @@ from harness.study.run_data import RunData
 
 NOTHING = 0.01  # share of a step: a quiet machine shows less, and then nothing is allowed for it
 SPOILED = 0.05  # a run that waited longer is repeated
-HOPELESS = 0.8  # a test that is left with such a run says so, and judges nothing
+HOPELESS = 0.8  # a test that is left with such a run is skipped
 
 
 def waited_share(run: RunData) -> float:
