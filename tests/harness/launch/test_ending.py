@@ -14,8 +14,8 @@ import pytest
 
 from harness import cli
 from harness.launch.ending import open_missing_outputs, silence_gone_outputs, terminable
+from tests.campaigns.faults.caches import scenario
 from tests.commands import ROOT
-from tests.faults.caches import scenario
 from trainer.data import cache
 
 HARNESS = f"{sys.executable} -m harness"
