@@ -27,7 +27,7 @@ from harness.machine.processes import descendants, read_process, with_variable
 from harness.show.names import _command
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
-from tests.commands import Done, harness
+from tests.commands import Done, fork_servers, harness
 from tests.harness.attach.test_exec import alone, losses, program, study_in
 from tests.harness.launch.running import alive, wait_for
 
@@ -176,7 +176,7 @@ def test_a_command_and_its_controls(tmp_path: Path) -> None:
 def test_doses_of_data_work_are_made_and_compared(tmp_path: Path) -> None:
     """The collation in a worker is made once, twice, three and five times beside 15 ms of compute.
 
-    How well the slopes are found is measured by the campaign: python -m tests.attached_truth.controls.
+    How well the slopes are found is measured by the campaign: python -m tests.campaigns attached_truth.controls.
     """
     worker = program("plain", "--steps", LONG, "--collate-ms", 5, "--compute-ms", 15, "--workers", 1)
     options = ("--controls", "dose", "--repeats", "1", "--steps", "20")
@@ -292,7 +292,8 @@ def taker(tmp_path: Path) -> Iterator[AlternatingCommand]:
     (tmp_path / "raw").mkdir()
     words = program("plain", "--steps", LONG, "--workers", 2)
     one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(300, 300))
-    yield one
+    with fork_servers.shared():
+        yield one
     one.kill()
 
 
@@ -367,7 +368,8 @@ def test_a_command_whose_worker_never_comes_back_names_that_worker(tmp_path: Pat
     (tmp_path / "raw").mkdir()
     words = program("plain", "--steps", LONG, "--workers", 1)
     one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(120, 3))
-    one.start(AgentSettings(warmup=5))
+    with fork_servers.shared():
+        one.start(AgentSettings(warmup=5))
     assert one._process is not None
     worker = descendants([one._process.pid])[-1]
     os.kill(worker, signal.SIGSTOP)

@@ -31,6 +31,7 @@ from harness.judge.predictions import bar_of
 from harness.scenario.edits import parse_edits
 from harness.study.contract import PHASES, STAGES
 from harness.study.store import StudyFolder
+from tests import warm
 from tests.commands import ROOT, Done, harness, harness_and_program
 
 pytestmark = pytest.mark.slow
@@ -42,8 +43,11 @@ def program(name: str, *words: object) -> list[str]:
     return [sys.executable, str(PROGRAMS / f"{name}.py"), *map(str, words)]
 
 
-def alone(command: Sequence[str], **changes: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, **changes)
+def alone(command: Sequence[str], *, cold: bool = False, **changes: Any) -> subprocess.CompletedProcess[str]:
+    popen = subprocess.Popen if cold else warm.Popen
+    with popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **changes) as process:
+        out, errors = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
 
 def attached(out: Path, command: Sequence[str], *options: str, cold: bool = False) -> Done:
@@ -223,7 +227,9 @@ def test_files_of_the_user_with_names_of_ours_are_his(tmp_path: Path) -> None:
     for name in ("trainer.py", "profiles.py", "sitecustomize.py"):
         (tmp_path / name).write_text(f"print('his {name}')\n")
     environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    shown = alone([sys.executable, "-m", "harness", "exec", "--help"], cwd=tmp_path, env={**os.environ, **environment})
+    shown = alone(
+        [sys.executable, "-m", "harness", "exec", "--help"], cold=True, cwd=tmp_path, env={**os.environ, **environment}
+    )
     assert (shown.returncode, shown.stderr) == (0, ""), shown.stderr
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "__init__.py").write_text("print('his harness')\n")
@@ -233,7 +239,7 @@ def test_files_of_the_user_with_names_of_ours_are_his(tmp_path: Path) -> None:
     # With `python -m harness` a folder harness/ goes before ours, as Python puts the present folder first. With the
     # command `harness` it does not, nor with `python -P`.
     words = [sys.executable, "-P", "-m", "harness", "exec", "--out", str(tmp_path / "out"), "--", *program]
-    done = alone(words, cwd=tmp_path, env={**os.environ, **environment})
+    done = alone(words, cold=True, cwd=tmp_path, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     his = ["his sitecustomize.py", "his trainer.py", "his profiles.py", "his harness"]
     assert [line for line in done.stdout.splitlines() if line.startswith("his")][-4:] == his
