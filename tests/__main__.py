@@ -1,8 +1,8 @@
 """``python -m tests [PART ...] [-- ARGUMENT ...]`` runs the tests, with as many at a time as its part allows.
 
-Without a part, all but ``nightly`` run, which has slow and rare paths. ``quick`` alone tries a tenth of the examples of
-property tests. The last lines are the slowest tests of all parts, the CPU time of each part, and pytest's outcomes by
-part. A part that fails does not keep the next from running.
+Without a part, all but ``nightly`` run, which has slow and rare paths. Property tests try a third of their examples, a
+tenth in ``quick`` alone, and all beside ``nightly``. The last lines are the slowest tests of all parts, the CPU time of
+each part, and pytest's outcomes by part. A part that fails does not keep the next from running.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.examples import QUICK
+from tests.examples import EVERY, QUICK
 
 # `--dist loadfile` keeps a file's tests together, with the fixtures that they share; in their own order, or the files
 # with few and long tests would come last, one after the other on one core. Four at a time: on two cores they wait for
@@ -59,6 +59,8 @@ def main(arguments: list[str]) -> int:
         return 2
     if chosen == ["quick"]:
         os.environ[QUICK] = "1"
+    if NIGHTLY in chosen:
+        os.environ[EVERY] = "1"
     begun_s = time.monotonic()
     counts: Counter[str] = Counter()
     parts = []
