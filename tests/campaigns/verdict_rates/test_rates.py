@@ -30,6 +30,7 @@ def test_seven_intervals_held_against_1_one_by_one_would_err_more_often() -> Non
     assert found.wrong <= 0.05 < found.alone
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("studies", "comparisons", "declared", "rho"),
     [(120, 1, None, 0.8), (60, 7, None, 0.6), (120, 1, 1e-4, 0.5)],
@@ -57,6 +58,7 @@ def test_what_is_there_is_found() -> None:
     assert power(60, 1, 5, 0.05) >= 0.65  # caution towards blocks that are alike costs little where they are not
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("blocks", "rho", "least"), [(5, 0.0, 0.95), (8, 0.3, 0.93), (8, 0.6, 0.86), (20, 0.3, 0.93), (20, 0.6, 0.89)]
 )
@@ -64,6 +66,7 @@ def test_intervals_cover_where_blocks_depend_on_one_another(blocks: int, rho: fl
     assert coverage(300, blocks, rho).covered >= least
 
 
+@pytest.mark.nightly
 def test_more_coverage_at_a_strong_correlation_is_paid_by_independent_blocks() -> None:
     free, much = coverage(200, 8, 0.0), coverage(200, 8, 0.6)
     with believing(0.3):
@@ -78,6 +81,7 @@ def test_independent_blocks_pay_little_for_that() -> None:
     assert coverage(100, 20, 0.0).width < 1.15 * 1.25 * 0.94
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("sessions", [1, 3, 10])
 @pytest.mark.parametrize("blocks", [5, 30])
 def test_a_day_is_not_called_slower(sessions: int, blocks: int) -> None:
@@ -86,6 +90,7 @@ def test_a_day_is_not_called_slower(sessions: int, blocks: int) -> None:
     assert found.blocks_only > 0.1  # the blocks alone would have called it so
 
 
+@pytest.mark.nightly
 def test_days_that_go_on_into_one_another_are_not_called_slower_either() -> None:
     assert checks(150, 5, 8, 0.08, drift=lasting).slower <= 0.05
 

@@ -102,7 +102,7 @@ def test_ranks_are_forked_with_everything_imported(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.nightly)])
 def test_two_ranks_are_killed_and_go_on_with_the_same_losses(tmp_path: Path, parallel: str) -> None:
     scenario = written(tmp_path)
 
@@ -163,7 +163,10 @@ def test_two_ranks_make_the_pass_that_a_killed_part_did_not(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(("parallel", "victim", "words"), [
     ("ddp", 0, ["--epochs", "0.3", "--set", "checkpoint.every_steps=1"]),
-    ("fsdp", 1, ["--steps", "20", "--set", "checkpoint={every_steps: null, every_minutes: 0.0001}"]),
+    pytest.param(
+        *("fsdp", 1, ["--steps", "20", "--set", "checkpoint={every_steps: null, every_minutes: 0.0001}"]),
+        marks=pytest.mark.nightly,
+    ),
 ])  # fmt: skip
 def test_a_rank_killed_within_a_save_loses_nothing(
     tmp_path: Path, parallel: str, victim: int, words: list[str]
