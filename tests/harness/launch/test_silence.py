@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from harness.launch.diagnosis import WORKER_NAME
 from harness.machine.processes import read_process
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
-from tests.harness.launch.running import children, start, wait_for, wait_for_runs, wait_for_study
+from tests.harness.launch.running import fork_servers, start, wait_for, wait_for_runs, wait_for_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]  # they wait for limits rather than compute: beside the other parts
 
@@ -222,7 +221,7 @@ def test_a_stopped_fork_server_keeps_nobody_waiting(tmp_path: Path) -> None:
         study = wait_for_study(tmp_path / "out")
         (run, *_) = wait_for_runs(process.pid)
         wait_for(lambda: cpu_ticks(run) >= 10)  # it builds: the launcher has been told that it was forked
-        (server,) = children(process.pid)
+        (server,) = fork_servers(process.pid)
         os.kill(server, signal.SIGSTOP)
         assert process.wait(timeout=300) == 0
     assert errors(study) == {"text": None, "tokens": None}
@@ -232,16 +231,6 @@ def cpu_ticks(pid: int) -> int:
     """What it has computed, in hundredths of a second: a forked run next to nothing before it is told what to do."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return int(user) + int(system)
-
-
-def fork_servers(pid: int) -> list[int]:
-    """Of the harness ``pid``, which also starts other programs (git)."""
-    found = []
-    for child in children(pid):
-        with suppress(OSError):
-            if b"harness.launch.fork_server" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(child)
-    return found
 
 
 def test_a_fork_server_that_is_stopped_before_it_forked_is_named(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.harness.launch.running import (
     SCENARIO,
     alive,
     children,
+    fork_servers,
     only_study,
     scenario,
     start,
@@ -153,7 +154,7 @@ def hangups_heard() -> Iterator[None]:
 @pytest.mark.usefixtures("hangups_heard")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])  # as SIGINT, which other tests below send
 def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_path: Path, number: int) -> None:
-    with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=60) as process:
+    with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=200) as process:
         study = wait_for_study(tmp_path / "out")
         wait_for(lambda: any(study.path.glob("runs/*/*/run.json")))
         wait_for_runs(process.pid)
@@ -194,7 +195,7 @@ def test_when_the_fork_server_is_killed_its_runs_are_reported_failed_and_later_b
     with start(tmp_path, "--repeats", "2", steps=2000, module="harness") as process:
         study = wait_for_study(tmp_path / "out")
         wait_for_runs(process.pid, at_least=3)  # both, and a loader worker: one that comes later gets another server
-        (server,) = children(process.pid)
+        (server,) = fork_servers(process.pid)
         os.kill(server, signal.SIGKILL)
         wait_for(lambda: len(list(study.path.glob("runs/*/0/run.json"))) == 2)
         wait_for(lambda: any(study.path.glob("runs/*/1/log.txt")))
