@@ -31,6 +31,16 @@ ARMS = (
 )
 
 
+class Runs(dict[str, RunData]):
+    """Runs by arm. A test that asks for one that had no core is skipped."""
+
+    def __getitem__(self, arm: str) -> RunData:
+        run = super().__getitem__(arm)
+        if (share := waited_share(run)) > HOPELESS:
+            pytest.skip(f"no run of {arm} to judge: in {TRIES} tries, {share:.0%} without a core")
+        return run
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
     """A run of each arm. An arm that others kept off its cores is repeated; the least disturbed of its runs counts."""
@@ -49,10 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
         spoiled = [arm for arm, run in found.items() if waited_share(run) > WAITED]
         if not spoiled:
             break
-    hopeless = [f"{arm} {share:.0%}" for arm, run in found.items() if (share := waited_share(run)) > HOPELESS]
-    if hopeless:
-        pytest.skip(f"no run to judge: in {TRIES} tries, without a core: {', '.join(hopeless)}")
-    return found
+    return Runs(found)
 
 
 def measured(run: RunData) -> list[int]:
