@@ -7,7 +7,7 @@ DOCS_STAMP := $(VENV)/.docs
 
 SELDOM := transformers/models/(?!auto|gpt2|llama)|/sympy/|/networkx/|/torch/(testing|distributed|_inductor)/|/pip/|/mypy
 
-.PHONY: run test quick snapshots lint format bench docs release-check clean
+.PHONY: run test test-all quick snapshots lint format bench docs release-check clean
 
 run: $(STAMP)
 	$(BIN)/harness run scenarios/quickstart.yaml
@@ -15,6 +15,10 @@ run: $(STAMP)
 # Three parts (tests/__main__.py): two processes for what starts none, four for what starts some, and what judges times.
 test: $(STAMP)
 	$(BIN)/python -m tests
+
+# What is slow and rare besides: tests/__main__.py.
+test-all: $(STAMP)
+	$(BIN)/python -m tests quick processes alone nightly
 
 quick: $(STAMP)
 	$(BIN)/python -m tests quick

@@ -1,7 +1,8 @@
-"""``python -m tests [PART ...] [-- ARGUMENT ...]`` runs every test, with as many at a time as its part allows.
+"""``python -m tests [PART ...] [-- ARGUMENT ...]`` runs the tests, with as many at a time as its part allows.
 
-``quick`` alone tries a tenth of the examples of property tests. The last lines are the slowest tests of all parts, the
-CPU time of each part, and pytest's outcomes by part. A part that fails does not keep the next from running.
+Without a part, all but ``nightly`` run, which has slow and rare paths. Property tests try a third of their examples, a
+tenth in ``quick`` alone, and all beside ``nightly``. The last lines are the slowest tests of all parts, the CPU time of
+each part, and pytest's outcomes by part. A part that fails does not keep the next from running.
 """
 
 from __future__ import annotations
@@ -19,25 +20,29 @@ from contextlib import ExitStack
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.examples import QUICK
+from tests.examples import EVERY, QUICK
 
 # `--dist loadfile` keeps a file's tests together, with the fixtures that they share; in their own order, or the files
 # with few and long tests would come last, one after the other on one core. Four at a time: on two cores they wait for
 # other processes a quarter of their time. A worker that died (a test hung) is not replaced: pytest-xdist 3.8 would then
 # never end.
+NIGHTLY = "nightly"
 PARTS = {
     "quick": ("-m", "not slow and not alone and not gpu", "-n", "2", "--max-worker-restart=0", "--dist", "worksteal"),
     "processes": (
-        *("-m", "slow and not alone and not gpu", "-n", "4", "--max-worker-restart=0"),
+        *("-m", "slow and not alone and not gpu and not nightly", "-n", "4", "--max-worker-restart=0"),
         *("--dist", "loadfile", "--no-loadscope-reorder"),
     ),
-    "alone": ("-m", "alone or gpu"),
+    "alone": ("-m", "(alone or gpu) and not nightly"),
+    NIGHTLY: ("-m", "nightly"),
 }
+USUAL = [part for part in PARTS if part != NIGHTLY]
 # Other files need not be imported: 7 s of CPU for all of them, in each process. tests/conftest.py fails where a file
 # marks its tests in another way.
 MARKED = {
     "processes": re.compile(r"pytest\.mark\.slow\b"),
     "alone": re.compile(r"pytest\.mark\.(alone|gpu)\b"),
+    NIGHTLY: re.compile(r"pytest\.mark\.nightly\b"),
 }
 # What judges times mostly sleeps. It runs beside the other parts, which give way to it: at this niceness they get a
 # core only where it wants none.
@@ -48,12 +53,14 @@ ENDING_S = 20  # that an interrupted part may take: its fixtures end the process
 
 def main(arguments: list[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    chosen, more = list(dict.fromkeys(arguments[:split])) or list(PARTS), arguments[split + 1 :]
+    chosen, more = list(dict.fromkeys(arguments[:split])) or USUAL, arguments[split + 1 :]
     if unknown := set(chosen) - set(PARTS):
         print(f"python -m tests: unknown part {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}")
         return 2
     if chosen == ["quick"]:
         os.environ[QUICK] = "1"
+    if NIGHTLY in chosen:
+        os.environ[EVERY] = "1"
     begun_s = time.monotonic()
     counts: Counter[str] = Counter()
     parts = []

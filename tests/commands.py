@@ -25,8 +25,9 @@ from harness.launch.fork_server import ForkServer
 from tests import warm
 
 ROOT = Path(__file__).parents[1]
-# What one fork server imports for every study of this code: with the model, whether the study computes one or not.
+WARM = "HARNESS_TEST_WARM"  # set: what this module's command starts is warm
 VARIABLES = ("HARNESS_CACHE", "PYTHONPATH")  # what a fork server is kept with, of all that a run reads
+# What one fork server imports for every study of this code: with the model, whether the study computes one or not.
 MODULES = (
     "pyarrow.parquet", "torch.optim", "torch._dynamo", "trainer.model", "transformers.models.gpt2.modeling_gpt2",
 )  # fmt: skip
@@ -171,5 +172,8 @@ fork_servers = ForkServers()
 if __name__ == "__main__":
     from harness.cli import main
 
-    with ForkServers(modules=()).shared(cold=True):
-        sys.exit(main())
+    try:
+        with ForkServers(modules=()).shared(cold=WARM not in os.environ):
+            sys.exit(main())
+    finally:
+        warm.starter.end()

@@ -22,7 +22,7 @@ from hypothesis import settings
 from harness.machine.processes import descendants
 from harness.show import plots
 from harness.show.drawing import Picture
-from tests.__main__ import MARKED
+from tests.__main__ import MARKED, NIGHTLY
 from tests.commands import fork_servers
 from tests.examples import examples
 
@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each part of `python -m tests` finds the files of its tests by their text."""
-    parts = {"processes": ("slow",), "alone": ("alone", "gpu")}
+    parts = {"processes": ("slow",), "alone": ("alone", "gpu"), NIGHTLY: ("nightly",)}
     seen = {
         (item.path, part) for item in items for part, marks in parts.items() if any(map(item.get_closest_marker, marks))
     }

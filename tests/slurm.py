@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
-UP_S = 30.0  # until all nodes are idle; 2 s on an idle machine
-END_S = 20.0  # for jobs and daemons to end
+UP_S = 180.0  # until all nodes are idle; 2 s on an idle machine
+END_S = 90.0  # for jobs and daemons to end
 # Places where Debian has daemons, which a user's PATH may lack.
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 

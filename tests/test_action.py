@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from harness.study.store import StudyFolder
-from tests.commands import ROOT
+from tests.commands import ROOT, WARM
 from tests.repositories import begin_repository, git
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ class Runner:
     def __post_init__(self) -> None:
         commands = self.temporary / "bin"
         commands.mkdir(parents=True)
-        for name, text in (("gh", GH), ("harness", f'#!/bin/sh\nexec {sys.executable} -m harness "$@"\n')):
+        for name, text in (("gh", GH), ("harness", f'#!/bin/sh\nexec {sys.executable} -m tests.commands "$@"\n')):
             (commands / name).write_text(text)
             (commands / name).chmod(0o755)
         (self.temporary / "gh.log.ids").touch()
@@ -54,6 +54,7 @@ class Runner:
             **os.environ,
             "PATH": os.pathsep.join([str(commands), python, os.environ["PATH"]]),
             "PYTHONPATH": str(ROOT),
+            WARM: "1",
             "RUNNER_TEMP": str(self.temporary),
             "GH_LOG": str(self.temporary / "gh.log"),
             "GITHUB_STEP_SUMMARY": str(self.temporary / "summary.md"),

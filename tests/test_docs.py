@@ -110,7 +110,7 @@ def test_what_is_not_there_is_found(text: str) -> None:
         "[there](docs/internals/architecture.md#x) and [elsewhere](https://example.org/gone.md)",
         "`judge/study.py`, `harness/probes/`, `tokens/s`, `harness run scenarios/quickstart.yaml`",
         "`tests/test_docs.py::test_what_a_document_names_exists`",
-        "`runs/<arm>/<block>/*.parquet`, `python -m tests.known_truth`, `harness.judge.study.analyse`",
+        "`runs/<arm>/<block>/*.parquet`, `python -m tests.campaigns known_truth`, `harness.judge.study.analyse`",
     ],
 )
 def test_what_is_there_or_is_no_file_of_ours_passes(text: str) -> None:

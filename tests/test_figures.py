@@ -49,6 +49,7 @@ def test_each_key_that_moved_is_printed_with_both_values() -> None:
     assert "b[].y" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_changed_percentile_is_found_in_a_stored_study(tmp_path: Path) -> None:
     """The packages in the folder report the study, not those of this checkout."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.commands import harness_and_program
 from tests.test_doc_commands import commands
 
 pytestmark = pytest.mark.slow
@@ -47,11 +48,12 @@ def write_files(page: Path, folder: Path) -> None:
 
 
 def run(command: str, folder: Path, allowed: tuple[int, ...] = (0,)) -> str:
-    """Run a command of a page as the reader would, and return what it printed."""
-    words = [sys.executable, "-m", *shlex.split(command)]
+    """Run a command of a page, and return what it printed."""
+    name, *words = shlex.split(command)
+    assert name == "harness"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(DOCS.parent)}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    with contextlib.chdir(folder):
+        done = harness_and_program(*words, PATH=path, PYTHONPATH=str(DOCS.parent))
     assert done.returncode in allowed, f"{command}\n{done.stdout[-1000:]}{done.stderr[-2000:]}"
     return done.stdout
 

@@ -20,6 +20,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -107,7 +108,8 @@ class Popen(_ColdPopen):  # type: ignore[type-arg]
         environment = dict(os.environ if named["env"] is None else named["env"])
         safe = words[1:2] == ["-P"]
         what = words[1 + safe] if len(words) > 1 + safe else ""
-        if words[0] != sys.executable or not (what == "-m" or what.endswith(".py")) or named["shell"]:
+        python = shutil.which(words[0], path=environment.get("PATH"))
+        if python != sys.executable or not (what == "-m" or what.endswith(".py")) or named["shell"]:
             super()._execute_child(*given)  # type: ignore[misc]
             return
         sys.audit("subprocess.Popen", words[0], words, named["cwd"], named["env"])

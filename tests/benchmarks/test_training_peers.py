@@ -15,6 +15,7 @@ from trainer.config import TrainerConfig
 CASE = Case({"preset": "gpt2-tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "ffn_width": 64}, 32, 2, 1, 3)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow  # trains, on the built-in corpus
 def test_contestants_have_the_same_losses_and_answer_each_order(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")

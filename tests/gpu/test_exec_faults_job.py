@@ -42,6 +42,7 @@ def by_turns(*words: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_both_versions_of_every_program_train() -> None:
     rows = by_turns(*NAMES, "--turn", "2", "--rounds", "1")
@@ -50,12 +51,14 @@ def test_both_versions_of_every_program_train() -> None:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_new_length_is_compiled_anew() -> None:
     rows = by_turns("recompiling_lengths", "--turn", "10", "--rounds", "1")
     assert {row["version"]: row["compilations"] for row in rows} == {"slow": 0.1, "fixed": 0}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_program_that_fails_does_not_keep_the_next_from_running() -> None:
     rows = by_turns("missing", "micro_batches", "--turn", "1", "--rounds", "1")
@@ -63,6 +66,7 @@ def test_a_program_that_fails_does_not_keep_the_next_from_running() -> None:
     assert [row.get("version") for row in rows] == [None, "slow", "fixed"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_job_on_an_emulated_device(tmp_path: Path) -> None:
     place = place_in(tmp_path)
@@ -156,11 +160,12 @@ def test_a_fix_that_may_save_nothing_does_not_hold(tmp_path: Path, least: float,
 def test_a_process_that_does_not_end_is_killed_and_keeps_what_it_printed(tmp_path: Path) -> None:
     place = place_in(tmp_path)
     code = "import time; print('{\"script\": 1}\\n{\"cut', end='', flush=True); time.sleep(600)"
-    with exec_faults._lines(place, "", ["-c", code], 1.0) as rows:
+    with exec_faults._lines(place, "", ["-c", code], 10.0) as rows:
         assert list(rows) == [{"script": 1}]
     assert seen(place) == {"watched: ended early": "exit code -9"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_page_that_cannot_be_made_is_a_figure(tmp_path: Path) -> None:
     place = place_in(tmp_path)

@@ -14,6 +14,7 @@ from tests.gpu.pipelines import CUDA
 from tests.harness.probes.nvml.test_nvml import compile_stub
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_it_measures_every_probe_and_reads_every_counter(tmp_path: Path) -> None:
     driver = tmp_path / "driver"

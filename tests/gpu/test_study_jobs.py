@@ -40,6 +40,7 @@ def place(out: Path, seconds: float) -> Place:
     return Place(EMULATED, out, out / "scratch", time.monotonic() + seconds, sheet)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARMS)
 def test_a_study_job_records_every_arm_and_verdict(name: str, tmp_path: Path) -> None:
@@ -64,6 +65,7 @@ def test_a_study_job_records_every_arm_and_verdict(name: str, tmp_path: Path) ->
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_crossover_is_measured_and_predicted_at_every_point(tmp_path: Path) -> None:
     _, figures = job("crossover", tmp_path / "results")
@@ -74,9 +76,10 @@ def test_the_crossover_is_measured_and_predicted_at_every_point(tmp_path: Path) 
         assert float(one.asked.partition("x")[0]) > 1, "without data work a step is shorter"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_interrupted_study_reports_its_finished_blocks(tmp_path: Path) -> None:
-    here = place(tmp_path, 300)
+    here = place(tmp_path, 550)
     tmp_path.joinpath("many.yaml").write_text(
         """
 name: many

@@ -86,6 +86,6 @@ def test_the_page_fetches_the_timeline_by_its_link_and_the_command_ends(tmp_path
                 steps = perfetto.query(browser, "select count(*) from slice where category = 'step'")
             assert runs[0].steps is not None
             assert steps == [[len(runs[0].steps)]]
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()

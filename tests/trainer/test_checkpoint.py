@@ -155,7 +155,7 @@ def test_what_is_saved_beside_the_steps_is_the_state_of_its_step(
 
     class Late(WholeState):
         def write(self, folder: Path, states: Any) -> Any:
-            written.wait(60)
+            written.wait(240)
             return super().write(folder, states)
 
     with open_batches(config.data, prepared, 0) as batches:

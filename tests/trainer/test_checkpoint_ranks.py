@@ -41,7 +41,7 @@ class Phases:
 
 
 def serve(number: int, port: int, place: socket | None, folder: str, answers: Connection) -> None:
-    rank = Rank(number, 2, timeout_s=60, port=port, listening=None if place is None else place.detach())
+    rank = Rank(number, 2, timeout_s=240, port=port, listening=None if place is None else place.detach())
     join(rank, torch.device("cpu"))
     phases = Phases()
     telemetry.attach(phases)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""``python -m tests.campaigns.cases --out DIR [--shared DIR] [--remedies] [--page] [NAME ...]``: is the cause named?
+"""``python -m tests.campaigns cases --out DIR [--shared DIR] [--remedies] [--page] [NAME ...]``: is the cause named?
 
 Each case is a training that is slow for one reason, and the same without it. Both run by turns, alone, for the truth:
 milliseconds of a step by the clock. Then both run under ``harness exec``. Asked of the slow one: the first diagnosis
@@ -156,7 +156,7 @@ class Row:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.cases")
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns cases")
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shared", type=Path)

@@ -37,10 +37,10 @@ from harness.scenario.edits import parse_edits
 from harness.study.contract import STAGES
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
+from tests.campaigns.known_truth.waited import waited_share
 from tests.gpu.jobs.commands import failing_alone, harness
 from tests.gpu.lease.place import Place
 from tests.gpu.pipelines import CUDA, EMULATED, FEW, NAME, PIPELINES, SLICE_STEPS, TWIN, Pipeline, scenario
-from tests.known_truth.waited import waited_share
 from trainer.config import recorded_config
 
 WITHIN = 3.0  # percent of the step

@@ -67,7 +67,8 @@ def run(card: Card, seconds: float, arguments: argparse.Namespace) -> list[Resul
                 continue
             print(f"{choice.job.name}: {choice.job.seconds} s expected, {left_s:.0f} left", flush=True)
             work = Path(arguments.work or scratch) / choice.job.name
-            limit_s = max(_LEAST_S, min(choice.job.limit_s, left_s))
+            # What is computed on paper holds no card, so a busy machine may take longer.
+            limit_s = max(_LEAST_S, left_s if arguments.device == EMULATED else min(choice.job.limit_s, left_s))
             result = _run_job(choice.job, card, work, limit_s, commit, arguments.device)
             print(f"  {result.status} after {result.seconds:.0f} s, {len(result.figures)} figures", flush=True)
             results.append(_keep(result, work / "out", arguments.results / card.folder / choice.job.name))

@@ -37,7 +37,7 @@ LOOPS = {
     "by_hand 30 4": 30,
     "threaded 40 8": 40,
     "forked": 30,
-    # The other kinds: python -m tests.attached_truth.kinds.
+    # The other kinds: python -m tests.campaigns attached_truth.kinds.
     **dict.fromkeys((f"loaders {kind}" for kind in (
         "own-generator", "worker-init", "batch-sampler", "no-batching", "getitems", "own-collate",
     )), 24),

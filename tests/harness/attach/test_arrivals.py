@@ -34,7 +34,7 @@ def test_what_comes_through_a_queue_of_torch_is_noted(arrivals: ModuleType) -> N
     iterator = SimpleNamespace(_data_queue=pipe, _rcvd_idx=1)
     arrivals.watch(iterator)
     pipe.put((0, "a batch"))
-    assert pipe.get(timeout=30) == (0, "a batch")
+    assert pipe.get(timeout=240) == (0, "a batch")
     arrived_ns, unpacked_ns, _ = arrivals.taken(iterator)
     assert 0 < arrived_ns <= unpacked_ns
     pipe.close()
@@ -45,6 +45,6 @@ def test_of_a_queue_that_reads_otherwise_no_arrival_is_claimed(arrivals: ModuleT
     pipe = own_queue(way)
     iterator = SimpleNamespace(_data_queue=pipe, _rcvd_idx=1)
     arrivals.watch(iterator)
-    assert pipe.get(timeout=30) == (0, "a batch")
+    assert pipe.get(timeout=240) == (0, "a batch")
     assert arrivals.taken(iterator) is None
     pipe.close()

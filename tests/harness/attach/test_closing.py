@@ -42,7 +42,7 @@ WARMUP = 1  # of the profiler
 def test_a_launch_bound_program_has_a_window_after_its_measured_steps(
     words: tuple[str | int, ...], options: tuple[str, ...], takes: bool, tmp_path: Path
 ) -> None:
-    done = attached(tmp_path, program(str(words[0]), *words[1:]), *options, cold=True)
+    done = attached(tmp_path, program(str(words[0]), *words[1:]), *options)
     assert done.returncode == 0, done.stderr
     study = study_in(tmp_path)
     record = study.read_study()

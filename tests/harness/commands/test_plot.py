@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
@@ -20,6 +20,7 @@ from harness.show.plotted_runs import CurveSource, find_curves, named
 from harness.study.records import ONE_TRAINING, RunFacts, RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from tests.commands import Done, harness
+from tests.examples import examples
 
 
 def training(folder: Path, losses: list[float], *passes: EvaluationRow) -> Path:
@@ -333,7 +334,7 @@ def test_a_share_that_is_nan_is_said_and_an_empty_picture_refused(tmp_path: Path
     assert "--measure acc: nothing is drawn, as it is not known of any of the runs" in done.stderr.splitlines()[-1]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=70),
     st.sampled_from(["steps", "tokens"]),

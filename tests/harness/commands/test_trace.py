@@ -230,10 +230,10 @@ def test_online_ends_once_the_file_was_fetched(study):
             "ends once the browser has fetched it, or with Ctrl-C",
         ]
         assert lines[2].startswith("from another machine, first: ssh -L 9001:127.0.0.1:9001 ")
-        connection = http.client.HTTPConnection("127.0.0.1", 9001, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", 9001, timeout=120)
         connection.request("GET", "/timeline.json.gz", headers={"Origin": ONLINE_ORIGIN})
         assert check(connection.getresponse().read()).problems == []
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.communicate()
@@ -247,14 +247,14 @@ def test_offline_serves_viewer_and_timeline_until_ctrl_c(study):
     process, lines = started(study, run="text/0")
     try:
         port = int(lines[1].rstrip("/").rpartition(":")[2])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         for path, expected in (("/", b"<!doctype html>"), ("/localtrace", b"\x1f\x8b")):
             connection.request("GET", path)
             answer = connection.getresponse()
             assert answer.read().startswith(expected)
             assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'; ")
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.communicate()
@@ -270,7 +270,7 @@ def test_the_viewer_opens_the_timeline_and_reaches_no_other_host(study, tmp_path
     try:
         link = lines[1].removeprefix("open: ")
         page.call("Page.navigate", url=link)
-        wait_for(lambda: page.value("document.title").startswith("localtrace"), 60.0)
+        wait_for(lambda: page.value("document.title").startswith("localtrace"), 240.0)
         asked = {one["requestId"]: one["request"]["url"] for one in _reported(page, "requestWillBeSent")}
         blocked = {one["requestId"] for one in _reported(page, "loadingFailed") if one.get("blockedReason") == "csp"}
         foreign = {one for one, url in asked.items() if not url.startswith((link, "data:", "blob:"))}

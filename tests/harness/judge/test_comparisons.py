@@ -58,6 +58,7 @@ def not_compared(arms, pair, **how):
     return comparison
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_slowdown_of_five_percent_is_called_a_loss_and_covered():
     results = [verdict_alone(slower(1.05), seed=seed, noise=QUIET) for seed in range(40)]
@@ -69,6 +70,7 @@ def test_a_slowdown_of_five_percent_is_called_a_loss_and_covered():
     assert "% slower" in sentence(first)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_no_change_is_called_none_in_at_least_95_percent_of_the_studies():
     verdicts = [verdict_alone(slower(1.0), seed=seed).verdict for seed in range(100)]

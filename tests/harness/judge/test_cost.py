@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.cost import (
@@ -21,6 +21,7 @@ from harness.judge.cost import (
 )
 from harness.judge.doubts import barred
 from harness.judge.policy import STEPS_AFTER_CHECKPOINT
+from tests.examples import examples
 
 EVEN = ArmMeasurement(
     "even", (9.0, *[0.1] * 19), unsettled=1, startup_s=3.0, import_s=2.0, launcher_s=1.0, ending_s=4.0
@@ -133,7 +134,7 @@ def test_a_sweep_is_so_many_trials() -> None:
     assert cost_of_trials(EVEN, 7, work).likely == hours(7 * (6 + 9 + 1 + 4))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(steps=st.integers(1, 10**7), more=st.integers(1, 10**6), walls=st.lists(st.floats(1e-4, 1e3), min_size=20))
 def test_more_steps_take_longer_and_bounds_are_in_order(steps: int, more: int, walls: list[float]) -> None:
     one = replace(EVEN, steps_s=tuple(walls))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from harness.machine.processes import descendants, read_process
@@ -62,7 +63,7 @@ class start:  # noqa: N801 - used like a function
         self._process.wait()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 240) -> None:
     """Poll: what is waited for happens in other processes."""
     end = time.monotonic() + seconds
     while not condition():
@@ -80,6 +81,16 @@ def children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def fork_servers(pid: int) -> list[int]:
+    """Of the harness ``pid``, which also starts other programs (git)."""
+    found = []
+    for child in children(pid):
+        with suppress(OSError):
+            if b"harness.launch.fork_server" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
 
 
 def wait_for_runs(pid: int, at_least: int = 1) -> list[int]:

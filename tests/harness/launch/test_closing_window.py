@@ -201,7 +201,7 @@ def test_a_study_takes_the_window_in_the_first_run_of_each_arm(tmp_path: Path) -
     (tmp_path / "scenario.yaml").write_text(json.dumps(scenario))
     words = [sys.executable, "-m", "harness", "run", str(tmp_path / "scenario.yaml"), "--out", str(tmp_path / "out")]
     environment = {**os.environ, "PYTHONPATH": str(code)}
-    done = subprocess.run(words, cwd=code, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, cwd=code, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "out" / "closing").iterdir()
     runs = list(StudyFolder(path).runs())

@@ -14,8 +14,8 @@ import pytest
 
 from harness import cli
 from harness.launch.ending import open_missing_outputs, silence_gone_outputs, terminable
+from tests.campaigns.faults.caches import scenario
 from tests.commands import ROOT
-from tests.faults.caches import scenario
 from trainer.data import cache
 
 HARNESS = f"{sys.executable} -m harness"
@@ -92,7 +92,7 @@ def test_a_signal_while_data_are_prepared_leaves_nothing_half_written(
 
 def shell(command: str) -> subprocess.CompletedProcess[str]:
     script = f"set -o pipefail; {command}"
-    return subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow

@@ -44,14 +44,14 @@ base:
   model: {layers: 1, width: 32, vocab_size: 64}
   data: {source: "two_ranks:rows", sequence_length: 16, batch_size: 4}
   compute: {device: cpu, threads: 1}
-  launch: {torchrun: {nproc: 2}, timeout_s: 5}
+  launch: {torchrun: {nproc: 2}, timeout_s: 60}
   steps: 6
   warmup_steps: 1
 arms:
   well: {}
   raised: {data.arguments: {how: raise}}
   killed: {data.arguments: {how: kill}}
-  hung: {data.arguments: {how: hang}}
+  hung: {data.arguments: {how: hang}, launch.timeout_s: 10}
 repeats: 1
 interleave: runs
 """

@@ -25,6 +25,7 @@ from tests.harness.launch.running import (
     SCENARIO,
     alive,
     children,
+    fork_servers,
     only_study,
     scenario,
     start,
@@ -134,7 +135,7 @@ def test_a_killed_run_is_named(tmp_path: Path) -> None:
         os.kill(victim, signal.SIGKILL)
         wait_for(lambda: any(study.path.glob("runs/*/0/run.json")))
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=120)
+        process.wait(timeout=300)
     (path,) = study.path.glob("runs/*/0/run.json")
     record = json.loads(path.read_text())
     assert record["status"] == "failed"
@@ -153,13 +154,13 @@ def hangups_heard() -> Iterator[None]:
 @pytest.mark.usefixtures("hangups_heard")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])  # as SIGINT, which other tests below send
 def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_path: Path, number: int) -> None:
-    with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=60) as process:
+    with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=200) as process:
         study = wait_for_study(tmp_path / "out")
         wait_for(lambda: any(study.path.glob("runs/*/*/run.json")))
         wait_for_runs(process.pid)
         everyone = descendants([process.pid])
         process.send_signal(number)
-        assert process.wait(timeout=120) == 130
+        assert process.wait(timeout=300) == 130
     wait_for(lambda: not any(alive(pid) for pid in everyone))
     assert study.read_study().status == "interrupted"
     kept = {path: path.read_text() for path in study.path.glob("runs/*/*/run.json")}
@@ -185,7 +186,7 @@ def test_a_running_study_is_not_resumed_and_its_stopped_runs_end_when_it_is_kill
         assert "is being run by another process" in done.stderr
         everyone = descendants([process.pid])
         process.kill()
-        process.wait(timeout=60)
+        process.wait(timeout=300)
     wait_for(lambda: not any(alive(pid) for pid in everyone))
 
 
@@ -194,12 +195,12 @@ def test_when_the_fork_server_is_killed_its_runs_are_reported_failed_and_later_b
     with start(tmp_path, "--repeats", "2", steps=2000, module="harness") as process:
         study = wait_for_study(tmp_path / "out")
         wait_for_runs(process.pid, at_least=3)  # both, and a loader worker: one that comes later gets another server
-        (server,) = children(process.pid)
+        (server,) = fork_servers(process.pid)
         os.kill(server, signal.SIGKILL)
         wait_for(lambda: len(list(study.path.glob("runs/*/0/run.json"))) == 2)
         wait_for(lambda: any(study.path.glob("runs/*/1/log.txt")))
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=120) == 130
+        assert process.wait(timeout=300) == 130
     for path in study.path.glob("runs/*/0/run.json"):
         record = json.loads(path.read_text())
         assert record["status"] == "failed"
@@ -301,7 +302,7 @@ def test_interrupted_while_a_block_starts_it_says_no_traceback(tmp_path: Path) -
     )
     wait_for(lambda: bool(children(process.pid)) and any((tmp_path / "out").glob("tiny/*/study.json")))
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Traceback" not in said
     assert "--resume" in said

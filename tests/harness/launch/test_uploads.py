@@ -291,7 +291,7 @@ def test_asking_never_waits_for_a_server_that_hangs(folder: Path, monkeypatch: p
     copy = Destination._copy
 
     def hanging(self: Destination, name: str) -> None:
-        answered.wait(60)
+        answered.wait(240)
         copy(self, name)
 
     monkeypatch.setattr(Destination, "_copy", hanging)
@@ -365,7 +365,7 @@ def test_where_nothing_can_be_written_no_training_begins(tmp_path: Path) -> None
 
 def test_a_place_that_does_not_answer_is_known_in_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
-    monkeypatch.setattr(Destination, "_write_marker", lambda _: answered.wait(60))
+    monkeypatch.setattr(Destination, "_write_marker", lambda _: answered.wait(240))
     with pytest.raises(
         InputError, match="upload: memory://bucket/there: no answer within 1 s; give a URL that answers"
     ):

@@ -192,7 +192,7 @@ def test_a_reading_that_fails_raises_where_it_is_asked_for() -> None:
 @pytest.mark.slow
 def test_a_module_that_cannot_be_run_says_why() -> None:
     with pytest.raises(RuntimeError, match=r"No module named harness\.machine\.nothing"):
-        facts_of_module("harness.machine.nothing", 20)
+        facts_of_module("harness.machine.nothing", 120)
 
 
 def test_packages_that_are_slow_to_import_are_not_called_broken() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.controls import DataPath
@@ -17,6 +17,7 @@ from harness.show.first_screen import first_screen
 from harness.show.markdown import page
 from harness.show.names import ArmNames
 from harness.show.summary import summary
+from tests.examples import examples
 from tests.harness.synthetic import Arm, build
 
 ROW = {"data.sequence_length": 256}  # 2048 positions in a step: 8 rows
@@ -84,7 +85,7 @@ def test_the_page_has_both_tables_and_says_what_is_left_in_training() -> None:
     day=st.floats(0.0, 0.2),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_the_time_of_a_step_is_judged_once(tokenize: float, trained: int, block: float, day: float, seed: int) -> None:
     """The page said "steps are 1.082x as fast" of medians that are not paired, and beside it that this is not known."""
     naive, fast = replace(NAIVE, tokenize=tokenize), replace(FAST, trained=trained)

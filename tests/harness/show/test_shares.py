@@ -6,12 +6,13 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.report_types import ArmReport, StudyReport
 from harness.judge.study import analyse
 from harness.show.words import percent, percent_over
+from tests.examples import examples
 from tests.harness.synthetic import Arm, build
 
 ROUNDING = 1e-9
@@ -40,7 +41,7 @@ def studies(draw: st.DrawFn) -> StudyReport:
 
 
 @given(studies())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_no_part_is_above_its_whole(report: StudyReport) -> None:
     for c in report.compared:
         for waits in (c.measured.baseline_waits, c.measured.candidate_waits):
@@ -61,7 +62,7 @@ def _check_totals(arm: ArmReport) -> None:
 
 
 @given(studies())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_what_data_could_gain_agrees_with_what_it_costs(report: StudyReport) -> None:
     """One figure is shown only where both witnesses have it; else the range, one end of which is what data costs."""
     (c,) = report.compared

@@ -14,7 +14,7 @@ from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
 from harness.study.tables import StoredTable
-from tests.faults.table_damage import COLUMN
+from tests.campaigns.faults.table_damage import COLUMN
 from trainer.errors import InputError
 
 Change = Callable[[pa.Table, str], pa.Table]

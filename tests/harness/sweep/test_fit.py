@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.sweep.fit import LARGEST_LOSS, MIN_RATES, LearningRateOptimum, NoOptimum, fit_optimum
+from tests.examples import examples
 from tests.harness.sweep.curves import CURVES, DrawnSweep, drawn_grids, drawn_hyperbands, drawn_sweeps
 
 GRID = [1e-4 * 2**k for k in range(10)]  # to 5.1e-2
@@ -305,7 +306,7 @@ rates_and_losses = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(rates_and_losses)
 def test_whatever_is_given_an_answer_is_sound(trials: list[tuple[float, float | None]]) -> None:
     found = fit_optimum([rate for rate, _ in trials], [loss for _, loss in trials])
@@ -321,7 +322,7 @@ def test_whatever_is_given_an_answer_is_sound(trials: list[tuple[float, float | 
     assert math.isfinite(found.loss)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.permutations(range(8)), st.floats(1e-3, 1e3), st.floats(-5, 5), st.floats(0.1, 10))
 def test_order_and_units_change_nothing(order: list[int], rate_unit: float, offset: float, loss_unit: float) -> None:
     noise = [0.001, -0.002, 0.0015, 0.0, -0.001, 0.002, -0.0015, 0.0005]

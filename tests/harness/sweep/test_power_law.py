@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.sweep.fit import LearningRateOptimum, fit_optimum
@@ -21,6 +21,7 @@ from harness.sweep.power_law import (
     fit_power_law,
 )
 from tests.benchmarks.sweep_intervals import projection_coverage
+from tests.examples import examples
 from tests.harness.sweep.curves import drawn_projections
 
 SIZES = [26e6, 52e6, 105e6]
@@ -163,7 +164,7 @@ def test_a_meaningless_extrapolation_is_refused(rates: list[float], half: float,
     assert found.reason == reason
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(
         st.tuples(st.floats(1, 1e12), st.floats(1e-8, 1e2), st.one_of(st.none(), st.floats(0, 5))),

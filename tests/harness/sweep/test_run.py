@@ -136,7 +136,7 @@ def test_a_trial_that_takes_longer_than_its_limit_ends(file: Path) -> None:
     assert "no trial came to its end" in done.stderr
     (trial,) = TrialJournal(only(out)).trials()
     assert trial.status == "late"
-    assert trial.seconds < 60
+    assert trial.steps < 1000
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_a_sweep_of_narrow_models_trains_them_under_mup_and_is_resumed(file: Pat
 @pytest.mark.slow
 def test_a_budget_of_time_refuses_stops_within_a_trial_and_is_raised(file: Path) -> None:
     out = file.parent / "out"
-    sets = ["budget.hours=0.00001", "strategy.trials=1", "data.inject={pack_ms: 20, how: sleep}", "steps=100"]
+    sets = ["budget.hours=0.00001", "strategy.trials=1", "data.inject={pack_ms: 100, how: sleep}", "steps=100"]
     begun = harness("sweep", str(file), "--out", str(out), *(word for one in sets for word in ("--set", one)))
     assert begun.returncode == 2, begun.stderr
     assert "budget.hours: 0.04 s, but one trial of 100 steps needs " in begun.stderr
@@ -180,10 +180,11 @@ def test_a_budget_of_time_refuses_stops_within_a_trial_and_is_raised(file: Path)
 
     # As if a trial had been expected to take no time: it is stopped in its middle.
     record = json.loads((folder / "sweep.json").read_text())
-    assert record["pilots"]["{}"]["step_s"] > 0.02
+    assert record["pilots"]["{}"]["step_s"] > 0.1
     record["pilots"] = {"{}": {"start_s": 0.0, "step_s": 1e-9}}
     (folder / "sweep.json").write_text(json.dumps(record))
-    hours = ("--set", f"budget.hours={record['lost_s'] / 3600 + 0.0003:.9f}")
+    # 5 s: more than a start takes, and less than 100 sleeps.
+    hours = ("--set", f"budget.hours={record['lost_s'] / 3600 + 0.0014:.9f}")
     stopped = resume(folder, *hours)
     assert stopped.returncode == 1, stopped.stderr
     assert "was spent in trial 0, after " in stopped.stderr

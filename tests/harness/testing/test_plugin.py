@@ -18,7 +18,7 @@ import trainer
 from tests.commands import Done, fork_servers
 from tests.studies import copy_code
 
-# pytest-benchmark asks git. The slow arm takes 7 ms a step, the plain one 5: where a neighbour makes steps scatter, a
+# pytest-benchmark asks git. The slow arm takes 15 ms a step, the plain one 5: where a neighbour makes steps scatter, a
 # check goes on to its next look, up to its budget.
 pytestmark = pytest.mark.slow
 SCENARIO = """
@@ -35,7 +35,7 @@ base:
   warmup_steps: 2
 arms:
   plain: {}
-  slow: {compute.device.kernels.backward_ms: 4}
+  slow: {compute.device.kernels.backward_ms: 12}
 repeats: 4
 slice_steps: 4
 probes: {host: false}
@@ -140,7 +140,7 @@ def test_nothing_is_measured_where_benchmarks_are_disabled(suite: Suite) -> None
 def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: Suite) -> None:
     (suite / "tiny.yaml").write_text(SCENARIO.replace("repeats: 4", "repeats: 3"))
     test = suite / "test_speed.py"
-    test.write_text(KEPT.format(arm="slow", within="25%"))
+    test.write_text(KEPT.format(arm="slow", within="100%"))  # this machine may be busier the next time
     missing = suite.run()
     assert missing.returncode == 1
     assert "no baseline of tiny, slow" in missing.stdout
@@ -161,7 +161,7 @@ def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: S
     assert elsewhere.returncode == 1
     assert "cpu 'another', here" in elsewhere.stdout
     assert len([*(suite / "results" / "tiny").iterdir()]) == 2  # saved and checked; nothing was measured since
-    faster["part_ms"]["step"] = [value / 2 for value in faster["part_ms"]["step"]]
+    faster["part_ms"]["step"] = [value / 20 for value in faster["part_ms"]["step"]]
     path.write_text(json.dumps(faster))
     slower = suite.run()
     assert slower.returncode == 1

@@ -107,7 +107,7 @@ def serve(
 
     def at(name: str) -> Rank:
         listening = places.pop(name).detach() if places else None
-        return Rank(number, 2, timeout_s=60, port=ports[name], listening=listening)
+        return Rank(number, 2, timeout_s=240, port=ports[name], listening=listening)
 
     for arm, launch in ARMS.items():
         asked = config(corpus, 2, 2 if "accumulation" in arm else 1, **launch)
@@ -128,7 +128,7 @@ def serve(
         if number == 0:
             answers.send("within")
         else:
-            go.wait(60)
+            go.wait(240)
         own_ns = monotonic_ns()
     answers.send((own_ns, monotonic_ns()))
     with suppress(ValueError), parallel.in_a_pass():

@@ -57,7 +57,7 @@ def test_a_batch_that_came_before_its_turn_has_its_own_times() -> None:
         pipe._sem.acquire()
         pipe._writer.send_bytes(ForkingPickler.dumps((number, Sent())))
     asked_ns = monotonic_ns()
-    assert [pipe.get(timeout=30)[0] for _ in range(2)] == [1, 0]
+    assert [pipe.get(timeout=240)[0] for _ in range(2)] == [1, 0]
     got_ns = monotonic_ns()
     pipe.close()
     found = []
@@ -79,9 +79,9 @@ def test_of_a_thread_that_pins_a_batch_arrives_when_it_is_taken_from_it() -> Non
     arrivals = Arrivals(iterator)
     pinned.put((0, "a batch"))
     put_ns = monotonic_ns()
-    assert pinned.get(timeout=30) == (0, "a batch")
+    assert pinned.get(timeout=240) == (0, "a batch")
     threading.Thread(target=_put_when_waited_for, args=(pinned,)).start()
-    assert pinned.get(timeout=30) == (1, "another")
+    assert pinned.get(timeout=240) == (1, "another")
     iterator._rcvd_idx = 2
     another = arrivals()
     assert another is not None
@@ -99,7 +99,7 @@ def test_of_a_queue_that_reads_otherwise_no_arrival_is_claimed(way: str) -> None
     pipe = own_queue(way)
     iterator = SimpleNamespace(_data_queue=pipe, _rcvd_idx=1)
     arrivals = Arrivals(iterator)
-    assert pipe.get(timeout=30) == (0, "a batch")
+    assert pipe.get(timeout=240) == (0, "a batch")
     assert arrivals() is None
     pipe.close()
 

@@ -236,12 +236,12 @@ def test_a_worker_that_stops_after_it_has_announced_a_batch_is_noticed(
 ) -> None:
     """DataLoader then fetches the batch's memory from the worker, a wait of which its timeout knows nothing."""
     monkeypatch.setattr("trainer.data.loader._LOOK_S", 0.1)
-    config = make_config(workers=1, timeout_s=30)
+    config = make_config(workers=1, timeout_s=240)
     with open_batches(config, prepare(config), 0) as batches:
         next(batches)
         batches._late._timeout_s = 0.3  # type: ignore[union-attr] # not for the first batch, which a busy machine delays
         (worker,) = batches._iterator._workers  # type: ignore[union-attr]
-        assert batches._iterator._worker_result_queue._reader.poll(30)  # type: ignore[union-attr]
+        assert batches._iterator._worker_result_queue._reader.poll(240)  # type: ignore[union-attr]
         os.kill(worker.pid, signal.SIGSTOP)
         try:
             with pytest.raises(LostBatchError, match=r"^no batch came from 1 loader worker within 0.3 s"):

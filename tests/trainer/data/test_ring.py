@@ -193,7 +193,7 @@ def test_a_program_may_keep_every_batch(make_config: Make) -> None:
 @pytest.mark.slow
 def test_ends_and_errors_of_workers(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.data.loader._LOOK_S", 0.1)
-    config = make_config(path="tokens-mmap", workers=2, transport="ring", timeout_s=60)
+    config = make_config(path="tokens-mmap", workers=2, transport="ring", timeout_s=240)
     with open_batches(config, prepare(config), 0) as batches:
         next(batches)
         stopped, killed = batches._iterator._workers  # type: ignore[union-attr]
@@ -204,7 +204,7 @@ def test_ends_and_errors_of_workers(make_config: Make, monkeypatch: pytest.Monke
                 list(islice(batches, 40))
         finally:
             os.kill(stopped.pid, signal.SIGCONT)
-        batches._late._timeout_s = 60  # type: ignore[union-attr]
+        batches._late._timeout_s = 240  # type: ignore[union-attr]
         assert next(batches).samples == config.batch_size  # it goes on
         os.kill(killed.pid, signal.SIGKILL)
         killed.join()

@@ -543,7 +543,7 @@ def test_the_trial_answers_with_ids_or_with_one_line_and_keeps_what_the_user_pri
     def tried(data: DataConfig) -> tuple[str, str]:
         done = subprocess.run(
             [sys.executable, "-m", "trainer.data.user_trial"],
-            input=data.model_dump_json(), capture_output=True, text=True, check=True, timeout=120,
+            input=data.model_dump_json(), capture_output=True, text=True, check=True, timeout=300,
         )  # fmt: skip
         return done.stdout, done.stderr
 

@@ -82,4 +82,4 @@ def test_a_trial_measures_its_parts(make_config: Make) -> None:
     assert found.threads == 1
     assert found.ready_ms > 0
     assert found.cycle_ms > 0
-    assert found.best() >= 1 or found.cores == 1 or found.cycle_ms > 8
+    assert found.best() >= 1 or found.cores == 1 or max(found.cycle_ms, found.ready_ms) > 4

@@ -104,7 +104,7 @@ def test_a_cancelled_job_costs_its_own_block_and_is_named(scenario: str, tmp_pat
         wait_for(lambda: (folder.run("text", 0) / "log.txt").exists())
         slurm.ask(conf, "scancel", f"{job}_1")  # which is still in the queue
         slurm.ask(conf, "scancel", f"{job}_0")  # which runs
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 1, errors
     (line,) = [line for line in errors.splitlines() if line.startswith("harness: block 0: ")]
     assert f"job {job}_0 on n" in line
@@ -123,7 +123,7 @@ def test_an_allocation_of_two_nodes_trains_one_model_on_both(scenario: str, tmp_
     """srun starts the other node's agent, from within the one job that runs all blocks."""
     text = SCENARIO.replace("  steps: 6\n", "  steps: 6\n  compute: {device: cpu, threads: 1}\n")
     Path(scenario).write_text(text)
-    launch = "launch={torchrun: {nproc: 1, nnodes: 2}, timeout_s: 60, slurm: {mode: allocation, exclusive: false}}"
+    launch = "launch={torchrun: {nproc: 1, nnodes: 2}, timeout_s: 240, slurm: {mode: allocation, exclusive: false}}"
     done = run(scenario, tmp_path / "out", "--set", launch, "--arm", "text", "--repeats", "1")
     folder = only_study(tmp_path / "out")
     job = jobs_of(folder.path, 0)
@@ -150,7 +150,7 @@ def test_ctrl_c_ends_the_waiting_and_not_the_jobs(scenario: str, tmp_path: Path,
             assert line, seen
             seen += line
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     job = jobs_of(only_study(tmp_path / "out").path, 0)
     assert f"jobs {job} stay in the queue; wait for them and gather: harness run --resume " in errors

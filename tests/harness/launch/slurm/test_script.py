@@ -98,13 +98,13 @@ def test_bash_takes_the_script_whatever_the_folder_is_called(written: str, tmp_p
     done = harness("run", written, "--dry-run", "--out", str(place), cwd=tmp_path)
     script = tmp_path / "script.sh"
     script.write_text(done.stdout)
-    assert subprocess.run(["bash", "-n", str(script)], check=False, timeout=60).returncode == 0
+    assert subprocess.run(["bash", "-n", str(script)], check=False, timeout=300).returncode == 0
     (output,) = [line for line in done.stdout.splitlines() if "--output=" in line]
     assert output.startswith("#SBATCH '--output=")
     assert "%%d/" in output
     words = subprocess.run(
         ["bash", "-c", f"set -- {done.stdout.splitlines()[-1]}; printf '%s\\n' \"$@\""],
-        env={"SLURM_ARRAY_TASK_ID": "7"}, capture_output=True, text=True, check=True, timeout=60,
+        env={"SLURM_ARRAY_TASK_ID": "7"}, capture_output=True, text=True, check=True, timeout=300,
     ).stdout.splitlines()  # fmt: skip
     folder = place / "tiny" / "<time>-<id>"
     assert words[4:] == [str(folder), "--block", "7", "--record", str(folder / "slurm" / "0" / "block-7.json")]

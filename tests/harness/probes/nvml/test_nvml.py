@@ -87,9 +87,11 @@ def stub(driver, monkeypatch):
     return use
 
 
-def sample(nvml: object = "auto", repetitions: int = 1, host: bool = False, repetition_ms: float = BUSY_MS) -> Sampler:
+def sample(
+    nvml: object = "auto", repetitions: int = 1, host: bool = False, repetition_ms: float = BUSY_MS, timeout_s: int = 9
+) -> Sampler:
     """Of repetitions that spend so much CPU time, however long that takes beside others."""
-    settings = SamplerSettings(host=host, nvml=nvml, rate_hz=50, timeout_s=2)
+    settings = SamplerSettings(host=host, nvml=nvml, rate_hz=50, timeout_s=timeout_s)
     sampler = Sampler(settings, lambda: {os.getpid(): "main"})
     for _ in range(repetitions):
         sampler.begin_steps()
@@ -169,7 +171,7 @@ def test_a_card_that_disappears_is_reported_once_and_host_sampling_goes_on(stub)
 
 def test_a_driver_that_hangs_costs_its_own_samples_only(stub) -> None:
     stub("hangs")
-    sampler = sample(repetitions=2, host=True)
+    sampler = sample(repetitions=2, host=True, timeout_s=2)
     (problem,) = (problem for problem in sampler.problems if "no answer" in problem)
     assert problem == "nvml: the driver gave no answer within 2 s; no samples from then on"
     assert by_metric(sampler)["power_w"] == [300.0, 300.0]
@@ -180,7 +182,7 @@ def test_a_driver_that_hangs_costs_its_own_samples_only(stub) -> None:
 
 def test_a_driver_that_hangs_at_once_leaves_the_host_s_samples(stub) -> None:
     stub("hangs_at_once")
-    sampler = sample(host=True)
+    sampler = sample(host=True, timeout_s=2)
     (problem,) = sampler.problems
     assert problem.startswith("nvml: the driver gave no answer within 2 s")
     assert by_metric(sampler, "host:main")["cpu_s"]
@@ -322,7 +324,7 @@ def test_the_report_finds_every_metric_under_its_name(stub) -> None:
     main = next(role for role in load.roles if role.role == "main")
     assert all(value is not None for value in vars(main).values())
     assert sum(by_metric(sampler, "host:main")["cpu_s"]) == pytest.approx(BUSY_MS / 1e3, abs=0.1)  # with any neighbours
-    assert 0 < main.cores < 1.2
+    assert 0 < main.cores < 1.5
     assert load.other_cores is not None
     assert load.stolen_cores is not None
     assert load.page_cache_bytes is not None

@@ -124,8 +124,8 @@ def test_counters_of_readings_add_up_to_those_of_the_repetition() -> None:
     used = time.process_time() - started
     found = sampled(series)
     assert len(found["host:main", "cpu_s"]) == len(found["host", "interval_s"]) == 6
-    # The collector's own work lies partly outside its readings, the more so on a busy machine.
-    assert 0.7 * used <= sum(found["host:main", "cpu_s"]) <= used
+    # The collector's own work lies partly outside its readings; what was spent between them does not.
+    assert 0.095 <= sum(found["host:main", "cpu_s"]) <= used
     assert sum(found["host:main", "voluntary_switches"]) >= 0
     assert sum(found["host:main", "run_queue_delay_s"]) >= 0
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.probes.sampler.host import HostCollector
+from harness.probes.sampler.host import LEAST_SAMPLED_S, HostCollector
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.sampling import LATE_NS, Deadlines, Sampling
 from harness.probes.sampler.series import SampleSeries
@@ -74,8 +74,9 @@ def test_whose_cpu_it_was_is_reported_once_half_a_second_of_repetitions_has_come
     sampler.close()
     found = {metric: values(sampler, "host", metric) for metric in REPETITION_METRICS}
     assert {len(readings) for readings in found.values()} == {len(found["own_cpu_cores"])}
-    assert 1 <= len(found["own_cpu_cores"]) < 10
-    assert 0.4 * cores < found["own_cpu_cores"][0] < 1.2  # the reading is of some of the repetitions
+    assert 1 <= len(found["own_cpu_cores"]) <= took_s / LEAST_SAMPLED_S
+    # A reading is of some of the repetitions, of which others may take more of the core.
+    assert 0.1 * cores < max(found["own_cpu_cores"]) < 1.5
     assert found["resident_bytes"][0] > 1e6
 
 

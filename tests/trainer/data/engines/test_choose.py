@@ -151,7 +151,7 @@ def test_gigatoken_never_serves_two_threads_with_one_tokenizer(corpus: Corpus) -
 
         @contextmanager
         def _busy_until_both(self) -> Iterator[None]:
-            both.wait(60)
+            both.wait(240)
             yield
             self._busy.release()
 
