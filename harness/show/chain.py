@@ -55,7 +55,7 @@ class ChainLink:
     """One step of the way from the gain in isolation to the gain in training."""
 
     name: str
-    ratio: float | None  # how many times as fast the step could be, as far as this link knows
+    ratio: float | None  # speedup of the step that this link allows
     text: str
 
 
@@ -131,7 +131,7 @@ def _between_steps(waits: Waits) -> str:
 
 
 def _costs(waits: Waits, waited_ms: float) -> str:
-    """What data costs a step; where events do not tell when the device worked, from least to most."""
+    """Return the cost of data for a step; a range if events do not tell when the device worked."""
     if (open_ms := left_open(waits.waited_range_ms, waits.step_ms)) is None:
         text = part_of(waits.step_ms)(waited_ms)
         return text if waits.uneven is None else f"{text} on average, {in_blocks(waits.uneven)}"

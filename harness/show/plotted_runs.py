@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LLMC_LOG = "main.log"
 HEADER = ["run", "parameters", "lowest training loss", "at step", "lowest validation loss", "at step"]
-# What differs between runs and makes no difference to what is drawn.
+# Settings that do not affect the curves.
 NO_NAMES = (
     "steps",
     "warmup_steps",
@@ -126,7 +126,7 @@ def _of_study(path: Path) -> list[CurveSource]:
     """The first finished run of each arm that has losses; controls are none."""
     found: dict[str, CurveSource] = {}
     study = StudyFolder(path)
-    study.read_study()  # says in one line what is wrong with it
+    study.read_study()  # raises an error of one line if it is damaged
     for one in study.runs():
         if one.record.control is None and one.record.arm not in found and (run := _of_run(one)) is not None:
             found[one.record.arm] = CurveSource(run, path, one.record.arm, one.record.config)
@@ -172,7 +172,7 @@ def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
 
 
 def named(sources: Sequence[CurveSource]) -> list[PlottedRun]:
-    """The runs, each named by what it differs in: one or two keys of its configuration, else its folder and arm."""
+    """Return the runs, each named by one or two differing keys of its configuration, else by its folder and arm."""
     names = _numbered(_by_keys(sources) or _by_place(sources))
     return [replace(source.run, name=name) for source, name in zip(sources, names, strict=True)]
 
@@ -206,7 +206,7 @@ def _setting(key: str, value: Json) -> str:
 
 
 def _by_place(sources: Sequence[CurveSource]) -> list[str]:
-    """What of its path no other shares, and its arm: ``b: plain`` of one in /x/b beside one in /x/a."""
+    """``b: plain``: the part of a path that is its own (/x/b beside /x/a), and the arm."""
     places = [Path(normpath(source.place.absolute())) for source in sources]  # a name is none of ".."
     if len(set(places)) == 1:
         return [source.arm or place.name for source, place in zip(sources, places, strict=True)]
@@ -254,7 +254,7 @@ def run_records(runs: Sequence[PlottedRun]) -> list[Json]:
 
 
 def last_share(run: PlottedRun, measure: Measure) -> float | None:
-    """Return the last finite share of right answers; None if there is none."""
+    """Return the last finite share of right answers; None without any."""
     shares = [getattr(one, measure) for one in run.choices]
     known = [float(one) for one in shares if one is not None and np.isfinite(one)]
     return known[-1] if known else None

@@ -78,7 +78,7 @@ def believed_ratio(c: Comparison) -> Estimate | None:
 
 
 def predicted_ratio(c: Comparison) -> Estimate | None:
-    """What the replay predicts for the measured ratio; None where nothing was predicted."""
+    """Return the replay's prediction of the measured ratio; None without one."""
     return c.explained.predicted.ratio if isinstance(c.explained.predicted, PredictedRatio) else None
 
 
@@ -128,7 +128,7 @@ def _floor(m: Measured, baseline: str) -> str:
 
 
 def _steps(m: Measured) -> str | None:
-    """What became of the steps themselves, where each of them trains or computes another amount of tokens."""
+    """Return the change of step time, if each step trains or computes another amount of tokens."""
     positions = m.positions_per_step
     trained = positions if m.trained_per_step is None else m.trained_per_step
     if (
@@ -143,7 +143,7 @@ def _steps(m: Measured) -> str | None:
         "no core",
         "too noisy",
         "lead",
-    ):  # what bars the verdict bars these times as well
+    ):  # a doubt that bars the verdict bars these times too
         return None
     text = capitalised(steps_text(m.step_time, m.steps) or "the time of a step was not measured")
     if (
@@ -173,7 +173,7 @@ def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
 
 
 def whose(arm: str, waits: Waits) -> str:
-    """The arm, or of several ranks the one whose figures ``waits`` are."""
+    """Return the arm; with several ranks, the rank whose figures ``waits`` are."""
     return arm if waits.ranks == 1 else f"rank 0 of {arm}"
 
 
@@ -188,7 +188,7 @@ def between(range_ms: tuple[float, float], step_ms: float) -> str:
 
 
 def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
-    """What data may cost a step where the record leaves open when the device worked; nothing where that is little."""
+    """Return the possible cost of data if the record leaves open when the device worked; "" if that is little."""
     if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
@@ -335,7 +335,7 @@ def ceiling_text(m: Measured) -> str:
 
 
 def _witnesses(c: Comparison) -> str:
-    """What replay predicted and what slowdown injections showed."""
+    """Return the results of replay and of slowdown injections."""
     found = []
     predicted = c.explained.predicted
     if isinstance(predicted, PredictedRatio) and predicted.ratio is not None:
@@ -385,12 +385,12 @@ def disagreements(c: Comparison) -> list[str]:
 
 
 def _more_than(waits: Waits) -> str:
-    """What a ceiling holds: hidden work may slow the step by the cores and memory bandwidth that it takes."""
+    """Name the part that a ceiling covers: hidden work may slow the step by the cores and bandwidth that it takes."""
     return "the waits for data" if _hides(waits) else "the data work"
 
 
 def _hides(waits: Waits) -> bool:
-    """Whether any data work runs behind the step: only then can hidden work be blamed for anything."""
+    """True if any data work runs behind the step."""
     return sum(waits.hidden_ms.values()) > 0
 
 
