@@ -18,7 +18,7 @@ from harness.show.drawing import (
     plain,
     title,
 )
-from harness.show.tables import NOT_MEASURED, code, joined, table
+from harness.show.tables import NOT_MEASURED, cell, code, joined, table
 from harness.show.words import count, number, percent, ratio
 from trainer.data.corpus.statistics import CorpusStatistics
 
@@ -72,7 +72,7 @@ def _facts(found: CorpusStatistics) -> list[tuple[str, str]]:
         ("empty documents", f"{found.empty:,}"),
         ("bytes of text (UTF-8)", f"{found.text_bytes:,}" if text else f"{NOT_MEASURED} (token ids)"),
         ("tokens, ends of documents included", f"{found.tokens:,}"),
-        ("tokens of text per byte", NOT_MEASURED if found.tokens_per_byte is None else f"{found.tokens_per_byte:.4f}"),
+        ("tokens of text per byte", cell(found.tokens_per_byte, "{:.4f}".format)),
         ("bytes per token of text", NOT_MEASURED if not found.tokens_per_byte else number(1 / found.tokens_per_byte)),
         ("unknown tokens", NO_UNKNOWN if unknown is None else _share(unknown)),
         ("special tokens within text", _share(found.special_share)),

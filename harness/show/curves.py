@@ -156,7 +156,7 @@ def training_figure(
     return fitted(figure, sheet)
 
 
-HELD_OUT: dict[str, Any] = {"linewidth": 1.3, "markersize": 4.5, "markerfacecolor": "white"}
+_HELD_OUT: dict[str, Any] = {"linewidth": 1.3, "markersize": 4.5, "markerfacecolor": "white"}
 
 
 def smoothed_steps(steps: int) -> int:
@@ -178,7 +178,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
             _draw_training(axes, run.at(finite[0], axis), finite[1], smoothed, colour)
         held_out, _ = _split(run.validation)
         if held_out.shape[1]:
-            axes.plot(run.at(held_out[0], axis), held_out[1], "o--", color=colour, **HELD_OUT)
+            axes.plot(run.at(held_out[0], axis), held_out[1], "o--", color=colour, **_HELD_OUT)
         for values in (run.training, run.validation):
             _mark_lowest(axes, run, values, axis, colour, named=len(runs) <= BANDS_MAX)
             _mark_broken(axes, run, values, axis, colour)
@@ -190,7 +190,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
         mean_of = f"training: mean of {smoothed} steps, each step pale"
         axes.plot([], [], color=SOFT, linewidth=1.8, label=mean_of if smoothed > 1 else "training")
     if "validation" in drawn_kinds:
-        axes.plot([], [], "o--", color=SOFT, label="validation", **HELD_OUT)
+        axes.plot([], [], "o--", color=SOFT, label="validation", **_HELD_OUT)
     if any(len(_split(one)[1]) for one in every):
         axes.plot([], [], "X", color=SOFT, markersize=8, label="first NaN or infinite loss")
     if any(minimum(one) is not None for one in every):

@@ -20,7 +20,7 @@ from harness.show.cost import dollars, hours
 from harness.show.curves import Measure, PlottedRun, Values, best_measure, curve, loss_curve, minimum
 from harness.show.drawing import write_picture
 from harness.show.policy import RUN_KEYS_MAX
-from harness.show.tables import NOT_MEASURED
+from harness.show.tables import NOT_MEASURED, cell
 from harness.study.store import StudyFolder
 from trainer.data.corpus.places import is_remote
 from trainer.errors import InputError
@@ -35,15 +35,8 @@ LLMC_LOG = "main.log"
 HEADER = ["run", "parameters", "lowest training loss", "at step", "lowest validation loss", "at step"]
 # Settings that do not affect the curves.
 NO_NAMES = (
-    "steps",
-    "warmup_steps",
-    "log_every",
-    "checkpoint.",
-    "evaluation.",
-    "launch.",
-    "data.prefetch",
-    "resume.step",
-)
+    "steps", "warmup_steps", "log_every", "checkpoint.", "evaluation.", "launch.", "data.prefetch", "resume.step",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,14 +219,9 @@ def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list
     header = [*HEADER, *([f"multiple choice, {by}"] if by else []), "hours", "USD"]
     rows = [header]
     for run in runs:
-        cells = [run.name, NOT_MEASURED if run.parameters is None else f"{run.parameters:,}"]
-        cells += [*_lowest(run.training), *_lowest(run.validation)]
-        if by:
-            share = last_share(run, by)
-            cells.append(NOT_MEASURED if share is None else f"{share:.4f}")
-        cells.append(NOT_MEASURED if run.seconds is None else hours(run.seconds))
-        cells.append(NOT_MEASURED if run.usd is None else dollars(run.usd))
-        rows.append(cells)
+        cells = [run.name, cell(run.parameters, "{:,}".format), *_lowest(run.training), *_lowest(run.validation)]
+        cells += [cell(last_share(run, by), "{:.4f}".format)] if by else []
+        rows.append([*cells, cell(run.seconds, hours), cell(run.usd, dollars)])
     return rows
 
 

@@ -284,8 +284,7 @@ def _share(share: Share) -> str:
 STACKS_NOTE = (
     "py-spy's samples of the profiled run, whose steps are not measured, each put into the phase or stage of its own "
     "thread that the ledger has at that moment. Threads that wait are sampled too. Intervals are for independent "
-    "samples; neighbouring ones are not quite. What was met in the ledger's own recorder counts for its caller, as "
-    "py-spy meets its system calls out of proportion to their cost. C, C++ and Rust functions show as the Python "
-    "function that called them, unless `native: true`; those without a name count for their caller. *rough*: more than "
-    "a third of the samples are so close to a boundary that they may belong beyond it, by the doubt of py-spy's clock."
+    "samples. C, C++ and Rust functions show as the Python function that called them, unless `native: true`. *rough*: "
+    "more than a third of the samples are so close to a boundary that they may belong beyond it, by the doubt of "
+    "py-spy's clock."
 )

@@ -91,7 +91,9 @@ def _figures(m: Measured, baseline: str) -> str:
     level = "95 % interval " if of else ""
     more = _more_tokens(m) if m.verdict in ("none", "undecided") else ""  # else the finding gives it
     text = f"({ratio(measured.median)} the {m.measure}{more}, {level}{interval(measured)}{of}, "
-    text += f"{_together(m)}{_floor(m, baseline)})"
+    if m.together is not None and m.comparisons > 1:
+        text += f"{interval(m.together)} for all {m.comparisons} comparisons together, "
+    text += f"{_floor(m, baseline)})"
     if m.verdict != "none" or m.undecided is not None or measured.ci_low is None:
         return text
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
@@ -99,13 +101,6 @@ def _figures(m: Measured, baseline: str) -> str:
     if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
         return f"{text}: the interval for all {m.comparisons} comparisons together includes no change"
     return text
-
-
-def _together(m: Measured) -> str:
-    """The interval of the verdict, where the study has more comparisons than this one."""
-    if m.together is None or m.comparisons < 2:
-        return ""
-    return f"{interval(m.together)} for all {m.comparisons} comparisons together, "
 
 
 def _more_tokens(m: Measured) -> str:
@@ -131,11 +126,7 @@ def _steps(m: Measured) -> str | None:
     """Return the change of step time, if each step trains or computes another amount of tokens."""
     positions = m.positions_per_step
     trained = positions if m.trained_per_step is None else m.trained_per_step
-    if (
-        trained is None
-        or positions is None
-        or (abs(trained - 1) <= SAME_TOKENS_WITHIN and abs(positions - 1) <= SAME_TOKENS_WITHIN)
-    ):
+    if trained is None or positions is None or max(abs(trained - 1), abs(positions - 1)) <= SAME_TOKENS_WITHIN:
         return None
     if m.undecided in (
         "long steps",
@@ -143,7 +134,7 @@ def _steps(m: Measured) -> str | None:
         "no core",
         "too noisy",
         "lead",
-    ):  # a doubt that bars the verdict bars these times too
+    ):  # these times are barred too
         return None
     text = capitalised(steps_text(m.step_time, m.steps) or "the time of a step was not measured")
     if (
@@ -377,16 +368,13 @@ def disagreements(c: Comparison) -> list[str]:
     same_positions = m.positions_per_step is None or abs(m.positions_per_step - 1) <= SAME_TOKENS_WITHIN
     top = (m.ceiling.ci_high or m.ceiling.median) * floor
     if step is not None and step.ci_low is not None and same_positions and step.ci_low > top:
+        # A ceiling covers hidden work too, which may slow the step by the cores and bandwidth that it takes.
+        cause = "the waits for data" if _hides(waits) else "the data work"
         found.append(
             f"steps are {ratio(step.median)} as fast ({interval(step)}), more than the ceiling of "
-            f"{ratio(m.ceiling.median)} without any data work, so more than {_more_than(waits)} changed{core}"
+            f"{ratio(m.ceiling.median)} without any data work, so more than {cause} changed{core}"
         )
     return found
-
-
-def _more_than(waits: Waits) -> str:
-    """Name the part that a ceiling covers: hidden work may slow the step by the cores and bandwidth that it takes."""
-    return "the waits for data" if _hides(waits) else "the data work"
 
 
 def _hides(waits: Waits) -> bool:

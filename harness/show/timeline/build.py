@@ -46,7 +46,7 @@ class SizeLimits:
     """The most events that a file may have, so that Perfetto reads it in a few seconds. 0: do not use that format."""
 
     chrome_events: int = 1_000_000
-    protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # it writes Perfetto's format
+    protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # package for Perfetto's own format
 
 
 @dataclass(frozen=True)
