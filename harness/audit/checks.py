@@ -51,7 +51,7 @@ class AuditCheck:
 
 
 def setting_of(row: AuditRow, declared: Declared, convention: Convention | None) -> Setting:
-    """As declared by the row, else by the table; devices not declared are one."""
+    """Return the setting that the row declares, else the table; devices not declared are one."""
     return Setting(
         convention,
         row.sequence_length or declared.sequence_length,
@@ -104,14 +104,11 @@ def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
 
 
 def fits(row: AuditRow, setting: Setting) -> bool:
-    """Whether nothing that is printed contradicts anything else; true also where there is nothing to compare."""
-    rate = list(rates(row, setting).values())
-    given = list(witnesses(row, setting).values())
+    """True if no printed figure contradicts another, also if there is nothing to compare."""
+    groups = [list(found.values()) for found in (rates(row, setting), witnesses(row, setting))]
     duration = _duration(row, setting)
-    return (
-        (not rate or common(rate) is not None)
-        and (not given or common(given) is not None)
-        and (duration is None or duration.status != "inconsistent")
+    return all(not group or common(group) is not None for group in groups) and (
+        duration is None or duration.status != "inconsistent"
     )
 
 
@@ -142,27 +139,26 @@ def _compare(name: str, first: Interval, second: Interval) -> AuditCheck:
 
 
 def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[CheckReason]]]:
-    """(check, reasons why it cannot be made) for the checks that a full row would allow."""
-    no_rate: CheckReason | None = None
-    if not rates(row, setting):
-        no_rate = "no rate" if row.step_ms is None else "step time alone"
-    no_shape: CheckReason | None = None
-    if setting.convention is None:
-        no_shape = "no shape"
-    elif setting.sequence is None:
-        no_shape = "no sequence"
-    no_tflops: CheckReason | None = None if row.tflops is not None else "no TFLOP/s"
-    no_mfu: CheckReason | None = None
-    if row.mfu_percent is None:
-        no_mfu = "no MFU"
-    elif setting.peak_flops_per_s is None:
-        no_mfu = "no peak"
-    needs: dict[str, tuple[CheckReason | None, ...]] = {
-        f"{TOKENS} against {TFLOPS}": (no_rate, no_shape, no_tflops),
-        f"{TOKENS} against {MFU}": (no_rate, no_shape, no_mfu),
-        f"{TFLOPS} against {MFU}": (no_tflops, no_mfu),
+    """Return (check, reasons why it cannot be made) for the checks that a full row would allow."""
+    reasons: dict[CheckReason, bool] = {
+        "no rate": not rates(row, setting) and row.step_ms is None,
+        "step time alone": not rates(row, setting) and row.step_ms is not None,
+        "no shape": setting.convention is None,
+        "no sequence": setting.convention is not None and setting.sequence is None,
+        "no TFLOP/s": row.tflops is None,
+        "no MFU": row.mfu_percent is None,
+        "no peak": row.mfu_percent is not None and setting.peak_flops_per_s is None,
     }
-    return [(name, [one for one in reasons if one]) for name, reasons in needs.items() if any(reasons)]
+    rate: tuple[CheckReason, ...] = ("no rate", "step time alone")
+    work: tuple[CheckReason, ...] = ("no shape", "no sequence")
+    mfu: tuple[CheckReason, ...] = ("no MFU", "no peak")
+    needs: dict[str, tuple[CheckReason, ...]] = {
+        f"{TOKENS} against {TFLOPS}": (*rate, *work, "no TFLOP/s"),
+        f"{TOKENS} against {MFU}": (*rate, *work, *mfu),
+        f"{TFLOPS} against {MFU}": ("no TFLOP/s", *mfu),
+    }
+    found = {name: [one for one in needed if reasons[one]] for name, needed in needs.items()}
+    return [(name, missing) for name, missing in found.items() if missing]
 
 
 def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:

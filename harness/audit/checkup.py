@@ -21,7 +21,6 @@ from harness.audit.checks import (
     step_s,
     witnesses,
 )
-from harness.audit.figures import Interval
 from harness.audit.fits import clues, fits_by_kind, traffic
 from harness.audit.flops import Convention, conventions
 from harness.audit.gains import Incomparable, gains
@@ -137,14 +136,12 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
     step = step_s(row, setting)
     given = witnesses(row, setting)
     work = given.get(TFLOPS) or given.get(MFU)
-    implied = _implied(work, given, setting)
+    rate = next((given[name] for name in given if name not in (TFLOPS, MFU)), None)
     expected = setting.flops_per_token
+    implied = None if work is None or rate is None or expected is None else work * expected / rate
     as_declared = None
-    if (
-        work is not None
-        and expected is not None
-        and any(each.kind == "sequence" and each.firm for each in judged.readings)
-    ):
+    other_length = any(each.kind == "sequence" and each.firm for each in judged.readings)
+    if work is not None and expected is not None and other_length:
         as_declared = work.middle * setting.devices / expected
     return RowAudit(
         row.name,
@@ -160,14 +157,6 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
         _alike(judged.readings),
         judged.scatter,
     )
-
-
-def _implied(work: Interval | None, given: dict[str, Interval], setting: Setting) -> Interval | None:
-    """FLOPs per token that the row's own figures amount to."""
-    rate = next((given[name] for name in given if name not in (TFLOPS, MFU)), None)
-    if work is None or rate is None or setting.flops_per_token is None:
-        return None
-    return work * setting.flops_per_token / rate
 
 
 def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:

@@ -49,7 +49,7 @@ def _interval(value: Interval | float) -> Interval:
 
 
 def common(intervals: list[Interval]) -> Interval | None:
-    """What all of ``intervals`` hold; None where two of them are apart, or where there are none.
+    """Return the intersection of ``intervals``; None if two of them are apart, or without any.
 
     On a line, intervals that overlap pairwise share a point (Helly), so agreement in pairs is agreement of all.
     """
@@ -63,7 +63,7 @@ def common(intervals: list[Interval]) -> Interval | None:
 
 @dataclass(frozen=True)
 class AuditedFigure:
-    """A number as it was printed (``text``), its value, and what it stands for."""
+    """A number as it was printed (``text``), its value, and the values that it stands for."""
 
     text: str
     value: float

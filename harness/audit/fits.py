@@ -1,7 +1,4 @@
-"""Fits step time = fixed + per sample x batch size to rows of several batch sizes: an inference from the table.
-
-Numbers only; harness.audit.text makes the sentences.
-"""
+"""Fits step time = fixed + per sample x batch size to rows of several batch sizes."""
 
 from __future__ import annotations
 
@@ -91,7 +88,7 @@ def _step_ms(row: AuditRow, setting: Setting) -> float:
 
 
 def traffic(table: Table) -> Traffic | None:
-    """None where optimizer or model shape are not declared."""
+    """Return the optimizer's memory traffic; None if optimizer or model shape are not declared."""
     optimizer, shape = table.declared.optimizer, table.declared.shape
     if optimizer is None or shape is None:
         return None
@@ -114,13 +111,13 @@ class FixedPart:
 
     @property
     def odd(self) -> bool:
-        """Whether it is so far off that the row cannot be what it declares."""
+        """True if it contradicts the row's declaration."""
         return self.fixed_ms < ODD_FIXED_RATIO * self.low_ms or self.fixed_ms > self.high_ms / ODD_FIXED_RATIO
 
 
 @dataclass(frozen=True)
 class Clue:
-    """What speaks for a reading of ``row``: its fixed part, and rows whose steps then hold as many tokens."""
+    """Evidence for a reading of ``row``: its fixed part, and rows whose steps then hold as many tokens."""
 
     row: AuditRow
     sequence: float
@@ -130,7 +127,7 @@ class Clue:
 
     @property
     def supports(self) -> bool:
-        """Whether the fixed part speaks for the reading."""
+        """True if the fixed part speaks for the reading."""
         return self.fixed is not None and self.fixed.odd
 
 

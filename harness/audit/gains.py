@@ -99,33 +99,28 @@ def _derived(table: Table) -> Iterator[tuple[str, str]]:
 def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mapping[str, Incomparable | None]) -> Gain:
     measured = _measured(baseline, candidate)
     step = step_s(baseline, setting_of(baseline, table.declared, None))
+    step_ms = None if step is None else step * 1e3
     old, new = (_data_ms(row, table.isolated_ms) for row in (baseline, candidate))
-    step_interval = None if step is None else step * 1e3
-    ceiling_all = _replaced(step_interval, old, None)
-    ceiling = _replaced(step_interval, old, new)
+    ceiling = _replaced(step_ms, old, new)
     reason = _incomparable(table, baseline, candidate, trusted, measured)
-    verdict: GainVerdict
+    verdict: GainVerdict = "not comparable"
     unexplained: float | None = None
     noise: NoiseVerdict | None = None
-    if reason is not None or measured is None:
-        verdict = "not comparable"
-    elif ceiling is None:
-        verdict, noise = "no ceiling", _noise(measured.value - 1, table.noise)
-    else:
-        verdict, unexplained = _judge(measured, ceiling)
+    if reason is None and measured is not None:
+        verdict, unexplained = ("no ceiling", None) if ceiling is None else _judge(measured, ceiling)
         noise = _noise(measured.value - 1, table.noise)
     return Gain(
         baseline.name,
         candidate.name,
-        None if measured is None else measured.value,
+        _value(measured),
         None if measured is None else measured.interval.low,
         None if measured is None else measured.interval.high,
         None if old is None or new is None else old.value / new.value,
-        None if step_interval is None else step_interval.middle,
-        None if old is None else old.value,
-        None if new is None else new.value,
-        None if ceiling_all is None else ceiling_all.value,
-        None if ceiling is None else ceiling.value,
+        None if step_ms is None else step_ms.middle,
+        _value(old),
+        _value(new),
+        _value(_replaced(step_ms, old, None)),
+        _value(ceiling),
         verdict,
         noise,
         unexplained,
@@ -133,17 +128,16 @@ def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mappin
     )
 
 
+def _value(figure: AuditedFigure | None) -> float | None:
+    return None if figure is None else figure.value
+
+
 def _measured(baseline: AuditRow, candidate: AuditRow) -> AuditedFigure | None:
-    """Tokens/s of the candidate over those of the baseline; step times where only they are printed."""
-    if baseline.tokens_per_s is not None and candidate.tokens_per_s is not None:
-        return _quotient(candidate.tokens_per_s, baseline.tokens_per_s)
-    if baseline.step_ms is not None and candidate.step_ms is not None:
-        return _quotient(baseline.step_ms, candidate.step_ms)
+    """Tokens/s of the candidate over those of the baseline; step times if only they are printed."""
+    for first, second in ((candidate.tokens_per_s, baseline.tokens_per_s), (baseline.step_ms, candidate.step_ms)):
+        if first is not None and second is not None:
+            return AuditedFigure("", first.value / second.value, first.interval / second.interval)
     return None
-
-
-def _quotient(first: AuditedFigure, second: AuditedFigure) -> AuditedFigure:
-    return AuditedFigure("", first.value / second.value, first.interval / second.interval)
 
 
 def _data_ms(row: AuditRow, isolated: Mapping[str, AuditedFigure]) -> AuditedFigure | None:

@@ -61,7 +61,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """What may be said of a row. ``readings``: firm ones, then possible ones, then those that fit any figure."""
+    """The verdict on a row. ``readings``: firm ones, then possible ones, then those that fit any figure."""
 
     status: AuditStatus
     readings: list[FittedReading]
@@ -129,7 +129,7 @@ def by_figures(relations_of: Mapping[str, Sequence[Relation]]) -> Reported:
 
 
 def like(one: Relation, but: Collection[str], reported: Reported) -> list[Relation]:
-    """The same two figures in the other rows than ``but``."""
+    """Return the relations of the same two figures in the rows other than ``but``."""
     return [pair for name, pair in reported.get((one.first, one.second), ()) if name not in but]
 
 
@@ -142,7 +142,7 @@ def _weigh(
     trying: Callable[[Candidate, Convention | None, Relation], Readings],
 ) -> FittedReading:
     """``reading`` with its coverage, the rows that share it, and whether it is firm."""
-    # Where the other rows settle the formula, only the second change was looked for.
+    # If the other rows determine the formula, only the second change was looked for.
     same = reading if reading.base is None else replace(reading, changes=1)
     pair = worst(one.row, one.under_base(reading.base))
     if reading.free or pair is None or pair.gap == 0:
@@ -170,29 +170,25 @@ def _weigh(
 Change = tuple[str, Convention | None, float, float | str | None]
 
 
+# Field of a setting that a kind of reading changes.
+CHANGED: Mapping[UnknownKind, str] = {"sequence": "sequence", "devices": "devices", "peak": "peak_flops_per_s"}
+
+
 def _change(reading: FittedReading) -> Change:
-    """What the reading changes, apart from the row that it was found in."""
+    """Return the change of the reading, apart from the row that it was found in."""
     new = reading.setting
-    what: float | str | None = None
-    if reading.kind in ("sequence", "devices"):
-        what = new.sequence if reading.kind == "sequence" else new.devices
-    elif reading.kind == "peak":
-        what = new.peak_flops_per_s
-    elif reading.kind == "unit":
-        what = f"{reading.figures[0]} {reading.value}"
+    what: float | str | None = f"{reading.figures[0]} {reading.value}" if reading.kind == "unit" else None
+    if reading.kind in CHANGED:
+        what = getattr(new, CHANGED[reading.kind])
     return reading.kind, new.convention, new.scale, what
 
 
 def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[AuditRow, Setting]:
-    """``row`` and its setting where the change of ``reading`` holds for it too."""
+    """Return ``row`` and its setting with the change of ``reading``."""
     new = reading.setting
     setting = replace(setting, convention=new.convention, scale=new.scale)
-    if reading.kind == "sequence":
-        setting = replace(setting, sequence=new.sequence)
-    elif reading.kind == "devices":
-        setting = replace(setting, devices=new.devices)
-    elif reading.kind == "peak":
-        setting = replace(setting, peak_flops_per_s=new.peak_flops_per_s)
+    if (field := CHANGED.get(reading.kind)) is not None:
+        setting = replace(setting, **{field: getattr(new, field)})
     elif reading.kind == "total" and row.tflops is not None:
         row = replace(row, tflops=row.tflops.times(1 / setting.devices))
     elif reading.kind == "unit" and reading.value is not None:
@@ -214,7 +210,7 @@ def _share(reading: FittedReading, other: Candidate) -> float:
 
 
 def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
-    """What all rows leave open around one common offset; None where no common offset fits them as they are declared."""
+    """Return the uncertainty of one offset common to all rows; None if no common offset fits them as declared."""
     pairs = [
         found
         for one in sharing
@@ -259,7 +255,7 @@ def _plain_status(checks: Sequence[AuditCheck]) -> AuditStatus:
 
 
 def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[FittedReading]:
-    """Those that say anything; why the others are not offered goes to ``excluded``."""
+    """Return the readings that prove anything; the others go to ``excluded``."""
     useless: dict[UnknownKind, float] = {}
     for one in found:
         if (one.coverage or 0.0) > OFFERED_SHARE:

@@ -1,4 +1,4 @@
-"""Reads a published results table (profiles/published/*.yaml): its keys with their documentation, and what is wrong.
+"""Reads and checks a published results table (profiles/published/*.yaml); documents its keys.
 
 Figures arrive as *text*: ``6544.40`` and ``6544.4`` stand for different intervals, and the audit's tolerances follow
 from the digits. Only title, source and rows are required. The audit names what it cannot check without the others.
@@ -26,10 +26,10 @@ NULL = ("", "~", "null", "Null", "NULL")
 
 
 def load_published(path: Path) -> Table:
-    """The table in ``path``; InputError with one line (file, line, key, what is allowed) where it is wrong."""
+    """Return the table in ``path``. InputError with one line (file, line, key, allowed values) if it is wrong."""
     if path.is_dir():
         raise InputError(f"{path}: is a directory; give a published table (profiles/published/*.yaml)")
-    document = read_document(path)  # refuses what is not plain YAML, and knows the line of every key
+    document = read_document(path)  # accepts plain YAML alone, and records the line of every key
     if not isinstance(document.data, dict):
         raise InputError(f"{path}: not a mapping; a published table has at least title, source and rows")
     text = path.read_bytes().decode("utf-8-sig")
@@ -63,7 +63,7 @@ def _plain(node: Any) -> Any:
 
 
 def _problems(published: Published) -> Iterator[Problem]:
-    """What one section alone does not show."""
+    """Yield problems between sections."""
     seen: set[str] = set()
     for index, row in enumerate(published.rows):
         if row.name in seen:
@@ -85,7 +85,7 @@ def _problems(published: Published) -> Iterator[Problem]:
 
 
 def _shape(declared: DeclaredSection) -> tuple[Shape | None, list[Problem]]:
-    """The model's shape, by the trainer's own rules; and what is wrong with it."""
+    """Return the model's shape by the trainer's own rules, and its problems."""
     model, path = declared.model, ("declared", "model")
     if model is None:
         return None, []
@@ -203,7 +203,7 @@ class ModelSection(_AuditSection):
 
 
 class OptimizerSection(_AuditSection):
-    """What is needed to count the optimizer's memory traffic."""
+    """The facts that count the optimizer's memory traffic."""
 
     name: Text | None = None
     fused: bool
@@ -214,7 +214,7 @@ class OptimizerSection(_AuditSection):
 
 
 class DeclaredSection(_AuditSection):
-    """What holds for all rows that do not say otherwise."""
+    """Declarations for all rows that do not have their own."""
 
     model: ModelSection | None = None
     sequence_length: PositiveCount | None = None
@@ -259,7 +259,7 @@ class RowSection(_AuditSection):
 
 
 class NoiseSection(_AuditSection):
-    """How far identical runs differ (0.01 is 1 %), and the source of that."""
+    """Difference of identical runs (0.01 is 1 %), and its source."""
 
     fraction: Annotated[tuple[float, float], BeforeValidator(_fractions)]
     """One number, or [from, to]."""

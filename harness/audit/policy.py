@@ -1,6 +1,6 @@
 """Numbers that decide what an audit finds and states. Each has its unit, its reason and the test that guards it."""
 
-# How far figures of one row scatter
+# Scatter of the figures of one row
 USUAL_SCATTER = 0.05
 """Standard deviation, relative. Honest figures of one row are taken to differ by no more.
 tests/harness/audit/test_audit_scatter.py"""
@@ -15,7 +15,7 @@ AVERAGE_WITHIN = 0.05
 """Share of tokens/s. A larger distance from the step time is not one of averages over other steps.
 tests/harness/audit/test_policy.py"""
 
-# Which reading explains a row
+# Readings that explain a row
 FIRM_CHANCE = 0.005
 """Chance that an honest row gets a firm reading where its figures scatter apart. One factor common to all rows of a
 table with two decimals can double it (results/reference/audit-rates). tests/harness/audit/test_audit_scatter.py"""
@@ -34,7 +34,7 @@ ODD_FIXED_RATIO = 0.8
 """Ratio of fixed parts of a step. Below it kinds of devices do not run the same optimizer.
 tests/harness/audit/test_policy.py"""
 
-# Which values are tried
+# Values that are tried
 LENGTH_STEP = 64
 """Tokens. A plausible sequence length is a power of two or a multiple of this. tests/harness/audit/test_policy.py"""
 SEQUENCE_SHORTEST = 16
@@ -48,7 +48,7 @@ VALUES_TRIED_MAX = 1000
 AS_FAR_OFF_RATIO = 2.0
 """Times the distance of the printed figure. Figures up to here count as far off. tests/harness/audit/test_policy.py"""
 
-# What a table may have, and what is listed
+# Limits of tables and lists
 TABLE_ROWS_MAX = 1000
 """Rows of a table. More are refused. tests/harness/audit/test_policy.py"""
 ROWS_NAMED = 3

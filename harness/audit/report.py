@@ -7,12 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.audit import text
-from harness.audit.fits import Fit
 from harness.audit.gains import Gain
 from harness.audit.result import Audit, RowAudit
 from harness.audit.table import AuditRow, Declared, Table
-from harness.show.tables import NOT_MEASURED, Markdown, safe, table
-from harness.show.words import count, percent
+from harness.show.tables import NOT_MEASURED, Markdown, bulleted, cell, column_table, joined, percent_cell, safe, table
+from harness.show.words import count
 from trainer.devices.flops import parameters
 
 SHORT = {
@@ -75,22 +74,22 @@ def _row_json(row: RowAudit, audit: Audit) -> dict[str, Any]:
 
 
 def as_text(audit: Audit, published: Table) -> str:
-    """The whole page; ``published`` lends the figures as they were printed."""
-    parts = [
+    """Return the whole page; ``published`` lends the figures as they were printed."""
+    page = joined(
         f"# Audit: {safe(published.title)}",
-        "\n".join(f"- **{safe(line)}**" for line in text.conclusion(audit)),
+        bulleted(f"**{safe(line)}**" for line in text.conclusion(audit)),
         f"Source: {safe(published.source)}\n\n{_declared(published.declared)}",
         safe(published.declared.notes or ""),
         _rows(audit, published),
         _gains(audit),
         _inferences(audit),
         text.HOW_TO_READ,
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    )
+    return f"{page}\n"
 
 
 def _declared(declared: Declared) -> str:
-    """What the table says of itself, and what it does not."""
+    """Return the declarations of the table, and those that are missing."""
     shape, peak = declared.shape, declared.peak_flops_per_s
     stated = {
         "model": shape and f"{parameters(shape) / 1e6:,.1f} million parameters ({shape.family})",
@@ -107,15 +106,18 @@ def _declared(declared: Declared) -> str:
 def _rows(audit: Audit, published: Table) -> str:
     printed = {row.name: row for row in published.rows}
     header = ["row", "tokens/s", "MFU %", "TFLOP/s", "step ms", "GFLOP/token", "shape says", "verdict"]
-    lines = [_cells(row, printed[row.name]) for row in audit.rows]
     texts = []
     for row in audit.rows:
         about = printed[row.name]
         aside = "".join(f" *{safe(one.strip())}*" for one in (about.note, about.source) if one)
-        texts.append(f"- **{safe(row.name)}**: {safe(text.row_sentence(row, audit))}{aside}")
+        texts.append(f"**{safe(row.name)}**: {safe(text.row_sentence(row, audit))}{aside}")
     sentences = [text.formula_sentence(audit), *map(text.scatter_sentence, audit.scatters)]
-    formula = "".join(f"\n\n{safe(one)}" for one in sentences if one)
-    return f"## Rows\n\n{table(header, lines)}{formula}\n\n" + "\n".join(texts)
+    return joined(
+        "## Rows",
+        table(header, [_cells(row, printed[row.name]) for row in audit.rows]),
+        *(safe(one or "") for one in sentences),
+        bulleted(texts),
+    )
 
 
 def _cells(row: RowAudit, printed: AuditRow) -> list[str]:
@@ -134,68 +136,47 @@ def _cells(row: RowAudit, printed: AuditRow) -> list[str]:
 
 
 def _fixed(value: float | None, places: int) -> str:
-    return NOT_MEASURED if value is None else f"{value:,.{places}f}"
+    return cell(value, f"{{:,.{places}f}}".format)
 
 
 def _gains(audit: Audit) -> str:
     if not audit.gains:
         return ""
-    header = [
-        "candidate / baseline",
-        "step ms",
-        "data ms",
-        "its data ms",
-        "ceiling: no data",
-        "ceiling",
-        "measured",
-        "verdict",
-    ]
-    lines = [_gain_cells(gain) for gain in audit.gains]
-    texts = "\n".join(f"- {safe(text.gain_sentence(gain, audit.table))}" for gain in audit.gains)
-    sentence = text.gains_sentence(audit)
-    scatter = f"\n\n{safe(sentence)}" if sentence else ""
-    return "\n\n".join(["## Ceilings and gains", table(header, lines), f"{texts}{scatter}"])
 
+    def verdict(gain: Gain) -> str:
+        judged = gain.noise is not None and gain.verdict != "not comparable"
+        return f"{gain.verdict}; {gain.noise}" if judged else gain.verdict
 
-def _gain_cells(gain: Gain) -> list[str]:
-    verdict = (
-        gain.verdict if gain.noise is None or gain.verdict == "not comparable" else f"{gain.verdict}; {gain.noise}"
-    )
-    return [
-        f"{gain.candidate} / {gain.baseline}",
-        _fixed(gain.step_ms, 1),
-        _fixed(gain.data_ms, 2),
-        _fixed(gain.candidate_data_ms, 2),
-        *(
-            NOT_MEASURED if value is None else f"{value:.4f}x"
-            for value in (gain.ceiling_all, gain.ceiling, gain.measured)
-        ),
-        verdict,
-    ]
+    return joined(
+        "## Ceilings and gains",
+        column_table(audit.gains, {
+            "candidate / baseline": lambda gain: f"{gain.candidate} / {gain.baseline}",
+            "step ms": lambda gain: _fixed(gain.step_ms, 1),
+            "data ms": lambda gain: _fixed(gain.data_ms, 2),
+            "its data ms": lambda gain: _fixed(gain.candidate_data_ms, 2),
+            "ceiling: no data": lambda gain: cell(gain.ceiling_all, "{:.4f}x".format),
+            "ceiling": lambda gain: cell(gain.ceiling, "{:.4f}x".format),
+            "measured": lambda gain: cell(gain.measured, "{:.4f}x".format),
+            "verdict": verdict,
+        }),
+        bulleted(safe(text.gain_sentence(gain, audit.table)) for gain in audit.gains),
+        safe(text.gains_sentence(audit) or ""),
+    )  # fmt: skip
 
 
 def _inferences(audit: Audit) -> str:
-    if not audit.fits and not audit.evidence:
-        return ""
-    parts = ["## Inferences"]
+    parts = []
     if audit.fits:
-        parts.append(text.ASSUMPTION)
-        header = ["kind", "batch sizes", "fixed ms", "ms per sample", "forward and backward TFLOP/s", "of peak"]
-        parts.append(table(header, map(_fit_cells, audit.fits)))
-        parts += (
-            [safe(text.traffic_sentence(audit.traffic, audit.fits, audit.table))] if audit.traffic is not None else []
-        )
+        parts = [text.ASSUMPTION, column_table(audit.fits, {
+            "kind": lambda fit: fit.kind + (text.taken_as_declared(fit.doubtful) if fit.doubtful else ""),
+            "batch sizes": lambda fit: ", ".join(map(str, fit.batch_sizes)),
+            "fixed ms": lambda fit: _fixed(fit.fixed_ms, 1),
+            "ms per sample": lambda fit: _fixed(fit.per_sample_ms, 1),
+            "forward and backward TFLOP/s":
+                lambda fit: _fixed(None if fit.flops_per_s is None else fit.flops_per_s / 1e12, 0),
+            "of peak": lambda fit: percent_cell(fit.share_of_peak),
+        })]  # fmt: skip
+        if audit.traffic is not None:
+            parts.append(safe(text.traffic_sentence(audit.traffic, audit.fits, audit.table)))
     parts += [f"- {safe(text.clue_sentence(one))}" for one in audit.evidence]
-    return "\n\n".join(parts)
-
-
-def _fit_cells(fit: Fit) -> list[str]:
-    doubt = text.taken_as_declared(fit.doubtful) if fit.doubtful else ""
-    return [
-        fit.kind + doubt,
-        ", ".join(map(str, fit.batch_sizes)),
-        _fixed(fit.fixed_ms, 1),
-        _fixed(fit.per_sample_ms, 1),
-        _fixed(None if fit.flops_per_s is None else fit.flops_per_s / 1e12, 0),
-        NOT_MEASURED if fit.share_of_peak is None else percent(fit.share_of_peak),
-    ]
+    return joined("## Inferences", *parts) if parts else ""

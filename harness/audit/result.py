@@ -53,7 +53,7 @@ class RowAudit:
 
     @property
     def expected_gflops_per_token(self) -> float | None:
-        """What the declared shape needs."""
+        """GFLOP per token of the declared shape."""
         flops = self.setting.flops_per_token
         return None if flops is None else flops / 1e9
 

@@ -37,12 +37,12 @@ class Relation:
 
     @property
     def gap(self) -> float:
-        """How far apart they are beyond rounding; 0 where they agree."""
+        """Distance beyond rounding; 0 if they agree."""
         return max(abs(self.center) - self.half, 0.0)
 
     @property
     def reach(self) -> float:
-        """How far apart the figures behind the rounding may be."""
+        """Largest distance of the figures behind the rounding."""
         return abs(self.center) + self.half
 
 
@@ -87,7 +87,7 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
 
 
 def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
-    """Whether honest scatter does not explain ``one``. Where most others are apart too, the tails are not known."""
+    """True if honest scatter does not explain ``one``. If most others are apart too, the tails are unknown."""
     apart = sum(other.gap > 0 for other in others)
     return chance_of_scatter(one, others) <= (
         INCONSISTENT_CHANCE / 10 if 2 * apart > len(others) else INCONSISTENT_CHANCE

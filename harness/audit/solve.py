@@ -106,7 +106,7 @@ def sequences(
 
 
 def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
-    """What each relation of the row that contains the sequence length says of it; positive lengths only."""
+    """Yield the positive lengths that each relation of the row with a sequence length allows."""
     work, one = _work(row, setting), setting.convention
     rate = rates(row, setting)
     if one is not None and one.attention_per_position and work is not None:
@@ -127,7 +127,7 @@ def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
 
 
 def _work(row: AuditRow, setting: Setting) -> Interval | None:
-    """FLOP/s of one device from what is neither tokens nor time."""
+    """FLOP/s of one device from figures other than tokens and time."""
     given = witnesses(row, setting)
     return common([given[name] for name in (TFLOPS, MFU) if name in given])
 

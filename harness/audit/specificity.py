@@ -93,7 +93,7 @@ class Readings:
         return self.relation.first in names or self.relation.second in names
 
     def _work(self) -> bool:
-        """Whether the relation holds tokens against FLOP/s, so that FLOPs per token move it."""
+        """True if the relation compares tokens with FLOP/s, so that FLOPs per token move it."""
         return self._of(TOKENS, STEP) and self._of(TFLOPS, MFU)
 
     def _per_batch(self) -> float:

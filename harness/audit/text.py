@@ -65,7 +65,7 @@ REASONS: Mapping[CheckReason, str] = {
     "rest of the duration": "the rest may be evaluation, checkpoints and pauses",
 }
 STATUS = {"consistent": "Consistent", "inconsistent": "Inconsistent", "apart": "Apart beyond rounding"}
-GAINS: Mapping[GainVerdict, tuple[str, str]] = {  # how many are; what one is
+GAINS: Mapping[GainVerdict, tuple[str, str]] = {  # words for their number, words for one
     "not comparable": ("not comparable", "not comparable"),
     "no ceiling": ("without a ceiling", "without a ceiling"),
     "loss with a faster data path": (
@@ -131,12 +131,12 @@ def _gains_line(audit: Audit) -> str:
 
 
 def convention(one: Convention) -> str:
-    """What follows "FLOPs counted"."""
+    """Return the words after "FLOPs counted"."""
     return " and ".join(part for part in (WEIGHTS[one.counted], ATTENTION[one.attention]) if part) or PALM
 
 
 def reading(one: FittedReading, full: bool = True) -> str:
-    """What a reading changes; ``full``: with what else the digits allow."""
+    """Describe the change of a reading; ``full``: with other values that the digits allow."""
     text = _reading(one, full)
     if one.changes == 1 or one.setting.convention is None:
         return text
@@ -193,7 +193,7 @@ def _span(first: float, last: float) -> str:
 
 
 def excluded(one: Excluded) -> str:
-    """What does not explain a row, and why."""
+    """Return a kind of reading that does not explain a row, and the reason."""
     name = f"no other {KINDS[one.kind]}"
     match one.why:
         case "none fits":
@@ -211,7 +211,7 @@ def excluded(one: Excluded) -> str:
 
 
 def row_sentence(row: RowAudit, audit: Audit) -> str:
-    """What the row's figures say of one another, in plain sentences."""
+    """Return the verdict on a row with its checks and readings."""
     missing = [REASONS[part] for check in row.checks if check.status == "not checkable" for part in check.reasons]
     lacks = "; ".join(dict.fromkeys(missing))
     if row.status == "not checkable":
@@ -229,7 +229,7 @@ def _flops(row: RowAudit) -> str:
     if implied is None or expected is None:
         return ""
     low, high = implied.low / 1e9, implied.high / 1e9
-    places = min(max(1 - floor(log10(high - low)), 0), 4) if high > low else 4  # as many as the printed digits carry
+    places = min(max(1 - floor(log10(high - low)), 0), 4) if high > low else 4  # digits that the printed figures carry
     text = (
         f"its figures amount to {low:.{places}f} to {high:.{places}f} GFLOP per token, the declared shape at sequence "
         f"{row.setting.sequence:,.0f} needs {expected:.{places}f}"
@@ -256,7 +256,7 @@ def _check(check: AuditCheck) -> str:
 
 
 def _explained(row: RowAudit, audit: Audit) -> Iterator[str]:
-    """What would explain a row that is off, how sure that is, and what cannot be known."""
+    """Yield the readings of a row that is off, with their certainty."""
     named = [one for one in row.readings if not one.free]
     free = "; ".join(reading(one) for one in row.readings if one.free)
     unknown = [f"Cannot be known from this table (each fits any figure): {free}."] if free else []
@@ -300,7 +300,7 @@ def _worth(one: FittedReading, audit: Audit) -> str:
 
 
 def short(row: RowAudit) -> str:
-    """What explains a row, briefly: ``fits with sequence length 4,096 instead of 2,048, or …``."""
+    """``fits with sequence length 4,096 instead of 2,048, or …``: a row's readings in brief."""
     named = [one for one in row.readings if not one.free]
     firm = [one for one in named if one.firm]
     padded = [one for one in row.readings if one.free and one.kind == "padding"]
@@ -324,7 +324,7 @@ def incomparable(one: Incomparable) -> str:
 
 
 def formula_sentence(audit: Audit) -> str | None:
-    """Which way of counting FLOPs per token the table uses, and which others count the same."""
+    """Name the table's way of counting FLOPs per token, and the others that count the same."""
     formulas = [*audit.formulas.values()]
     best = max(formulas, key=lambda one: len(one.rows), default=None)
     if best is None or not best.rows:
@@ -343,7 +343,7 @@ def formula_sentence(audit: Audit) -> str | None:
 
 
 def scatter_sentence(one: Scatter) -> str:
-    """What several rows print apart, and what that leaves unknown."""
+    """Say which figures differ in several rows, and by how much."""
     text = (
         f"{one.first} and {one.second} differ beyond rounding in {len(one.rows)} of {one.of} rows "
         f"({one.low * 100:+.2g} to {one.high * 100:+.2g} %)"
@@ -376,7 +376,7 @@ def _apart(scatter: Scatter | None) -> str:
 
 
 def gains_sentence(audit: Audit) -> str | None:
-    """How far the table's own figures scatter for reasons that are not its data paths."""
+    """Return the scatter of the table's figures beyond the effect of its data paths."""
     worst = unexplained(audit.gains)
     if worst is None or not worst.unexplained:
         return None
@@ -395,7 +395,7 @@ def gains_sentence(audit: Audit) -> str | None:
 
 
 def gain_sentence(gain: Gain, table: Table) -> str:
-    """What the gain is, what the data path can do, and what noise could have done."""
+    """Return a gain, its ceiling, and its relation to noise."""
     pair = f"{gain.candidate} against {gain.baseline}"
     if gain.measured is None or gain.reason is not None:
         measured = "" if gain.measured is None else f" (as printed {change(gain)})"
@@ -445,7 +445,7 @@ def _change(value: float) -> str:
 
 
 def clue_sentence(clue: Clue) -> str:
-    """What the fixed part of its kind and steps as large say about a row's reading."""
+    """Return the evidence for a row's reading: the fixed part of its kind, and steps as large."""
     parts = []
     if fixed := clue.fixed:
         others = Interval(fixed.low_ms, fixed.high_ms)
@@ -468,7 +468,7 @@ def clue_sentence(clue: Clue) -> str:
 
 
 def traffic_assumption(traffic: Traffic, table: Table) -> str:
-    """What the memory traffic of the table's optimizer rests on."""
+    """Return the assumptions of the optimizer's memory traffic."""
     optimizer = table.declared.optimizer
     assert optimizer is not None
     name = f"{optimizer.name or 'the optimizer'} {'' if optimizer.fused else 'not '}fused"
@@ -480,7 +480,7 @@ def traffic_assumption(traffic: Traffic, table: Table) -> str:
 
 
 def traffic_sentence(traffic: Traffic, fits: Sequence[Fit], table: Table) -> str:
-    """How long the optimizer's memory traffic takes, beside the fixed part of a step."""
+    """Compare the time of the optimizer's memory traffic with the fixed part of a step."""
     text = f"Optimizer memory traffic ({traffic_assumption(traffic, table)}): {traffic.bytes / 1e9:,.0f} GB a step"
     full, fixed = traffic.ms_at_full_bandwidth, [fit.fixed_ms for fit in fits if not fit.doubtful]
     if full is None:
@@ -495,5 +495,5 @@ def traffic_sentence(traffic: Traffic, fits: Sequence[Fit], table: Table) -> str
 
 
 def taken_as_declared(rows: Sequence[str]) -> str:
-    """What follows the name of a fit that rests on inconsistent rows."""
+    """Return a remark on a fit that rests on inconsistent rows."""
     return f" (takes {listing([*rows])} as declared)"

@@ -334,7 +334,6 @@ def explain_arm(
             {block: without.unedited_ms[block] / ms for block, ms in without.block_ms.items() if block in ledgers},
         ),
         removals=replays.removals(),
-        receiving=replays.receiving,
         critical_path_ms=replays.critical_path_ms(),
     )
 

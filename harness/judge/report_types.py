@@ -131,7 +131,6 @@ class ArmExplained:
     # Milliseconds per step by link of the critical path, the longest first; they sum to the step.
     critical_path_ms: Mapping[PathLink, PathTime] = field(default_factory=dict)
     removals: tuple[Removal, ...] = ()  # what removing each part would save, largest first; savings overlap
-    receiving: Literal["recorded", "not recorded"] | None = None  # what a worker's batch costs there; None: no worker
     doses: tuple[Dose, ...] = ()  # its slowdown injections
 
 

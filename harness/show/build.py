@@ -41,7 +41,7 @@ from trainer.files import read_json, write_bytes, write_text
 
 
 def build_report(folder: Path) -> FirstScreen:
-    """Analyse the study in ``folder`` and write its report there; returns what is read first.
+    """Analyse the study in ``folder``, write its report there, and return the first screen.
 
     Runs may have failed, be missing or still be to come: the report then lists that at its top.
     Raises InputError where ``folder`` is not a study, or where the tables that its report was made of are gone.
@@ -58,15 +58,20 @@ def build_report(folder: Path) -> FirstScreen:
     pictures = draw(report, study, found.profiles, screen)
     shown = timeline(record, runs, files.sources)
     for name in (CHROME_NAME, PROTOBUF_NAME):
-        if name == shown.name:
-            write_bytes(study.path / name, shown.content)
-        else:
-            (study.path / name).unlink(missing_ok=True)  # of an earlier report
+        _write(study.path / name, shown.content if name == shown.name else None)
     write_json(study.summary_json, summary(report, screen, found, files.problems, files.cost))
     page = markdown.page(report, screen, list(pictures), found, files, shown.cut)
     write_text(study.summary_md, page.markdown)
     write_text(study.summary_html, html_page(page, pictures, report.step_times, screen.names))
     return screen
+
+
+def _write(path: Path, content: bytes | None) -> None:
+    """Write a file of the report; without content, remove that of an earlier report."""
+    if content is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_bytes(path, content)
 
 
 def report_of(
@@ -89,7 +94,7 @@ def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunDat
 
 
 def _has_figures(summary_json: Path) -> bool:
-    """Whether the report of before shows a run that was measured."""
+    """True if the previous report shows a measured run."""
     try:
         arms = read_json(summary_json)["arms"].values()
         return any(arm["blocks"] for arm in arms)
@@ -112,7 +117,7 @@ def keep_derived(study: StudyFolder, run: RunData) -> None:
 def draw(
     report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile], screen: FirstScreen
 ) -> dict[str, Picture]:
-    """Write the pictures that have something to show; returns them by name. Pictures of an earlier report go."""
+    """Write the pictures that show anything, return them by name, and remove those of an earlier report."""
     from harness.show import plots  # matplotlib costs a second of import
 
     pictures = plots.pictures(report, screen.names)
@@ -121,16 +126,13 @@ def draw(
     if (picture := plots.in_both(partial(plots.memory, profiles), report.emulated)) is not None:
         pictures[profile.PICTURE] = picture
     for name in (*plots.NAMES, STEPS, learning.PICTURE, profile.PICTURE):
-        if name in pictures:
-            write_bytes(study.plots / name, pictures[name].png)
-        else:
-            (study.plots / name).unlink(missing_ok=True)
+        _write(study.plots / name, pictures[name].png if name in pictures else None)
     return pictures
 
 
 _ID = re.compile(r'(\bid="|href="#|url\(#)')
 ONE_LINE = 40  # characters of a cell that is not broken
-KEYED = "keyed"  # of Markdown's environment: True if the rows of a table are the parts of the bar
+KEYED = "keyed"  # key of Markdown's environment: True if the rows of a table are the parts of the bar
 OPEN = ("Verdicts in full",)  # sections that are open when the page is
 
 
@@ -159,7 +161,7 @@ def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[Ste
 
 
 def bar(card: VerdictCard) -> str:
-    """One bar of the whole step; each part has a tooltip, as the table above it has the figures."""
+    """Return one bar of the whole step; each part has a tooltip, as the table above it has the figures."""
     begun, parts = 0.0, []
     for place, one in enumerate(card.bar):
         parts.append(
@@ -187,14 +189,14 @@ def _details(one: Section, markdown: MarkdownIt, chart: str) -> str:
 _CHART = """<div id="steps"><div class="legend"></div>
 <div class="chart" tabindex="0" role="group"
  aria-label="Time of every step over the study; arrow keys go from step to step. The slowest are tabled below."></div>
-<p class="note">Each point is a measured step; {marks}. Drag to zoom, double-click to see all. {note}</p>
+<p class="note">Each point is a measured step; {marks}. Drag to zoom, double-click to see all.</p>
 </div>"""
 
 
 def _chart(steps: Sequence[StepTimes]) -> str:
-    """The interactive picture of the time of each step."""
-    marks = [f"{look} {meaning}" for look, meaning in machine.marks(steps).values()]
-    return _CHART.format(marks=escape("; ".join(marks)), note=escape(machine.thinned_note(steps)))
+    """Return the interactive picture of the time of each step."""
+    marks = "; ".join(f"{look} {meaning}" for look, meaning in machine.marks(steps).values())
+    return _CHART.format(marks=escape(marks))
 
 
 def _data(steps: Sequence[StepTimes], names: ArmNames) -> dict[str, Any]:
@@ -218,7 +220,7 @@ def _data(steps: Sequence[StepTimes], names: ArmNames) -> dict[str, Any]:
 
 
 def _renderer(pictures: Mapping[str, Picture], chart: str = "") -> MarkdownIt:
-    """Markdown whose tables have headers of rows and columns, and whose pictures are drawn in place."""
+    """Return a renderer whose tables have headers of rows and columns, and whose pictures are drawn in place."""
 
     def image(_: RendererHTML, tokens: Sequence[Token], at: int, *__: object) -> str:
         name = str(tokens[at].attrs.get("src", "")).rpartition("/")[2]
@@ -229,8 +231,9 @@ def _renderer(pictures: Mapping[str, Picture], chart: str = "") -> MarkdownIt:
 
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     markdown.core.ruler.push("headers", _headers)
-    for name, rule in (("image", image), ("table_open", _table_open), ("table_close", _table_close)):
-        markdown.add_render_rule(name, rule)
+    markdown.add_render_rule("image", image)
+    for name, text in (("table_open", '<div class="wide"><table>'), ("table_close", "</table></div>")):
+        markdown.add_render_rule(name, lambda *_, text=text: text)
     return markdown
 
 
@@ -263,14 +266,6 @@ def _headers(state: Any) -> None:
             row += 1
             if state.env.get(KEYED):
                 tokens[at + 1].attrSet("style", f"border-left: 0.8em solid var(--c{row})")
-
-
-def _table_open(*_: object) -> str:
-    return '<div class="wide"><table>'
-
-
-def _table_close(*_: object) -> str:
-    return "</table></div>"
 
 
 def _figure(name: str, picture: Picture, alt: str) -> str:

@@ -55,7 +55,7 @@ class ChainLink:
     """One step of the way from the gain in isolation to the gain in training."""
 
     name: str
-    ratio: float | None  # how many times as fast the step could be, as far as this link knows
+    ratio: float | None  # speedup of the step that this link allows
     text: str
 
 
@@ -99,15 +99,17 @@ def _share(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
 
 def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[ChainLink]:
     hidden = sum(waits.hidden_ms.values())
-    waited = waits.waited_ms
+    waited, part = waits.waited_ms, part_of(waits.step_ms)
     if waited is None:
         return
     step = "the step" if waits.ranks == 1 else "rank 0"
+    between_ms = sum(waits.between_steps_ms.values())
+    apart = f"; {part(between_ms)} ran between training steps, beside an evaluation say"
+    apart = apart if between_ms >= WORTH_SHARE * waits.step_ms else ""
     if hidden < 1e-3:
-        text = f"nothing of it is hidden; it costs {step} {_costs(waits, waited)}{_between_steps(waits)}"
+        text = f"nothing of it is hidden; it costs {step} {_costs(waits, waited)}{apart}"
         yield ChainLink("hidden", None, text)
         return
-    part = part_of(waits.step_ms)
     behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
     where = f" behind {listing([f'{name} ({part(value)})' for name, value in behind.items()])}" if behind else ""
     likely = "" if left_open(waits.waited_range_ms, waits.step_ms) is None else "likely "
@@ -115,23 +117,14 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
     parallel = sum(waits.parallel_ms.values())
     if parallel >= WORTH_SHARE * waits.step_ms:
         text += f"; {part(parallel)} ran while the step waited for another worker's batch"
-    text += _between_steps(waits)
+    text += apart
     if waits.slack_ms is not None:
         text += f"; when the host begins to fetch, the device still has {part(waits.slack_ms)} of work queued (slack)"
     yield ChainLink("hidden", None, text)
 
 
-def _between_steps(waits: Waits) -> str:
-    between = sum(waits.between_steps_ms.values())
-    return (
-        f"; {part_of(waits.step_ms)(between)} ran between training steps, beside an evaluation say"
-        if between >= WORTH_SHARE * waits.step_ms
-        else ""
-    )
-
-
 def _costs(waits: Waits, waited_ms: float) -> str:
-    """What data costs a step; where events do not tell when the device worked, from least to most."""
+    """Return the cost of data for a step; a range if events do not tell when the device worked."""
     if (open_ms := left_open(waits.waited_range_ms, waits.step_ms)) is None:
         text = part_of(waits.step_ms)(waited_ms)
         return text if waits.uneven is None else f"{text} on average, {in_blocks(waits.uneven)}"
@@ -141,13 +134,12 @@ def _costs(waits: Waits, waited_ms: float) -> str:
 def _run_queue(waits: Waits) -> Iterator[ChainLink]:
     part = part_of(waits.step_ms)
     if waits.contended_ms is None:
-        yield ChainLink("contended", None, "whether hidden work took cores was not measured (no schedstat)")
+        text = "whether hidden work took cores was not measured (no schedstat)"
     elif waits.contended_ms < WORTH_SHARE * waits.step_ms:
-        yield ChainLink(
-            "contended", None, f"the main thread hardly waited for a core ({part(waits.contended_ms)} per step)"
-        )
+        text = f"the main thread hardly waited for a core ({part(waits.contended_ms)} per step)"
     else:
-        yield ChainLink("contended", None, f"the main thread waited {part(waits.contended_ms)} per step for a core")
+        text = f"the main thread waited {part(waits.contended_ms)} per step for a core"
+    yield ChainLink("contended", None, text)
 
 
 def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:

@@ -12,7 +12,18 @@ from harness.judge.cost import HOUR_S, ArmCost, HourlyPrice, PredictedCost, Spen
 from harness.judge.doubts import Doubt, barred
 from harness.judge.policy import WORST_OF_STEPS
 from harness.judge.report_types import ArmTotals
-from harness.show.tables import NOT_MEASURED, aligned, doubt_json, record_json, safe, table
+from harness.show.tables import (
+    NOT_MEASURED,
+    aligned,
+    bulleted,
+    cell,
+    doubt_json,
+    joined,
+    plain_json,
+    record_json,
+    safe,
+    table,
+)
 from harness.show.words import MINUTE_S, capitalised, count, duration, listing, ms, number, percent, signed_percent
 from trainer.json_types import Json
 
@@ -45,83 +56,61 @@ def hours(seconds: float) -> str:
 
 
 def lines(found: PredictedCost) -> list[str]:
-    """The table of `harness cost`, and what it is made of."""
-    what = "training" if found.of == "training" else "run of the study"
-    header = ["arm", "steps", "step [95 %]", f"slowest of {WORST_OF_STEPS}", "hours [95 %]", f"hours {AT_SLOWEST}"]
+    """Return the table of `harness cost`, and its arithmetic."""
     has_price = found.per_hour_usd is not None
-    header += ["USD", f"USD {AT_SLOWEST}"] if has_price else []
-    rows = [_row(one, price, has_price) for one, price in zip(found.arms, found.prices, strict=True)]
+    header = ["arm", "steps", "step [95 %]", f"slowest of {WORST_OF_STEPS}", "hours [95 %]", f"hours {AT_SLOWEST}"]
+    header += ["USD", f"USD {AT_SLOWEST}"] * has_price
+    rows = []
+    for one, price in zip(found.arms, found.prices, strict=True):
+        low, high = (number(end * 1e3) for end in (one.step.low, one.step.high))
+        step = [f"{ms(one.step.likely * 1e3)} [{low}–{high}]", f"{ms(one.step.worst * 1e3)} (step {one.slowest_step})"]
+        usd = [one.total.likely, one.total.worst] if has_price and price is not None else []
+        rows.append([one.arm, f"{one.work.steps:,}", *step, *_hours(one.total), *(_usd(price, each) for each in usd)])
     if len(rows) > 1:
-        rows.append(_sum_row(found, has_price))
-    page = [f"{capitalised(what)} of {found.scenario}: {_headline(found)}", ""]
-    page += [*aligned([header, *rows]), ""]
-    page += [arithmetic(one) for one in found.arms]
-    page += [f"note: {one}" for one in notes(found)]
-    return page
-
-
-def _headline(found: PredictedCost) -> str:
-    """Time and money of the whole, and what they rest on."""
-    total, usd = found.total, found.total_usd
-    cost = "" if usd is None else f" and {money(usd.likely)}"
-    worst = duration(total.worst) + ("" if usd is None else f" and {money(usd.worst)}")
-    steps = min(len(one.steps_s) for one in found.measured)
+        steps = sum(one.work.steps for one in found.arms)
+        usd = [] if found.total_usd is None else [found.total_usd.likely, found.total_usd.worst]
+        rows.append(["sum", f"{steps:,}", NOT_MEASURED, NOT_MEASURED, *_hours(found.total), *map(money, usd)])
+    what = "training" if found.of == "training" else "run of the study"
+    total, usd_total = found.total, found.total_usd
+    cost = "" if usd_total is None else f" and {money(usd_total.likely)}"
+    worst = duration(total.worst) + ("" if usd_total is None else f" and {money(usd_total.worst)}")
+    measured = min(len(one.steps_s) for one in found.measured)
     whole = max(one.steps for one in found.work)
-    share = f", of {whole:,}" if whole > steps and found.of == "training" else ""
-    text = (
-        f"about {duration(total.likely)}{cost}; {worst} if all steps are like the slowest of those measured (predicted "
-        f"from the first {count(steps, 'step')} of each arm{share})"
-    )
-    return f"not to be trusted, {text}" if barred(found.doubts, "prediction") else text
+    share = f", of {whole:,}" if whole > measured and found.of == "training" else ""
+    doubted = "not to be trusted, " if barred(found.doubts, "prediction") else ""
+    return [
+        f"{capitalised(what)} of {found.scenario}: {doubted}about {duration(total.likely)}{cost}; {worst} if all steps "
+        f"are like the slowest of those measured (predicted from the first "
+        f"{count(measured, 'step')} of each arm{share})",
+        "",
+        *aligned([header, *rows]),
+        "",
+        *map(arithmetic, found.arms),
+        *(f"note: {one}" for one in notes(found)),
+    ]
 
 
-def _row(arm: ArmCost, price: HourlyPrice | None, has_price: bool) -> list[str]:
-    total = arm.total
-    cells = [arm.arm, f"{arm.work.steps:,}", f"{ms(arm.step.likely * 1e3)} [{_bounds(arm.step, 1e3)}]"]
-    cells += [f"{ms(arm.step.worst * 1e3)} (step {arm.slowest_step})", _hours_cell(total), hours(total.worst)]
-    if has_price and price is not None:
-        cells += [money(price.of_seconds(total.likely)), money(price.of_seconds(total.worst))]
-    return cells
+def _hours(spread: Spread) -> list[str]:
+    return [f"{hours(spread.likely)} [{hours(spread.low)}–{hours(spread.high)}]", hours(spread.worst)]
 
 
-def _sum_row(found: PredictedCost, has_price: bool) -> list[str]:
-    total = found.total
-    steps = sum(one.work.steps for one in found.arms)
-    cells = ["sum", f"{steps:,}", NOT_MEASURED, NOT_MEASURED, _hours_cell(total), hours(total.worst)]
-    usd = found.total_usd
-    return [*cells, money(usd.likely), money(usd.worst)] if has_price and usd is not None else cells
-
-
-def _usd(found: PredictedCost, seconds: float) -> str:
-    usd = found.usd(seconds)
-    return NOT_MEASURED if usd is None else money(usd)
-
-
-def _bounds(spread: Spread, scale: float) -> str:
-    return f"{number(spread.low * scale)}–{number(spread.high * scale)}"
-
-
-def _hours_cell(spread: Spread) -> str:
-    return f"{hours(spread.likely)} [{hours(spread.low)}–{hours(spread.high)}]"
+def _usd(price: HourlyPrice | None, seconds: float) -> str:
+    return NOT_MEASURED if price is None else money(price.of_seconds(seconds))
 
 
 def arithmetic(arm: ArmCost) -> str:
-    """One line: every part of an arm's time, and their sum."""
+    """Return one line: every part of an arm's time, and their sum."""
     work, parts = arm.work, []
     first = min(work.starts, work.steps)
     if work.steps > first:
-        noun = "step" if work.steps - first == 1 else "steps"
         mean = " (mean)" if arm.has_long_steps else ""
-        parts.append(f"{work.steps - first:,} {noun} x {ms(arm.each_of_many.likely * 1e3)}{mean}")
+        parts.append(f"{_many(work.steps - first, 'step')} x {ms(arm.each_of_many.likely * 1e3)}{mean}")
     parts.append(f"{'step 0' if first == 1 else f'{first:,} first steps'} {duration(arm.first_step_s * first)}")
     parts.append(f"start-up {duration(arm.startup.likely)}")
-    for number_of, over, took in (
-        (work.passes, "held-out data", arm.evaluation),
-        (work.answers, "questions", arm.answering),
-    ):
-        if number_of:
-            noun = "pass" if number_of == 1 else "passes"
-            parts.append(f"{number_of:,} {noun} over {over} {duration(took.likely)}")
+    if work.passes:
+        parts.append(f"{_many(work.passes, 'pass', 'es')} over held-out data {duration(arm.evaluation.likely)}")
+    if work.answers:
+        parts.append(f"{_many(work.answers, 'pass', 'es')} over questions {duration(arm.answering.likely)}")
     if arm.checkpoints:
         parts.append(f"{count(arm.checkpoints, 'checkpoint')} {duration(arm.saving.likely)}")
     parts.append(f"ending {duration(arm.ending.likely)}")
@@ -130,8 +119,12 @@ def arithmetic(arm: ArmCost) -> str:
     return f"{arm.arm}: {' + '.join(parts)} = {duration(arm.total.likely)}"
 
 
+def _many(number_of: int, noun: str, ending: str = "s") -> str:
+    return f"{number_of:,} {noun}{'' if number_of == 1 else ending}"
+
+
 def notes(found: PredictedCost) -> list[str]:
-    """What the figures rest on, and where they may mislead."""
+    """Return what to know of the figures, a line each."""
     noted = [price_line(found)]
     for one in found.arms:
         if one.work.passed_over:
@@ -152,8 +145,6 @@ def notes(found: PredictedCost) -> list[str]:
         if one.emulated
     ]
     noted += [text for one in found.doubts if (text := _doubt_note(one))]
-    if found.of == "study":
-        noted.append("it ends with the last run: preparing the data and writing the report are not in it")
     fewest = min(len(one.plain_s) for one in found.measured)
     noted.append(
         "the interval covers the few measured steps. It does not cover later load, or a long step rarer than "
@@ -181,23 +172,23 @@ def _doubt_note(one: Doubt) -> str:
 
 
 def price_line(found: PredictedCost) -> str:
-    """Which price it is, of how many devices, and whether it is the device's that was measured on."""
+    """Return the price, its number of devices, and whether steps were measured on another device."""
+    priced = list(zip(found.measured, found.prices, strict=True))
     if found.per_hour_usd is None:
-        without = [arm.arm for arm, price in zip(found.measured, found.prices, strict=True) if price is None]
+        without = [arm.arm for arm, price in priced if price is None]
         which = "" if len(without) == len(found.measured) else f" of {listing(without)}"
         return (
             f"no price is known{which}, so only hours are predicted; give --price USD, --device-profile NAME or "
             "price_usd_per_hour"
         )
-    each = dict.fromkeys(_price_text(price) for price in found.prices if price is not None)
-    line = f"price: {listing(list(each))}"
+    line = f"price: {listing([*dict.fromkeys(_price_text(price) for _, price in priced if price is not None)])}"
     others = dict.fromkeys(
         arm.device
-        for arm, price in zip(found.measured, found.prices, strict=True)
+        for arm, price in priced
         if price is not None and price.source == "profile" and arm.profile != price.name
     )
     if others:
-        line += f"; the hours are those of {listing(list(others))}, where the steps were measured, not of that device"
+        line += f"; the hours are those of {listing([*others])}, where the steps were measured, not of that device"
     return line
 
 
@@ -217,7 +208,7 @@ def limit_text(found: PredictedCost) -> str:
 
 
 def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
-    """The same; ``limit_s``: how long that lasts, where that is known."""
+    """Format as :func:`limit_text`. ``limit_s``: seconds that the limit lasts, if known."""
     amounts = [] if limit.usd is None else [money(limit.usd)]
     amounts += [] if limit.hours is None else [f"{limit.hours:g} h"]
     text = " and ".join(amounts)
@@ -255,7 +246,7 @@ def worst_warning(found: PredictedCost) -> str | None:
 
 
 def _longer(found: PredictedCost) -> str:
-    """What else the worst case has of a study in which arms wait for data."""
+    """Name the longer warm-up in the worst case of a study in which arms wait for data."""
     extra = any(one.waits and work.most_extra for one, work in zip(found.measured, found.work, strict=True))
     return " and arms that wait for data warm up for as long as they may" if extra else ""
 
@@ -264,28 +255,34 @@ def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None 
     """Return predicted against actual time, as text of a section; "" without a prediction. ``totals``: of arms."""
     if found is None:
         return ""
-    total = found.total
-    rows = [["predicted", f"{duration(total.likely)} [{duration(total.low)}–{duration(total.high)}]"]]
-    rows.append(["predicted, worst case", duration(total.worst)])
-    spent = [found.spent_s]
+    total, usd = found.total, found.total_usd
+    rows = [
+        ("predicted", f"{duration(total.likely)} [{duration(total.low)}–{duration(total.high)}]", total.likely),
+        ("predicted, worst case", duration(total.worst), total.worst),
+    ]
+    actual = "actual"
     if found.measuring_s:
-        rows.append(["measuring the first steps, for the prediction", duration(found.measuring_s)])
-        rows.append(["actual, that among it", duration(found.spent_s)])
-        spent.insert(0, found.measuring_s)
-    else:
-        rows.append(["actual", duration(found.spent_s)])
-    usd = found.total_usd
-    if usd is not None:
-        cells = [money(usd.likely), money(usd.worst), *(_usd(found, one) for one in spent)]
-        rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
-    header = ["", "time", *(["cost"] if usd is not None else [])]
-    steps = [f"- {safe(line)}" for line in step_lines(found, totals or {})]
-    return "\n\n".join([table(header, rows), outcome(found), *(["\n".join(steps)] if steps else [])])
+        measuring = "measuring the first steps, for the prediction"
+        rows.append((measuring, duration(found.measuring_s), found.measuring_s))
+        actual = "actual, that among it"
+    rows.append((actual, duration(found.spent_s), found.spent_s))
+    cells = [[name, time, *([] if usd is None else [_usd_of(found, seconds)])] for name, time, seconds in rows]
+    return joined(
+        table(["", "time", *([] if usd is None else ["cost"])], cells),
+        outcome(found),
+        bulleted(map(safe, step_lines(found, totals or {}))),
+    )
+
+
+def _usd_of(found: PredictedCost, seconds: float) -> str:
+    return cell(found.usd(seconds), money)
 
 
 def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[str]:
-    """By arm: the step that was predicted and the mean of those that were measured, and what of that was waiting for a
-    core: steps of a machine that others use as well are the usual reason of a wrong prediction."""
+    """Return for each arm the predicted step, the mean measured one, and its wait for a core.
+
+    Steps of a machine that others use as well are the usual reason of a wrong prediction.
+    """
     lines = []
     for one in found.arms:
         actual = totals.get(one.arm)
@@ -300,7 +297,7 @@ def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[st
 
 
 def outcome(found: PredictedCost) -> str:
-    """How far the prediction was off, and what of the budget was spent."""
+    """Return the error of the prediction, and the spent part of the budget."""
     if found.error is not None:
         which = "Without the measuring, the actual time" if found.measuring_s else "The actual time"
         text = f"{which} differs from the predicted one by {signed_percent(found.error)}."
@@ -318,14 +315,17 @@ def outcome(found: PredictedCost) -> str:
 
 
 def cost_json(found: PredictedCost) -> dict[str, Json]:
-    """What `harness cost --json` and summary.json have of it."""
-    total = found.total
+    """Return the section of summary.json, which `harness cost --json` prints."""
+    parts = {
+        "steps": "steps", "startup": "startup", "passes": "evaluation", "answers": "answering",
+        "checkpoints": "saving", "ending": "ending",
+    }  # fmt: skip
     return {
         "of": found.of,
         "scenario": found.scenario,
         "usd_per_hour": found.per_hour_usd,
-        "seconds": record_json(total),
-        "usd": None if found.total_usd is None else record_json(found.total_usd),
+        "seconds": record_json(found.total),
+        "usd": plain_json(found.total_usd),
         "arms": [
             {
                 "arm": one.arm,
@@ -333,14 +333,7 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
                 "step_s": record_json(one.step),
                 "each_of_many_s": record_json(one.each_of_many),
                 "slowest_step": one.slowest_step,
-                "parts": {
-                    "steps": one.steps.likely,
-                    "startup": one.startup.likely,
-                    "passes": one.evaluation.likely,
-                    "answers": one.answering.likely,
-                    "checkpoints": one.saving.likely,
-                    "ending": one.ending.likely,
-                },
+                "parts": {name: getattr(one, part).likely for name, part in parts.items()},
                 "usd": None if price is None else price.of_seconds(one.total.likely),
                 "arithmetic": arithmetic(one),
             }
@@ -357,11 +350,11 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
 
 
 def actual_line(found: PredictedCost) -> str:
-    """The same as the section, for a terminal."""
+    """Return the facts of the section as a line for a terminal."""
     total = found.total
-    price = "" if found.per_hour_usd is None else f" ({_usd(found, total.likely)} against {_usd(found, found.spent_s)})"
+    priced = f" ({_usd_of(found, total.likely)} against {_usd_of(found, found.spent_s)})"
     measuring = f", {duration(found.measuring_s)} of it measuring the first steps" if found.measuring_s else ""
-    actual = f"actual {duration(found.spent_s)}{measuring}{price}"
+    actual = f"actual {duration(found.spent_s)}{measuring}{'' if found.per_hour_usd is None else priced}"
     return f"cost: predicted {duration(total.likely)}, {actual}. {outcome(found)}"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import mul
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +15,6 @@ from harness.explain.statistics import wilson
 from harness.judge.learning import ArmCurves, ChoicePass, Learning
 from harness.show.drawing import (
     CURVES,
-    GRID,
     INK,
     NARROW,
     PARTS,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_RUNS = len(CURVES)  # that a reader can tell apart in one picture
+MOST_RUNS = len(CURVES)  # runs that a reader can tell apart in one picture
 GUESS = 0.25  # of four endings
 Axis = Literal["steps", "tokens"]
 LossKind = Literal["training", "validation"]
@@ -52,7 +53,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class PlottedRun:
-    """What is drawn of one run. Curves are (2, points): optimizer steps that were done by then, and the value.
+    """The drawn values of one run. Curves are (2, points): optimizer steps that were done by then, and the value.
 
     ``tokens``: the same with positions computed by then (padding included); None where that is unknown.
     """
@@ -80,7 +81,7 @@ class PlottedRun:
         )
 
     def at(self, steps: Values, axis: Axis) -> Values:
-        """Where on the axis something after so many steps is."""
+        """Convert numbers of steps into places on the axis."""
         if axis == "steps":
             return steps
         assert self.tokens is not None, "asked for before it was drawn"
@@ -107,41 +108,20 @@ def best_measure(runs: Sequence[PlottedRun]) -> Measure:
 
 
 def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure:
-    """The first block of each arm. A later arm is drawn thinner, so that an equal curve below it still shows."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(sheet.width, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    shown = found.arms[: len(CURVES)]
-    for place, (arm, colour) in enumerate(zip(shown, CURVES, strict=False)):
-        run, width = arm.runs[0], max(1.2, 6.0 - 3.0 * place)
-        name = names.short(arm.arm)
+    """Draw the first block of each arm. A later arm is thinner, so that an equal curve below it still shows."""
+    figure, axes = sheet.plot(5.2, "both")
+    for place, (arm, colour) in enumerate(zip(found.arms, CURVES, strict=False)):
+        run, name = arm.runs[0], names.short(arm.arm)
         if run.training:
-            steps, losses = zip(*run.training, strict=True)
-            axes.plot(
-                steps,
-                losses,
-                color=colour,
-                linewidth=width,
-                label=f"{name}: training",
-            )
-        if not run.validation:  # it was asked multiple-choice questions alone, until it was ended
-            continue
-        steps, losses = zip(*run.validation, strict=True)
-        size = max(3.0, 9.0 - 2.0 * place)
-        axes.plot(steps, losses, "o-", color=colour, linewidth=1.2, markersize=size, label=f"{name}: validation")
+            width = max(1.2, 6.0 - 3.0 * place)
+            axes.plot(*zip(*run.training, strict=True), color=colour, linewidth=width, label=f"{name}: training")
+        if run.validation:
+            size = max(3.0, 9.0 - 2.0 * place)
+            axes.plot(*zip(*run.validation, strict=True), "o-", color=colour, linewidth=1.2, markersize=size,
+                      label=f"{name}: validation")  # fmt: skip
     axes.set_xlabel("step")
     axes.set_ylabel("loss (mean over labels)")
-    axes.grid(color=GRID)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    left_out = f" (the first {len(shown)} of {len(found.arms)} arms)" if len(found.arms) > len(shown) else ""
-    title(figure, f"Loss by step, in the first block of each arm{left_out}")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, fontsize=TEXT, frameon=False)
-    return fitted(figure, sheet)
+    return _finished(figure, axes, "Loss by step, in the first block of each arm", len(found.arms), sheet, "arms")
 
 
 def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[float], name: str) -> Picture:
@@ -154,13 +134,9 @@ def training_figure(
     steps: np.ndarray, tokens: np.ndarray, losses: np.ndarray, name: str, sheet: Sheet = WIDE
 ) -> Figure:
     """Return the figure of :func:`loss_curve`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    figure = Figure(figsize=(sheet.width, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = sheet.plot(4.6)
     axes.plot(*thinned(steps, losses), color=PARTS["other"], linewidth=0.9, label="each step")
     window = smoothed_steps(len(losses))
     if window > 1:
@@ -168,25 +144,19 @@ def training_figure(
         axes.plot(*thinned(steps[window - 1 :], mean), color=CURVES[0], linewidth=1.8, label=f"mean of {window} steps")
         legend_below(figure, axes, 2)
     per_step = float(tokens[-1]) / float(steps[-1])
-
-    def to_tokens(at: Any) -> Any:
-        return at * per_step
-
-    def to_steps(at: Any) -> Any:
-        return at / per_step
-
-    above = axes.secondary_xaxis("top", functions=(to_tokens, to_steps))
+    above = axes.secondary_xaxis("top", functions=(partial(mul, per_step), partial(mul, 1 / per_step)))
     above.set_xlabel("tokens (padding included)")
     above.xaxis.set_major_formatter(EngFormatter(sep=" "))
     for axis in (axes.xaxis, above.xaxis) if sheet.stacked else ():
         axis.set_major_locator(MaxNLocator(4))
     axes.set_xlabel("optimizer steps")
     axes.set_ylabel("training loss (nats per token)")
-    axes.grid(axis="y", color=GRID)
-    axes.set_axisbelow(True)
-    axes.spines["right"].set_visible(False)
+    axes.spines["top"].set_visible(True)
     title(figure, f"Training loss of {name}: {losses[-1]:.4f} after {int(steps[-1]):,} steps")
     return fitted(figure, sheet)
+
+
+_HELD_OUT: dict[str, Any] = {"linewidth": 1.3, "markersize": 4.5, "markerfacecolor": "white"}
 
 
 def smoothed_steps(steps: int) -> int:
@@ -195,7 +165,7 @@ def smoothed_steps(steps: int) -> int:
 
 
 def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Training loss as it is (pale) and as a mean around each step (line), validation loss dashed with points.
+    """Draw training loss as it is (pale) and as a mean around each step (line), and validation loss (dashed, points).
 
     A cross marks the first loss of a curve that is NaN or infinite, at the height of the one before it. A star marks
     the lowest loss of each curve, of training that of a single step.
@@ -203,52 +173,64 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
     figure, axes = _axes(axis, sheet)
     smoothed = _smoothed_steps(runs)
     for run, colour in zip(runs[:MOST_RUNS], CURVES, strict=False):
-        finite, broken = _split(run.training)
-        window = smoothed if finite.shape[1] >= SMOOTHED_FRACTION * smoothed else 1
+        finite, _ = _split(run.training)
         if finite.shape[1]:
-            places = run.at(finite[0], axis)
-            if window > 1:
-                axes.plot(*thinned(places, finite[1]), color=colour, linewidth=0.7, alpha=0.25)
-                mean = np.convolve(finite[1], np.full(window, 1 / window), mode="valid")
-                middle = places[window // 2 : window // 2 + len(mean)]  # a mean of the last steps would lie above
-                axes.plot(*thinned(middle, mean), color=colour, linewidth=1.8)
-            else:
-                alone = "o" if len(places) == 1 else ""  # a line of one point is none
-                axes.plot(places, finite[1], color=colour, linewidth=1.5, marker=alone, markersize=4.5)
-        held_out, held_out_broken = _split(run.validation)
+            _draw_training(axes, run.at(finite[0], axis), finite[1], smoothed, colour)
+        held_out, _ = _split(run.validation)
         if held_out.shape[1]:
-            places = run.at(held_out[0], axis)
-            axes.plot(places, held_out[1], "o--", color=colour, linewidth=1.3, markersize=4.5, markerfacecolor="white")
-        for values, of in ((finite, broken), (held_out, held_out_broken)):
-            if (lowest := minimum(values)) is not None:
-                where = run.at(np.array([lowest[0]]), axis)
-                axes.plot(where, lowest[1:], "*", color=colour, markersize=12, markeredgecolor="white", zorder=4)
-                if len(runs) <= BANDS_MAX:
-                    axes.annotate(f"{lowest[1]:.4g}", (where[0], lowest[1]), (0, -12), textcoords="offset points",
-                                  ha="center", fontsize=TEXT, color=INK)  # fmt: skip
-            if len(of):
-                _mark(axes, run, values, of[0], axis, colour)
+            axes.plot(run.at(held_out[0], axis), held_out[1], "o--", color=colour, **_HELD_OUT)
+        for values in (run.training, run.validation):
+            _mark_lowest(axes, run, values, axis, colour, named=len(runs) <= BANDS_MAX)
+            _mark_broken(axes, run, values, axis, colour)
         axes.plot([], [], color=colour, linewidth=2.5, label=_label(run.name))
-    if any(run.training.shape[1] for run in runs):
+    kinds = {"Training": [run.training for run in runs], "validation": [run.validation for run in runs]}
+    drawn_kinds = [name for name, curves in kinds.items() if any(one.shape[1] for one in curves)]
+    every = [one for curves in kinds.values() for one in curves]
+    if "Training" in drawn_kinds:
         mean_of = f"training: mean of {smoothed} steps, each step pale"
         axes.plot([], [], color=SOFT, linewidth=1.8, label=mean_of if smoothed > 1 else "training")
-    if any(run.validation.shape[1] for run in runs):
-        axes.plot([], [], "o--", color=SOFT, linewidth=1.3, markersize=4.5, markerfacecolor="white", label="validation")
-    if any(len(_split(one)[1]) for run in runs for one in (run.training, run.validation)):
+    if "validation" in drawn_kinds:
+        axes.plot([], [], "o--", color=SOFT, label="validation", **_HELD_OUT)
+    if any(len(_split(one)[1]) for one in every):
         axes.plot([], [], "X", color=SOFT, markersize=8, label="first NaN or infinite loss")
-    if any(minimum(one) is not None for run in runs for one in (run.training, run.validation)):
+    if any(minimum(one) is not None for one in every):
         axes.plot([], [], "*", color=SOFT, markersize=10, linestyle="none", label="lowest loss")
     axes.set_ylabel("loss (nats per token)")
-    kinds = [
-        name
-        for name, there in (
-            ("Training", any(run.training.shape[1] for run in runs)),
-            ("validation", any(run.validation.shape[1] for run in runs)),
-        )
-        if there
-    ]
-    _finish(figure, axes, capitalised(f"{listing(kinds)} loss"), len(runs))
-    return fitted(figure, sheet)
+    return _finished(figure, axes, capitalised(f"{listing(drawn_kinds)} loss"), len(runs), sheet)
+
+
+def _draw_training(axes: Axes, places: Values, losses: Values, smoothed: int, colour: str) -> None:
+    """Draw the losses of a run with their mean; a curve that is too short for a mean as it is."""
+    if smoothed > 1 and len(losses) >= SMOOTHED_FRACTION * smoothed:
+        axes.plot(*thinned(places, losses), color=colour, linewidth=0.7, alpha=0.25)
+        mean = np.convolve(losses, np.full(smoothed, 1 / smoothed), mode="valid")
+        middle = places[smoothed // 2 : smoothed // 2 + len(mean)]  # a mean of the last steps would lie above
+        axes.plot(*thinned(middle, mean), color=colour, linewidth=1.8)
+    else:
+        alone = "o" if len(places) == 1 else ""  # a line of one point is invisible
+        axes.plot(places, losses, color=colour, linewidth=1.5, marker=alone, markersize=4.5)
+
+
+def _mark_lowest(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour: str, *, named: bool) -> None:
+    """Draw a star at the lowest loss; with the loss below it if ``named``."""
+    if (lowest := minimum(values)) is None:
+        return
+    where = run.at(np.array([lowest[0]]), axis)
+    axes.plot(where, lowest[1:], "*", color=colour, markersize=12, markeredgecolor="white", zorder=4)
+    if named:
+        axes.annotate(f"{lowest[1]:.4g}", (where[0], lowest[1]), (0, -12), textcoords="offset points", ha="center",
+                      fontsize=TEXT, color=INK)  # fmt: skip
+
+
+def _mark_broken(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour: str) -> None:
+    """Draw a cross where a curve becomes NaN or infinite, at the height of the last value before it."""
+    finite, broken = _split(values)
+    if not len(broken):
+        return
+    before = finite[:, finite[0] < broken[0]]
+    height = float(before[1, -1]) if before.shape[1] else float(finite[1, 0]) if finite.shape[1] else 0.0
+    where = run.at(broken[:1], axis)
+    axes.plot(where, [height], "X", color=colour, markersize=9, markeredgecolor="white", zorder=5)
 
 
 def minimum(values: Values) -> tuple[float, float] | None:
@@ -261,7 +243,7 @@ def minimum(values: Values) -> tuple[float, float] | None:
 
 
 def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
-    """Over how many steps the means are: as many for each run, or runs that are alike would look as if they were not.
+    """Number of steps per mean, the same for each run, or equal runs would look different.
 
     The shortest run decides, but for those that are too short for a mean.
     """
@@ -270,11 +252,10 @@ def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
 
 
 def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Shares of right answers by ``measure``, with 95 % intervals over questions (Wilson's), and that of a guess."""
+    """Draw shares of right answers by ``measure``, with 95 % intervals over questions (Wilson's), and of a guess."""
     figure, axes = _axes(axis, sheet)
     numbers = {one.questions for run in runs[:MOST_RUNS] for one in run.choices}
-    counts = {run.name: {one.questions for one in run.choices} for run in runs}
-    banded = 0
+    banded = False
     for run, colour in zip(runs[:MOST_RUNS], CURVES, strict=False):
         found = [(one.step + 1, getattr(one, measure), one.questions) for one in run.choices]
         known = [one for one in found if one[1] is not None and np.isfinite(one[1])]
@@ -283,24 +264,25 @@ def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, she
             counted = [wilson(round(share * of), of) for _, share, of in known if of is not None]
             if len(counted) == len(known):  # an llm.c log does not say how many questions there were
                 low, high = (100 * np.array(values) for values in zip(*counted, strict=True))
-                if len(runs) > BANDS_MAX:  # of more runs, bands hide one another
+                if len(runs) > BANDS_MAX:  # more bands would hide one another
                     axes.plot(places[[-1, -1]], [low[-1], high[-1]], "_-", color=colour, linewidth=1.2, markersize=9)
                 else:
                     axes.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)
-                banded += 1
+                banded = True
             shares = [100 * share for _, share, _ in known]
             axes.plot(places, shares, "o-", color=colour, linewidth=1.6, markersize=4.5)
-        label = run.name if len(numbers) == 1 else f"{run.name} ({_questions(counts[run.name])})"
+        own = _questions({one.questions for one in run.choices})
+        label = run.name if len(numbers) == 1 else f"{run.name} ({own})"
         axes.plot([], [], "o-", color=colour, linewidth=2, markersize=4.5, label=_label(label))
     axes.axhline(100 * GUESS, color=RULE, linewidth=1, linestyle=":", label="a guess")
     axes.set_ylabel(f"questions answered right (%)\n{MEASURES[measure]}")
     text = "Multiple choice" if len(numbers) > 1 else f"Multiple choice, {_questions(numbers)}"
-    _finish(figure, axes, text + (", with 95 % intervals over questions" if banded else ""), len(runs))
-    return fitted(figure, sheet)
+    text += ", with 95 % intervals over questions" if banded else ""
+    return _finished(figure, axes, text, len(runs), sheet)
 
 
 def _label(name: str) -> str:
-    """What the legend says; matplotlib leaves out what begins with an underscore."""
+    """Return a name that the legend shows: matplotlib leaves out one that begins with an underscore."""
     return f" {name}" if name.startswith("_") else name
 
 
@@ -310,39 +292,24 @@ def _questions(numbers: set[int | None]) -> str:
     return f"{listing([f'{one:,}' for one in sorted(one for one in numbers if one is not None)])} questions"
 
 
-def _axes(axis: Axis, sheet: Sheet = WIDE) -> tuple[Figure, Axes]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def _axes(axis: Axis, sheet: Sheet) -> tuple[Figure, Axes]:
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(sheet.width, 5.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = sheet.plot(5.4, "both")
     axes.set_xlabel("optimizer steps" if axis == "steps" else "tokens (padding included)")
     if axis == "tokens":
         axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    axes.grid(color=GRID)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     return figure, axes
 
 
-def _finish(figure: Figure, axes: Axes, text: str, count: int) -> None:
-    left_out = f" (the first {MOST_RUNS} of {count} runs)" if count > MOST_RUNS else ""
+def _finished(figure: Figure, axes: Axes, text: str, count: int, sheet: Sheet, what: str = "runs") -> Figure:
+    left_out = f" (the first {MOST_RUNS} of {count} {what})" if count > MOST_RUNS else ""
     title(figure, text + left_out)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, fontsize=TEXT, frameon=False)
+    legend_below(figure, axes, 2)
+    return fitted(figure, sheet)
 
 
 def _split(values: Values) -> tuple[Values, Values]:
-    """The points with a finite value, and after how many steps the others are."""
+    """Return the points with a finite value, and the steps of the others."""
     finite = np.isfinite(values[1])
     return values[:, finite], values[0, ~finite]
-
-
-def _mark(axes: Axes, run: PlottedRun, finite: Values, first: float, axis: Axis, colour: str) -> None:
-    """A cross where a curve is no number any more: at the height of the last value before it."""
-    before = finite[:, finite[0] < first]
-    height = float(before[1, -1]) if before.shape[1] else float(finite[1, 0]) if finite.shape[1] else 0.0
-    where = run.at(np.array([first]), axis)
-    axes.plot(where, [height], "X", color=colour, markersize=9, markeredgecolor="white", zorder=5)

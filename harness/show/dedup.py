@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.show.drawing import CURVES, GRID, LOSS, NARROW, WIDE, Picture, Sheet, drawn, fitted, picture_link, title
-from harness.show.tables import NOT_MEASURED, code, record_json, table
+from harness.show.drawing import CURVES, LOSS, NARROW, WIDE, Picture, Sheet, drawn, fitted, picture_link, title
+from harness.show.tables import NOT_MEASURED, code, column_table, joined, plain_json, record_json, table
 from harness.show.words import count, listing, percent
 from trainer.data.corpus.dedup.clusters import ClusterQuality
 from trainer.data.corpus.dedup.components import KEPT_RULE
@@ -22,14 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE = "s-curve.png"
-_CURVE, _THRESHOLD = CURVES[0], LOSS
 _UNITS = {"word": "word", "char": "character"}
-_POINTS = 200  # of the drawn curve
+_POINTS = 200  # points of the drawn curve
 
 
 @dataclass(frozen=True)
 class DedupPage:
-    """What one page is about."""
+    """The settings and results that a page shows."""
 
     settings: DedupSettings
     result: DedupResult
@@ -38,34 +37,31 @@ class DedupPage:
 
 
 def as_json(found: DedupPage) -> dict[str, Json]:
-    """Settings, S-curve, result and quality as plain data."""
+    """Return settings, S-curve, result and quality as plain data."""
     settings = found.settings
-    curve: list[Json] = [[one, settings.banding.probability(one)] for one in similarities(settings)]
     plain: dict[str, Json] = {
         "settings": record_json(settings),
-        "s_curve": curve,
+        "s_curve": [[one, settings.banding.probability(one)] for one in similarities(settings)],
         "result": record_json(found.result),
-        "quality": None if found.quality is None else record_json(found.quality),
+        "quality": plain_json(found.quality),
+        "clusters": plain_json(found.clusters),
     }
-    plain["clusters"] = None if found.clusters is None else record_json(found.clusters)
-    if found.quality is not None:
-        plain["precision"], plain["recall"] = found.quality.precision, found.quality.recall
-    elif found.clusters is not None:
-        plain["precision"], plain["recall"] = found.clusters.at[0].precision, found.clusters.at[0].recall
-    return plain
+    best = found.quality if found.quality is not None or found.clusters is None else found.clusters.at[0]
+    return plain if best is None else {**plain, "precision": best.precision, "recall": best.recall}
 
 
 def similarities(settings: DedupSettings) -> list[float]:
-    """Where the S-curve is printed: tenths, and around the threshold."""
+    """Return the similarities at which the S-curve is printed: tenths, and around the threshold."""
     around = [round(settings.threshold + step, 6) for step in (-0.05, 0.05)]
     points = {settings.threshold, *(tenth / 10 for tenth in range(1, 11)), *around}
     return sorted(one for one in points if 0 < one <= 1)
 
 
 def page(found: DedupPage, picture: str | None = None) -> str:
-    """Markdown. ``picture``: the file name of the drawn S-curve, where there is one."""
+    """Return Markdown. ``picture``: the file name of the drawn S-curve, if there is one."""
     settings, result = found.settings, found.result
-    parts = [
+    labelled = found.quality is not None or found.clusters is not None
+    page = joined(
         f"# Near-duplicates in {code(result.corpus)}",
         _sentence(found),
         "## What was looked for",
@@ -75,12 +71,56 @@ def page(found: DedupPage, picture: str | None = None) -> str:
         "## What was found",
         table(["of the corpus", "value"], _facts(result)),
         _rules(found),
-    ]
-    if found.quality is not None or found.clusters is not None:
-        parts += ["## Against the labels", *([] if found.quality is None else _against(found.quality))]
-    if found.clusters is not None:
-        parts += _by_threshold(found.clusters)
-    return "\n\n".join(part for part in parts if part) + "\n"
+        "## Against the labels" if labelled else "",
+        "" if found.quality is None else _against(found.quality),
+        "" if found.clusters is None else _by_threshold(found.clusters),
+    )
+    return f"{page}\n"
+
+
+def _against(quality: Quality) -> str:
+    def counted(one: KindCount, text: str) -> str:
+        return text if one.kind in (*DUPLICATES, "related") else NOT_MEASURED
+
+    return joined(
+        table(
+            ["", "documents", "of", "share"],
+            [
+                ("precision: removals whose kept document has the same original",
+                 f"{quality.right:,}", f"{quality.removed:,}", _share(quality.precision)),
+                ("recall: labelled near-duplicates in one group with their original",
+                 f"{quality.found:,}", f"{quality.labelled:,}", _share(quality.recall)),
+            ],
+        ),
+        f"Of pairs within a group, {_share(quality.pair_precision)} have one label (precision); of pairs with one "
+        f"label, {_share(quality.pair_recall)} are within a group (recall).",
+        column_table(quality.kinds, {
+            "kind": lambda one: one.kind,
+            "documents": lambda one: f"{one.documents:,}",
+            "in one group with their original": lambda one: counted(one, f"{one.grouped:,}"),
+            "least similarity to it": lambda one: counted(one, f"{one.least_similarity:.3f}"),
+        }),
+        f"Near-duplicates are {', '.join(DUPLICATES)}; no others should be grouped. They are labelled in runs of 5 "
+        "words and for a threshold of 0.8: for others, some labels are wrong.",
+    )  # fmt: skip
+
+
+def _by_threshold(quality: ClusterQuality) -> str:
+    outside = [f"{quality.unlabelled:,} documents have no label and are not counted"] if quality.unlabelled else []
+    outside += [f"{quality.unknown:,} labels match no document of the corpus"] if quality.unknown else []
+    return joined(
+        f"{quality.labelled:,} documents are labelled, in {count(quality.clusters, 'cluster')} of several documents "
+        f"with {count(quality.pairs, 'pair')}{''.join(f'; {one}' for one in outside)}.",
+        column_table(quality.at, {
+            "threshold": lambda one: f"{one.threshold:g}",
+            "removed": lambda one: f"{one.removed:,}",
+            "pairs within a group": lambda one: f"{one.found:,}",
+            "of these within a cluster": lambda one: f"{one.right:,}",
+            "precision": lambda one: _share(one.precision),
+            "recall": lambda one: _share(one.recall),
+        }),
+        "Precision and recall count pairs of labelled documents. A lower `--threshold` adds rows to the table.",
+    )  # fmt: skip
 
 
 def _sentence(found: DedupPage) -> str:
@@ -134,7 +174,6 @@ def _probability(value: float) -> str:
 
 
 def _facts(result: DedupResult) -> list[tuple[str, str]]:
-    rounds = [] if result.rounds is None else [("rounds of joining groups", f"{result.rounds:,}")]
     return [
         ("engine", result.engine),
         *([] if result.master is None else [("Spark's master", code(result.master))]),
@@ -143,7 +182,7 @@ def _facts(result: DedupResult) -> list[tuple[str, str]]:
         ("with the same shingles as an earlier one", f"{result.identical:,}"),
         ("candidate pairs of the others", f"{result.candidates:,}"),
         ("of these similar enough", f"{result.verified:,}"),
-        *rounds,
+        *([] if result.rounds is None else [("rounds of joining groups", f"{result.rounds:,}")]),
         ("groups of near-duplicates", f"{result.groups:,}"),
         ("removed", f"{result.removed:,}"),
         ("kept", f"{result.documents - result.removed:,}"),
@@ -164,57 +203,11 @@ def _rules(found: DedupPage) -> str:
     return " ".join(rules)
 
 
-def _against(quality: Quality) -> list[str]:
-    return [
-        table(
-            ["", "documents", "of", "share"],
-            [
-                ("precision: removals whose kept document has the same original",
-                 f"{quality.right:,}", f"{quality.removed:,}", _share(quality.precision)),
-                ("recall: labelled near-duplicates in one group with their original",
-                 f"{quality.found:,}", f"{quality.labelled:,}", _share(quality.recall)),
-            ],
-        ),
-        f"Of pairs within a group, {_share(quality.pair_precision)} have one label (precision); of pairs with one "
-        f"label, {_share(quality.pair_recall)} are within a group (recall).",
-        table(
-            ["kind", "documents", "in one group with their original", "least similarity to it"],
-            [_kind(one) for one in quality.kinds],
-        ),
-        f"Near-duplicates are {', '.join(DUPLICATES)}; no others should be grouped. They are labelled in runs of 5 "
-        "words and for a threshold of 0.8: for others, some labels are wrong.",
-    ]  # fmt: skip
-
-
-def _by_threshold(quality: ClusterQuality) -> list[str]:
-    outside = [f"{quality.unlabelled:,} documents have no label and are not counted"] if quality.unlabelled else []
-    outside += [f"{quality.unknown:,} labels match no document of the corpus"] if quality.unknown else []
-    return [
-        f"{quality.labelled:,} documents are labelled, in {count(quality.clusters, 'cluster')} of several documents "
-        f"with {count(quality.pairs, 'pair')}{''.join(f'; {one}' for one in outside)}.",
-        table(
-            ["threshold", "removed", "pairs within a group", "of these within a cluster", "precision", "recall"],
-            [
-                (f"{one.threshold:g}", f"{one.removed:,}", f"{one.found:,}", f"{one.right:,}", _share(one.precision),
-                 _share(one.recall))
-                for one in quality.at
-            ],
-        ),
-        "Precision and recall count pairs of labelled documents. A lower `--threshold` adds rows to the table.",
-    ]  # fmt: skip
-
-
 def _share(value: float | None) -> str:
-    """Of what there is, in four places; what is not all of it is never printed as 1."""
+    """Format a share with four places. A share below 1 is never printed as 1."""
     if value is None:
         return NOT_MEASURED
     return "over 0.9999" if 0.99995 <= value < 1 else f"{value:.4f}"
-
-
-def _kind(one: KindCount) -> tuple[str, str, str, str]:
-    if one.kind not in (*DUPLICATES, "related"):
-        return one.kind, f"{one.documents:,}", NOT_MEASURED, NOT_MEASURED
-    return one.kind, f"{one.documents:,}", f"{one.grouped:,}", f"{one.least_similarity:.3f}"
 
 
 def picture(settings: DedupSettings) -> Picture:
@@ -224,23 +217,14 @@ def picture(settings: DedupSettings) -> Picture:
 
 def s_curve_figure(settings: DedupSettings, sheet: Sheet = WIDE) -> Figure:
     """Return the figure of :func:`picture`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(sheet.width, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = sheet.plot(4.2, "both")
     banding = settings.banding
     along = [place / _POINTS for place in range(_POINTS + 1)]
-    axes.plot(along, [100 * banding.probability(one) for one in along], color=_CURVE, linewidth=2)
-    axes.axvline(settings.threshold, color=_THRESHOLD, linestyle="--", linewidth=1.2)
+    axes.plot(along, [100 * banding.probability(one) for one in along], color=CURVES[0], linewidth=2)
+    axes.axvline(settings.threshold, color=LOSS, linestyle="--", linewidth=1.2)
     found = banding.probability(settings.threshold)
-    axes.plot([settings.threshold], [100 * found], "o", color=_THRESHOLD)
+    axes.plot([settings.threshold], [100 * found], "o", color=LOSS)
     axes.set(xlim=(0, 1), ylim=(0, 104), xlabel="Jaccard similarity", ylabel="becomes a candidate (%)")
-    axes.grid(color=GRID)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     bands = f"{count(banding.bands, 'band')} of {count(banding.rows, 'row')}"
     title(figure, f"S-curve of {bands}: {_probability(found)} at the threshold of {settings.threshold}")
     return fitted(figure, sheet)

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.explain.statistics import Estimate
 from trainer.errors import visible_lines
@@ -90,6 +90,7 @@ TEXT = 10.0  # points; the page shows wide pictures 1.22 pixels per point or lar
 SPACING = 1.2  # of lines
 LINE = 44  # characters of TEXT across a narrow sheet
 _MOST_POINTS = 4000  # per curve: more than the picture has pixels
+ROUND = ("1.0", "2.0", "5.0")  # leading digits of the ticks that a crowded axis keeps
 TICKS = [m * 10**e for e in range(-3, 5) for m in (1, 1.5, 2, 3, 5, 7)]
 
 
@@ -99,6 +100,29 @@ class Sheet:
 
     width: float  # inches
     stacked: bool = False
+
+    def plot(self, height: float, grid: Literal["x", "y", "both"] = "y") -> tuple[Figure, Axes]:
+        """Return a figure of ``height`` inches with one plot."""
+        figure = self.figure(height)
+        return figure, plain(figure.add_subplot(), grid)
+
+    def figure(self, height: float) -> Figure:
+        """Return an empty figure of ``height`` inches."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(self.width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        return figure
+
+
+def plain(axes: Axes, grid: Literal["x", "y", "both"]) -> Axes:
+    """Draw a grid behind the data, and no frame on top and at the right."""
+    axes.grid(axis=grid, color=GRID, zorder=0)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return axes
 
 
 WIDE = Sheet(10.5)
@@ -156,16 +180,10 @@ class RowAxes:
 
 def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, lines: int = 0) -> RowAxes:
     """Return axes of ``count`` rows, ``height`` inches each; ``lines`` of text stand above a row of a stacked sheet."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     pitch = 1 + (lines + 0.5) * TEXT * SPACING / 72 / height if sheet.stacked else 1
-    figure = Figure(figsize=(sheet.width, margin + height * pitch * count), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = sheet.plot(margin + height * pitch * count, "x")
     axes.set_ylim(pitch * (count - 1) + 0.6, 0.4 - pitch)  # first row on top
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     return RowAxes(figure, axes, pitch)
 
@@ -186,7 +204,7 @@ def fitted(figure: Figure, sheet: Sheet) -> Figure:
         longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
         columns = 2 if longest <= 15 else 1
         legend.remove()
-        figure.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=TEXT, frameon=False)
+        legend_of_all(figure, handles, labels, columns)
         texts += labels[::columns]
     lines = sum(text.count("\n") + 1 for text in texts)
     figure.set_size_inches(sheet.width, figure.get_figheight() + (lines - 2) * TEXT * 1.35 / 72)
@@ -202,23 +220,19 @@ def wrapped(text: str, share: float = 1.0) -> str:
 def point(
     axes: Axes, estimate: Estimate, row: float, colour: str, marker: str, label: str | None, hollow: bool = False
 ) -> None:
-    """A median with its interval; hollow where there is no interval."""
+    """Draw a median with its interval; hollow without an interval."""
     if estimate.ci_low is not None and estimate.ci_high is not None:
         axes.plot([estimate.ci_low, estimate.ci_high], [row, row], color=colour, linewidth=2.2, zorder=4)
     face = "white" if hollow or estimate.ci_low is None else colour
     axes.plot(estimate.median, row, marker, color=colour, markerfacecolor=face, markersize=7, zorder=5, label=label)
 
 
-def bounds(estimate: Estimate | None) -> list[float]:
-    if estimate is None:
-        return []
-    return [estimate.median, estimate.ci_low or estimate.median, estimate.ci_high or estimate.median]
+def ratio_axis(axes: Axes, found: Sequence[Estimate], more: Sequence[float] = (), sheet: Sheet = WIDE) -> None:
+    """Draw a logarithmic axis around 1 that shows the estimates and ``more`` values, with ticks such as 0.98x or 5x."""
+    from matplotlib.ticker import MaxNLocator
 
-
-def ratio_axis(axes: Axes, values: Sequence[float], sheet: Sheet = WIDE) -> None:
-    """A logarithmic axis around 1 with plain ticks such as 0.98x or 5x."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-
+    ends = ((one.median, one.ci_low or one.median, one.ci_high or one.median) for one in found)
+    values = [*(value for three in ends for value in three), *more] or [0.5, 2.0]
     low, high = min(*values, 0.99), max(*values, 1.01)
     room = 0.06 * math.log(high / low)
     low, high = low * math.exp(-room), high * math.exp(room)
@@ -226,21 +240,23 @@ def ratio_axis(axes: Axes, values: Sequence[float], sheet: Sheet = WIDE) -> None
     axes.set_xlim(low, high)
     ticks = [tick for tick in TICKS if low <= tick <= high]
     if high / low < 2.5:
-        ticks = [
-            float(tick)
-            for tick in MaxNLocator(4 if sheet.stacked else 7, steps=[1, 2, 5, 10]).tick_values(low, high)
-            if low <= tick <= high
-        ]
-    elif len(ticks) > (most := 6 if sheet.stacked else 9):
-        ticks = [tick for tick in ticks if f"{tick:e}"[:3] in ("1.0", "2.0", "5.0")]
-        if len(ticks) > most:
-            ticks = [tick for tick in ticks if f"{tick:e}"[:3] == "1.0"]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}x"))
+        linear = MaxNLocator(4 if sheet.stacked else 7, steps=[1, 2, 5, 10]).tick_values(low, high)
+        ticks = [float(tick) for tick in linear if low <= tick <= high]
+    most = 6 if sheet.stacked else 9
+    for leading in (ROUND, ROUND[:1]):
+        if high / low >= 2.5 and len(ticks) > most:
+            ticks = [tick for tick in ticks if f"{tick:e}"[:3] in leading]
+    ratio_ticks(axes.xaxis, ticks)
     axes.axvline(1, color=RULE, linewidth=1, linestyle="--", zorder=2)
-    axes.grid(axis="x", color=GRID, zorder=0)
-    axes.set_axisbelow(True)
+
+
+def ratio_ticks(axis: Any, ticks: Sequence[float]) -> None:
+    """Label a logarithmic axis at ``ticks`` alone: ``0.98x``."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}x"))
 
 
 def title(figure: Figure, text: str) -> None:
@@ -248,13 +264,16 @@ def title(figure: Figure, text: str) -> None:
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower left", ncols=columns, fontsize=TEXT, frameon=False
-    )
+    legend_of_all(figure, *axes.get_legend_handles_labels(), columns)
+
+
+def legend_of_all(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+    """Draw a legend below all plots."""
+    figure.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=TEXT, frameon=False)
 
 
 def thinned(time: np.ndarray, size: np.ndarray, most: int = _MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """Of long curves the lowest and the highest point of each of ``most / 2`` pieces, in order: no peak is lost."""
+    """Return the lowest and the highest point of each of ``most / 2`` pieces of a long curve: no peak is lost."""
     if len(size) <= most:
         return time, size
     import numpy as np
@@ -325,7 +344,7 @@ def _laid_out(figure: Figure) -> None:
 
     _plain_text(figure)
     figure.set_dpi(DPI)
-    with matplotlib.rc_context({"text.parse_math": False}):  # of ticks that are made only now
+    with matplotlib.rc_context({"text.parse_math": False}):  # also for ticks that are made only now
         if (engine := figure.get_layout_engine()) is not None:
             engine.execute(figure)
     figure.set_layout_engine(None)

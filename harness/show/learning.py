@@ -3,50 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from harness.explain.policy import LOSS_STEPS
 from harness.judge.learning import ArmCurves, CurvesCompared, Learning, RightShare, right_share
 from harness.judge.losses import Learned
 from harness.show.names import ArmNames
-from harness.show.tables import NOT_MEASURED, Markdown, estimate_cell, finite, number_cell, record_json, safe, table
+from harness.show.tables import (
+    NOT_MEASURED,
+    Markdown,
+    bulleted,
+    cell,
+    column_table,
+    estimate_cell,
+    finite,
+    interval_cell,
+    number_cell,
+    percent_cell,
+    record_json,
+    safe,
+)
 from harness.show.words import count, listing, number, percent
 from trainer.json_types import Json
 
 PICTURE = "loss.png"
 ALT = "Training and validation loss by step"
-_HEADER = ("arm", "final validation loss", "perplexity", "masked-token accuracy", "steps trained", "passes")
 
 
 def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) -> str:
     """Return "" if nothing was evaluated."""
     if found is None:
         return ""
-    header = [name for name in _HEADER if name != _HEADER[3] or any(arm.accuracy is not None for arm in found.arms)]
     parts = []
     if documents := [arm for arm in found.arms if arm.passes]:
-        parts.append(table(header, [_row(arm, len(header), names) for arm in documents]))
-    if agreements := [f"- {safe(agreement(_shortened(one, names)))}." for one in found.compared]:
-        parts.append("\n".join(agreements))
+        parts.append(_losses(documents, names))
+    if agreements := [f"{safe(agreement(_shortened(one, names)))}." for one in found.compared]:
+        parts.append(bulleted(agreements))
     if found.other_labels:
         parts.append(
             "The arms are evaluated on other labels (their tokenizer, held-out documents, tokens or objective differ): "
             "a lower loss or perplexity of one is not a better one."
         )
-    parts += choice_parts(found, names)
-    parts.append(f"{cost(found.arms)}.")
-    parts += [f"![{ALT}](plots/{PICTURE})"] if PICTURE in pictures else []
-    parts += [f"![{CHOICES_ALT}](plots/{CHOICES_PICTURE})"] if CHOICES_PICTURE in pictures else []
+    parts += [*choice_parts(found, names), f"{cost(found.arms)}."]
+    drawn = {PICTURE: ALT, CHOICES_PICTURE: CHOICES_ALT}
+    parts += [f"![{alt}](plots/{name})" for name, alt in drawn.items() if name in pictures]
     return "\n\n".join(parts)
 
 
-def _row(arm: ArmCurves, columns: int, names: ArmNames) -> list[str]:
-    perplexity = NOT_MEASURED if arm.perplexity is None else number(arm.perplexity)
-    accuracy = [NOT_MEASURED if arm.accuracy is None else percent(arm.accuracy)] if columns == len(_HEADER) else []
-    steps = listing([f"{step:,}" for step in arm.final_steps])
-    final = NOT_MEASURED if arm.final_loss is None else loss(arm.final_loss)
-    return [names.short(arm.arm), final, perplexity, *accuracy, steps, str(arm.passes)]
+def _losses(arms: Sequence[ArmCurves], names: ArmNames) -> str:
+    columns: dict[str, Callable[[ArmCurves], str]] = {
+        "arm": lambda arm: names.short(arm.arm),
+        "final validation loss": lambda arm: cell(arm.final_loss, loss),
+        "perplexity": lambda arm: number_cell(arm.perplexity),
+        "masked-token accuracy": lambda arm: percent_cell(arm.accuracy),
+        "steps trained": lambda arm: listing([f"{step:,}" for step in arm.final_steps]),
+        "passes": lambda arm: str(arm.passes),
+    }
+    if all(arm.accuracy is None for arm in arms):
+        del columns["masked-token accuracy"]
+    return column_table(arms, columns)
 
 
 def loss(value: float) -> str:
@@ -59,7 +76,7 @@ def _shortened(one: CurvesCompared, names: ArmNames) -> CurvesCompared:
 
 
 def agreement(one: CurvesCompared) -> str:
-    """Whether two arms have the same losses, or where they first differ and by how much."""
+    """Say that two arms have the same losses, or where they first differ and by how much."""
     pair = f"{one.candidate} and {one.baseline}"
     seen = f"{one.training:,} training and {one.validation:,} validation losses"
     if not one.training and not one.validation:
@@ -77,7 +94,7 @@ def agreement(one: CurvesCompared) -> str:
 
 
 def _beyond(one: CurvesCompared) -> str:
-    """What the figures before it leave out."""
+    """Say which losses the figures leave out."""
     text = f"; {one.not_finite:,} of them NaN or infinite in an arm" if one.not_finite else ""
     for arm, alone in zip((one.baseline, one.candidate), one.alone, strict=True):
         text += f"; {alone:,} more of {arm} at steps that the other has no loss of" if alone else ""
@@ -95,21 +112,19 @@ def _relative(fraction: float) -> str:
 
 
 def cost(arms: Sequence[ArmCurves]) -> str:
-    """What evaluation took: its time is in no step and in no throughput."""
+    """Return the time of evaluation, which is in no step and in no throughput."""
     passes = sum(arm.passes + arm.choice_passes for arm in arms)
     seconds = sum(arm.evaluate_s for arm in arms)
     shares = sorted(arm.share for arm in arms)
     share = percent(shares[0]) if len(arms) == 1 else f"{percent(shares[0])} to {percent(shares[-1])}"
-    ahead = any(run.workers for arm in arms for run in arm.runs)
     return (
         f"Evaluation: {passes} pass{'' if passes == 1 else 'es'}, {number(seconds)} s, {share} of the time of steps "
         "and passes together, outside the steps: no throughput counts it"
-        + (". Loader workers build batches meanwhile, as far as data.prefetch allows" if ahead else "")
     )
 
 
 def learning_json(found: Learning) -> Json:
-    """What summary.json has of it."""
+    """Return the section of summary.json."""
     return {
         "arms": {
             arm.arm: {
@@ -148,25 +163,27 @@ CHOICES_NOTE = (
 
 
 def choice_parts(found: Learning, names: ArmNames) -> list[str]:
-    """The table and its note; nothing where no question was asked."""
+    """Return the table and its note; nothing if no question was asked."""
     arms = [arm for arm in found.arms if arm.choice_passes]
     if not arms:
         return []
-    header = ["arm", *SHARES.values(), "questions", "steps trained", "passes"]
-    other = (
-        ["The arms are asked other questions, or in another form: the share of one says nothing of another's."]
-        if found.other_questions
-        else []
-    )
-    return [table(header, [_choices_row(arm, names) for arm in arms]), CHOICES_NOTE, *other]
+    shares: dict[str, Callable[[ArmCurves], str]] = {
+        title: partial(_choices_cell, name=name) for name, title in SHARES.items()
+    }
+    shown = column_table(arms, {
+        "arm": lambda arm: names.short(arm.arm),
+        **shares,
+        "questions": lambda arm: listing([f"{one:,}" for one in _asked(arm)[0]]),
+        "steps trained": lambda arm: listing([f"{one:,}" for one in _asked(arm)[1]]),
+        "passes": lambda arm: str(arm.choice_passes),
+    })  # fmt: skip
+    other = "The arms are asked other questions, or in another form: the share of one says nothing of another's."
+    return [shown, CHOICES_NOTE, *([other] if found.other_questions else [])]
 
 
-def _choices_row(arm: ArmCurves, names: ArmNames) -> list[str]:
-    shares = [_choices_cell(arm, name) for name in SHARES]
-    questions = sorted({one.questions or 0 for one in arm.answers})
-    steps = sorted({one.step + 1 for one in arm.answers})
-    counts = [listing([f"{one:,}" for one in numbers]) for numbers in (questions, steps)]
-    return [names.short(arm.arm), *shares, *counts, str(arm.choice_passes)]
+def _asked(arm: ArmCurves) -> tuple[list[int], list[int]]:
+    """Return the numbers of questions, and the numbers of steps after which they were asked."""
+    return sorted({one.questions or 0 for one in arm.answers}), sorted({one.step + 1 for one in arm.answers})
 
 
 def _choices_cell(arm: ArmCurves, name: str) -> str:
@@ -183,48 +200,38 @@ def share_text(found: RightShare) -> str:
 
 
 def choices_json(arm: ArmCurves) -> dict[str, Json]:
-    """What summary.json has of an arm's answers; nothing where it was asked nothing."""
+    """Return the shares of right answers; nothing if no question was asked."""
     if not arm.choice_passes:
         return {}
-    shares: dict[str, Json] = {}
-    for name in ("acc", "acc_norm", "acc_bytes", "acc_tokens"):
-        found = right_share(arm.answers, name)
-        shares[name] = None if found is None else record_json(found)
-    asked = sorted({one.questions or 0 for one in arm.answers})
-    steps = sorted({one.step + 1 for one in arm.answers})
-    return {"multiple_choice": {**shares, "questions": [*asked], "steps": [*steps], "passes": arm.choice_passes}}
+    found = {name: right_share(arm.answers, name) for name in ("acc", "acc_norm", "acc_bytes", "acc_tokens")}
+    shares: dict[str, Json] = {name: None if one is None else record_json(one) for name, one in found.items()}
+    questions, steps = _asked(arm)
+    return {"multiple_choice": {**shares, "questions": [*questions], "steps": [*steps], "passes": arm.choice_passes}}
 
 
 def target_section(found: Sequence[Learned], names: ArmNames) -> str:
-    """The table and its note; empty where the scenario has no target."""
+    """Return the table and its note; "" if the scenario has no target."""
     if not found:
         return ""
     target = f"{found[0].target:g}"
-    header = [
-        "arm",
-        "loss at the end",
-        f"steps to {target}",
-        "tokens to it",
-        "seconds to it",
-        "reached by",
-        "memory MiB",
-    ]
+    columns: dict[str, Callable[[Learned], str]] = {
+        "arm": lambda one: names.short(one.arm),
+        "loss at the end": _loss_cell,
+        f"steps to {target}": lambda one: estimate_cell(one.steps),
+        "tokens to it": lambda one: number_cell(one.tokens),
+        "seconds to it": lambda one: number_cell(one.seconds),
+        "reached by": _reached_cell,
+        "memory MiB": lambda one: number_cell(one.peak_memory_bytes, 2**20),
+    }
     on_device = any(one.peak_device_bytes is not None for one in found)
-    rows = [
-        [
-            names.short(one.arm),
-            _loss_cell(one),
-            estimate_cell(one.steps),
-            number_cell(one.tokens),
-            number_cell(one.seconds),
-            _reached_cell(one),
-            _mib(one.peak_memory_bytes),
-            *([_mib(one.peak_device_bytes)] if on_device else []),
-        ]
-        for one in found
-    ]
-    trained = [one.trained_steps for one in found if one.trained_steps is not None]
-    after = f" The runs end after {_range(trained)} steps." if trained else ""
+    if on_device:
+        columns["device MiB"] = lambda one: number_cell(one.peak_device_bytes, 2**20)
+    trained = sorted({one.trained_steps for one in found if one.trained_steps is not None})
+    after = (
+        f" The runs end after {' to '.join(map(str, dict.fromkeys([trained[0], trained[-1]])))} steps."
+        if trained
+        else ""
+    )
     note = (
         f"Medians over the runs [95 % interval]. A loss is the mean over {LOSS_STEPS} training steps, warm-up steps "
         "among them, as they train too; it is that of the batches it trains on, not of a held-out set."
@@ -233,11 +240,11 @@ def target_section(found: Sequence[Learned], names: ArmNames) -> str:
         f"at the arm's typical one. Memory is the most that a run's processes had resident"
         f"{', and torch on the device' if on_device else ''}."
     )
-    return f"{table([*header, *['device MiB'] * on_device], rows)}\n\n{note}"
+    return f"{column_table(found, columns)}\n\n{note}"
 
 
 def _reached_cell(one: Learned) -> str:
-    """``5 of 5``, with what takes from it: a loss that falls below the target by chance, or in runs that survived."""
+    """``5 of 5``, with the runs that ended above the target again, and those that failed."""
     text = f"{one.reached} of {one.runs}"
     text += f"; {one.left} ended above it again" if one.left else ""
     return text + (f"; {one.failed} more failed" if one.failed else "")
@@ -246,17 +253,4 @@ def _reached_cell(one: Learned) -> str:
 def _loss_cell(one: Learned) -> str:
     if one.diverged:
         return Markdown(f"**diverged** in {one.diverged} of {one.runs}")
-    loss = one.loss
-    if loss is None:
-        return NOT_MEASURED
-    if loss.ci_low is None or loss.ci_high is None:
-        return f"{loss.median:.3f} [no interval]"
-    return f"{loss.median:.3f} [{loss.ci_low:.3f}–{loss.ci_high:.3f}]"
-
-
-def _mib(value: float | None) -> str:
-    return NOT_MEASURED if value is None else number(value / 2**20)
-
-
-def _range(values: Sequence[int]) -> str:
-    return str(min(values)) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+    return interval_cell(one.loss, "{:.3f}".format)

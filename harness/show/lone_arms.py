@@ -1,7 +1,4 @@
-"""Says of an arm that is compared with none whether it waits for data, and what it would gain without.
-
-Of a program that nobody here wrote it also says what was timed, what ended a step, and what could not be seen.
-"""
+"""Writes the lines about an arm without a comparison: waits for data, gains without data work, and what was timed."""
 
 from __future__ import annotations
 
@@ -103,7 +100,7 @@ def _with_evaluations(arm: ArmReport, step: str) -> str:
 
 
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
-    """Return the kinds of steps with the mean of each; None for one kind, or if the slow ones are told as exceptions.
+    """Return the kinds of steps with the mean of each; None for one kind, or if the slow ones are listed as exceptions.
 
     Steps far longer than both kinds are a third one: they would move the mean of the slow kind to where no step is.
     """
@@ -155,35 +152,29 @@ def loader_texts(arm: ArmReport, name: str) -> list[str]:
 
 
 def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Which arms have steps that count nowhere, as an evaluation ran within them; what they cost is in no figure."""
+    """Return the arms with steps that no figure includes, as an evaluation ran within them."""
+    found = [(names.short(arm.name), arm.unseen) for arm in arms if arm.unseen is not None]
     return [
-        Headline(
-            names.short(arm.name),
-            f"evaluations take {percent(arm.unseen.evaluating)} of the time, in "
-            f"{count(arm.unseen.evaluating_steps, 'step')} that the other figures leave out",
-            "",
-        )
-        for arm in arms
-        if arm.unseen is not None and arm.unseen.evaluating_steps
-    ]
+        Headline(name, f"evaluations take {percent(one.evaluating)} of the time, in "
+                 f"{count(one.evaluating_steps, 'step')} that the other figures leave out", "")
+        for name, one in found
+        if one.evaluating_steps
+    ]  # fmt: skip
 
 
 def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Which arms have optimizer steps that loss scaling skipped: they took their time and trained nothing."""
+    """Return the arms with optimizer steps that loss scaling skipped."""
+    support = "A skipped step halves the loss scale and trains nothing. Warm-up steps are included."
     return [
-        Headline(
-            names.short(arm.name),
-            f"{arm.skipped_steps:,} of {count(arm.optimizer_steps, 'optimizer step')} skipped, as gradients overflowed "
-            "in fp16",
-            "A skipped step halves the loss scale and trains nothing. Warm-up steps are included.",
-        )
+        Headline(names.short(arm.name), f"{arm.skipped_steps:,} of {count(arm.optimizer_steps, 'optimizer step')} "
+                 "skipped, as gradients overflowed in fp16", support)
         for arm in arms
         if arm.skipped_steps
-    ]
+    ]  # fmt: skip
 
 
 def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Which arms tokenize with another library than the tokenizer was made for, and what that one proved."""
+    """Return the arms that tokenize with another library than the tokenizer was made for, and its proof."""
     return [
         Headline(names.short(arm.name), f"encodes with {arm.tokenizer_engine}", capitalised(f"{arm.tokenizer_proof}."))
         for arm in arms
@@ -192,8 +183,9 @@ def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
 
 
 def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> list[Headline]:
-    """Which rank of one program waits longest for data and for which stage, whether the others wait for it, and what
-    all of them would gain (``gain``: by what their record shows of who waits for whom).
+    """Return the rank of one program that waits longest for data, whether the others wait for it, and their gain.
+
+    ``gain``: as the record of all ranks shows it.
     """
     ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and "fetch" in arm.totals.phase_ms]
     if len(ranks) < 2:
@@ -229,7 +221,7 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
 
 
 def _others(longest: str, last: str, gain: GroupGain | None) -> str:
-    """What the others do while the rank ``last`` still fetches."""
+    """Say whether the others wait while the rank ``last`` still fetches."""
     text = f"The others wait {longest} at most"
     if gain is None:
         return f"{text}. The record does not tell whether they then wait for {last}."
@@ -244,7 +236,7 @@ def _others(longest: str, last: str, gain: GroupGain | None) -> str:
 
 
 def _together(without: Estimate) -> str:
-    """What no rank having any data work would give."""
+    """Return the gain of all ranks without any data work."""
     if without.median <= 1 + WAIT_SHARE:
         return f"Without any data work all would be no faster: {ratio(without.median)}{_range(without)}."
     return f"Without any data work all would be {_or_none(without)}, if each has cores of its own."
@@ -268,7 +260,7 @@ def _mean_ms(arm: ArmReport) -> float:
 
 
 def _data(arm: ArmReport) -> str:
-    """What it waits for, and what of the data work is hidden."""
+    """Return the waits for data, and the hidden data work."""
     totals = arm.totals
     step_ms = _mean_ms(arm)
     part = part_of(step_ms)
@@ -284,7 +276,7 @@ def _data(arm: ArmReport) -> str:
     parts = [f"{stage} {part(value)}" for stage, value in totals.exposed_ms.items() if value >= WAIT_SHARE * step_ms]
     hidden_ms = sum(totals.hidden_ms.values())
     hidden = ""
-    if hidden_ms >= WAIT_SHARE * step_ms:  # what is hidden may still take cores from the step, which no replay knows
+    if hidden_ms >= WAIT_SHARE * step_ms:  # hidden work may take cores from the step, which no replay knows
         contended_ms = totals.contended_ms or 0.0
         cores = f"; a step waits {part(contended_ms)} for a core" if contended_ms >= WORTH_SHARE * step_ms else ""
         hidden = f" {part(hidden_ms)} of data work is hidden behind the step{cores}."
@@ -303,7 +295,7 @@ def _data(arm: ArmReport) -> str:
 
 
 def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
-    """What a device had to do while the host of an attached program waited for data."""
+    """Say whether the device was idle while the host of an attached program waited for data."""
     totals, part = arm.totals, part_of(step_ms)
     if totals.device_starved_ms is None:
         return (
@@ -335,7 +327,7 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
 
 
 def _gain(arm: ArmReport) -> str:
-    """What is left without any data work: measured by the control, and by replay; where they disagree, which holds."""
+    """Return the gain without any data work, by the control and by replay, and a reason if they disagree."""
     found = arm.explained
     measured, replayed = found.ideal_measured, found.ideal_predicted if found.within_tolerance else None
     parts = []
@@ -348,7 +340,7 @@ def _gain(arm: ArmReport) -> str:
         hides = measured is None and sum(arm.totals.hidden_ms.values()) >= WORTH_SHARE * _mean_ms(arm)
         launch_bound = measured is None and arm.totals.bound == "launch"
         if launch_bound and found.predicted_in_blocks is None:
-            faster = f"about {replayed.median:.2f}x as fast"  # not known to three decimals
+            faster = f"about {replayed.median:.2f}x as fast"  # three decimals would be too many
         cores = "; hidden work may also take cores and memory bandwidth" if hides else ""
         parts.append(f" Without any data work it would be {faster}, by replay{cores}.")
         if launch_bound:  # Beside loader workers of an H200, forward took 18 % longer.
@@ -360,7 +352,7 @@ def _gain(arm: ArmReport) -> str:
 
 
 def control_findings(arm: ArmReport) -> list[str]:
-    """Return what the controls of ``arm`` measured: what is left without data work, and what more of it costs."""
+    """Return what the controls of ``arm`` measured: the gain without data work, and the cost of more of it."""
     measured = arm.explained.ideal_measured
     return [*([] if measured is None else [_measured_gain(arm, measured)]), *(one.text for one in _dose_lines(arm))]
 
@@ -397,7 +389,7 @@ def _apart(measured: Estimate, replayed: Estimate) -> bool:
 
 
 def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str:
-    """What the record cannot tell is no reason: work that hides can slow the step, a wait can have other causes."""
+    """Return possible reasons: hidden work can slow the step, a wait can have other causes."""
     if measured.median < replayed.median:
         because = "part of the wait may have another cause than data work"
     elif sum(arm.totals.hidden_ms.values()) > 0:
@@ -411,7 +403,7 @@ def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str
 
 
 def _restarts(arm: ArmReport) -> str:
-    """What replay leaves as it is: the start of a loader's workers, and the batches that they begin with."""
+    """Return the cost that replay does not remove: starting a loader's workers, and their first batches."""
     if arm.unseen is not None and arm.unseen.never_restarted:
         return " No epoch ends in these steps, so the cost of restarting the loader is in no figure."
     if arm.unseen is None or arm.unseen.restarting <= RESTART_SHARE_MAX:

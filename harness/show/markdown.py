@@ -1,4 +1,4 @@
-"""Writes summary.md: what is read in ten seconds first, then the numbers behind it, then how to repeat the study."""
+"""Writes summary.md: the first screen, the numbers behind it, and how to repeat the study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from harness.show import advice, cost, learning, machine, numbers, profile, rank
 from harness.show.first_screen import HEADER, FirstScreen, VerdictCard, difference_lines
 from harness.show.names import ArmNames
 from harness.show.sentences import sentence_parts
-from harness.show.tables import NOT_MEASURED, code, fenced, number_cell, safe, table
+from harness.show.tables import (
+    NOT_MEASURED,
+    bulleted,
+    code,
+    column_table,
+    fenced,
+    joined,
+    number_cell,
+    safe,
+    table,
+)
 from harness.show.text.doubts import probe_problem_lines
 from harness.show.timeline.model import NO_FILES, RecordedFiles
 from harness.show.words import probes_named
@@ -52,10 +62,11 @@ class Page:
 
     @property
     def markdown(self) -> str:
-        parts = [f"# {self.title}"]
-        for one in (*self.opening, *self.sections):
-            parts += [f"## {one.title}"] * bool(one.title) + [one.text] * bool(one.text)
-        return "\n\n".join(parts) + "\n"
+        shown = (*self.opening, *self.sections)
+        return (
+            joined(f"# {self.title}", *(f"## {one.title}\n\n{one.text}" if one.title else one.text for one in shown))
+            + "\n"
+        )
 
 
 def page(
@@ -77,7 +88,7 @@ def page(
     problems = [*probe_problem_lines(report.probe_problems), *files.problems, *timeline_cut]
     sections = [
         Section("Verdicts in full", _in_full(report.comparisons, pictures, names)),
-        Section("Waits, and what was timed", _waits_and_timing(screen)),
+        Section("Waits, and what was timed", "" if screen.card is None else _headlines(screen)),
         Section("Why", why.section(report, pictures, names)),
         Section("What was tried on paper", advice.section(report.advice, names)),
         Section("Comparisons in numbers", numbers.comparisons(report.compared, names)),
@@ -88,7 +99,7 @@ def page(
         Section("Where each step's time goes", _picture("ledger.png", pictures)),
         Section(
             "What was learned",
-            _joined(learning.target_section(report.learned, names), learning.section(report.learning, pictures, names)),
+            joined(learning.target_section(report.learned, names), learning.section(report.learning, pictures, names)),
         ),
         Section("What it cost", cost.section(files.cost, {arm.name: arm.totals for arm in report.arms})),
         Section("What removing a part would save", why.savings(plain, names)),
@@ -118,19 +129,20 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         top.append(f"**Emulated:** {safe(screen.emulated)}")
     if screen.beware:
         top.append("\n".join(f"> **{safe(line)}**  " for line in screen.beware))
-    rows = [
+    legend = "; ".join(f"{safe(short)} = {safe(name)}" for short, name in screen.legend)
+    compared = joined(
         table(HEADER, screen.rows),
         safe(screen.horizon),
-        _legend(screen.legend),
+        f"Arms: {legend}." if legend else "",
         _picture("isolated-vs-end-to-end.png", pictures),
-    ]
-    compared = _joined(*rows) if screen.rows else ""
+    )
+    compared = compared if screen.rows else ""
     if screen.card is None:
-        verdict = [Section("Verdict", _joined(_headlines(screen), compared))]
+        verdict = [Section("Verdict", joined(_headlines(screen), compared))]
     else:
         verdict = [*_card(screen.card, pictures), *([Section("", compared)] if compared else [])]
     steps = [f"{place}. {safe(line)}" for place, line in enumerate(screen.next_steps.ranked, start=1)]
-    following = _joined("\n".join(steps), safe(screen.next_note))
+    following = joined("\n".join(steps), safe(screen.next_note))
     return [
         Section("", "\n\n".join(top)),
         *verdict,
@@ -141,51 +153,28 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
 def _card(card: VerdictCard, pictures: Sequence[str]) -> list[Section]:
     """The verdict card: what costs most, the bar of a step as a table, the time of each step, and other findings."""
     rows = [(one.label, one.ms, f"{100 * one.share:.0f} %") for one in card.bar]
-    findings = "\n".join(f"- {safe(one)}" for one in card.findings)
+    findings = bulleted(map(safe, card.findings))
     return [
-        Section("Verdict", _joined(safe(card.title), f"**{safe(card.diagnosis)}:** {safe(card.cost)}")),
-        Section("", _joined(table(BAR_HEADER, rows), _picture(STEPS, pictures), findings, safe(card.trust)), card),
+        Section("Verdict", joined(safe(card.title), f"**{safe(card.diagnosis)}:** {safe(card.cost)}")),
+        Section("", joined(table(BAR_HEADER, rows), _picture(STEPS, pictures), findings, safe(card.trust)), card),
     ]
 
 
-def _waits_and_timing(screen: FirstScreen) -> str:
-    """What the card leaves out: waits, gains and what was timed, a line each."""
-    return "" if screen.card is None else _headlines(screen)
-
-
 def _headlines(screen: FirstScreen) -> str:
-    return "\n".join(
-        f"- **{safe(h.subject)}: {safe(h.finding)}.**" + (f" {safe(h.support)}" if h.support else "")
+    return bulleted(
+        f"**{safe(h.subject)}: {safe(h.finding)}.**" + (f" {safe(h.support)}" if h.support else "")
         for h in screen.headlines
     )
-
-
-def _legend(legend: Sequence[tuple[str, str]]) -> str:
-    """Full names of shortened arms."""
-    return f"Arms: {'; '.join(f'{safe(short)} = {safe(name)}' for short, name in legend)}." if legend else ""
 
 
 def _in_full(comparisons: Sequence[Comparison | NotCompared], pictures: Sequence[str], names: ArmNames) -> str:
     if not comparisons:
         return ""
-    parts = []
-    if differences := difference_lines([names.shorten(c) for c in comparisons]):
-        parts.append("Differences that the scenario does not declare:")
-        parts.append("\n".join(f"- **{safe(line)}**" for line in differences))
-        parts.append("Findings:")  # keeps the two lists apart
-    parts.append("\n".join(_bullet(c, names) for c in comparisons))
-    parts.append(_picture("comparisons.png", pictures))
-    return _joined(*parts)
-
-
-def _bullet(c: Comparison | NotCompared, names: ArmNames) -> str:
-    """Return the sentence as a list item, with its finding in bold."""
-    finding, figures = sentence_parts(names.shorten(c))
-    return f"- **{safe(finding)}** {safe(figures)}"
-
-
-def _joined(*parts: str) -> str:
-    return "\n\n".join(part for part in parts if part)
+    shortened = [names.shorten(c) for c in comparisons]
+    differences = bulleted(f"**{safe(line)}**" for line in difference_lines(shortened))
+    findings = bulleted(f"**{safe(finding)}** {safe(figures)}" for finding, figures in map(sentence_parts, shortened))
+    between = ["Differences that the scenario does not declare:", differences, "Findings:"] if differences else []
+    return joined(*between, findings, _picture("comparisons.png", pictures))
 
 
 def _picture(name: str, pictures: Sequence[str]) -> str:
@@ -196,32 +185,29 @@ def probes_section(costs: Sequence[ProbeCost], problems: Sequence[str]) -> str:
     """Return the cost of the probes and their problems; "" if there is neither."""
     parts = []
     if costs:
-        header = ["probe", "added to", "cost, share of the step", "ms per step", "blocks"]
-        rows = [
-            [*probes_named(cost), _signed_share(cost.share), number_cell(cost.cost_ms), str(cost.share.n)]
-            for cost in costs
-        ]
-        parts.append(table(header, rows))
+        parts.append(column_table(costs, {
+            "probe": lambda cost: probes_named(cost)[0],
+            "added to": lambda cost: probes_named(cost)[1],
+            "cost, share of the step": lambda cost: _signed_share(cost.share),
+            "ms per step": lambda cost: number_cell(cost.cost_ms),
+            "blocks": lambda cost: str(cost.share.n),
+        }))  # fmt: skip
         parts.append(
             "Median [95 % interval] of the step time with the probe / without it, minus 1; both alternated in this "
             "study. If the interval includes 0, the cost may be none, or as much as its upper end. *torch_profiler* "
             "and *py_spy* run beside no measured step: each arm has one more run for them. Their cost here is that of "
-            "recording in the trainer's main process, without writing the profile. The profiled run also marks phases "
-            "and profiles the loader workers."
+            "recording in the trainer's main process, without writing the profile."
         )
     if problems:
-        parts.append("What the probes could not do:")
-        parts.append("\n".join(f"- {safe(problem)}" for problem in problems))
+        parts += ["What the probes could not do:", bulleted(map(safe, problems))]
     return "\n\n".join(parts)
 
 
 def _signed_share(share: Estimate) -> str:
-    def signed(value: float) -> str:
-        return f"{100 * value:+.2f} %"
-
-    if share.ci_low is None or share.ci_high is None:
-        return f"{signed(share.median)} {NOT_MEASURED}"
-    return f"{signed(share.median)} [{signed(share.ci_low)}, {signed(share.ci_high)}]"
+    median, *ends = (
+        f"{100 * value:+.2f} %" for value in (share.median, share.ci_low, share.ci_high) if value is not None
+    )
+    return f"{median} [{', '.join(ends)}]" if ends else f"{median} {NOT_MEASURED}"
 
 
 ANOTHER_ORDER = "each block sees the documents\n  in another order"
@@ -252,12 +238,12 @@ HOW_TO_READ = """\
 
 
 def how_to_read(report: StudyReport) -> str:
-    """The same for every study, but for what its blocks are."""
+    """Return the same text for every study, except for the order of the data."""
     return HOW_TO_READ.format(order=_data_order(report), resamples=2 * RESAMPLES)
 
 
 def _data_order(report: StudyReport) -> str:
-    """In what order the data of a block comes, as far as another block may see another one."""
+    """Say whether each block has the same data."""
     study = report.study
     arms = [arm for arm in study.arms if arm.control is None]
     if any(COMMAND in arm.declared for arm in arms):
@@ -271,26 +257,22 @@ def _data_order(report: StudyReport) -> str:
 
 
 def reproduction(report: StudyReport) -> str:
-    """The command, the scenario, how arms were interleaved, and what it ran on."""
+    """Return the command, the scenario, how arms were interleaved, and the environment."""
     study = report.study
-    lines: list[str] = []
-    if study.command:
-        lines.append(fenced(shlex.join(study.command)))
     facts = [f"scenario file {code(study.scenario_file)}"] if study.scenario_file else []
     because = f" ({study.interleave_reason})" if study.interleave_reason else ""
     facts.append(safe(f"{study.blocks} blocks, interleave: {study.interleave}{because}"))
     if study.created_utc:
         facts.append(safe(f"started {study.created_utc}" + (f", ended {study.ended_utc}" if study.ended_utc else "")))
-    lines.append("\n".join(f"- {fact}" for fact in facts))
     environment = {key: value for key, value in report.environment.items() if value is not None}
     devices = dict.fromkeys(arm.speed.device for arm in report.arms if arm.speed.device and arm.control != "data-only")
     if devices:
         environment = {"device": ", ".join(devices), **environment}
-    if environment:
-        lines.append("- " + safe(", ".join(f"{key} {value}" for key, value in environment.items())))
-    if study.notes:
-        lines.append("\n".join(f"- {safe(note)}" for note in study.notes))
-    lines.append(
-        "`harness report STUDY` rebuilds this page, the pictures and the timeline from the tables under `runs/`."
+    known = safe(", ".join(f"{key} {value}" for key, value in environment.items()))
+    return joined(
+        fenced(shlex.join(study.command)) if study.command else "",
+        bulleted(facts),
+        f"- {known}" if environment else "",
+        bulleted(map(safe, study.notes)),
+        "`harness report STUDY` rebuilds this page, the pictures and the timeline from the tables under `runs/`.",
     )
-    return "\n\n".join(lines)

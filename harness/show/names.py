@@ -1,4 +1,4 @@
-"""Shortens the names of arms by what they share, and says what a comparison changed in parts a person would use."""
+"""Shortens the names of arms by their common parts, and names the change of a comparison."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class ArmNames:
         return f"{self.short(candidate)} vs {self.short(baseline)}"
 
     def apart(self, one: str, other: str) -> str:
-        """What of the first name the second does not have: ``tokens``."""
+        """``tokens``: the part of the first name that the second does not have."""
         return self._compared(one, other)[1]
 
     def _compared(self, one: str, other: str) -> tuple[str, str, str, str]:
-        """What two names begin with, what each of them has alone, and what they end with."""
+        """Return the common beginning of two names, the part of each alone, and their common end."""
         ours, theirs = (_PARTS.findall(self.short(name)) for name in (one, other))
         before = _shared(ours, theirs)
         after = _shared(ours[before:][::-1], theirs[before:][::-1])
         alone = ["".join(parts[before : len(parts) - after]) for parts in (ours, theirs)]
-        (first, gap), (second, other_gap) = (_without_gap(text) for text in alone)
+        (first, gap), (second, other_gap) = ((word := text.rstrip("-._ "), text[len(word) :]) for text in alone)
         if not first or not second or gap != other_gap:
             return "", self.short(one), self.short(other), ""
         return "".join(ours[:before]), first, second, gap + "".join(ours[len(ours) - after :])
@@ -60,7 +60,7 @@ class ArmNames:
         return self.shorten_compared(c)
 
     def shorten_compared(self, c: Comparison) -> Comparison:
-        """As :meth:`shorten`."""
+        """Return ``c`` with short names."""
         m, predicted = c.measured, c.explained.predicted
         return replace(
             c,
@@ -130,17 +130,9 @@ class _Matrix:
         return " ".join([arm, *(f"{self.brief[key]}{value}" for key, value in pairs.items() if key in self.brief)])
 
 
-def _without_gap(text: str) -> tuple[str, str]:
-    """The text without the separators at its end, and those."""
-    word = text.rstrip("-._ ")
-    return word, text[len(word) :]
-
-
 def _shared(ours: Sequence[str], theirs: Sequence[str]) -> int:
-    """How many parts both begin with."""
-    return next(
-        (at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-    )
+    """Count the parts that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
 
 
 def _split(name: str) -> tuple[str, dict[str, str]]:
@@ -156,7 +148,7 @@ def without_point(name: str) -> str:
 
 
 def _matrix(names: Sequence[str]) -> _Matrix | None:
-    """The matrix that the names are points of; None where one of them is none."""
+    """Return the matrix that the names are points of; None if one is not a point."""
     points = [_split(name)[1] for name in names]
     if not points or not all(points):
         return None
@@ -199,14 +191,13 @@ _NOTHING = (None, 0, False, "", _MISSING)
 
 
 def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
-    """The one thing that the candidate does otherwise; None where it is not one thing, or not known."""
+    """Return the one change of the candidate; None if it is not one, or not known."""
     configs = [_config(study, name) for name in (baseline, candidate)]
-    keys = [key for one in configs for key in one if key != "seed"]
-    differs = {key: tuple(one.get(key, _MISSING) for one in configs) for key in dict.fromkeys(keys)}
-    changed = {key: pair for key, pair in differs.items() if pair[0] != pair[1]}
-    if len(changed) != 1:
+    keys = dict.fromkeys(key for one in configs for key in one if key != "seed")
+    differs = {key: pair for key in keys if (pair := [one.get(key, _MISSING) for one in configs])[0] != pair[1]}
+    if len(differs) != 1:
         return None
-    ((key, (before, after)),) = changed.items()
+    ((key, (before, after)),) = differs.items()
     if key == COMMAND:
         return _command(str(before), str(after))
     if key.startswith(f"{COMMAND}.") and None not in (before, after) and _MISSING not in (before, after):
@@ -226,10 +217,10 @@ def _config(study: StudyRecord, name: str) -> Mapping[str, Any]:
 
 
 def _command(before: str, after: str) -> str:
-    """The words in which two commands differ, with the option that they belong to."""
+    """Return the words in which two commands differ, with the option that they belong to."""
     first, second = before.split(), after.split()
-    start = _alike(first, second)
-    end = _alike(first[start:][::-1], second[start:][::-1])
+    start = _shared(first, second)
+    end = _shared(first[start:][::-1], second[start:][::-1])
     values = [parts[start] for parts in (first, second) if start < len(parts) - end]
     if start and first[start - 1].startswith("-") and values and not any(one.startswith("-") for one in values):
         start -= 1  # the option whose value they are
@@ -237,12 +228,6 @@ def _command(before: str, after: str) -> str:
     if not added:
         return f"without {removed}"
     return f"{added} instead of {removed}" if removed else f"with {added}"
-
-
-def _alike(first: Sequence[str], second: Sequence[str]) -> int:
-    """How many words they begin with alike."""
-    pairs = zip(first, second, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _data_path(before: str, after: str) -> str | None:

@@ -20,7 +20,7 @@ from harness.show.cost import dollars, hours
 from harness.show.curves import Measure, PlottedRun, Values, best_measure, curve, loss_curve, minimum
 from harness.show.drawing import write_picture
 from harness.show.policy import RUN_KEYS_MAX
-from harness.show.tables import NOT_MEASURED
+from harness.show.tables import NOT_MEASURED, cell
 from harness.study.store import StudyFolder
 from trainer.data.corpus.places import is_remote
 from trainer.errors import InputError
@@ -33,17 +33,10 @@ if TYPE_CHECKING:
 
 LLMC_LOG = "main.log"
 HEADER = ["run", "parameters", "lowest training loss", "at step", "lowest validation loss", "at step"]
-# What differs between runs and makes no difference to what is drawn.
+# Settings that do not affect the curves.
 NO_NAMES = (
-    "steps",
-    "warmup_steps",
-    "log_every",
-    "checkpoint.",
-    "evaluation.",
-    "launch.",
-    "data.prefetch",
-    "resume.step",
-)
+    "steps", "warmup_steps", "log_every", "checkpoint.", "evaluation.", "launch.", "data.prefetch", "resume.step",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +119,7 @@ def _of_study(path: Path) -> list[CurveSource]:
     """The first finished run of each arm that has losses; controls are none."""
     found: dict[str, CurveSource] = {}
     study = StudyFolder(path)
-    study.read_study()  # says in one line what is wrong with it
+    study.read_study()  # raises an error of one line if it is damaged
     for one in study.runs():
         if one.record.control is None and one.record.arm not in found and (run := _of_run(one)) is not None:
             found[one.record.arm] = CurveSource(run, path, one.record.arm, one.record.config)
@@ -172,7 +165,7 @@ def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
 
 
 def named(sources: Sequence[CurveSource]) -> list[PlottedRun]:
-    """The runs, each named by what it differs in: one or two keys of its configuration, else its folder and arm."""
+    """Return the runs, each named by one or two differing keys of its configuration, else by its folder and arm."""
     names = _numbered(_by_keys(sources) or _by_place(sources))
     return [replace(source.run, name=name) for source, name in zip(sources, names, strict=True)]
 
@@ -206,7 +199,7 @@ def _setting(key: str, value: Json) -> str:
 
 
 def _by_place(sources: Sequence[CurveSource]) -> list[str]:
-    """What of its path no other shares, and its arm: ``b: plain`` of one in /x/b beside one in /x/a."""
+    """``b: plain``: the part of a path that is its own (/x/b beside /x/a), and the arm."""
     places = [Path(normpath(source.place.absolute())) for source in sources]  # a name is none of ".."
     if len(set(places)) == 1:
         return [source.arm or place.name for source, place in zip(sources, places, strict=True)]
@@ -226,14 +219,9 @@ def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list
     header = [*HEADER, *([f"multiple choice, {by}"] if by else []), "hours", "USD"]
     rows = [header]
     for run in runs:
-        cells = [run.name, NOT_MEASURED if run.parameters is None else f"{run.parameters:,}"]
-        cells += [*_lowest(run.training), *_lowest(run.validation)]
-        if by:
-            share = last_share(run, by)
-            cells.append(NOT_MEASURED if share is None else f"{share:.4f}")
-        cells.append(NOT_MEASURED if run.seconds is None else hours(run.seconds))
-        cells.append(NOT_MEASURED if run.usd is None else dollars(run.usd))
-        rows.append(cells)
+        cells = [run.name, cell(run.parameters, "{:,}".format), *_lowest(run.training), *_lowest(run.validation)]
+        cells += [cell(last_share(run, by), "{:.4f}".format)] if by else []
+        rows.append([*cells, cell(run.seconds, hours), cell(run.usd, dollars)])
     return rows
 
 
@@ -254,7 +242,7 @@ def run_records(runs: Sequence[PlottedRun]) -> list[Json]:
 
 
 def last_share(run: PlottedRun, measure: Measure) -> float | None:
-    """Return the last finite share of right answers; None if there is none."""
+    """Return the last finite share of right answers; None without any."""
     shares = [getattr(one, measure) for one in run.choices]
     known = [float(one) for one in shares if one is not None and np.isfinite(one)]
     return known[-1] if known else None

@@ -92,7 +92,7 @@ LIMIT_DIGITS = 6
 """Digits after the point, at most, that show a share above its limit. tests/harness/show/test_policy.py"""
 
 
-# What is drawn and listed
+# Limits of pictures and lists
 
 # Pictures
 PICTURE_ROWS_MAX = 60

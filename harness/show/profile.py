@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
 from harness.explain.probes.samples import OUTSIDE, Place, Share, StackReport
 from harness.explain.probes.torch_profile import (
     CutProfile,
-    KernelUse,
     LostProfile,
-    MemoryTimeline,
     Operator,
     RoleOperators,
     TorchProfile,
@@ -24,14 +22,25 @@ from harness.show.policy import (
     WORKER_OPERATORS_LISTED,
     WORKERS_LISTED,
 )
-from harness.show.tables import Markdown, code, number_cell, safe, short, table
+from harness.show.tables import (
+    NOT_MEASURED,
+    Markdown,
+    cell,
+    code,
+    column_table,
+    joined,
+    number_cell,
+    safe,
+    short,
+    table,
+)
 from harness.show.words import count, ms, number, percent
 
 PICTURE = "memory.png"
 
 
 def operators_section(profiles: Sequence[TorchProfile], pictures: Sequence[str]) -> str:
-    """Everything that was profiled, arm by arm; empty where nothing was. ``pictures``: those that were written."""
+    """Return everything that was profiled, by arm; "" without a profile. ``pictures``: those that were written."""
     if not profiles:
         return ""
     parts = [OPERATORS_NOTE]
@@ -71,89 +80,82 @@ def _arm(profile: TorchProfile) -> list[str]:
 
 
 def gap_line(gap: CutProfile | LostProfile) -> str:
-    """What is missing from a profiled run, in one line."""
+    """Return a line on the missing part of a profiled run."""
     if isinstance(gap, CutProfile):
         return f"a profile of {count(gap.steps, 'step')} is not whole, or of no window: left out"
     return f"steps {gap.first} to {gap.last} were profiled, but no whole profile of them is here"
 
 
 def _title(profile: TorchProfile, role: RoleOperators) -> str:
-    if role.role != "main":
+    if role.role != "main" or not profile.steps:
         return f"**{safe(role.role)}**, {ms(role.span_ms)} recorded:"
-    if not profile.steps:
-        return f"**main**, {ms(role.span_ms)} recorded:"
     steps = ", ".join(f"{first} to {last}" if last > first else f"{first}" for _, _, first, last in profile.windows)
     return f"**main**, steps {steps}, {ms(role.span_ms / profile.steps)} a step under the profiler:"
 
 
 def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
-    """Times per profiled step in the main process, over everything recorded in a worker."""
+    """Return times per profiled step in the main process, over everything recorded in a worker."""
     main = role.role == "main" and profile.steps > 0
-    each = profile.steps if main else 1
-    per = "a step" if main else "in all"
-    device, flops = main and profile.operators.device_ms is not None, main and bool(profile.flops)
-    header = [f"{role.role}: operator", "kind", f"calls {per}", f"self ms {per}", "share", f"total ms {per}"]
-    header += [f"device ms {per}"] * device + [f"GFLOP {per}"] * flops
+    each, per = (profile.steps, "a step") if main else (1, "in all")
+    device = main and profile.operators.device_ms is not None
+
+    def share(value: float) -> str:
+        return percent(value / role.span_ms) if role.span_ms else "0 %"
+
+    columns: dict[str, Callable[[Operator], str]] = {
+        f"{role.role}: operator": lambda one: code(short(one.name)),
+        "kind": lambda one: one.kind,
+        f"calls {per}": lambda one: number(one.calls / each),
+        f"self ms {per}": lambda one: number(one.self_ms / each),
+        "share": lambda one: share(one.self_ms),
+        f"total ms {per}": lambda one: number(one.total_ms / each),
+    }
+    if device:
+        columns[f"device ms {per}"] = lambda one: number_cell(one.device_ms, each)
+    if main and profile.flops:
+        columns[f"GFLOP {per}"] = lambda one: number_cell(profile.flops.get(one.name), each * 1e9)
     shown = _top(role.operators, device)[: OPERATORS_LISTED if role.role == "main" else WORKER_OPERATORS_LISTED]
-    rows = []
-    for one in shown:
-        row = [code(short(one.name)), one.kind, number(one.calls / each), number(one.self_ms / each)]
-        row += [percent(one.self_ms / role.span_ms) if role.span_ms else "0 %", number(one.total_ms / each)]
-        row += [number_cell(None if one.device_ms is None else one.device_ms / each)] * device
-        known = profile.flops.get(one.name)
-        row += [number_cell(None if known is None else known / each / 1e9)] * flops
-        rows.append(row)
-    shown_ms = sum(one.self_ms for one in shown)
-    left_out = len(role.operators) - len(shown)
-    if left_out:
-        rest_ms = sum(one.self_ms for one in role.operators) - shown_ms
-        share = percent(rest_ms / role.span_ms) if role.span_ms else "0 %"
-        row = [f"{left_out} others", "", "", number(rest_ms / each), share, ""]
-        rows.append(row + [""] * (len(header) - len(row)))
-    return table(header, rows)
+    rows = [[show(one) for show in columns.values()] for one in shown]
+    if left_out := len(role.operators) - len(shown):
+        rest_ms = sum(one.self_ms for one in role.operators) - sum(one.self_ms for one in shown)
+        row = [f"{left_out} others", "", "", number(rest_ms / each), share(rest_ms)]
+        rows.append(row + [""] * (len(columns) - len(row)))
+    return table([*columns], rows)
 
 
 def _top(operators: Sequence[Operator], device: bool) -> list[Operator]:
-    """By self time on the host and on the device together: what is long on either is worth a look."""
+    """Sort by the longer one of self time on the host and time on the device."""
     return sorted(operators, key=lambda one: -max(one.self_ms, (one.device_ms or 0.0) if device else 0.0))
 
 
 def _kernel_table(profile: TorchProfile) -> str:
-    each = max(profile.steps, 1)
-    per = "a step" if profile.steps else "in all"
-    whole = profile.operators.device_ms or 0.0
-
-    def row(kernel: KernelUse) -> list[str]:
-        share = percent(kernel.total_ms / whole) if whole else "0 %"
-        by = code(short(kernel.launched_by)) if kernel.launched_by else "unknown"
-        return [code(short(kernel.name)), number(kernel.calls / each), number(kernel.total_ms / each), share, by]
-
-    header = ["kernel on the device", f"runs {per}", f"ms {per}", "share of device time", "mostly launched by"]
-    return table(header, [row(kernel) for kernel in profile.operators.kernels[:KERNELS_LISTED]])
+    each, per = (profile.steps, "a step") if profile.steps else (1, "in all")
+    whole = profile.operators.device_ms
+    return column_table(profile.operators.kernels[:KERNELS_LISTED], {
+        "kernel on the device": lambda one: code(short(one.name)),
+        f"runs {per}": lambda one: number(one.calls / each),
+        f"ms {per}": lambda one: number(one.total_ms / each),
+        "share of device time": lambda one: percent(one.total_ms / whole) if whole else "0 %",
+        "mostly launched by": lambda one: code(short(one.launched_by)) if one.launched_by else "unknown",
+    })  # fmt: skip
 
 
 def _memory_table(profiles: Sequence[TorchProfile]) -> str:
-    header = ["arm", "process", "memory of", "peak MiB", "in step", "during", "from MiB", "to MiB"]
-    rows = [
-        [
-            profile.arm,
-            one.role,
-            one.device,
-            _mib(one.peak_bytes),
-            "–" if one.peak_step is None else str(one.peak_step),
-            one.peak_phase or "–",
-            _mib(int(one.allocated_bytes[0])),
-            _mib(int(one.allocated_bytes[-1])),
-        ]
-        for profile in profiles
-        for one in _shown(profile.memory)
-    ]
-    return table(header, rows)
-
-
-def _shown(memory: Sequence[MemoryTimeline]) -> list[MemoryTimeline]:
-    workers = [one for one in memory if one.role != "main"]
-    return [*(one for one in memory if one.role == "main"), *workers[:WORKERS_LISTED]]
+    rows = []
+    for profile in profiles:
+        main = [one for one in profile.memory if one.role == "main"]
+        workers = [one for one in profile.memory if one.role != "main"]
+        rows += [(profile.arm, one) for one in (*main, *workers[:WORKERS_LISTED])]
+    return column_table(rows, {
+        "arm": lambda row: row[0],
+        "process": lambda row: row[1].role,
+        "memory of": lambda row: row[1].device,
+        "peak MiB": lambda row: number(row[1].peak_bytes / 2**20),
+        "in step": lambda row: cell(row[1].peak_step, str),
+        "during": lambda row: row[1].peak_phase or NOT_MEASURED,
+        "from MiB": lambda row: number(int(row[1].allocated_bytes[0]) / 2**20),
+        "to MiB": lambda row: number(int(row[1].allocated_bytes[-1]) / 2**20),
+    })  # fmt: skip
 
 
 MEMORY_NOTE = (
@@ -162,15 +164,11 @@ MEMORY_NOTE = (
 )
 
 
-def _mib(size: int) -> str:
-    return number(size / 2**20)
-
-
 STACK_FILES = {
     "stacks.svg": "Flame graph of what ran",
     "stacks.speedscope.json": "every thread over time, for speedscope.app",
 }
-LINKED = "/@=,+:"  # in paths, besides letters and digits: harmless in a link
+LINKED = "/@=,+:"  # harmless in a link, besides letters and digits
 
 
 def stacks_section(reports: Mapping[str, StackReport], files: Mapping[str, Sequence[str]]) -> str:
@@ -183,18 +181,17 @@ def stacks_section(reports: Mapping[str, StackReport], files: Mapping[str, Seque
 
 
 def _sampled_arm(name: str, report: StackReport, files: Sequence[str]) -> str:
-    parts = [f"### {safe(name)}"]
-    links = [
+    links = "; ".join(
         f"[{what}]({quote(path, LINKED)})"
         for name, what in STACK_FILES.items()
         for path in files
         if path.endswith(f"/{name}")
-    ]
-    if links:
-        parts.append(f"{'; '.join(links)}.")
-    parts += [f"**{safe(line)}**" for line in tokenization_lines(report)]
-    parts += [_functions(report), _deepest(report), safe(_quality(report))]
-    return "\n\n".join(part for part in parts if part)
+    )
+    lines = [f"**{safe(line)}**" for line in tokenization_lines(report)]
+    return joined(
+        f"### {safe(name)}", f"{links}." if links else "", *lines, _functions(report), _deepest(report),
+        safe(_quality(report)),
+    )  # fmt: skip
 
 
 def tokenization_lines(report: StackReport) -> list[str]:
@@ -213,32 +210,28 @@ def _tokenizing(place: Place) -> str:
 
 
 def _functions(report: StackReport) -> str:
-    header = ["where", "samples", "share", "most samples in (self)", "its share there", "its samples"]
     rows = []
     for place in _shown_places(report):
-        for line, function in enumerate(place.functions[:PLACE_FUNCTIONS]):
-            first = [_where(place, report), f"{place.whole.samples:,}", _share(place.whole)]
-            rows.append(
-                [
-                    *(first if line == 0 else ["", "", ""]),
-                    code(_frame(function.name)),
-                    _share(function),
-                    f"{function.samples:,}",
-                ]
-            )
-    return table(header, rows)
+        first = [_where(place, report), f"{place.whole.samples:,}", _share(place.whole)]
+        for one in place.functions[:PLACE_FUNCTIONS]:
+            rows.append([*first, code(_frame(one.name)), _share(one), f"{one.samples:,}"])
+            first = ["", "", ""]
+    return table(["where", "samples", "share", "most samples in (self)", "its share there", "its samples"], rows)
 
 
 def _deepest(report: StackReport) -> str:
-    """The most frequent whole stack of each place, its innermost frames."""
-    header = ["where", "most frequent stack, innermost frame last", "its share there"]
-    rows = []
-    for place in _shown_places(report):
+    """Return the most frequent whole stack of each place, its innermost frames."""
+
+    def stack(place: Place) -> Markdown:
         frames = place.stacks[0].name.split(";")
         shown = " → ".join(code(_frame(frame)) for frame in frames[-INNERMOST_FRAMES:])
-        where = f"{place.threads}: {_named(place)}{', rough' * place.rough}"
-        rows.append([where, Markdown(f"{'… → ' * (len(frames) > INNERMOST_FRAMES)}{shown}"), _share(place.stacks[0])])
-    return table(header, rows)
+        return Markdown(f"{'… → ' * (len(frames) > INNERMOST_FRAMES)}{shown}")
+
+    return column_table(_shown_places(report), {
+        "where": lambda place: f"{place.threads}: {_named(place)}{', rough' * place.rough}",
+        "most frequent stack, innermost frame last": stack,
+        "its share there": lambda place: _share(place.stacks[0]),
+    })  # fmt: skip
 
 
 def _quality(report: StackReport) -> str:
@@ -250,11 +243,8 @@ def _quality(report: StackReport) -> str:
             f"{share.samples} samples ({percent(share.share)}) of the {threads} in no {_kind(threads)}"
             for threads, share in outside.items()
         ),
-        f"{report.samples.get('other threads', 0)} samples of other threads left out",
         f"{clock.agreeing} of {clock.edges} edges of clock marks agree on the offset of py-spy's clock, 9 in 10 to "
         f"{ms(clock.doubt_ns / 1e6)}, which {count(report.near_edges, 'sample')} are closer to a boundary than",
-        f"single samples come late besides, by up to a sampling period ({ms(report.period_ms)}), so that a share of a "
-        "phase not much longer than that is a rough one",
     ]
     if report.lower_bound:
         parts.append("only threads holding Python's lock, where samples that change count for more")
@@ -294,8 +284,7 @@ def _share(share: Share) -> str:
 STACKS_NOTE = (
     "py-spy's samples of the profiled run, whose steps are not measured, each put into the phase or stage of its own "
     "thread that the ledger has at that moment. Threads that wait are sampled too. Intervals are for independent "
-    "samples; neighbouring ones are not quite. What was met in the ledger's own recorder counts for its caller, as "
-    "py-spy meets its system calls out of proportion to their cost. C, C++ and Rust functions show as the Python "
-    "function that called them, unless `native: true`; those without a name count for their caller. *rough*: more than "
-    "a third of the samples are so close to a boundary that they may belong beyond it, by the doubt of py-spy's clock."
+    "samples. C, C++ and Rust functions show as the Python function that called them, unless `native: true`. *rough*: "
+    "more than a third of the samples are so close to a boundary that they may belong beyond it, by the doubt of "
+    "py-spy's clock."
 )

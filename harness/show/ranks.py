@@ -10,7 +10,7 @@ from harness.judge.report_types import ArmReport, Comparison
 from harness.show.lone_arms import Headline
 from harness.show.names import ArmNames
 from harness.show.policy import RANK_KEYS_NAMED, STRAGGLER_SHARE_MIN, WAITED_SHARE_MAX
-from harness.show.tables import table
+from harness.show.tables import column_table
 from harness.show.words import count, interval, listing, ms, number, part_of, percent, ratio
 
 UNKNOWN: Mapping[Unknown, str] = {
@@ -19,7 +19,6 @@ UNKNOWN: Mapping[Unknown, str] = {
     "not recorded": "as its exchanges were not recorded",
     "": "as nothing was measured",
 }
-HEADER = ("arm", "rank", "step", "waits for data", "waits for other ranks", "tokens/s")
 NOTE = (
     "A rank waits for the others from when its own work before the exchange is done (ddp: its last gradients are "
     "ready; fsdp: its first forward pass begins, which gathers the weights) until the last rank has come so far. "
@@ -30,7 +29,7 @@ CLOCKS = "Ranks of one machine share its clock (CLOCK_MONOTONIC)."
 
 
 def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]:
-    """A line for each arm of several ranks."""
+    """Yield a line for each arm of several ranks."""
     for arm in arms:
         if arm.ranks is not None and arm.control is None:
             subject = f"{names.short(arm.name)}, {count(len(arm.ranks.ranks), 'rank')} ({arm.ranks.parallel})"
@@ -38,33 +37,24 @@ def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]
 
 
 def scaling_lines(comparisons: Iterable[Comparison], names: ArmNames) -> Iterator[Headline]:
-    """A line for each comparison of arms with different numbers of ranks."""
+    """Yield a line for each comparison of arms with different numbers of ranks."""
     for one in comparisons:
         if (found := one.scaling) is None:
             continue
         first, second = names.short(found.baseline), names.short(found.candidate)
-        kind = _kind(found)
-        speed = f"{ratio(found.speedup.median)} the tokens/s"
-        if found.speedup.ci_low is not None:
-            speed += f" ({interval(found.speedup)})"
-        text = (
-            f"{speed} with {count(found.ranks[1], 'rank')} for {found.ranks[0]}, efficiency {percent(found.efficiency)}"
-        )
+        of = f" ({interval(found.speedup)})" if found.speedup.ci_low is not None else ""
+        text = f"{ratio(found.speedup.median)} the tokens/s{of} with {count(found.ranks[1], 'rank')} for "
+        text += f"{found.ranks[0]}, efficiency {percent(found.efficiency)}"
         if (open_to := found.efficiency_range) is not None:
             text += f" ({percent(open_to[0])} to {percent(open_to[1])})"
         support = _scaled_by(found, first)
         if found.losses is not None:
-            support.append(
-                f"Training loss after the same tokens: {found.losses[1]:.3f}, of {first} {found.losses[0]:.3f}."
-            )
+            first_loss, loss = found.losses
+            support.append(f"Training loss after the same tokens: {loss:.3f}, of {first} {first_loss:.3f}.")
         if found.seconds is not None and found.target is not None:
-            support.append(
-                f"Loss {found.target:.3f} after {number(found.seconds[1])} s of steps, of {first} after "
-                f"{number(found.seconds[0])} s."
-            )
-        elif found.losses is not None:
-            support.append("How soon is not said: the losses have not fallen by more than they scatter.")
-        yield Headline(f"Scaling of {second} ({kind})", text, " ".join(support))
+            first_s, seconds = map(number, found.seconds)
+            support.append(f"Loss {found.target:.3f} after {seconds} s of steps, of {first} after {first_s} s.")
+        yield Headline(f"Scaling of {second} ({_kind(found)})", text, " ".join(support))
 
 
 def _kind(found: Scaling) -> str:
@@ -77,7 +67,7 @@ def _kind(found: Scaling) -> str:
 
 
 def _scaled_by(found: Scaling, first: str) -> list[str]:
-    """What takes from the efficiency: it counts ranks, which here share one machine."""
+    """Return what weakens the efficiency, which counts ranks that may share a machine."""
     lines = []
     more = (open_to := found.efficiency_range) is not None and open_to[0] > 1
     if found.differs:
@@ -135,20 +125,18 @@ def _support(found: RanksReport) -> str:
 
 
 def section(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """A row for each rank of each arm that has several."""
-    rows: Sequence[tuple[str, ...]] = [
-        (
-            names.short(arm.name),
-            str(one.number),
-            ms(one.step_ms),
-            ms(one.fetch_ms),
-            "not known" if one.wait_ms is None else ms(one.wait_ms),
-            "not known" if one.tokens_per_s is None else number(one.tokens_per_s),
-        )
-        for arm in arms
-        if arm.ranks is not None
-        for one in arm.ranks.ranks
-    ]
-    several = any(arm.ranks is not None and arm.ranks.nodes > 1 for arm in arms)
-    note = NOTE.format(clock=CLOCKS if several else ONE_CLOCK)
-    return f"{table(HEADER, rows)}\n\n{note}" if rows else ""
+    """Return a row for each rank of each arm that has several."""
+    several = [(arm, arm.ranks) for arm in arms if arm.ranks is not None]
+    rows = [(arm.name, one) for arm, found in several for one in found.ranks]
+    if not rows:
+        return ""
+    shown = column_table(rows, {
+        "arm": lambda row: names.short(row[0]),
+        "rank": lambda row: str(row[1].number),
+        "step": lambda row: ms(row[1].step_ms),
+        "waits for data": lambda row: ms(row[1].fetch_ms),
+        "waits for other ranks": lambda row: "not known" if row[1].wait_ms is None else ms(row[1].wait_ms),
+        "tokens/s": lambda row: "not known" if row[1].tokens_per_s is None else number(row[1].tokens_per_s),
+    })  # fmt: skip
+    note = NOTE.format(clock=CLOCKS if any(found.nodes > 1 for _, found in several) else ONE_CLOCK)
+    return f"{shown}\n\n{note}"

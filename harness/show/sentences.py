@@ -78,7 +78,7 @@ def believed_ratio(c: Comparison) -> Estimate | None:
 
 
 def predicted_ratio(c: Comparison) -> Estimate | None:
-    """What the replay predicts for the measured ratio; None where nothing was predicted."""
+    """Return the replay's prediction of the measured ratio; None without one."""
     return c.explained.predicted.ratio if isinstance(c.explained.predicted, PredictedRatio) else None
 
 
@@ -91,7 +91,9 @@ def _figures(m: Measured, baseline: str) -> str:
     level = "95 % interval " if of else ""
     more = _more_tokens(m) if m.verdict in ("none", "undecided") else ""  # else the finding gives it
     text = f"({ratio(measured.median)} the {m.measure}{more}, {level}{interval(measured)}{of}, "
-    text += f"{_together(m)}{_floor(m, baseline)})"
+    if m.together is not None and m.comparisons > 1:
+        text += f"{interval(m.together)} for all {m.comparisons} comparisons together, "
+    text += f"{_floor(m, baseline)})"
     if m.verdict != "none" or m.undecided is not None or measured.ci_low is None:
         return text
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
@@ -99,13 +101,6 @@ def _figures(m: Measured, baseline: str) -> str:
     if measured.ci_low > 1 or (measured.ci_high or 1) < 1:
         return f"{text}: the interval for all {m.comparisons} comparisons together includes no change"
     return text
-
-
-def _together(m: Measured) -> str:
-    """The interval of the verdict, where the study has more comparisons than this one."""
-    if m.together is None or m.comparisons < 2:
-        return ""
-    return f"{interval(m.together)} for all {m.comparisons} comparisons together, "
 
 
 def _more_tokens(m: Measured) -> str:
@@ -128,14 +123,10 @@ def _floor(m: Measured, baseline: str) -> str:
 
 
 def _steps(m: Measured) -> str | None:
-    """What became of the steps themselves, where each of them trains or computes another amount of tokens."""
+    """Return the change of step time, if each step trains or computes another amount of tokens."""
     positions = m.positions_per_step
     trained = positions if m.trained_per_step is None else m.trained_per_step
-    if (
-        trained is None
-        or positions is None
-        or (abs(trained - 1) <= SAME_TOKENS_WITHIN and abs(positions - 1) <= SAME_TOKENS_WITHIN)
-    ):
+    if trained is None or positions is None or max(abs(trained - 1), abs(positions - 1)) <= SAME_TOKENS_WITHIN:
         return None
     if m.undecided in (
         "long steps",
@@ -143,7 +134,7 @@ def _steps(m: Measured) -> str | None:
         "no core",
         "too noisy",
         "lead",
-    ):  # what bars the verdict bars these times as well
+    ):  # these times are barred too
         return None
     text = capitalised(steps_text(m.step_time, m.steps) or "the time of a step was not measured")
     if (
@@ -173,7 +164,7 @@ def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
 
 
 def whose(arm: str, waits: Waits) -> str:
-    """The arm, or of several ranks the one whose figures ``waits`` are."""
+    """Return the arm; with several ranks, the rank whose figures ``waits`` are."""
     return arm if waits.ranks == 1 else f"rank 0 of {arm}"
 
 
@@ -188,7 +179,7 @@ def between(range_ms: tuple[float, float], step_ms: float) -> str:
 
 
 def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
-    """What data may cost a step where the record leaves open when the device worked; nothing where that is little."""
+    """Return the possible cost of data if the record leaves open when the device worked; "" if that is little."""
     if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
@@ -335,7 +326,7 @@ def ceiling_text(m: Measured) -> str:
 
 
 def _witnesses(c: Comparison) -> str:
-    """What replay predicted and what slowdown injections showed."""
+    """Return the results of replay and of slowdown injections."""
     found = []
     predicted = c.explained.predicted
     if isinstance(predicted, PredictedRatio) and predicted.ratio is not None:
@@ -377,20 +368,17 @@ def disagreements(c: Comparison) -> list[str]:
     same_positions = m.positions_per_step is None or abs(m.positions_per_step - 1) <= SAME_TOKENS_WITHIN
     top = (m.ceiling.ci_high or m.ceiling.median) * floor
     if step is not None and step.ci_low is not None and same_positions and step.ci_low > top:
+        # A ceiling covers hidden work too, which may slow the step by the cores and bandwidth that it takes.
+        cause = "the waits for data" if _hides(waits) else "the data work"
         found.append(
             f"steps are {ratio(step.median)} as fast ({interval(step)}), more than the ceiling of "
-            f"{ratio(m.ceiling.median)} without any data work, so more than {_more_than(waits)} changed{core}"
+            f"{ratio(m.ceiling.median)} without any data work, so more than {cause} changed{core}"
         )
     return found
 
 
-def _more_than(waits: Waits) -> str:
-    """What a ceiling holds: hidden work may slow the step by the cores and memory bandwidth that it takes."""
-    return "the waits for data" if _hides(waits) else "the data work"
-
-
 def _hides(waits: Waits) -> bool:
-    """Whether any data work runs behind the step: only then can hidden work be blamed for anything."""
+    """True if any data work runs behind the step."""
     return sum(waits.hidden_ms.values()) > 0
 
 

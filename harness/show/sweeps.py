@@ -12,7 +12,6 @@ from harness.explain.replay.whatif import Crossing, Sweep
 from harness.explain.statistics import Estimate
 from harness.show.drawing import (
     CURVES,
-    GRID,
     INK,
     NARROW,
     RULE,
@@ -47,7 +46,7 @@ RECORDED, FREE, MEASURED = CURVES[1], CURVES[0], INK
 
 
 def sweep_sentence(sweep: Sweep) -> str:
-    """Where tokenization starts to matter, or that it does not in this range."""
+    """Say where tokenization starts to matter, or that it does not in this range."""
     if sweep.crossings:
         texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
         return f"crossover at {CROSSING_SHARE * 100:.0f} % of the step: {texts}"
@@ -79,23 +78,20 @@ def sweep_figure(
     sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]], sheet: Sheet = WIDE
 ) -> Figure:
     """Return the figure of :func:`picture`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
 
-    figure = Figure(figsize=(sheet.width, 5.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _line(axes, sweep.values, [p.step_ms for p in sweep.recorded], RECORDED, "o", "tokenization as recorded")
-    _line(axes, sweep.values, [p.step_ms for p in sweep.without], FREE, "s", "tokenize=0")
-    axes.fill_between(
-        sweep.values,
-        [p.step_ms.median for p in sweep.without],
-        [p.step_ms.median for p in sweep.recorded],
-        color=RECORDED,
-        alpha=0.12,
-        linewidth=0,
-        label="what tokenization costs",
-    )
+    figure, axes = sheet.plot(5.4, "both")
+    curves = [(sweep.recorded, RECORDED, "o", "tokenization as recorded"), (sweep.without, FREE, "s", "tokenize=0")]
+    medians = []
+    for predictions, colour, marker, label in curves:
+        times = [one.step_ms for one in predictions]
+        medians.append([one.median for one in times])
+        ends = [(one.ci_low or one.median, one.ci_high or one.median) for one in times]
+        around = [(one.median - low, high - one.median) for one, (low, high) in zip(times, ends, strict=True)]
+        axes.errorbar(sweep.values, medians[-1], yerr=[*zip(*around, strict=True)], color=colour, marker=marker,
+                      markersize=6, linewidth=2, elinewidth=1.2, capsize=3, label=label, zorder=3)  # fmt: skip
+    what = "what tokenization costs"
+    axes.fill_between(sweep.values, medians[1], medians[0], color=RECORDED, alpha=0.12, linewidth=0, label=what)
     log = sweep.values[0] > 0 and sweep.values[-1] / sweep.values[0] > LOG_SPAN
     if sweep.was > 0 or not log:
         note = ", without the other edits" if unswept.edits else ""
@@ -105,39 +101,24 @@ def sweep_figure(
     for crossing in sweep.crossings:
         at = crossing.at
         axes.axvline(at, color=RULE, linewidth=1, linestyle="--", zorder=1)
-        text, where = f"tokenization costs\n1 % of the step:\n{number(at)}", ("data", "axes fraction")
-        ends = (math.log(one) if log else one for one in (sweep.values[0], at, sweep.values[-1]))
-        first, place, last = ends
+        first, place, last = (math.log(one) if log else one for one in (sweep.values[0], at, sweep.values[-1]))
         align, shift = ("left", 4) if 2 * place < first + last else ("right", -4)
-        axes.annotate(
-            text, (at, 0.97), (shift, 0), xycoords=where, textcoords="offset points", va="top", ha=align,
-            fontsize=TEXT, color=SOFT,
-        )  # fmt: skip
-    _scale(axes, sweep, log)
+        axes.annotate(f"tokenization costs\n1 % of the step:\n{number(at)}", (at, 0.97), (shift, 0),
+                      xycoords=("data", "axes fraction"), textcoords="offset points", va="top", ha=align,
+                      fontsize=TEXT, color=SOFT)  # fmt: skip
+    if log:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(sweep.values, sweep.texts)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("milliseconds per step (95 % intervals)")
-    axes.set_xlabel(AXES[sweep.key] + _other_edits(unswept))
-    axes.grid(color=GRID, zorder=0)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    others = f"  ({' '.join(unswept.edits.texts)})" if unswept.edits.texts else ""
+    axes.set_xlabel(AXES[sweep.key] + others)
     title(figure, _headline(sweep))
     replayed = f"{middle_out(arm)}, replayed from its recorded steps"
     axes.set_title(wrapped(replayed) if sheet.stacked else replayed, loc="left", fontsize=TEXT, color=SOFT)
     legend_below(figure, axes, 4)
     return fitted(figure, sheet)
-
-
-def _line(
-    axes: Axes, values: Sequence[float], estimates: Sequence[Estimate], colour: str, marker: str, label: str
-) -> None:
-    medians = [one.median for one in estimates]
-    low = [one.median - (one.ci_low if one.ci_low is not None else one.median) for one in estimates]
-    high = [(one.ci_high if one.ci_high is not None else one.median) - one.median for one in estimates]
-    axes.errorbar(
-        values, medians, yerr=[low, high], color=colour, marker=marker, markersize=6, linewidth=2, elinewidth=1.2,
-        capsize=3, label=label, zorder=3,
-    )  # fmt: skip
 
 
 def _point(axes: Axes, at: float, measured: Estimate, marker: str, label: str | None) -> None:
@@ -149,21 +130,8 @@ def _point(axes: Axes, at: float, measured: Estimate, marker: str, label: str | 
     )  # fmt: skip
 
 
-def _scale(axes: Axes, sweep: Sweep, log: bool) -> None:
-    from matplotlib.ticker import NullLocator
-
-    if log:
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(sweep.values, sweep.texts)
-
-
 def _headline(sweep: Sweep) -> str:
     if sweep.crossings:
         return crossing_text(sweep, sweep.crossings[0])
     least, most = (percent(max(0.0, one(sweep.shares))) for one in (min, max))
     return f"tokenization costs {least} to {most} of the step"
-
-
-def _other_edits(unswept: Prediction) -> str:
-    return f"  ({' '.join(unswept.edits.texts)})" if unswept.edits.texts else ""

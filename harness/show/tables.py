@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.explain.policy import MIN_BLOCKS
 from harness.explain.statistics import Estimate
 from harness.judge.doubts import RULE_OF, Doubt
 from harness.show.policy import FUNCTION_NAME_LONGEST
 from harness.show.text.doubts import doubt_text, remedy_text
-from harness.show.words import number, times
+from harness.show.words import number, percent, times
 from trainer.errors import one_line, visible
 from trainer.json_types import Json
 
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 NOT_MEASURED = "–"
-_STRUCK = re.compile(r"(?<=\S)~|~(?=~)")  # what may strike text out; not the one of ~60
-_UNDERLINED = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # between letters or figures it is one of them
-_BAR = re.compile(r"(?<!\\)\|")  # one that would end the cell, in code as well
-_LINK = re.compile(r"^!?\[|\][(\[:]")  # a link, a picture, or what a link refers to
-# What begins a heading, a quotation, a list, a rule or a table at the start of a line.
+
+
+T = TypeVar("T")
+_STRUCK = re.compile(r"(?<=\S)~|~(?=~)")  # a tilde that may strike text out, unlike the one of ~60
+_UNDERLINED = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # an underscore outside of a word
+_BAR = re.compile(r"(?<!\\)\|")  # a bar that would end the cell, in code as well
+_LINK = re.compile(r"^!?\[|\][(\[:]")  # a link, a picture, or a link's target
+# Begins a heading, a quotation, a list, a rule or a table at the start of a line.
 _BLOCK = re.compile(r"#|>|[-+=:](?![0-9A-Za-z])|[0-9]+(?=[.)](?:\s|$))")
 
 
@@ -36,9 +39,19 @@ class Markdown(str):
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose cells are text, but for those that are :class:`Markdown`."""
+    """Return a table whose cells are text, except for those that are :class:`Markdown`."""
     lines = [_row(header), "| --- |" + " ---: |" * (len(header) - 1)]
     return "\n".join([*lines, *map(_row, rows)])
+
+
+def column_table(items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> str:
+    """Return a table with a row for each item. ``columns``: the cell of an item by the header of its column."""
+    return table([*columns], [[show(one) for show in columns.values()] for one in items])
+
+
+def cell(value: T | None, show: Callable[[T], str]) -> str:
+    """Return ``value`` as ``show`` formats it; a dash if it was not measured."""
+    return NOT_MEASURED if value is None else show(value)
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -48,15 +61,16 @@ def _row(cells: Sequence[str]) -> str:
 
 def estimate_cell(estimate: Estimate | None) -> str:
     """``65,300 [64,100–66,200]``."""
-    return _with_interval(estimate, number)
+    return interval_cell(estimate, number)
 
 
 def ratio_cell(estimate: Estimate | None) -> str:
     """``1.136x [1.062–1.170]``."""
-    return _with_interval(estimate, times, "x")
+    return interval_cell(estimate, times, "x")
 
 
-def _with_interval(estimate: Estimate | None, show: Callable[[float], str], unit: str = "") -> str:
+def interval_cell(estimate: Estimate | None, show: Callable[[float], str], unit: str = "") -> str:
+    """Return a median with its interval, both as ``show`` formats them."""
     if estimate is None:
         return NOT_MEASURED
     # Below MIN_BLOCKS equal bounds come from assumptions that agree, and say nothing of chance.
@@ -67,17 +81,31 @@ def _with_interval(estimate: Estimate | None, show: Callable[[float], str], unit
 
 
 def stages_cell(values: Mapping[str, float], stages: Sequence[str]) -> str:
-    if not values:
-        return NOT_MEASURED
-    return " / ".join(number_cell(values.get(stage)) for stage in stages)
+    return " / ".join(number_cell(values.get(stage)) for stage in stages) if values else NOT_MEASURED
 
 
-def number_cell(value: float | None) -> str:
-    return NOT_MEASURED if value is None else number(value)
+def bulleted(lines: Iterable[str]) -> str:
+    """Return a list in Markdown; "" without lines."""
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def joined(*parts: str) -> str:
+    """Return the parts that are not empty as paragraphs."""
+    return "\n\n".join(part for part in parts if part)
+
+
+def number_cell(value: float | None, scale: float = 1) -> str:
+    """Return a number in units of ``scale``."""
+    return NOT_MEASURED if value is None else number(value / scale)
+
+
+def percent_cell(share: float | None) -> str:
+    """``12 %``."""
+    return cell(share, percent)
 
 
 def safe(text: str) -> Markdown:
-    """Free text as one line of markdown that cannot turn into markup, nor steer a terminal."""
+    """Return free text as one line that can neither become markup nor steer a terminal."""
     line = visible(one_line(text))
     special = "\\*<|`&" + "[]" * bool(_LINK.search(line)) + "$" * (line.count("$") > 1)
     escaped = "".join(f"\\{letter}" if letter in special else letter for letter in line)
@@ -89,12 +117,12 @@ def safe(text: str) -> Markdown:
 
 
 def code(text: str) -> Markdown:
-    """Free text as code on one line; a backtick within it, which would end it, becomes a quotation mark."""
+    """Return free text as code on one line. A backtick, which would end it, becomes a quotation mark."""
     return Markdown(f"`{visible(one_line(text)).replace('`', chr(39)) or ' '}`")
 
 
 def fenced(text: str) -> Markdown:
-    """Free text of several lines as a block of code, which nothing within it ends."""
+    """Return lines of free text as a block of code that nothing within it ends."""
     lines = [visible(line) for line in text.split("\n")]
     fence = "`" * max(3, *(1 + len(run) for line in lines for run in re.findall("`+", line)), 3)
     return Markdown("\n".join([fence, *lines, fence]))
@@ -117,27 +145,24 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def estimate_json(estimate: Estimate | None) -> dict[str, Json] | None:
-    if estimate is None:
-        return None
-    return {
-        "median": finite(estimate.median),
-        "ci_low": finite(estimate.ci_low),
-        "ci_high": finite(estimate.ci_high),
-        "n": estimate.n,
-    }
+    return None if estimate is None else record_json(estimate)
 
 
 def record_json(record: DataclassInstance) -> dict[str, Json]:
-    """A dataclass as plain data, field by field; a number that is not finite is null."""
-    return {name: _plain(value) for name, value in asdict(record).items()}
+    """Return a dataclass as plain data, field by field."""
+    return {name: plain_json(value) for name, value in asdict(record).items()}
 
 
-def _plain(one: Json) -> Json:
+def plain_json(one: Any) -> Json:
+    """Return records, mappings and sequences as plain data; a number that is not finite is null."""
+    if is_dataclass(one) and not isinstance(one, type):
+        return record_json(one)
     if isinstance(one, Mapping):
-        return {str(key): _plain(value) for key, value in one.items()}
+        return {str(key): plain_json(value) for key, value in one.items()}
     if isinstance(one, list | tuple):
-        return [_plain(value) for value in one]
-    return finite(one) if isinstance(one, float) else one
+        return [plain_json(value) for value in one]
+    plain: Json = finite(one) if isinstance(one, float) else one
+    return plain
 
 
 def finite(value: float | None) -> float | None:
@@ -145,8 +170,8 @@ def finite(value: float | None) -> float | None:
 
 
 def doubt_json(one: Doubt) -> dict[str, Json]:
-    """A doubt with what it bars. ``unit``: of ``share``."""
-    rule = RULE_OF[one.kind]
+    """Return a doubt with what it bars and the unit of its share."""
+    rule, remedy = RULE_OF[one.kind], one.remedy
     return {
         "kind": one.kind,
         "text": doubt_text(one),
@@ -157,11 +182,6 @@ def doubt_json(one: Doubt) -> dict[str, Json]:
         "where": one.where or None,
         "cores": None if one.cores is None else list(one.cores),
         "remedy": None
-        if one.remedy is None
-        else {
-            "kind": one.remedy.kind,
-            "text": remedy_text(one.remedy),
-            "blocks": one.remedy.blocks,
-            "steps": one.remedy.steps,
-        },
+        if remedy is None
+        else {"kind": remedy.kind, "text": remedy_text(remedy), "blocks": remedy.blocks, "steps": remedy.steps},
     }

@@ -12,7 +12,7 @@ BLOCK = "\N{FULL BLOCK}"
 
 
 def lines(screen: FirstScreen) -> list[str]:
-    """What must not be missed, a line for each comparison, the small table, and what to try next."""
+    """Return warnings, a line for each comparison, the small table, and the next steps."""
     found = [*_wrapped("Emulated: ", screen.emulated)] if screen.emulated else []
     for warning in screen.beware:
         found += _wrapped("! ", warning)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from harness.explain.exposure import SyncCall
 from harness.explain.policy import (
@@ -22,89 +22,78 @@ from harness.show.chain import ChainLink, chain
 from harness.show.names import ArmNames
 from harness.show.policy import OPEN_SHARE, PATH_SHARE_MIN, SAVING_SHARE_MIN, SAVINGS_LISTED
 from harness.show.sentences import either_way
-from harness.show.tables import NOT_MEASURED, code, estimate_cell, number_cell, ratio_cell, safe, stages_cell, table
+from harness.show.tables import (
+    NOT_MEASURED,
+    bulleted,
+    cell,
+    code,
+    column_table,
+    estimate_cell,
+    joined,
+    number_cell,
+    ratio_cell,
+    safe,
+    stages_cell,
+)
 from harness.show.text.doubts import GAPS
 from harness.show.words import count, listing, ms, number, percent, ratio
 from harness.study.contract import CAUSES, STAGES
 
 PICTURE = "why.png"
-LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # as the page shows them
+LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # names that the page shows
 
 
 def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> str:
-    """Everything between a gain in isolation and the gain in training; empty where nothing was compared."""
+    """Return everything between a gain in isolation and the gain in training; "" if nothing was compared."""
     parts = []
     compared = report.compared
+    arms = [arm for arm in report.arms if not arm.control]
     if compared:
         if PICTURE in pictures:
             parts.append(f"![From the gain in isolation to the gain in training](plots/{PICTURE})")
         parts += [_chain(c, names) for c in compared]
-    device = [arm for arm in report.arms if arm.totals.starved_ms and not arm.control]
-    if device:
-        parts += [
-            "### The device's ledger",
-            _device_table(device, names),
-            *_listed(launch_bound_lines(device)),
-            _device_note(),
-        ]
-    audited = [arm for arm in report.arms if arm.explained.syncs and not arm.control]
-    if audited:
+    if device := [arm for arm in arms if arm.totals.starved_ms]:
+        lines = bulleted(launch_bound_lines(device))
+        parts += ["### The device's ledger", _device_table(device, names), *([lines] if lines else []), DEVICE_NOTE]
+    if audited := [arm for arm in arms if arm.explained.syncs]:
         parts += ["### Blocking calls", _sync_table(audited, names), SYNC_NOTE]
-    asked = [c for c in compared if c.explained.whatifs]
-    if asked:
-        parts += ["### What if", _whatif_table(asked, names), _whatif_note(asked)]
-    replayed = [arm for arm in report.arms if arm.explained.replay_error is not None and not arm.control]
-    if replayed:
+    if asked := [(c, one) for c in compared for one in c.explained.whatifs]:
+        parts += ["### What if", _whatif_table(asked, names), _whatif_note([one for _, one in asked])]
+    if replayed := [arm for arm in arms if arm.explained.replay_error is not None]:
         parts += ["### Replay against measurement", _replay_table(replayed, names), REPLAY_NOTE]
     return "\n\n".join(parts)
 
 
-def _listed(lines: Sequence[str]) -> list[str]:
-    return ["\n".join(f"- {line}" for line in lines)] if lines else []
+def _whatif_table(asked: Sequence[tuple[Comparison, WhatIf]], names: ArmNames) -> str:
+    def baseline(one: WhatIf) -> str:
+        return estimate_cell(one.baseline_ms) if one.reason is None else GAPS[one.reason]
+
+    def candidate(one: WhatIf) -> str:
+        unknown = one.candidate_reason is not None and one.measured_ms is None
+        return GAPS[one.candidate_reason or ""] if unknown else estimate_cell(one.candidate_ms)
+
+    columns: dict[str, Callable[[tuple[Comparison, WhatIf]], str]] = {
+        "candidate / baseline": lambda row: names.pair(row[0].candidate, row[0].baseline),
+        "under": lambda row: row[1].edits or "as it is",
+        "baseline step ms (median of blocks)": lambda row: baseline(row[1]),
+        "waits for data ms": lambda row: number_cell(row[1].waits_ms),
+        "candidate step ms (median of blocks)": lambda row: candidate(row[1]),
+        "times as fast": lambda row: ratio_cell(row[1].ratio),
+    }
+    if any(one.measured_ms is not None for _, one in asked):
+        columns["measured ms"] = lambda row: estimate_cell(row[1].measured_ms)
+    return column_table(asked, columns)
 
 
-def _whatif_table(comparisons: Sequence[Comparison], names: ArmNames) -> str:
-    header = [
-        "candidate / baseline",
-        "under",
-        "baseline step ms (median of blocks)",
-        "waits for data ms",
-        "candidate step ms (median of blocks)",
-        "times as fast",
-    ]
-    asked = [(c, one) for c in comparisons for one in c.explained.whatifs]
-    checked = any(one.measured_ms is not None for _, one in asked)
-    rows = [
-        [
-            names.pair(c.candidate, c.baseline),
-            one.edits or "as it is",
-            estimate_cell(one.baseline_ms) if one.reason is None else GAPS[one.reason],
-            _ms(one.waits_ms),
-            _whatif_candidate(one),
-            ratio_cell(one.ratio),
-            *([estimate_cell(one.measured_ms)] if checked else []),
-        ]
-        for c, one in asked
-    ]
-    return table([*header, *(["measured ms"] if checked else [])], rows)
-
-
-def _whatif_candidate(one: WhatIf) -> str:
-    if one.candidate_reason is None or one.measured_ms is not None:  # it ran under these edits already
-        return estimate_cell(one.candidate_ms)
-    return GAPS[one.candidate_reason]
-
-
-def _whatif_note(comparisons: Sequence[Comparison]) -> str:
-    checked = any(one.measured_ms is not None for c in comparisons for one in c.explained.whatifs)
-    doubted: dict[str, dict[str, None]] = {}  # by reason: the predictions that it is about
-    for one in (one for c in comparisons for one in c.explained.whatifs):
+def _whatif_note(asked: Sequence[WhatIf]) -> str:
+    checked = any(one.measured_ms is not None for one in asked)
+    doubted: dict[str, dict[str, None]] = {}  # predictions by the reason to doubt them
+    for one in asked:
         for doubt in one.doubts:
             about = ", ".join((one.edits or "as it is", *doubt.arms))
             doubted.setdefault(RULE_OF[doubt.kind].applies, {})[about] = None
-    listed = "".join(f"\n- {applies} {safe('; '.join(about))}" for applies, about in doubted.items())
-    lines = f"\n\nDoubts about these predictions:\n{listed}" if listed else ""
-    return WHATIF_NOTE + (WHATIF_MEASURED if checked else "") + lines
+    listed = bulleted(f"{applies} {safe('; '.join(about))}" for applies, about in doubted.items())
+    return joined(WHATIF_NOTE + WHATIF_MEASURED * checked, "Doubts about these predictions:" * bool(listed), listed)
 
 
 WHATIF_MEASURED = (
@@ -132,19 +121,14 @@ def _link(link: ChainLink) -> str:
 def _device_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
     idle = [arm.totals.starved_ms for arm in arms]
     shown = [cause for cause in CAUSES if any(by_cause.get(cause, 0) >= 0.005 for by_cause in idle)] or ["python"]
-    header = ["arm", "busy ms", "idle ms", f"idle by {' / '.join(shown)}", "slack ms", "bound"]
-    rows = [
-        [
-            names.short(arm.name),
-            _busy(arm.totals),
-            _idle(arm.totals),
-            stages_cell(arm.totals.starved_ms, shown),
-            _ms(arm.totals.slack_ms),
-            _bound(arm.totals),
-        ]
-        for arm in arms
-    ]
-    return table(header, rows)
+    return column_table(arms, {
+        "arm": lambda arm: names.short(arm.name),
+        "busy ms": lambda arm: _busy(arm.totals),
+        "idle ms": lambda arm: _idle(arm.totals),
+        f"idle by {' / '.join(shown)}": lambda arm: stages_cell(arm.totals.starved_ms, shown),
+        "slack ms": lambda arm: number_cell(arm.totals.slack_ms),
+        "bound": lambda arm: _bound(arm.totals),
+    })  # fmt: skip
 
 
 def _bound(totals: ArmTotals) -> str:
@@ -154,7 +138,7 @@ def _bound(totals: ArmTotals) -> str:
 
 
 def _busy(totals: ArmTotals) -> str:
-    """Busy time; where phases that were still being launched leave it open, its least and most."""
+    """Return busy time; its least and most if phases that were still being launched leave it open."""
     if totals.device_busy_ms is not None:
         source = " (profiled window)" if totals.busy_from == "profiled window" else ""
         return f"{number(totals.device_busy_ms)}{source}"
@@ -167,93 +151,72 @@ def _busy(totals: ArmTotals) -> str:
 
 
 def _idle(totals: ArmTotals) -> str:
-    """Idle time; what lies within phases that were still being launched comes on top."""
+    """Return idle time. Idle time within phases that were still being launched comes on top."""
     at_least = "at least " if totals.device_busy_ms is None and totals.device_unknown_ms else ""
-    return f"{at_least}{_ms(totals.device_starved_ms)}"
+    return f"{at_least}{number_cell(totals.device_starved_ms)}"
 
 
 def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
-    """One line for each arm whose device waited for launches."""
+    """Return a line for each arm whose device waited for launches."""
     lines = []
     for arm in arms:
-        phases = [
-            f"{name} ({percent(share)} of steps)" for name, share in arm.totals.launch_bound.items() if share >= 0.05
-        ]
-        if phases and (arm.totals.device_launch_bound_ms or 0) > 0:
+        totals = arm.totals
+        phases = [f"{name} ({percent(share)} of steps)" for name, share in totals.launch_bound.items() if share >= 0.05]
+        if phases and (totals.device_launch_bound_ms or 0) > 0:
+            work = "how much of each, its events do not tell."
+            if totals.busy_from == "profiled window" and totals.device_busy_ms is not None:
+                work = (
+                    f"the kernels of a profiled window take {ms(totals.device_busy_ms)} of a step, which is taken to "
+                )
+                work += "hold for the measured steps."
             lines.append(
                 f"{safe(arm.name)}: launch-bound in {listing(phases)}: the device ends them as the host ends launching "
-                f"them. In {_ms(arm.totals.device_launch_bound_ms)} ms of a step it worked or waited for a launch; "
-                f"{_work_in_launches(arm.totals)}"
+                f"them. In {number_cell(totals.device_launch_bound_ms)} ms of a step it worked or waited for a launch; "
+                f"{work}"
             )
-        open_ms = arm.totals.device_open_ms or 0.0
-        if arm.totals.device_busy_ms is None and open_ms > OPEN_SHARE * sum(arm.totals.phase_ms.values()):
+        open_ms = totals.device_open_ms or 0.0
+        if totals.device_busy_ms is None and open_ms > OPEN_SHARE * sum(totals.phase_ms.values()):
             also = " also" if phases else ""
             blocks = any(one.site.endswith(UNANNOUNCED) for one in arm.explained.syncs)
             later = "ended them later, or a call that nobody timed blocks within them" if blocks else "ended them later"
+            unknown = either_way(totals.waited_range_ms, sum(totals.phase_ms.values()))
+            data = f" Data work is {ms(sum(totals.work_ms.values()))} of the step. {unknown}" if unknown else ""
             lines.append(
                 f"{safe(arm.name)}: for {ms(open_ms)} of a step the device{also} was at phases that the host was still "
                 f"launching, and {later}. It worked all that time, or waited for launches for some of it: its "
-                f"events do not tell, the kernels of a profiled window do.{_either_way(arm.totals)}"
+                f"events do not tell, the kernels of a profiled window do.{data}"
             )
     return lines
 
 
-def _work_in_launches(totals: ArmTotals) -> str:
-    """Write how much of launch-bound phases was work, if a profiled window shows it."""
-    if totals.busy_from != "profiled window" or totals.device_busy_ms is None:
-        return "how much of each, its events do not tell."
-    return (
-        f"the kernels of a profiled window take {ms(totals.device_busy_ms)} of a step, which is taken to hold for the "
-        "measured steps."
-    )
+_LEAST = percent(LIMIT_SHARE_MIN)
 
 
-def _either_way(totals: ArmTotals) -> str:
-    """What that means for data work, where it means much."""
-    unknown = either_way(totals.waited_range_ms, sum(totals.phase_ms.values()))
-    return f" Data work is {ms(sum(totals.work_ms.values()))} of the step. {unknown}" if unknown else ""
-
-
-def _device_note() -> str:
-    least = percent(LIMIT_SHARE_MIN)
-    return (
-        "Means per step. *idle*: the device had nothing to do, by what the host did at that moment. *slack*: "
-        "work still queued when the host began to fetch. Fetching and launching may take up that much once; whether "
-        "every step may take so much longer is what *bound* says: the largest "
-        "of what data work costs the step (data), device idle time while the host did anything else (host), and time "
-        "in phases that the device ends with their launches (launch), where that is more than "
-        f"{least} of the step; and "
-        f"data, whatever is largest, where that costs more than {least} of the step and loader "
-        f"workers are at work for over {percent(LOADERS_BUSY_SHARE)} of the time. "
-        f"Otherwise device or launch, where the device was at other phases for more than {least} of the step "
-        "while the host was still launching them: it worked, or waited for launches. Otherwise device where "
-        f"fetching could last {least} of the step longer "
-        f"at a cost of {percent(ROOM_FELT_SHARE)} of that at most, else balanced."
-    )
+DEVICE_NOTE = (
+    "Means per step. *idle*: the device had nothing to do, by what the host did at that moment. *slack*: work still "
+    "queued when the host began to fetch. Fetching and launching may take up that much once. *bound*: the largest of "
+    "what data work costs the step (data), device idle time while the host did anything else (host), and time in "
+    f"phases that the device ends with their launches (launch), where that is more than {_LEAST} of the step; and "
+    f"data, whatever is largest, where that costs more than {_LEAST} of the step and loader workers are at work for "
+    f"over {percent(LOADERS_BUSY_SHARE)} of the time. Otherwise device or launch, where the device was at other phases "
+    f"for more than {_LEAST} of the step while the host was still launching them. Otherwise device where fetching "
+    f"could last {_LEAST} of the step longer at a cost of {percent(ROOM_FELT_SHARE)} of that at most, else balanced."
+)
 
 
 def _sync_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    header = ["arm", "blocking call", "per step", "blocked ms", "then hidden ms (behind)", "then idle ms"]
-    rows = [
-        [
-            names.short(arm.name),
-            code(call.site),
-            number(call.calls_per_step),
-            _ms(call.blocked_ms),
-            _hid(call),
-            _ms(call.idle_ms),
-        ]
-        for arm in arms
-        for call in arm.explained.syncs
-    ]
-    return table(header, rows)
+    def hidden(call: SyncCall) -> str:
+        behind = [name for name, value in call.hid_behind.items() if value >= 0.05 * call.hid_ms >= 0.05 * 0.005]
+        return f"{number(call.hid_ms)} ({', '.join(behind)})" if behind else number(call.hid_ms)
 
-
-def _hid(call: SyncCall) -> str:
-    if call.hid_ms < 0.005:
-        return number(call.hid_ms)
-    behind = [name for name, value in call.hid_behind.items() if value >= 0.05 * call.hid_ms]
-    return f"{number(call.hid_ms)} ({', '.join(behind)})" if behind else number(call.hid_ms)
+    return column_table([(arm, call) for arm in arms for call in arm.explained.syncs], {
+        "arm": lambda row: names.short(row[0].name),
+        "blocking call": lambda row: code(row[1].site),
+        "per step": lambda row: number(row[1].calls_per_step),
+        "blocked ms": lambda row: number_cell(row[1].blocked_ms),
+        "then hidden ms (behind)": lambda row: hidden(row[1]),
+        "then idle ms": lambda row: number_cell(row[1].idle_ms),
+    })  # fmt: skip
 
 
 SYNC_NOTE = (
@@ -265,18 +228,16 @@ SYNC_NOTE = (
 
 
 def _replay_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    header = ["arm", "unedited replay is off by", "resampled", "without data work: predicted", "measured (ideal data)"]
-    rows = [
-        [
-            names.short(arm.name),
-            NOT_MEASURED if arm.explained.replay_error is None else f"{arm.explained.replay_error * 100:+.1f} %",
-            NOT_MEASURED if arm.explained.resampled_error is None else f"{arm.explained.resampled_error * 100:+.1f} %",
-            ratio_cell(arm.explained.ideal_predicted),
-            ratio_cell(arm.explained.ideal_measured),
-        ]
-        for arm in arms
-    ]
-    return table(header, rows)
+    def off(error: float | None) -> str:
+        return cell(error, lambda known: f"{known * 100:+.1f} %")
+
+    return column_table(arms, {
+        "arm": lambda arm: names.short(arm.name),
+        "unedited replay is off by": lambda arm: off(arm.explained.replay_error),
+        "resampled": lambda arm: off(arm.explained.resampled_error),
+        "without data work: predicted": lambda arm: ratio_cell(arm.explained.ideal_predicted),
+        "measured (ideal data)": lambda arm: ratio_cell(arm.explained.ideal_measured),
+    })  # fmt: skip
 
 
 REPLAY_NOTE = (
@@ -287,19 +248,13 @@ REPLAY_NOTE = (
 )
 
 
-def _ms(value: float | None) -> str:
-    return NOT_MEASURED if value is None else number(value)
-
-
 def emulation(report: StudyReport) -> str:
-    """By which assumptions a device takes its times; empty where everything ran."""
+    """Return the assumptions of emulated devices; "" if everything ran."""
     notes: dict[str, list[str]] = {}
     for arm in report.arms:
-        if arm.speed.emulation and not arm.control:
+        if report.emulated and arm.speed.emulation and not arm.control:
             notes.setdefault(arm.speed.emulation, []).append(safe(arm.name))
-    if not report.emulated or not notes:
-        return ""
-    return "\n".join(f"- {', '.join(arms)}: {safe(note)}" for note, arms in notes.items())
+    return bulleted(f"{', '.join(arms)}: {safe(note)}" for note, arms in notes.items())
 
 
 REMOVED = {
@@ -324,55 +279,45 @@ def part_text(one: Removal) -> str:
 
 
 def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    off = [names.short(arm.name) for arm in arms if arm.explained.removals and not arm.explained.within_tolerance]
+    """Return the parts whose removal saves most, and the arms without a prediction."""
+    removable = [arm for arm in arms if arm.explained.removals]
+    off = [names.short(arm.name) for arm in removable if not arm.explained.within_tolerance]
     rows = [
-        [names.short(arm.name), part_text(one), estimate_cell(one.saved_ms), ratio_cell(one.speedup)]
-        for arm in arms
+        (arm, one)
+        for arm in removable
         if arm.explained.within_tolerance
         for one in arm.explained.removals[:SAVINGS_LISTED]
         if abs(one.speedup.median - 1) >= SAVING_SHARE_MIN
     ]
-    left_out = (
-        f"Not said of {safe(listing(off))}: the unedited replay is off by more than {percent(REPLAY_ERROR_MAX)}."
-        if off
-        else ""
-    )
+    left_out = f"Not said of {safe(listing(off))}: the unedited replay is off by more than {percent(REPLAY_ERROR_MAX)}."
     if not rows:
-        return left_out
-    note = (
-        "By replay of each run without that part, beside its unedited replay; medians over blocks. Savings overlap: "
-        "they need not add up. A kernel is device time, a phase the host's. Where stages of several workers wait (a "
-        "disk, a lock), the interval holds that one worker at a time is served. "
-        f"Steps are replayed in the order in which they were recorded; a run of more than {PREDICTED_STEPS_MAX:,} "
-        f"measured steps is replayed in {REMOVAL_REPLICATES} stretches of its order, each that long."
-        + _receiving([arm for arm in arms if arm.explained.removals and arm.explained.within_tolerance], names)
-        + (
-            " A real device's queue may be full (CUDA's takes about 1,000 launches), and the host's wait for it counts "
-            "as launching here: where much was queued, the interval of a kernel holds all of its time, and that of a "
-            "phase that launches nothing saved."
-            if any(one.kind == "kernel" for arm in arms for one in arm.explained.removals if not arm.speed.emulation)
-            else ""
-        )
-    )
-    parts = [table(["arm", "without", "saved ms", "speed"], rows), note, left_out]
-    return "\n\n".join(part for part in parts if part)
+        return left_out if off else ""
+    queues = any(one.kind == "kernel" for arm in removable for one in arm.explained.removals if not arm.speed.emulation)
+    shown = column_table(rows, {
+        "arm": lambda row: names.short(row[0].name),
+        "without": lambda row: part_text(row[1]),
+        "saved ms": lambda row: estimate_cell(row[1].saved_ms),
+        "speed": lambda row: ratio_cell(row[1].speedup),
+    })  # fmt: skip
+    return joined(shown, SAVINGS_NOTE + QUEUE_NOTE * queues, left_out if off else "")
 
 
-def _receiving(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Where replay has from what receiving a worker's batch costs; empty without workers."""
-    unknown = [names.short(arm.name) for arm in arms if arm.explained.receiving == "not recorded"]
-    if unknown:
-        of = listing(unknown) if len(unknown) <= 3 else f"{len(unknown)} arms"
-        return (
-            f" What receiving a worker's batch costs was not recorded of {safe(of)}: it is what batches that lay ready "
-            "show, or else assumed."
-        )
-    if any(arm.explained.receiving == "recorded" for arm in arms):
-        return " What receiving a worker's batch costs is recorded (spans of role `receive`)."
-    return ""
+SAVINGS_NOTE = (
+    "By replay of each run without that part, beside its unedited replay; medians over blocks. Savings overlap: they "
+    "need not add up. A kernel is device time, a phase the host's. Where stages of several workers wait (a disk, a "
+    f"lock), the interval holds that one worker at a time is served. A run of more than {PREDICTED_STEPS_MAX:,} "
+    f"measured steps is replayed in {REMOVAL_REPLICATES} stretches of its order, each that long."
+)
+
+
+QUEUE_NOTE = (
+    " A real device's queue may be full, and the host's wait for it counts as launching here: where much was queued, "
+    "the interval of a kernel holds all of its time, and that of a phase that launches nothing saved."
+)
 
 
 def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
+    """Return the links of each arm's critical path with their shares of the time."""
     lines = []
     for arm in arms:
         path = arm.explained.critical_path_ms
@@ -383,29 +328,36 @@ def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
             if spent.most_ms >= PATH_SHARE_MIN * whole_ms > 0
         ]
         shares = arm.totals.bound_shares
-        held = shares is not None and math.isnan(shares.room)  # by a queue that nobody saw
+        held = shares is not None and math.isnan(shares.room)  # an unrecorded queue held the host
         if worth and arm.explained.within_tolerance and not held:
-            lines.append(f"- {safe(names.short(arm.name))}: {safe(listing(worth))}")
-    if not lines:
-        return ""
-    note = (
-        "The one chain of work without slack that the time of the steps consists of, in shares of it, by replay of the "
-        f"first {PREDICTED_STEPS_MAX} measured steps in their recorded order; links under {percent(PATH_SHARE_MIN)} "
-        "are left out. Where events do not tell when the device worked: from least to most. A share is no saving (see "
-        "above): that may be less, as another chain may be hardly shorter, or more, as a phase that blocks leaves its "
-        "wait to what it waits for, and work that takes cores slows what runs beside it."
-    )
-    return "\n\n".join(("\n".join(lines), note))
+            lines.append(f"{safe(names.short(arm.name))}: {safe(listing(worth))}")
+    return joined(bulleted(lines), PATH_NOTE) if lines else ""
+
+
+PATH_NOTE = (
+    "The one chain of work without slack that the time of the steps consists of, in shares of it, by replay of the "
+    f"first {PREDICTED_STEPS_MAX} measured steps in their recorded order; links under {percent(PATH_SHARE_MIN)} are "
+    "left out. Where events do not tell when the device worked: from least to most. A share is no saving (see above): "
+    "another chain may be hardly shorter, and a phase that blocks leaves its wait to what it waits for."
+)
 
 
 def _share_text(spent: PathTime, whole_ms: float) -> str:
     """``60 %``, or ``12 % to 60 %``."""
     least, most = spent.least_ms / whole_ms, spent.most_ms / whole_ms
-    return (
-        percent(spent.likely_ms / whole_ms)
-        if most - least < SAVING_SHARE_MIN
-        else f"{percent(least)} to {percent(most)}"
+    if most - least < SAVING_SHARE_MIN:
+        return percent(spent.likely_ms / whole_ms)
+    return f"{percent(least)} to {percent(most)}"
+
+
+def places(arms: Sequence[ArmReport], names: ArmNames) -> str:
+    """Return where the time of data work lay, and which arms have stages of unknown cost."""
+    unknown = bulleted(
+        f"What each stage of {safe(names.short(arm.name))} cost is not known: {UNSPLIT.get(why, why)}."
+        for arm in arms
+        if (why := arm.totals.unsplit) is not None
     )
+    return joined(_places_table([arm for arm in arms if arm.totals.during_wait_ms], names), unknown)
 
 
 def _link_text(one: PathLink) -> str:
@@ -415,44 +367,24 @@ def _link_text(one: PathLink) -> str:
     return f"return of a {one.name}" if one.kind == "return" else f"{one.name} ({one.kind})"
 
 
-def places(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return where the time of data work lay, and which arms have stages of unknown cost."""
-    return "\n\n".join(part for part in (_places_table(arms, names), _unsplit(arms, names)) if part)
-
-
-def _places_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    shown = [arm for arm in arms if arm.totals.during_wait_ms]
+def _places_table(shown: Sequence[ArmReport], names: ArmNames) -> str:
     if not shown:
         return ""
-    between = {arm.name: sum(arm.totals.between_steps_ms.values()) for arm in shown}
-    header = ["arm", "work ms", "ran during the wait ms", "during waits for others ms"]
+    columns: dict[str, Callable[[ArmReport], str]] = {
+        "arm": lambda arm: names.short(arm.name),
+        "work ms": lambda arm: stages_cell(arm.totals.work_ms, STAGES),
+        "ran during the wait ms": lambda arm: stages_cell(arm.totals.during_wait_ms, STAGES),
+        "during waits for others ms": lambda arm: number_cell(sum(arm.totals.parallel_ms.values())),
+    }
     note = (
         f"{' / '.join(STAGES)} per step; of waits for other batches all stages together. Where the time of data work "
         "lay, not what it cost: a wait is caused by work that ran before it as well."
     )
-    rows = [
-        [
-            names.short(arm.name),
-            stages_cell(arm.totals.work_ms, STAGES),
-            stages_cell(arm.totals.during_wait_ms, STAGES),
-            number_cell(sum(arm.totals.parallel_ms.values())),
-        ]
-        for arm in shown
-    ]
-    if any(between[arm.name] >= SAVING_SHARE_MIN * (arm.totals.p50_ms or 0.0) > 0 for arm in shown):
-        header.append("between steps ms")
-        rows = [[*row, number_cell(between[arm.name])] for row, arm in zip(rows, shown, strict=True)]
+    between = [(sum(arm.totals.between_steps_ms.values()), arm.totals.p50_ms or 0.0) for arm in shown]
+    if any(spent_ms >= SAVING_SHARE_MIN * step_ms > 0 for spent_ms, step_ms in between):
+        columns["between steps ms"] = lambda arm: number_cell(sum(arm.totals.between_steps_ms.values()))
         note += (
             " *Between steps*, all stages together: between training steps (beside an evaluation, say), so that "
             "it was neither waited for nor hidden behind one."
         )
-    return f"{table(header, rows)}\n\n{note}"
-
-
-def _unsplit(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    lines = [
-        f"- What each stage of {safe(names.short(arm.name))} cost is not known: {UNSPLIT.get(why, why)}."
-        for arm in arms
-        if (why := arm.totals.unsplit) is not None
-    ]
-    return "\n".join(lines)
+    return f"{column_table(shown, columns)}\n\n{note}"

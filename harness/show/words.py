@@ -97,7 +97,7 @@ def ms(value: float) -> str:
 
 
 def part_of(step_ms: float) -> Callable[[float], str]:
-    """What writes milliseconds that are said beside a step of ``step_ms``, itself or a part of it: in one unit.
+    """Return a function that formats a step of ``step_ms`` and its parts in one unit.
 
     ``2.31 us`` beside ``25.0 us``, ``under 0.01 ms`` beside ``25.0 ms``.
     """
@@ -154,7 +154,7 @@ def capitalised(text: str) -> str:
 
 
 def probes_named(cost: ProbeCost) -> tuple[str, str]:
-    """The probes that a cost is of, and what they were added to."""
+    """Return the probes that a cost is of, and the run that they were added to."""
     first, *others = cost.probes
     name = f"{first} and {' and '.join(others)} together: every measured run" if others else PROBES.get(first, first)
     return name, "no probe at all" if cost.against == "nothing" else "the ledger"

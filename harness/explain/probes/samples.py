@@ -143,7 +143,6 @@ class StackReport:
     expected_readings: int  # what the rate asks for in that window
     clock: FittedClock
     near_edges: int  # of all places: see Place.near
-    period_ms: float  # between two samples: how far a single one may be from its true place
     lower_bound: bool  # sampled with --gil: shares of stacks that change count for more
 
     @property
@@ -213,7 +212,6 @@ def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackRepo
         expected_readings=round((end_ns - start_ns) / 1e9 * facts.rate_hz),
         clock=clock,
         near_edges=sum(place.near for place in places),
-        period_ms=1000 / facts.rate_hz,
         lower_bound=facts.gil,
     )
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,14 +140,6 @@ class Replays:
         first = self._runs[0].recording
         wall_ns, cpu_ns = _making_ns([run.recording.batches for run in self._runs])
         return workers < first.cores or workers * cpu_ns < (first.cores - 1) * wall_ns
-
-    @property
-    def receiving(self) -> Literal["recorded", "not recorded"] | None:
-        """True if what receiving a worker's batch costs was recorded in every run; None without workers."""
-        found = [run.recording.batches.arrivals for run in self._runs if run.recording.workers]
-        if not found:
-            return None
-        return "recorded" if all(found) else "not recorded"
 
     def off_core_ms(self, without: Sequence[str] = ()) -> float:
         """See ``Recording.off_core_ms``; the sum of the stages that are left, mean over the runs."""

@@ -1,4 +1,4 @@
-"""Assembles the timeline: chooses windows, keeps to a size that a browser can open, and states what it left out.
+"""Assembles the timeline: chooses windows, keeps to a size that a browser can open, and reports omissions.
 
 The ledger is never thinned out, only shortened to fewer steps. Operators and samples are thinned out by duration; a
 launch counts with its longest kernel. The file and the caller get the longest duration that was left out.
@@ -46,7 +46,7 @@ class SizeLimits:
     """The most events that a file may have, so that Perfetto reads it in a few seconds. 0: do not use that format."""
 
     chrome_events: int = 1_000_000
-    protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # it writes Perfetto's own format
+    protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # package for Perfetto's own format
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _trace(study: StudyRecord, parts: Sequence[TimelinePart], cut: Sequence[str]
 
 
 def _facts(study: StudyRecord, parts: Sequence[TimelinePart], cut: Sequence[str]) -> TimelineFacts:
-    """Return the metadata: what is shown, on which clock, and the real process of each run."""
+    """Return the metadata: the shown steps, the clock, and the real process of each run."""
     runs = tuple(
         ShownRun(
             arm=part.window.run.record.arm,

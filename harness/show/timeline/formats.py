@@ -227,7 +227,7 @@ _CHECKED_BYTES = 1 << 20  # bytes
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with the timeline at ``path``, None where it is whole. Reads it in pieces.
+    """Return the damage of the timeline at ``path``, None if it is whole. Reads it in pieces.
 
     gzip's checksum finds every later change. For Chrome's format the beginning and the end are checked too.
     """

@@ -96,7 +96,7 @@ class ShownRun:
     steps: int
     first_step: int | None
     realtime_minus_monotonic_ns: int
-    clock_error_ns: Mapping[str, int]  # of each probe that has a clock of its own
+    clock_error_ns: Mapping[str, int]  # nanoseconds, by probe with its own clock
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class TimelineFacts:
     """The metadata of a timeline's file."""
 
     scenario: str = ""
-    clock: str = ""  # which it is, in words
+    clock: str = ""  # in words
     runs: tuple[ShownRun, ...] = ()
-    cut: tuple[str, ...] = ()  # what is not shown, a sentence each
+    cut: tuple[str, ...] = ()  # omissions, a sentence each
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Trace:
 
 
 class Nested(NamedTuple):
-    """A slice as it is shown, and the start of the first slice inside it (None: there is none)."""
+    """A slice as it is shown, and the start of the first slice inside it, if any."""
 
     slice: Slice
     first_child_ns: int | None
@@ -211,7 +211,7 @@ def _shown(one: Slice) -> Slice:
 
 
 def _place(row: TimelineRow, one: Nested, edge: Edge) -> CounterPoint | None:
-    """Find a moment at which ``one`` is the slice of its thread that started last; None where there is none."""
+    """Find a moment at which ``one`` is the slice of its thread that started last, if any."""
     since, until = one.slice.start_ns, one.slice.end_ns
     if one.first_child_ns is None:
         return CounterPoint(row.pid, row.tid, since if edge == "start" else until - 1)  # the end itself is outside
@@ -435,13 +435,13 @@ def roles(run: RunData) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class RecordedFiles:
-    """What was read. ``names``: the files of each profiled arm, as paths relative to the report."""
+    """Profiles, stacks and costs of a study. ``names``: files of each profiled arm, relative to the report."""
 
     profiled: Sequence[ProfiledRun] = ()
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sources: Mapping[tuple[str, int], Sources] = field(default_factory=dict)  # for the timeline, by arm and block
     problems: Sequence[str] = ()  # files that could not be read, a line each
-    cost: PredictedCost | None = None  # what was predicted and spent, where there was a budget
+    cost: PredictedCost | None = None  # prediction and expense, if there was a budget
 
 
 NO_FILES = RecordedFiles()

@@ -66,7 +66,7 @@ def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def has_kernels(table: pa.Table) -> bool:
-    """Whether anything ran on a separate device."""
+    """True if anything ran on a separate device."""
     return "device" in table["role"].unique().to_pylist()
 
 
@@ -185,7 +185,7 @@ def sample_slices(samples: pa.Table, ranges: Sequence[tuple[int, int]]) -> pa.Ta
 def _without_roots(stacks: Sequence[Stack]) -> Iterator[Stack]:
     """Remove the root frames that all stacks share, except for the innermost of them."""
     frames = [[_LINE.sub(")", frame) for frame in stack] for _, _, stack in stacks]
-    levels = zip(*frames, strict=False)  # as deep as the shallowest stack
+    levels = zip(*frames, strict=False)  # zip() ends at the shallowest stack
     shared = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
     for (since, until, _), kept in zip(stacks, frames, strict=True):
         yield since, until, kept[max(shared - 1, 0) :]

@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0").strip() != "0":
-            self.close_connection = True  # what would follow is no request of its own
+            self.close_connection = True  # a body would be read as the next request
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
         route = self.server.routes.get(urlsplit(self.path).path) if self._is_for_loopback() else None

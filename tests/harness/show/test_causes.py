@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 
@@ -15,7 +14,6 @@ from harness.judge.study import analyse
 from harness.show import why
 from harness.show.names import ArmNames
 from tests.cuda_stream import LAUNCH_BOUND, record
-from tests.harness.explain.replay import oracle
 from tests.harness.synthetic import Arm, build
 
 
@@ -32,32 +30,6 @@ def test_of_a_real_devices_kernels_it_says_that_a_full_queue_hides_savings(
     text = why.savings([arm], ArmNames([arm.name]))
     assert f"forward ({kind})" in text
     assert ("A real device's queue may be full" in text) == said
-
-
-@pytest.mark.parametrize(
-    ("receiving", "said"),
-    [
-        (None, ""),
-        ("recorded", "What receiving a worker's batch costs is recorded (spans of role `receive`)."),
-        ("not recorded", "What receiving a worker's batch costs was not recorded of a: it is what batches that lay "),
-    ],
-)
-def test_the_savings_name_the_order_of_the_replay_and_where_receiving_a_batch_is_known_from(
-    receiving: Literal["recorded", "not recorded"] | None, said: str
-) -> None:
-    (arm,) = analyse(*build([Arm("a")], [])).arms
-    saved = Removal("phase", "forward", Estimate(2.0, 1.9, 2.1, 5), Estimate(1.2, 1.1, 1.3, 5))
-    explained = ArmExplained(within_tolerance=True, removals=(saved,), receiving=receiving)
-    text = why.savings([replace(arm, explained=explained)], ArmNames([arm.name]))
-    assert "Steps are replayed in the order in which they were recorded" in text
-    assert said in text
-    assert ("receiving" in text) == (receiving is not None)
-
-
-def test_whether_receiving_was_recorded_follows_from_the_runs() -> None:
-    for workers, unpack, found in ((0, None, None), (1, None, "not recorded"), (1, 0.2, "recorded")):
-        run = oracle.run(oracle.Truth(workers=workers, unpack=unpack, steps=10))
-        assert Replays([run]).receiving == found
 
 
 def test_the_critical_path_is_listed_in_shares_without_its_short_links() -> None:

@@ -17,7 +17,7 @@ from harness.judge.waits import Waits
 from harness.show.chain import chain
 from harness.show.names import ArmNames
 from harness.show.sentences import disagreements, sentence
-from harness.show.why import _device_note, _whatif_table
+from harness.show.why import DEVICE_NOTE, _whatif_table
 from tests.harness import synthetic
 from tests.harness.synthetic import Arm
 
@@ -203,7 +203,7 @@ def test_what_the_edits_make_of_the_baseline_checks_its_prediction_where_it_ran_
             assert one.candidate_reason == "ranks"
         assert plain.measured_ms is None
         assert (doubled.measured_ms is not None) == is_that
-        text = _whatif_table([c], ArmNames(["one", "two", "other"]))
+        text = _whatif_table([(c, one) for one in c.explained.whatifs], ArmNames(["one", "two", "other"]))
         assert ("measured ms" in text) == is_that
         assert text.count("its ranks wait for one another") == (1 if is_that else 2)
 
@@ -266,7 +266,7 @@ def test_a_bound_by_other_than_data_says_what_data_costs(bound: Bound) -> None:
 
 
 def test_the_note_below_the_devices_ledger_names_the_rule_of_workers_that_never_rest() -> None:
-    assert "loader workers are at work for over 90 % of the time" in _device_note()
+    assert "loader workers are at work for over 90 % of the time" in DEVICE_NOTE
 
 
 def test_a_bound_by_data_says_why_where_workers_never_rest() -> None:

@@ -106,9 +106,6 @@ def test_the_figures_of_an_arm_are_medians_over_blocks() -> None:
         "Evaluation: 6 passes, 3.00 s, 20 % of the time of steps and passes together, outside the steps: no throughput "
         "counts it"
     )
-    assert cost(found(run("text", workers=2)).arms).endswith(
-        "Loader workers build batches meanwhile, as far as data.prefetch allows"
-    )
 
 
 def test_the_final_loss_of_a_diverged_arm_is_not_its_last_finite_one() -> None:

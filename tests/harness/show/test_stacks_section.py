@@ -29,7 +29,6 @@ def test_it_names_the_tokenizer_and_links_the_files():
     assert "30 samples (30 %) of the loader workers in no stage" in text
     assert "100 readings of 100 asked for" in text
     assert "agree on the offset of py-spy's clock, 9 in 10 to 0.50 ms" in text
-    assert "up to a sampling period (10.0 ms)" in text
 
 
 def test_a_deep_stack_is_cut_at_its_outer_end():
