@@ -28,9 +28,8 @@ from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.manifest import Format, Pretokenized
 from trainer.data.pretokenize import pretokenize
 from trainer.data.shares import documents, read_share, write_share
-from trainer.data.spark import SparkTokens
-from trainer.data.spark_driver import SparkDriver, task
-from trainer.data.spark_process import check_installed, is_local, reason_of
+from trainer.data.spark import ShareWork, SparkTokens, task
+from trainer.data.spark_process import SparkProcess, check_installed, is_local, reason_of
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
 
@@ -171,7 +170,7 @@ def test_a_spark_that_does_not_start_leaves_no_folder(
         def __init__(self, *_: object) -> None:
             raise InputError("--engine spark: Spark was not ready")
 
-    monkeypatch.setattr("trainer.data.spark.SparkDriver", Unreachable)
+    monkeypatch.setattr("trainer.data.spark.SparkProcess", Unreachable)
     tokens = SparkTokens(corpus, info, tmp_path)
     with pytest.raises(InputError, match="was not ready"):
         list(tokens(0))
@@ -298,13 +297,13 @@ def test_a_java_machine_that_dies_or_hangs_is_one_line_and_gone(
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path, script)))
     job = SparkTokens(corpus, info, tmp_path).job
     Path(job.folder).mkdir()
-    driver = SparkDriver(job, [0], "local", timeout_s)
+    driver = SparkProcess(ShareWork(job, (0,)), "local", timeout_s)
     with pytest.raises(InputError) as error:
-        driver.wait_for(job.place(0))
+        driver.wait_until(job.place(0).is_dir, lambda: 0, "finished no share")
     assert "\n" not in str(error.value)
     error.match(f"^{line}$")
     driver.close()
-    assert not _group(driver.process._process.pid)
+    assert not _group(driver._process.pid)
 
 
 def _group(leader: int) -> list[int]:
