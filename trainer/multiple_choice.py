@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from trainer.compute.likelihood import EndingRow
 from trainer.config import MultipleChoiceConfig, Objective
-from trainer.data.questions import ENDINGS, TextQuestion, is_bin, read_jsonl
-from trainer.data.questions_bin import TokenQuestion, read_bin
+from trainer.data.questions import ENDINGS, TextQuestion, TokenQuestion, is_bin, read_bin, read_jsonl
 from trainer.errors import InputError
 
 if TYPE_CHECKING:

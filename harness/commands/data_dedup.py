@@ -179,9 +179,8 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
     from harness.show.drawing import write_picture
     from trainer.config import CorpusConfig
     from trainer.data.corpus import prepare_corpus
-    from trainer.data.corpus.dedup.clusters import cluster_quality
     from trainer.data.corpus.dedup.new_folder import check_new
-    from trainer.data.corpus.dedup.quality import Labels, quality_of, read_labels
+    from trainer.data.corpus.dedup.quality import Labels, cluster_quality, quality_of, read_labels
     from trainer.data.corpus.dedup.run import deduplicate
 
     out = Path(arguments.out)

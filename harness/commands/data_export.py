@@ -37,10 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Tokenize the corpus, unless the cache has its tokens, and write them."""
+    from trainer.data.formats.exchange import SHARD_TOKENS, VALIDATION_SHARE
     from trainer.data.formats.export import Division, Vocabulary
     from trainer.data.formats.export import export as write
-    from trainer.data.formats.llmc import SHARD_TOKENS
-    from trainer.data.formats.nanogpt import VALIDATION_SHARE
     from trainer.data.kept_tokenizer import keep
     from trainer.data.pretokenize import no_separator, pretokenize
 

@@ -23,10 +23,9 @@ import numpy as np
 
 from trainer.config import CorpusConfig, DataConfig, TokenizerConfig
 from trainer.data.corpus import Corpus, iter_texts, prepare_corpus
-from trainer.data.engines.base import Encoded, joined
+from trainer.data.engines.base import Encoded, joined, utf8_bytes
 from trainer.data.engines.choose import installed
 from trainer.data.engines.others import OTHERS
-from trainer.data.engines.sample import byte_length
 from trainer.data.strategies import by_strategy
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
 
@@ -77,7 +76,7 @@ def measure(
     for encode in ways.values():
         encode(["warm", "up"])  # imports, and processes of a pool
     for number, texts in enumerate(blocks):
-        size = sum(map(byte_length, texts))
+        size = sum(map(utf8_bytes, texts))
         found: dict[Way, np.ndarray] = {}
         place = number * 3 % len(order)
         for way in order[place:] + order[:place]:
@@ -148,7 +147,7 @@ def _blocks(corpus: Corpus, count: int, size: float) -> Iterator[list[str]]:
     for texts in iter_texts(corpus):
         for text in texts:
             held.append(text)
-            held_bytes += byte_length(text)
+            held_bytes += utf8_bytes(text)
             if held_bytes >= size:
                 yield held
                 held, held_bytes, count = [], 0, count - 1
@@ -157,7 +156,7 @@ def _blocks(corpus: Corpus, count: int, size: float) -> Iterator[list[str]]:
 
 
 def _machine(corpus: Corpus, info: TokenizerInfo, blocks: list[list[str]]) -> str:
-    size = sum(byte_length(text) for texts in blocks for text in texts) / 1e6
+    size = sum(utf8_bytes(text) for texts in blocks for text in texts) / 1e6
     engines = [info.engine, *(_with(info, name).engine for name in OTHERS if installed(name))]
     return (
         f"{corpus.name}: {len(blocks)} blocks, {sum(map(len, blocks))} documents, {size:.1f} MB; byte-level BPE of "

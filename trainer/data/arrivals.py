@@ -1,15 +1,15 @@
-"""Notes when each batch of a DataLoader arrives in this process and when it is unpacked: what receiving it costs.
+"""Notes when each batch of a DataLoader arrives in this process and when it is unpacked: the cost of receiving it.
 
-A fetch that waits for its batch hides that cost. The batch is there for the program only when its message has been
-unpickled and the memory of its tensors fetched from the worker, which takes milliseconds and is the main thread's work,
-as much for a batch that lay ready as for one that was waited for:
+A fetch that waits for its batch hides that cost. The program has the batch only when its message has been unpickled and
+the memory of its tensors fetched from the worker. That takes milliseconds of the main thread, for a batch that lay
+ready as much as for one that was waited for:
 
     main thread  |.......... waits for a message ..........|--- unpacks it ---|--- hands it out ---|
                  fetch begins                              arrived            unpacked             fetch ends
 
-Batches of several workers come through one pipe, in the order in which they were built. One whose turn has not come is
-unpacked all the same, within an earlier fetch. With pinned memory a thread unpacks; then a batch arrives when the main
-thread takes it from that thread.
+Batches of several workers come through one pipe, in the order in which they were built. A batch that is early is
+unpacked within an earlier fetch. With pinned memory a thread unpacks; a batch then arrives when the main thread takes
+it from that thread.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 
 class Arrival(NamedTuple):
-    """When a batch had arrived in this process and when it was unpacked, CLOCK_MONOTONIC nanoseconds.
+    """Times at which a batch had arrived in this process and was unpacked, CLOCK_MONOTONIC nanoseconds.
 
-    ``waited``: this process waited for its message, so that is when it came; else it lay there, and that is when it was
-    read. A process that had no core for a while looks as if it waited, so the queue is asked.
+    ``waited``: True if this process waited for the message, so ``arrived_ns`` is when it came; else it is when the
+    message was read. The queue is asked for it, as a process without a core for a while looks as if it waited.
     """
 
     arrived_ns: int
@@ -33,29 +33,28 @@ class Arrival(NamedTuple):
 
 
 class Arrivals:
-    """Those of the batches of one DataLoader iterator.
+    """Arrivals of the batches of one DataLoader iterator.
 
-    A torch that has no such queues leaves them unknown, and so does a queue whose ``get`` reads messages otherwise, or
-    begins to read before there is one.
+    They stay unknown if torch has other queues, or a queue whose ``get`` reads messages in another way.
     """
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
         self._arrived_ns = 0
-        self._found: dict[int, Arrival] = {}  # of batches that were not handed out yet
+        self._arrivals: dict[int, Arrival] = {}  # arrivals of batches that were not handed out yet
         queue = getattr(iterator, "_data_queue", None)
-        # What a multiprocessing queue calls once its pipe is readable; a queue of threads, once it has something.
+        # A multiprocessing queue calls _recv_bytes once its pipe is readable, a queue of threads _get once it has one.
         for name in ("_recv_bytes", "_get"):
             if (before := getattr(queue, name, None)) is not None and hasattr(iterator, "_rcvd_idx"):
                 empty = looks_empty(queue)
-                # Only of a pipe may reading begin before there is anything; a queue of threads holds its lock here.
+                # Only a pipe may be read before there is anything; a queue of threads holds its lock here.
                 setattr(queue, name, self._arriving(before, empty if name == "_recv_bytes" else lambda: False))
                 queue.get = self._unpacking(queue.get, empty)  # type: ignore[union-attr]
                 break
 
     def __call__(self) -> Arrival | None:
-        """Of the batch that was handed out last; None where it is not known."""
-        return self._found.pop(self._iterator._rcvd_idx - 1, None) if self._found else None
+        """Return the arrival of the batch that was handed out last; None if it is unknown."""
+        return self._arrivals.pop(self._iterator._rcvd_idx - 1, None) if self._arrivals else None
 
     def _arriving(self, before: Callable[..., Any], empty: Callable[[], bool]) -> Callable[..., Any]:
         def arriving(*values: Any) -> Any:
@@ -70,14 +69,14 @@ class Arrivals:
             message = before(*values, **named)
             number = message[0] if isinstance(message, tuple) else None
             if isinstance(number, int) and self._arrived_ns:
-                self._found[number] = Arrival(self._arrived_ns, monotonic_ns(), waited)
+                self._arrivals[number] = Arrival(self._arrived_ns, monotonic_ns(), waited)
             return message
 
         return unpacking
 
 
 def looks_empty(queue: Any) -> Callable[[], bool]:
-    """A question to ``queue`` that takes a microsecond: whether nothing lies in it. Its own takes ten times as long."""
+    """Return a function that is True if ``queue`` is empty. It takes a microsecond, a tenth of the queue's own."""
     if not hasattr(queue, "_reader"):
         return lambda: not queue.qsize()
     poll = select.poll()

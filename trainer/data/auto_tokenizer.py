@@ -1,6 +1,6 @@
-"""Loads tokenizers through transformers' AutoTokenizer.
+"""Loads tokenizers through transformers' AutoTokenizer. Code that a folder carries is never run.
 
-Code that a folder carries is never run, and nobody is asked whether to: transformers would ask on a terminal.
+transformers would ask on a terminal whether to run it; this module raises InputError instead.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _KEY = "data.tokenizer.pretrained"
 def load_auto(location: str, name: str | None = None) -> Any:
     """Load an AutoTokenizer from ``location``; ``name`` is the user's name for it, for error messages.
 
-    Raises InputError where it cannot be loaded, or not without running code that comes with it.
+    Raises InputError if it cannot be loaded, or only by running code that comes with it.
     """
-    if code := carried_code(Path(location), of_tokenizer=True):  # transformers may take a class of its own instead
+    if code := carried_code(Path(location), of_tokenizer=True):
         raise _never_run(name or location, code)
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(location, trust_remote_code=False)
-    except Exception as error:  # transformers and the hub raise a dozen kinds; the user needs one line
+    except Exception as error:  # transformers and the hub raise a dozen kinds; the user needs one line.
         code = carried_code(Path(location))
-        if code or "trust_remote_code" in str(error):  # that advice would not help: there is no such option here
+        if code or "trust_remote_code" in str(error):  # The harness has no option to follow that advice.
             raise _never_run(name or location, code) from error
         reason = shorten(str(error), 200, placeholder=" ...") or type(error).__name__
         raise InputError(f"{_KEY}: cannot load {name or location}: {reason}") from error
@@ -37,26 +37,26 @@ def load_auto(location: str, name: str | None = None) -> Any:
 def carried_code(folder: Path, of_tokenizer: bool = False) -> list[str]:
     """List the code that a model's folder names as its own (``auto_map``), as "file: class"; [] for none.
 
-    ``of_tokenizer``: only the tokenizer's. A folder may carry a model's code beside an ordinary tokenizer.
+    ``of_tokenizer``: only the tokenizer's code. A folder may carry a model's code and an ordinary tokenizer.
     """
-    found = []
+    code = []
     for file in ("tokenizer_config.json", "config.json"):
         try:
             content = json.loads((folder / file).read_bytes())
-        except (OSError, ValueError, RecursionError):  # of what cannot be read, transformers says what is wrong
+        except (OSError, ValueError, RecursionError):  # transformers reports what is wrong with the file.
             continue
         names = content.get("auto_map") if isinstance(content, dict) else None
         if of_tokenizer and file == "config.json":
             names = names.get("AutoTokenizer") if isinstance(names, dict) else None
         classes = names.values() if isinstance(names, dict) else [names]
-        flat = [name for one in classes for name in (one if isinstance(one, list) else [one])]
-        found += [f"{file}: {one_line(name)}" for name in flat if name]
-    return found
+        flat = [name for entry in classes for name in (entry if isinstance(entry, list) else [entry])]
+        code += [f"{file}: {one_line(name)}" for name in flat if name]
+    return code
 
 
 def _never_run(name: str, code: list[str]) -> InputError:
-    what = f" ({', '.join(code)})" if code else ""
+    listed = f" ({', '.join(code)})" if code else ""
     return InputError(
-        f"{_KEY}: {name} carries code of its own{what}, and code of a tokenizer's folder is never run; "
+        f"{_KEY}: {name} carries code of its own{listed}, and code of a tokenizer's folder is never run; "
         "give a folder with a tokenizer.json and without auto_map"
     )

@@ -20,26 +20,25 @@ class Batch:
 
     Labels follow the Hugging Face convention: ``labels[:, t]`` is the target predicted from position t - 1, the
     model shifts. ``labels`` is -100 on padding and on the first token of each document (nothing before it in its
-    own document could predict it). ``attention_mask`` is None where no position is padding (packed rows). ``masked``:
-    whether the model must be given it. Where padding follows the text, and nothing is predicted from it, it need not.
-    ``shifted`` False: of a masked-LM, where ``labels[:, t]`` is the token that stood at t, or -100.
+    own document could predict it). ``attention_mask`` is None if no position is padding (packed rows). ``masked``: True
+    if the model needs the mask; it does not if padding follows the text and nothing is predicted from it. ``shifted``:
+    False for a masked-LM, where ``labels[:, t]`` is the token that stood at t, or -100.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
     attention_mask: torch.Tensor | None
     tokens: int  # positions the device computes: samples x sequence
-    trained_tokens: int  # labels that count: (labels[:, 1:] != -100).sum(), of all where nothing is shifted
+    trained_tokens: int  # labels that count: (labels[:, 1:] != -100).sum(), or of all labels if not ``shifted``
     samples: int
     trace: BatchTrace | None = field(default=None)
     masked: bool = False
     shifted: bool = True
-    position: Position | None = None  # where its worker goes on after it
-    # Of packed rows whose documents are kept apart: positions that begin at 0 with each of them. A model that is given
-    # them, and no mask, lets each token attend to its own document alone.
+    position: Position | None = None  # its worker's position after this batch
+    # Packed rows with separated documents: positions that begin at 0 with each document. Given these and no mask, a
+    # model lets each token attend to its own document alone.
     position_ids: torch.Tensor | None = None
-    # Whether any row of them holds several documents; None: nobody looked before they were copied to a device.
-    several_documents: bool | None = None
+    several_documents: bool | None = None  # True if a row of position_ids holds several documents; None: not computed
 
     def pin_memory(self) -> Batch:
         """Copy the tensors to page-locked memory, so that h2d can be asynchronous. DataLoader's pin thread calls it."""

@@ -1,9 +1,9 @@
-"""Lends memory for batches and takes it back, so that a fast data path neither allocates nor faults pages for each one.
+"""Reuses memory for batches, so that a fast data path neither allocates memory nor faults pages for each batch.
 
-A tensor made of a numpy array holds the array until its last alias is gone: a view, a copy of the ``Batch``, what
-autograd saved, what a user kept, what is still queued for a worker's parent. So Python's count of references to the
-array says whether its memory may be written again. Nothing is ever waited for: where all buffers are held, there is one
-more. Whoever starts a copy that outlasts its call keeps the batch until that is done (``trainer.compute.in_flight``).
+A tensor made of a numpy array holds the array until its last alias is gone: a view, a copy of the ``Batch``, a tensor
+that autograd or the user kept, an item in a worker's queue. Python's count of references to the array therefore shows
+whether its memory may be written again. Nothing waits: if all buffers are held, another one is allocated. Code that
+starts an asynchronous copy must hold the batch until the copy is done (``trainer.compute.in_flight``).
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import from_numpy
 
-# Beyond these the longest held one is forgotten: its memory lives as long as its tensors, and is not used again.
-MOST_KEPT = 8
+MOST_KEPT = 8  # buffers; beyond it the one that was held longest is left to its tensors and not reused
 
 
 class BatchBuffer:
-    """The memory of one batch: token ids, labels and, where rows are padded, a mask; int64, (rows, length) each."""
+    """Memory of one batch: token ids, labels and, for padded rows, a mask; int64, (rows, length) each."""
 
     __slots__ = ("_counts", "_others", "all", "flat_ids", "flat_labels", "ids", "labels", "mask")
 
@@ -32,29 +31,29 @@ class BatchBuffer:
         mask: NDArray[np.int64] | None = None,
         positions: NDArray[np.int64] | None = None,
     ) -> None:
-        """``positions``: only where a batch comes from another process, that of ``Batch.position_ids``."""
+        """``positions``: memory of ``Batch.position_ids``, only for batches of another process."""
         self.ids, self.labels, self.mask = ids, labels, mask
         self.all = (ids, labels, mask, positions)
         self.flat_ids, self.flat_labels = ids.reshape(-1), labels.reshape(-1)
-        self._others = [one for one in (mask, positions) if one is not None]
+        self._others = [array for array in (mask, positions) if array is not None]
         self._counts: list[int] = []
 
     def count(self) -> None:
-        """Take note of how many references there are while nobody holds it. Its maker holds none when calling this."""
-        others = [getrefcount(one) for one in self._others]
+        """Record the numbers of references of a free buffer. The caller must hold no array of it."""
+        others = [getrefcount(array) for array in self._others]
         self._counts = [getrefcount(self.ids), getrefcount(self.labels), *others]
 
     @property
     def is_free(self) -> bool:
-        """Whether no tensor and no array made of it is left."""
-        # Not a loop over the arrays: this is asked several times for each batch.
+        """True if no tensor and no array made of it is left."""
+        # No loop over the arrays, as this runs several times per batch.
         counts = self._counts
         if getrefcount(self.ids) != counts[0] or getrefcount(self.labels) != counts[1]:
             return False
-        return not self._others or [getrefcount(one) for one in self._others] == counts[2:]
+        return not self._others or [getrefcount(array) for array in self._others] == counts[2:]
 
     def tensors(self, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Ids, labels and mask of its first ``rows`` rows, which hold it."""
+        """Return ids, labels and mask of the first ``rows`` rows. The buffer is held while one of them lives."""
         ids, labels, mask = self.ids, self.labels, self.mask
         if rows < len(ids):
             ids, labels, mask = ids[:rows], labels[:rows], None if mask is None else mask[:rows]
@@ -62,17 +61,17 @@ class BatchBuffer:
 
 
 class Buffers(Protocol):
-    """Where a data path finds the memory of its next batch."""
+    """Source of memory for the batches of a data path."""
 
     def take(self) -> BatchBuffer:
-        """A buffer that nobody else holds."""
+        """Return a free buffer."""
 
 
 class BatchBuffers:
-    """Buffers in this process's memory, used again and again."""
+    """Reusable buffers in this process's memory."""
 
     def __init__(self, rows: int, length: int, *, mask: bool = False, pinned: bool = False) -> None:
-        """``pinned``: page-locked, so that a copy to the device can be asynchronous. CUDA must be there."""
+        """``pinned``: page-locked memory, so that a copy to the device can be asynchronous. It needs CUDA."""
         self._shape, self._mask, self.pinned = (rows, length), mask, pinned
         self._kept: list[BatchBuffer] = []
 
@@ -80,7 +79,7 @@ class BatchBuffers:
         kept = self._kept
         for place, buffer in enumerate(kept):
             if buffer.is_free:
-                if place:  # what is held longest comes to the end of the list, and is forgotten first
+                if place:  # Keep the list in order of use: the buffer held longest is last, and dropped first.
                     kept.insert(0, kept.pop(place))
                 return buffer
         if len(kept) == MOST_KEPT:

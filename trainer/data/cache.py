@@ -1,6 +1,6 @@
-"""Builds things once and finds them again: the cache folder, content fingerprints, atomic creation.
+"""Builds cache entries once: the cache folder, content fingerprints, atomic creation of folders.
 
-What is found is hashed before it is used. An entry that is damaged is built again, with one line on stderr.
+Every entry is hashed before it is used. A damaged entry is built again, with one line on stderr.
 """
 
 from __future__ import annotations
@@ -20,24 +20,22 @@ from trainer.errors import MACHINE_FAULTS, InputError, cannot_write, one_line
 from trainer.files import expanded, read_json, write_text
 from trainer.leftovers import partial_path, remove, remove_leftovers, temporary_path
 
-FINGERPRINT_LENGTH = 16  # hex digits: 64 bits, far beyond any collision by chance among cached files
-DIGESTS = "digests.json"  # of every other file in a cached folder
-# Which entry a cached folder is, as kind/key. It is a file like any other, so that an earlier version, which compares
-# each name in digests.json with a file, takes an entry of this one; its digest alone says whether it is the right one.
+FINGERPRINT_LENGTH = 16  # hex digits: 64 bits, enough against chance collisions among cached files
+DIGESTS = "digests.json"  # digest of every other file in a cached folder
+# File with the kind/key of a cached folder. Earlier versions accept it, as digests.json lists it like any other file.
 ENTRY = "entry.txt"
 _REMEDY = "HARNESS_CACHE=DIR chooses another cache"
 
-# Digests that this process has computed, by what changes with any write. A file that was written within a tick of the
-# file system's clock may be written again without a trace: it is not remembered.
+# Digests that this process has computed, by the file's identity (path, inode, size, times). A file that was written
+# within a tick of the file system's clock could change without a new identity, so it is not remembered.
 _known: dict[tuple[str | int, ...], str] = {}
 _TICK_NS = 100_000_000
-_LARGE_BYTES = 128 << 20  # hashing as much again takes longer than waiting for the next tick
+_LARGE_BYTES = 128 << 20  # Hashing such a file again takes longer than waiting for the next tick.
 
 Check = Callable[[Path], object]
-# Builds what an entry holds in the folder that it is given. It may return a mapping: the digests of files that it has
-# hashed while it wrote them.
+# Writes an entry into the given folder. It may return digests of files that it hashed while it wrote them.
 Build = Callable[[Path], object]
-JOURNAL = ".journal"  # folder of what a build can go on from; it is no part of the entry
+JOURNAL = ".journal"  # folder with a build's state for resuming; it is not part of the entry
 
 
 def cache_root() -> Path:
@@ -49,7 +47,7 @@ def cache_root() -> Path:
 
 
 def clean() -> None:
-    """Remove what killed processes left half written in the cache."""
+    """Remove half-written entries of killed processes from the cache."""
     try:
         folders = [path for path in cache_root().iterdir() if path.is_dir()]
     except OSError:
@@ -59,23 +57,23 @@ def clean() -> None:
 
 
 def fingerprint(*parts: object) -> str:
-    """Short sha256 of ``parts`` as JSON: equal parts, equal fingerprint."""
+    """Return a short sha256 of ``parts`` as JSON."""
     content = json.dumps(parts, sort_keys=True, default=str).encode()
     return hashlib.sha256(content).hexdigest()[:FINGERPRINT_LENGTH]
 
 
 def file_digest(path: Path) -> str:
-    """The sha256 of a file's content, read once per process unless the file changes. Raises OSError."""
+    """Return the sha256 of a file's content, read once per process unless the file changes. Raises OSError."""
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         identity = _identity(path, stat)
         if (known := _known.get(identity)) is not None:
             return known
-        settled = time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _TICK_NS
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if settled:
-        _known[identity] = found
-    return found
+        is_stable = time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _TICK_NS
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if is_stable:
+        _known[identity] = digest
+    return digest
 
 
 def _identity(path: Path, stat: os.stat_result) -> tuple[str | int, ...]:
@@ -83,18 +81,18 @@ def _identity(path: Path, stat: os.stat_result) -> tuple[str | int, ...]:
 
 
 def known_digests() -> list[list[str | int]]:
-    """What this process has hashed, for :func:`trust` in another one: one list of identity and digest a file."""
+    """Return the digests of this process, for :func:`trust` in another one: identity and digest of each file."""
     return [[*identity, digest] for identity, digest in _known.items()]
 
 
 def trust(known: Iterable[Sequence[str | int]]) -> None:
-    """Hash no file again that another process of this machine has hashed (:func:`known_digests`) and nobody wrote."""
+    """Take over another process's :func:`known_digests`: its files are hashed again only if they have changed."""
     for *identity, digest in known:
         _known[tuple(identity)] = str(digest)
 
 
 def file_fingerprint(path: Path) -> str:
-    """Short sha256 of a file's content. Raises InputError where it cannot be read."""
+    """Return a short sha256 of a file's content. Raises InputError if it cannot be read."""
     try:
         return file_digest(path)[:FINGERPRINT_LENGTH]
     except OSError as error:
@@ -104,7 +102,7 @@ def file_fingerprint(path: Path) -> str:
 
 
 def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
-    """The JSON value of ``compute()``, remembered under ``kind`` and ``key``; a damaged memory is recomputed."""
+    """Return the JSON value of ``compute()``, cached under ``kind`` and ``key``. A damaged entry is computed again."""
     name = fingerprint(key)
     path = cache_root() / "facts" / f"{kind}-{name}.json"
     if os.path.lexists(path):
@@ -115,7 +113,7 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
             reason = "its digest is not that of its value"
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = _reason(error)
-        _say(path, reason, "computed again")
+        _report_damage(path, reason, "computed again")
         if path.is_dir():
             remove(path)
     value = compute()
@@ -125,10 +123,9 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
 
 
 def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, *, resumable: bool = False) -> Path:
-    """The cached folder ``kind/<key>``, built by ``build(temporary folder)`` where it does not exist or is damaged.
+    """Return the cached folder ``kind/<key>``, built by ``build(temporary folder)`` if it is missing or damaged.
 
-    ``check(folder)`` raises InputError where the content is not what was asked for. ``resumable``: see
-    :func:`create_folder`.
+    ``check(folder)`` raises InputError for content that is not wanted. ``resumable``: see :func:`create_folder`.
     """
     target = cache_root() / kind / fingerprint(key)
 
@@ -144,14 +141,13 @@ def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, 
 
 
 def create_folder(target: Path, build: Build, *, resumable: bool = False) -> None:
-    """Build a folder beside ``target`` and rename it, so that no reader sees an incomplete one; its digests are kept.
+    """Build a folder next to ``target``, with its digests, and rename it: no reader sees an incomplete folder.
 
-    Where another process was faster, keep its folder and drop ours: both have the same content. ``resumable``: what a
-    killed or interrupted process leaves is what ``build`` is given next, with its ``JOURNAL``; where ``build`` fails,
-    nothing stays.
+    If another process was faster, its folder stays: both have the same content. ``resumable``: the folder of a killed
+    or interrupted process, with its ``JOURNAL``, is passed to the next ``build``. A failed ``build`` leaves nothing.
     """
     with _partial(target) if resumable else _temporary(target) as temporary:
-        if temporary is None:  # another process was building it, and has
+        if temporary is None:  # Another process has finished it.
             return
         try:
             written = build(temporary)
@@ -175,12 +171,12 @@ def create_folder(target: Path, build: Build, *, resumable: bool = False) -> Non
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """A new folder beside ``target`` that no other process uses; it is removed in any case."""
+    """Give a new folder next to ``target`` that no other process uses. It is removed in any case."""
     temporary = temporary_path(target)
 
     def make() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        remove(temporary)  # of a killed process that had this one's id
+        remove(temporary)  # A killed process with the same id may have left it.
         temporary.mkdir()
 
     _guard(target, make)
@@ -192,10 +188,10 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path | None]:
-    """The folder beside ``target`` that a killed process may have begun; it stays when this one is interrupted.
+    """Give the folder next to ``target`` that a killed process may have begun. It stays if this one is interrupted.
 
-    Where another process works in it, or the file system has no locks: a folder of our own, as for any other entry.
-    None where ``target`` has been made meanwhile.
+    If another process works in it, or the file system has no locks, give a temporary folder. Give None if ``target``
+    exists by now.
     """
     partial = partial_path(target)
     opened: list[int] = []
@@ -213,7 +209,7 @@ def _partial(target: Path) -> Iterator[Path | None]:
                     return True
             except FileNotFoundError:
                 pass
-            os.close(opened.pop())  # it was finished, and renamed, between the two
+            os.close(opened.pop())  # Another process has renamed it meanwhile.
 
     taken: list[bool] = []
     try:
@@ -230,23 +226,23 @@ def _partial(target: Path) -> Iterator[Path | None]:
             except Exception:
                 remove(partial)
                 raise
-            remove(partial)  # where the other's folder was kept
+            remove(partial)  # It is still there if another process's folder was kept.
     finally:
         for descriptor in opened:
             os.close(descriptor)
 
 
 def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = False) -> str | None:
-    """What is wrong with a folder that :func:`create_folder` made; None where nothing is.
+    """Describe the damage of a folder that :func:`create_folder` made; None if it is whole.
 
-    ``entry``: the kind/key that it must say it is; None for a user's folder, which may be moved and renamed, and may
-    lack digests. A file more than it was made with is damage (a library may read any name), unless ``may_hold_more``.
+    ``entry``: required kind/key; None for a user's folder, which may be moved or renamed and may lack digests. An
+    additional file is damage (a library may read any name), unless ``may_hold_more``.
     """
     if not folder.is_dir():
         return "not a folder"
     try:
         known = read_json(folder / DIGESTS)
-    except FileNotFoundError:  # of an earlier version, which kept none
+    except FileNotFoundError:  # An earlier version wrote none.
         return None if entry is None else f"{DIGESTS} is gone"
     except (OSError, ValueError) as error:
         return f"{DIGESTS}: {_reason(error)}"
@@ -258,24 +254,24 @@ def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = Fals
                 return f"{name} is not what was written"
         except FileNotFoundError:
             return f"{name} is gone"
-        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
+        except (OSError, ValueError) as error:  # ValueError: not a file name
             return f"{name}: {_reason(error)}"
     if entry is None or known.get(ENTRY) == hashlib.sha256(entry.encode()).hexdigest():
         return None
-    # One of an earlier version may be of any key: what is in it does not say what it was asked to be.
+    # An earlier version's folder does not record its key, so it may belong to any.
     return "it is the entry of another key" if ENTRY in known else "an earlier version wrote it, without its key"
 
 
 def _discard_damaged(target: Path, check: Check) -> None:
-    """Remove ``target`` where it is damaged, or not known to be the entry of its key."""
+    """Remove ``target`` if it is damaged or the entry of another key."""
     if not os.path.lexists(target) or _problem(target, check) is None:
         return
 
     def discard() -> None:
         with _locked(target.parent):
-            # Another process may have built it again meanwhile.
+            # Check again: another process may have built it meanwhile.
             if os.path.lexists(target) and (problem := _problem(target, check)) is not None:
-                _say(target, problem, "built again")
+                _report_damage(target, problem, "built again")
                 aside = temporary_path(target)
                 remove(aside)
                 target.rename(aside)
@@ -285,8 +281,8 @@ def _discard_damaged(target: Path, check: Check) -> None:
 
 
 def _problem(target: Path, check: Check) -> str | None:
-    if (found := damage(target, entry=_entry_of(target))) is not None:
-        return found
+    if (problem := damage(target, entry=_entry_of(target))) is not None:
+        return problem
     try:
         check(target)
     except InputError as error:
@@ -304,7 +300,7 @@ def _write_digests(folder: Path, known: Mapping[str, str]) -> None:
 
 
 def _trust_written(path: Path, digest: str) -> None:
-    """Do not hash again what this process hashed while it wrote it, once nobody can write it without a trace."""
+    """Remember the digest of a large file that was hashed while it was written, after the clock's next tick."""
     stat = path.stat()
     if stat.st_size >= _LARGE_BYTES:
         time.sleep(max(max(stat.st_mtime_ns, stat.st_ctime_ns) + _TICK_NS - time.time_ns(), 0) / 1e9)
@@ -320,8 +316,8 @@ def _digest_of(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _say(path: Path, reason: str, what: str) -> None:
-    print(f"damaged in the cache: {path}: {reason}; {what}", file=sys.stderr)
+def _report_damage(path: Path, reason: str, repair: str) -> None:
+    print(f"damaged in the cache: {path}: {reason}; {repair}", file=sys.stderr)
 
 
 def _reason(error: Exception) -> str:
@@ -330,13 +326,13 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, where its file system has one."""
+    """Hold the folder's lock if its file system has locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError:
-            pass  # a network's: two processes may then build the same entry, and one of them throws it away
+            pass  # Without locks two processes may build the same entry; one result is dropped.
         yield
     finally:
         os.close(descriptor)

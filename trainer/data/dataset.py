@@ -14,13 +14,10 @@ from trainer.config import DataConfig, DataInject
 from trainer.data.batch import Batch
 from trainer.data.buffers import BatchBuffers, Buffers
 from trainer.data.engines.base import Encoded, with_end_of_text
-from trainer.data.flat_paths import flat_pipeline, windows_of
-from trainer.data.flat_pipeline import FlatPipeline
-from trainer.data.flat_plan import EMPTY_EPOCHS
+from trainer.data.flat_pipeline import FlatPipeline, flat_pipeline, windows_of
 from trainer.data.masking import Masker
-from trainer.data.order import ComputedSampler, IndexSampler, ShardedSampler
-from trainer.data.packing import Document, make_packer
-from trainer.data.packing_arrays import ArrayPacked, ArrayPadded, PaddedRows
+from trainer.data.order import ComputedSampler, EmptyEpochs, IndexSampler, ShardedSampler
+from trainer.data.packing import Document, PaddedRows, make_packer
 from trainer.data.position import Bookmark, Position
 from trainer.data.prepare import Prepared
 from trainer.data.pretokenize import padding_id
@@ -32,13 +29,12 @@ from trainer.errors import InputError
 from trainer.inject import Injector
 
 _MOST_ROWS_PER_READ = 1024
-# How much is read of what a batch of packed arrays lacks: somewhat more, as a second read for it costs as much as the
-# first, and more still while a read takes less than this.
+# Packed arrays: each read fetches 1.5 to 6 times the tokens that the batch lacks, as a second read costs as much as the
+# first. The factor grows while a read takes less than a millisecond.
 _LEAST_AHEAD, _MOST_AHEAD, _SHORT_READ_S = 1.5, 6.0, 1e-3
-_HELD_OUT = 0, 2**31  # seed and worker by which the masks of held-out documents are drawn: no run has that worker
+_HELD_OUT = 0, 2**31  # seed and worker for the masks of held-out documents: no run has that worker
 
-
-# Of the `data.source`s that this process has opened: whether it gave an iterable dataset.
+# Each `data.source` that this process has opened: True if it gave an iterable dataset.
 iterable_sources: dict[str, bool] = {}
 
 
@@ -46,7 +42,7 @@ class DataPipeline:
     """Runs one data path in one process: read, tokenize, pack, one batch at a time.
 
     A dose (``extra_reads``, ``extra_tokenizations``) repeats the real work of its stage inside the stage's span and
-    drops the result. No extra work and no spans when ``marked`` is False. ``start``: where an earlier run was.
+    drops the result. There is no extra work and no span if ``marked`` is False. ``start``: where to resume.
     """
 
     def __init__(
@@ -60,9 +56,10 @@ class DataPipeline:
         start: Position = Position(),  # noqa: B008  # a tuple never changes
         buffers: Buffers | None = None,
     ) -> None:
-        """``draws``: seed and worker, by which masks are drawn. ``buffers``: of zero-copy access; None: its own."""
+        """``draws``: seed and worker of the masks. ``buffers``: memory for arrays; None: new memory."""
         corpus = prepared.corpus
-        reads_text, packed, scalar = is_text(config), is_packed(config), config.access == "scalar"
+        reads_text, scalar = is_text(config), config.access == "scalar"
+        self._packed, self._batch_size, self._length = is_packed(config), config.batch_size, config.sequence_length
         self._source: Any
         if reads_text:
             self._source = text_source(config, corpus.files, corpus.column, corpus.documents)
@@ -71,23 +68,17 @@ class DataPipeline:
             self._source = token_source(config, prepared.pretokenized, corpus.documents)
         self._tokenizer = by_strategy(load_tokenizer(prepared.tokenizer), config) if reads_text else None
         self._eos_id = prepared.tokenizer.eos_id
-        self._scalar, pad_id, length = scalar, padding_id(prepared.tokenizer), config.sequence_length
-        self._packer: Any
-        if scalar:
-            self._packer = make_packer(packed, length, pad_id)
-        else:
-            own = buffers or buffers_of(config)
-            separated = config.documents == "separated"
-            self._packer = ArrayPacked(length, own, separated=separated) if packed else ArrayPadded(length, pad_id, own)
-        self._packed, self._batch_size = packed, config.batch_size
+        self._scalar, separated = scalar, config.documents == "separated"
+        memory = None if scalar else buffers or buffers_of(config)
+        pad_id = padding_id(prepared.tokenizer)
+        self._packer = make_packer(self._packed, self._length, pad_id, memory, separated=separated)
         self._order, self._injector, self._marked = order, injector, marked
         self._masker = None if prepared.masking is None else Masker(prepared.masking, *draws, start.batches)
         self._charged: set[str] = set()
         self._extra_reads = config.extra_reads if marked else 0
         self._extra_tokenizations = config.extra_tokenizations if marked else 0
-        self._length = config.sequence_length
         # Packed rows: the running mean of tokens per document says how many documents to read. It starts as a guess.
-        self._documents, self._tokens = 1, config.sequence_length
+        self._documents, self._tokens = 1, self._length
         self._ahead = _LEAST_AHEAD
         self._worker, self._batches = start.worker, start.batches
         self._per_epoch, self._skip = order.documents_per_epoch, start.used
@@ -95,12 +86,12 @@ class DataPipeline:
         if start.document:
             order.seek(start.document)
         injector.skip(start.batches)
-        self._empty_since = order.epoch
+        self._empty_epochs = EmptyEpochs(order)
 
     @property
     def remainder(self) -> int:
-        """Tokens held back because they do not fill a row yet."""
-        return int(self._packer.remainder)
+        """Number of tokens held back because they do not fill a row yet."""
+        return self._packer.remainder
 
     def next_batch(self) -> Batch | None:
         """Build the next batch: spend the declared costs inside its stages and attach its trace."""
@@ -113,13 +104,13 @@ class DataPipeline:
             self._look_ahead(monotonic() - began)
             with self._span("pack"):
                 self._packer.add(self._with_tokens(documents))
-                if self._skip:  # the document that an earlier run was in the middle of comes first
+                if self._skip:  # Resuming: an earlier run has packed part of the first document.
                     self._packer.skip(self._skip)
                     self._skip = 0
         rows = min(self._batch_size, self._packer.ready)
         if not rows:
             return None
-        for stage in ("read", "tokenize"):  # a declared cost is per batch, even where the batch needed no read
+        for stage in ("read", "tokenize"):  # A declared cost is per batch, even if the batch needed no read.
             if stage not in self._charged and self._injector.cost_ms(stage):
                 with self._span(stage):
                     self._charge(stage)
@@ -135,7 +126,7 @@ class DataPipeline:
         return batch
 
     def _read_documents(self, rows: int) -> Any:
-        """Return the next documents, tokenized; None at the end. Of zero-copy access, Encoded or PaddedRows."""
+        """Return the next documents, tokenized: lists, or Encoded or PaddedRows for zero-copy access; else None."""
         with self._span("read"):
             indices = self._order.take(rows)
             for _ in range(self._extra_reads):
@@ -160,26 +151,26 @@ class DataPipeline:
         return with_end_of_text(self._tokenizer.encode_flat(texts), self._eos_id)
 
     def _with_tokens(self, documents: Any) -> Any:
+        """Return the documents that have a token. Counts all of them for the bookmark and the mean length."""
         if isinstance(documents, PaddedRows):
             full = documents.mask[:, 0] != 0
-            found = documents if full.all() else PaddedRows(documents.ids[full], documents.mask[full])
             self._bookmark.add(full)
-            self._watch(len(found.ids), 0)
-            return found
+            self._count(int(np.count_nonzero(full)), 0)
+            return documents if full.all() else PaddedRows(documents.ids[full], documents.mask[full])
         if isinstance(documents, Encoded):
             lengths = documents.lengths
             full = lengths > 0
             self._bookmark.add(lengths if self._packed else full)
-            self._watch(int(np.count_nonzero(full)), len(documents.ids))
+            self._count(int(np.count_nonzero(full)), len(documents.ids))
             return documents if full.all() else Encoded(documents.ids, lengths[full])
         listed: list[Document] = [document for document in documents if _has_tokens(document)]
         counts = [len(document) if self._packed else _has_tokens(document) for document in documents]
         self._bookmark.add(np.array(counts, dtype=np.int64))
-        self._watch(len(listed), sum(counts))
+        self._count(len(listed), sum(counts))
         return listed
 
     def _after(self, rows: int) -> Position:
-        """Where the pipeline goes on after a batch of ``rows`` rows."""
+        """Return the position after a batch of ``rows`` rows, from which a resumed run continues."""
         self._bookmark.pack(rows * self._length if self._packed else rows)
         self._batches += 1
         mark = self._bookmark
@@ -192,30 +183,21 @@ class DataPipeline:
         return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
 
     def _look_ahead(self, took_s: float) -> None:
-        """Read for several batches at once where that is a matter of a millisecond: a call costs a tenth of one.
+        """Adapt how much is read at once: several batches' worth where a read is short, as a call costs 0.1 ms.
 
-        Which batches come of it does not depend on that.
+        The batches do not depend on it.
         """
         if took_s < _SHORT_READ_S:
             self._ahead = min(_MOST_AHEAD, self._ahead * 2)
         elif took_s > 3 * _SHORT_READ_S:
             self._ahead = max(_LEAST_AHEAD, self._ahead / 2)
 
-    def _watch(self, found: int, tokens: int) -> None:
-        """Update the mean document length by ``found`` documents with a token.
-
-        Raises InputError after too many epochs without one.
-        """
-        if found:
-            if self._packed:
-                self._documents += found
-                self._tokens += tokens
-            self._empty_since = self._order.epoch
-        elif self._order.epoch - self._empty_since > EMPTY_EPOCHS:
-            raise InputError(
-                "data.corpus: no document with a token in "
-                f"{EMPTY_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
-            )
+    def _count(self, filled: int, tokens: int) -> None:
+        """Update the mean length by ``filled`` documents with a token. Raises InputError if there are none for long."""
+        self._empty_epochs.check(filled)
+        if self._packed:
+            self._documents += filled
+            self._tokens += tokens
 
     def _charge(self, stage: str) -> None:
         if stage not in self._charged:
@@ -229,7 +211,7 @@ class DataPipeline:
 def training_order(
     config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
 ) -> IndexSampler:
-    """The order of the documents, or windows, that are trained on: all, but for those held out."""
+    """Return the order of the documents, or windows, to train on: all except those held out."""
     if config.shuffle == "windows":
         windows, kept = windows_of(config, prepared)
         if workers > windows:
@@ -257,9 +239,9 @@ def pipeline_of(
     buffers: Buffers | None = None,
     every: tuple[int, int] = (0, 1),
 ) -> DataPipeline | FlatPipeline:
-    """The pipeline of ``config``'s path over ``order``; arguments as of DataPipeline.
+    """Build the pipeline of ``config``'s path over ``order``. Arguments are those of DataPipeline.
 
-    ``every``: which of the order's batches it makes, the first and every how many-th; others only over flat tokens.
+    ``every``: (offset, stride) of the batches to make; only a path of flat tokens can leave some out.
     """
     if not config.is_flat:
         assert every == (0, 1), "the configuration refuses it"
@@ -269,14 +251,14 @@ def pipeline_of(
 
 
 def buffers_of(config: DataConfig, *, pinned: bool = False) -> BatchBuffers:
-    """Memory for the batches of a path of arrays, in this process."""
+    """Allocate memory in this process for the batches of a path of arrays."""
     return BatchBuffers(config.batch_size, config.sequence_length, mask=not is_packed(config), pinned=pinned)
 
 
 def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[Batch]:
-    """The first batches of the documents that are held out, at most ``most``; no document comes twice.
+    """Return the first batches of the held-out documents, at most ``most``. No document comes twice.
 
-    They are the same on every data path, and cost what they really cost: declared costs and doses are of training.
+    They are the same on every data path. Declared costs and doses do not apply to them.
     """
     rows = None if prepared.split is None else prepared.split.held_out_rows()
     if prepared.held_out is not None:
@@ -285,17 +267,17 @@ def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[
         assert rows is not None, "prepare() was given no evaluation"
     documents = prepared.corpus.documents if rows is None else len(rows)
     order = ShardedSampler(documents, 0, shuffle=False, endless=False, rows=rows)
-    config = config.model_copy(update={"shuffle": False})  # the order is of documents, whatever training takes
+    config = config.model_copy(update={"shuffle": False})  # The order is of documents even if training takes windows.
     pipeline = pipeline_of(config, prepared, order, Injector(None, 0), marked=False, draws=_HELD_OUT)
-    found: list[Batch] = []
-    while len(found) < most and (batch := pipeline.next_batch()) is not None:
-        found.append(batch)
-    if not any(batch.trained_tokens for batch in found):
+    batches: list[Batch] = []
+    while len(batches) < most and (batch := pipeline.next_batch()) is not None:
+        batches.append(batch)
+    if not any(batch.trained_tokens for batch in batches):
         raise InputError(
             f"evaluation: the {documents} documents held out of {prepared.corpus.name} give no batch with a token to "
             f"predict; give {'more of them' if rows is None else 'a larger fraction'}"
         )
-    return found
+    return batches
 
 
 def make_pipeline(
@@ -307,16 +289,13 @@ def make_pipeline(
     start: Position | None = None,
     buffers: Buffers | None = None,
 ) -> BatchPipeline:
-    """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline), from ``start`` on.
-
-    ``buffers``: memory for the batches of a path of arrays.
-    """
+    """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline), from ``start`` on."""
     start = start or Position(worker)
     if config.source is not None:
         return _of_source(config, prepared.objective == "causal", seed, worker, workers, start)
     injector = Injector(_dosed(config), seed * 1_000_003 + worker)
     if config.replay:
-        # Every worker repeats the same batch: the first one of the first worker. All are as long.
+        # Every worker repeats the same batch, the first one of the first worker.
         order = training_order(config, prepared, seed, 0, 1 if config.global_order else workers)
         first = pipeline_of(config, prepared, order, Injector(None, seed), marked=False, draws=(seed, 0))
         batch = first.next_batch()
@@ -333,8 +312,7 @@ def _of_source(
 ) -> BatchPipeline:
     from trainer.data.user_source import UserPipeline
 
-    injector = Injector(config.inject, seed * 1_000_003 + worker)  # a dose makes the whole batch again
-
+    injector = Injector(config.inject, seed * 1_000_003 + worker)  # A dose makes the whole batch again.
     assert config.source is not None
     if config.replay:
         first = UserPipeline(config, seed, 0, workers, Injector(None, seed), marked=False, shifted=shifted)
@@ -348,8 +326,7 @@ def _of_source(
 def _dosed(config: DataConfig) -> DataInject | None:
     """Return the declared costs, with those of a dosed stage multiplied by 1 + dose.
 
-    One draw of the jitter therefore covers all repetitions of a batch's work, as a long document is long each time.
-    Every dose of an arm draws the same sequence.
+    One draw of the jitter covers all repetitions of a batch's work, as a long document is long each time.
     """
     if config.inject is None:
         return None
@@ -373,21 +350,21 @@ class Epoch:
 
     @property
     def remainder(self) -> int:
-        """Tokens left over at the end. After the last batch the remaining documents are still read, so ask then."""
+        """Number of tokens that fill no row. It is final after the last batch."""
         return self._pipeline.remainder
 
 
 def is_text(config: DataConfig) -> bool:
-    """Whether the path tokenizes on the fly."""
+    """Return True if the path tokenizes on the fly."""
     return config.path.startswith("text-")
 
 
 def is_packed(config: DataConfig) -> bool:
-    """Whether the path packs documents end to end (the ``*-stream`` paths and ``tokens-mmap``)."""
+    """Return True if the path packs documents end to end (the ``*-stream`` paths and ``tokens-mmap``)."""
     return not config.path.endswith("-padded")
 
 
 def _has_tokens(document: Document) -> bool:
     if isinstance(document, tuple):
-        return bool(document[1][0])  # the mask's first position
+        return bool(document[1][0])  # first position of the mask
     return len(document) > 0

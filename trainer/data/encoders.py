@@ -1,7 +1,7 @@
-"""Marks the calls of tokenizer libraries within a user's source as the stage ``tokenize``, whenever they are imported.
+"""Marks the calls of tokenizer libraries within a user's source as the stage ``tokenize``.
 
-A source often imports its tokenizer where it is first needed, long after its function has returned. So imports are
-watched (``sys.meta_path``) in every process that makes batches.
+A source often imports its tokenizer long after its function has returned. Imports are therefore watched
+(``sys.meta_path``) in every process that makes batches.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from trainer import telemetry
 
-# By module: the class that encodes, and its methods.
+# Per module: the class that encodes, and its methods.
 ENCODERS = {
     "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase", ("__call__", "encode", "batch_encode_plus")),
     "tokenizers": ("Tokenizer", ("encode", "encode_batch", "encode_batch_fast")),
@@ -27,7 +27,7 @@ ENCODERS = {
 
 
 def watch() -> None:
-    """Mark the libraries that are imported already, and each of the others once it is. A second call does nothing.
+    """Mark the libraries that are imported already, and the others once they are imported.
 
     Calls are marked in the thread that called this, while it makes a batch.
     """
@@ -39,10 +39,10 @@ def watch() -> None:
 
 
 class _EncoderFinder:
-    """Leaves finding to the others, and follows what they found until it has been imported."""
+    """Import finder that delegates to the other finders and marks the module once it has been imported."""
 
     def __init__(self) -> None:
-        self._asking: set[str] = set()  # two finders that ask each other would never end
+        self._asking: set[str] = set()  # guards against two finders that ask each other
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in ENCODERS or name in self._asking:
@@ -73,7 +73,7 @@ def _follow(name: str, loader: Any) -> None:
 
     try:
         loader.exec_module = exec_module
-    except AttributeError:  # a loader that cannot be changed: its time is reading
+    except AttributeError:  # A loader without settable attributes: the calls count as reading.
         pass
 
 
@@ -85,33 +85,31 @@ def _mark(name: str, module: ModuleType | None) -> None:
         if callable(before) and not hasattr(before, "__harness_timed__"):
             try:
                 setattr(owner, method, _timed(f"{kind}.{method}", before))
-            except (AttributeError, TypeError):  # a type that cannot be changed: its time is reading
+            except (AttributeError, TypeError):  # A type without settable attributes: the calls count as reading.
                 continue
 
 
 class _Local(threading.local):
-    within = False  # a call of a tokenizer: one library calls the other, and only the outermost counts
+    within = False  # True within a tokenizer's call: one library calls another, and only the outermost call counts
 
 
 class _Maker:
-    """The thread that makes this process's batches. Spans are of that one: a recorder has one stack of them."""
+    """Context of the thread that makes this process's batches. Only its calls get spans: a recorder has one stack."""
 
     def __init__(self) -> None:
         self.thread = 0
-        self.busy = False  # with a batch
+        self.busy = False  # True while a batch is being made
 
     def __enter__(self) -> None:
         self.thread, self.busy = threading.get_ident(), True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.busy = False
 
 
 _local = _Local()
-making = _Maker()  # with making: a batch is being made by this thread
-in_threads: set[str] = set()  # the methods that were called in other threads of this process
+making = _Maker()  # entered while this thread makes a batch
+in_threads: set[str] = set()  # tokenizer methods that were called in other threads of this process
 
 
 def _timed(name: str, before: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,30 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from trainer import telemetry
+from trainer.config import DataConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.buffers import Buffers
-from trainer.data.flat_plan import RowPlan, TokenStretch
-from trainer.data.packing_arrays import positions_within
+from trainer.data.flat_plan import DocumentPlan, RowPlan, TokenStretch, WindowPlan
+from trainer.data.formats.flat import FlatTokens, open_flat, token_type
+from trainer.data.masking import Masker
+from trainer.data.order import IndexSampler
+from trainer.data.packing import positions_within
 from trainer.data.position import Position
+from trainer.data.prepare import Prepared
+from trainer.data.sources import flat_of_lists
+from trainer.errors import InputError
 from trainer.inject import Injector
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.data.masking import Masker
-
-# Pieces of a batch up to which each is copied by itself. A piece costs some 0.25 us beside its tokens, a gather some
-# 1 ns for each token: of 8192 tokens they are even at 35 pieces (python -m tests.benchmarks.batches --copies).
+# A batch of more pieces is gathered at once instead of copied piece by piece. A piece costs 0.25 us in addition to its
+# tokens, a gather 1 ns per token: they are even at 35 pieces of 8192 tokens (tests.benchmarks.batches --copies).
 MAX_PIECES_OF_A_ROW = 32
 
 
 class EveryNth(NamedTuple):
-    """Which of the batches of one global order a shard makes: number ``first``, and every ``of``-th after it."""
+    """Batches of one global order that a shard makes: number ``first``, and every ``of``-th after it."""
 
     first: int = 0
     of: int = 1
@@ -41,9 +47,9 @@ class EveryNth(NamedTuple):
 class FlatPipeline:
     """Runs a packed data path over flat tokens in one process, one batch at a time.
 
-    ``opened`` opens the tokens, within the first batch's reading, and says what to make of them. A dose
-    (``extra_reads``) repeats the reading of each batch inside its span. Nothing is repeated or marked where ``marked``
-    is False.
+    ``opened`` returns the tokens and the plan of rows; it is called while the first batch is read. A dose
+    (``extra_reads``) repeats the reading of each batch inside its span. Nothing is repeated or marked if ``marked`` is
+    False.
     """
 
     def __init__(
@@ -61,7 +67,7 @@ class FlatPipeline:
         marked: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
-        """``shape``: rows and tokens of each. ``per_epoch``: documents (or windows) of the shard in an epoch."""
+        """``shape``: (rows, tokens per row). ``per_epoch``: documents (or windows) of the shard in an epoch."""
         self._open, self._rows, self._length = opened, *shape
         self._size = self._rows * self._length
         self._tokens: NDArray[Any] | None = None
@@ -74,12 +80,12 @@ class FlatPipeline:
         self._wide = np.arange(self._size)
         self._narrow: NDArray[Any] = np.empty(0)
         self._costs = any(injector.cost_ms(name) for name in (*telemetry.STAGES, "transfer"))
-        self._span: Callable[[str], AbstractContextManager[None]] = telemetry.span if marked else _unmarked
+        self._span: Callable[[str], AbstractContextManager[Any]] = telemetry.span if marked else nullcontext
         injector.skip(start.batches)
 
     @property
     def remainder(self) -> int:
-        """Tokens held back because they do not fill a row yet."""
+        """Number of tokens held back because they do not fill a row yet."""
         return self._plan.remainder if self._plan is not None else 0
 
     def next_batch(self) -> Batch | None:
@@ -89,34 +95,34 @@ class FlatPipeline:
             plan = self._plan or self._begin()
             if self._skips:
                 plan.skip(self._skipped())
-            found = plan.next(self._rows)
-            if found is not None:
+            stretch = plan.next(self._rows)
+            if stretch is not None:
                 buffer = self._buffers.take()
                 ids, labels = buffer.flat_ids, buffer.flat_labels
-                if found.tokens < self._size:
-                    ids, labels = ids[: found.tokens], labels[: found.tokens]
-                self._widen(found, ids)
+                if stretch.tokens < self._size:
+                    ids, labels = ids[: stretch.tokens], labels[: stretch.tokens]
+                self._widen(stretch, ids)
                 for _ in range(self._extra_reads):
-                    self._widen(found, ids)
+                    self._widen(stretch, ids)
             if costs:
                 injector.spend("read")
-        if found is None:
+        if stretch is None:
             return None
-        if costs and injector.cost_ms("tokenize"):  # it is per batch, even where nothing is tokenized
+        if costs and injector.cost_ms("tokenize"):  # A declared cost is per batch, even if nothing is tokenized.
             with span("tokenize"):
                 injector.spend("tokenize")
         with span("pack"):
-            size, length = found.tokens, self._length
+            size, length = stretch.tokens, self._length
             rows = size // length
             labels[:] = ids
-            labels[found.starts] = IGNORED
+            labels[stretch.starts] = IGNORED
             inputs, targets, _ = buffer.tensors(rows)
-            trained = rows * (length - 1) - found.inner
+            trained = rows * (length - 1) - stretch.inner
             self._batches += 1
-            position = Position(self._worker, found.document, found.used, self._batches, self._per_epoch)
+            position = Position(self._worker, stretch.document, stretch.used, self._batches, self._per_epoch)
             batch = Batch(inputs, targets, None, size, trained, rows, position=position)
             if self._separated:
-                batch.position_ids = positions_within(found.starts, rows, length)
+                batch.position_ids = positions_within(stretch.starts, rows, length)
             if self._masker is not None:
                 batch = self._masker.mask(batch)
             if costs:
@@ -133,36 +139,122 @@ class FlatPipeline:
         return self._plan
 
     def _skipped(self) -> int:
-        """Rows of the batches that others make before the next one."""
+        """Return the number of rows that other workers make before this worker's next batch."""
         batches = self._every.of - 1 if self._batches else self._every.first
         return batches * self._rows
 
-    def _widen(self, found: TokenStretch, ids: NDArray[np.int64]) -> None:
+    def _widen(self, stretch: TokenStretch, ids: NDArray[np.int64]) -> None:
         """Copy the pieces, end to end, as int64."""
-        tokens, size = self._tokens, found.tokens
+        tokens, size = self._tokens, stretch.tokens
         assert tokens is not None
-        if found.adjacent or len(found.sources) == 1:
-            begin = found.sources.item(0) + found.cut
+        if stretch.adjacent or len(stretch.sources) == 1:
+            begin = stretch.sources.item(0) + stretch.cut
             ids[:] = tokens[begin : begin + size]
-        elif len(found.sources) <= MAX_PIECES_OF_A_ROW:
-            begins, ends = found.sources.tolist(), found.ends.tolist()
-            begins[0] += found.cut
-            ends[-1] -= found.overhang
+        elif len(stretch.sources) <= MAX_PIECES_OF_A_ROW:
+            begins, ends = stretch.sources.tolist(), stretch.ends.tolist()
+            begins[0] += stretch.cut
+            ends[-1] -= stretch.overhang
             views = [tokens[begin:end] for begin, end in zip(begins, ends, strict=True)]
             np.concatenate(views, out=ids, casting="unsafe")
         else:
-            lengths = found.ends - found.sources
-            lengths[0] -= found.cut
-            lengths[-1] -= found.overhang
-            offsets = found.sources - lengths.cumsum()  # of each piece's place in the tokens from that in the stretch
+            lengths = stretch.ends - stretch.sources
+            lengths[0] -= stretch.cut
+            lengths[-1] -= stretch.overhang
+            offsets = stretch.sources - lengths.cumsum()  # each piece's place in the tokens minus that in the stretch
             offsets += lengths
-            offsets[0] += found.cut
+            offsets[0] += stretch.cut
             at = offsets.repeat(lengths)
             at += self._wide[:size]
             narrow = self._narrow[:size]
-            tokens.take(at, out=narrow, mode="clip")  # "raise" would copy once more; every place is within
+            tokens.take(at, out=narrow, mode="clip")  # Every place is within; mode "raise" would copy once more.
             ids[:] = narrow
 
 
-def _unmarked(_: str) -> AbstractContextManager[None]:
-    return nullcontext()
+def open_tokens(config: DataConfig, prepared: Prepared) -> FlatTokens:
+    """Open the flat tokens of ``tokens-mmap``, or the token lists of ``tokens-stream`` as flat tokens."""
+    folder, documents = prepared.pretokenized, prepared.corpus.documents
+    assert folder is not None, "prepare() was given another data path"
+    if config.path != "tokens-mmap":
+        return flat_of_lists(str(Path(folder) / "data.parquet"), "tokens", documents)
+    flat = open_flat(Path(folder), token_type(prepared.tokenizer.vocab_size))
+    if flat.documents < documents:
+        raise InputError(f"{folder}: {flat.documents} documents, {documents} when it was prepared; run it again")
+    # Slices of numpy's memmap class cost four times as much as slices of a plain array over the same memory.
+    return FlatTokens(flat.tokens.view(np.ndarray), flat.places[: documents + 1].view(np.ndarray))
+
+
+def windows_of(config: DataConfig, prepared: Prepared) -> tuple[int, NDArray[np.int64] | None]:
+    """Return the number of windows to train on, and their numbers (None: all windows of the flat tokens).
+
+    Windows with a token of a held-out document are left out. Raises InputError if no window remains.
+    """
+    flat = open_tokens(config, prepared)
+    tokens = len(flat.tokens)
+    if tokens < config.sequence_length:
+        raise InputError(
+            f"data.shuffle: windows of {config.sequence_length} tokens, but {prepared.corpus.name} has {tokens} under "
+            "this tokenizer; allowed: a smaller data.sequence_length, or shuffle true, documents, false"
+        )
+    count = tokens // config.sequence_length
+    if prepared.split is None:
+        return count, None
+    kept = _windows_without(prepared.split.held_out_rows(), flat, config.sequence_length, count)
+    if not len(kept):
+        raise InputError(
+            f"data.shuffle: windows of {config.sequence_length} tokens, and a document that is held out reaches into "
+            f"each of {prepared.corpus.name}'s {count}; allowed: a smaller data.sequence_length or share that is held "
+            "out, or shuffle true, documents, false"
+        )
+    return len(kept), kept
+
+
+def _windows_without(documents: NDArray[np.int64], flat: FlatTokens, length: int, count: int) -> NDArray[np.int64]:
+    """Return the numbers, ascending, of those of ``count`` windows that hold no token of ``documents``."""
+    begins, ends = flat.places[documents], flat.places[documents + 1]
+    full = ends > begins
+    # Add 1 at a document's first window and -1 after its last one: a running sum above 0 marks a window that holds part
+    # of a document. The tokens after the last whole window count as one more window.
+    change = np.zeros(count + 2, dtype=np.int64)
+    np.add.at(change, begins[full] // length, 1)
+    np.add.at(change, (ends[full] - 1) // length + 1, -1)
+    return np.flatnonzero(np.cumsum(change[:count]) == 0)
+
+
+def flat_pipeline(
+    config: DataConfig,
+    prepared: Prepared,
+    order: IndexSampler,
+    injector: Injector,
+    marked: bool,
+    draws: tuple[int, int],
+    start: Position,
+    buffers: Buffers,
+    every: tuple[int, int],
+) -> FlatPipeline:
+    """Build the pipeline over ``order``. ``every``: (offset, stride) of the batches to make."""
+    length = config.sequence_length
+    masker = None
+    if prepared.masking is not None and config.global_order:  # A batch's masks must not depend on its worker.
+        masker = Masker(prepared.masking, draws[0], 0, every[0] + start.batches * every[1], every[1])
+    elif prepared.masking is not None:
+        masker = Masker(prepared.masking, *draws, start.batches)
+
+    def opened() -> tuple[NDArray[Any], RowPlan]:
+        flat = open_tokens(config, prepared)
+        if config.shuffle == "windows":
+            return flat.tokens, WindowPlan(flat, order, length, start.document)
+        return flat.tokens, DocumentPlan(flat, order, length, start.document, start.used)
+
+    return FlatPipeline(
+        opened,
+        (config.batch_size, length),
+        order.documents_per_epoch,
+        injector,
+        buffers,
+        masker=masker,
+        separated=config.documents == "separated",
+        every=EveryNth(*every),
+        extra_reads=config.extra_reads,
+        marked=marked,
+        start=start,
+    )

@@ -1,9 +1,9 @@
-"""Says which pieces of flat tokens the next packed rows consist of, and where documents begin in them.
+"""Plans which pieces of flat tokens form the next packed rows, and where documents begin in them.
 
-*By documents*: the documents in their order, end to end, cut into rows; what does not fill a row is carried on, also
-over the end of an epoch. *By windows*: pieces of a row's length at fixed places of the flat tokens, in a seeded order,
-as in nanoGPT (which draws places at random; here no token comes twice in an epoch). Both plan by arrays: no Python
-object for a token, a row or a document.
+*By documents*: the documents in their order, end to end, cut into rows; tokens that do not fill a row are carried over,
+also into the next epoch. *By windows*: pieces of a row's length at fixed places of the flat tokens, in a seeded order,
+as in nanoGPT (which draws places at random; here no token comes twice in an epoch). Both plan by arrays, without a
+Python object for a token, a row or a document.
 """
 
 from __future__ import annotations
@@ -14,24 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.formats.flat import FlatTokens
-from trainer.data.order import IndexSampler
-from trainer.errors import InputError
+from trainer.data.order import EmptyEpochs, IndexSampler
 
 Places = NDArray[np.int64]
-# Epochs in a row without a token before the pipeline gives up. One is not enough: a small shard may draw only empty
-# documents in one shuffled epoch and real ones in the next.
-EMPTY_EPOCHS = 16
 _BATCHES_AHEAD, _FEWEST, _MOST = 8, 64, 8192  # documents whose places are looked up at once
-_WINDOWS = 256  # the same
+_WINDOWS = 256  # windows that are looked up at once
 
 
 class TokenStretch(NamedTuple):
-    """``tokens`` tokens of whole rows: pieces of flat tokens, end to end.
+    """Pieces of flat tokens which, end to end, are whole rows of ``tokens`` tokens.
 
-    Each piece lies from ``sources`` to ``ends``, but for the first ``cut`` tokens of the first one and the last
-    ``overhang`` of the last one. ``starts``: where documents begin in the stretch, ``inner``: how many of them within a
-    row. ``document``, ``used``: where the next one begins, as in :class:`trainer.data.position.Position`.
-    ``adjacent``: the pieces lie one after the other.
+    Each piece lies from ``sources`` to ``ends``, without the first ``cut`` tokens of the first piece and the last
+    ``overhang`` tokens of the last one. ``starts``: places in the stretch where documents begin; ``inner``: the number
+    of these that are not at the begin of a row. ``document``, ``used``: where the next stretch begins, as in
+    :class:`trainer.data.position.Position`. ``adjacent``: True if the pieces also lie end to end in the flat tokens.
     """
 
     tokens: int
@@ -47,40 +43,39 @@ class TokenStretch(NamedTuple):
 
 
 class RowPlan(Protocol):
-    """The endless (or one epoch's) stream of tokens, in stretches."""
+    """Gives the stream of tokens, endless or of one epoch, in stretches."""
 
     @property
     def remainder(self) -> int:
-        """Tokens that do not fill a row."""
+        """Number of tokens that do not fill a row."""
 
     def next(self, rows: int) -> TokenStretch | None:
-        """The next ``rows`` rows; fewer at the end of a stream that has one, then None."""
+        """Return the next ``rows`` rows; fewer at the end of one epoch, then None."""
 
     def skip(self, rows: int) -> None:
-        """Leave out ``rows`` rows: others make them."""
+        """Leave out ``rows`` rows, which other workers make."""
 
 
 class DocumentPlan:
     """Packs documents end to end."""
 
     def __init__(self, flat: FlatTokens, order: IndexSampler, length: int, document: int = 0, used: int = 0) -> None:
-        """``document``, ``used``: where an earlier run was."""
+        """``document``, ``used``: where to resume."""
         self._places, self._order, self._length = flat.places, order, length
         self._mean = max(1.0, len(flat.tokens) / max(1, flat.documents))
         if document:
             order.seek(document)
-        self._taken = document  # documents taken of the order so far, empty ones included
-        # Of the documents that are planned and have a token: where they lie in the flat tokens and in the stream, which
-        # is counted from the begin of the first one, and their numbers.
+        self._taken = document  # number of documents taken from the order, empty ones included
+        # Planned documents with a token: begin and end in the flat tokens, begin and end in the stream (counted from
+        # the begin of the first one), and number in the order.
         self._source = self._source_end = self._begin = self._end = self._number = np.empty(0, dtype=np.int64)
-        self._inner = np.zeros(1, dtype=np.int64)  # how many of those before each one begin within a row
-        self._first = 0  # which of these the next stretch begins in
-        self._planned, self._at = 0, used  # in tokens of the stream
-        self._empty_since, self._ended, self._sequential = order.epoch, False, not order.shuffled
+        self._inner = np.zeros(1, dtype=np.int64)  # for each: how many documents before it begin within a row
+        self._first = 0  # planned document in which the next stretch begins
+        self._planned, self._at = 0, used  # tokens of the stream
+        self._empty_epochs, self._ended, self._sequential = EmptyEpochs(order), False, not order.shuffled
 
     @property
     def remainder(self) -> int:
-        """Tokens that do not fill a row."""
         return self._planned - self._at
 
     def next(self, rows: int) -> TokenStretch | None:
@@ -91,21 +86,21 @@ class DocumentPlan:
             size = (self._planned - at) // self._length * self._length
             if size <= 0:
                 return None
-        # numpy's .item and its methods: functions and indexing cost three times as much, and this is all overhead.
+        # numpy's methods, such as .item, cost a third of its functions and of indexing, and all of this is overhead.
         self._at = until = at + size
         first, last = self._first, int(self._end.searchsorted(until))
         sources, ends = self._source[first : last + 1], self._source_end[first : last + 1]
         starts = self._begin[first : last + 1] - at
         inner = self._inner.item(last + 1) - self._inner.item(first)
         cut, overhang = -starts.item(0), self._end.item(last) - until
-        if cut > 0:  # its first tokens went into the stretch before
+        if cut > 0:  # The stretch before took the first tokens of this document.
             starts, inner = starts[1:], self._inner.item(last + 1) - self._inner.item(first + 1)
         document, used = self._number.item(last), until - self._begin.item(last)
         self._first = last
         if not overhang:
             document, used, self._first = document + 1, 0, last + 1
         adjacent = self._sequential and ends.item(-1) - overhang - sources.item(0) - cut == size
-        if adjacent:  # over the end of a shard's epoch, documents with gaps between them may span as many tokens
+        if adjacent:  # Over the end of a shard's epoch, documents with gaps between them may span as many tokens.
             adjacent = bool((ends[:-1] == sources[1:]).all())
         return TokenStretch(size, sources, ends, cut, overhang, starts, inner, document, used, adjacent)
 
@@ -116,7 +111,7 @@ class DocumentPlan:
         self._first = int(self._end.searchsorted(self._at, "right"))
 
     def _plan(self, missing_tokens: int) -> None:
-        """Look up the places of the next documents; those before the current one are dropped."""
+        """Look up the places of the next documents and forget the documents before the current one."""
         count = min(_MOST, max(_FEWEST, _BATCHES_AHEAD * round(missing_tokens / self._mean)))
         indices = self._order.take(count)
         self._ended = not len(indices)
@@ -127,13 +122,7 @@ class DocumentPlan:
         full = lengths > 0
         if not full.all():
             source, lengths, numbers = source[full], lengths[full], numbers[full]
-        if len(lengths):
-            self._empty_since = self._order.epoch
-        elif self._order.epoch - self._empty_since > EMPTY_EPOCHS:
-            raise InputError(
-                "data.corpus: no document with a token in "
-                f"{EMPTY_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
-            )
+        self._empty_epochs.check(len(lengths))
         ends = self._planned + np.cumsum(lengths)
         kept, self._first = int(self._end.searchsorted(self._at, "right")), 0
         self._source = np.concatenate([self._source[kept:], source])
@@ -147,17 +136,17 @@ class DocumentPlan:
 
 
 class WindowPlan:
-    """Takes each row from a window of its own. What is left over at the end of the flat tokens is never taken."""
+    """Takes each row from one window. Tokens after the last whole window are never taken."""
 
     def __init__(self, flat: FlatTokens, order: IndexSampler, length: int, window: int = 0) -> None:
-        """``order``: of the windows; ``window``: where an earlier run was."""
+        """``order``: order of the windows. ``window``: where to resume."""
         self._places, self._order, self._length = flat.places, order, length
         if window:
             order.seek(window)
         self._taken = window
         self._remainder = len(flat.tokens) % length
-        # Windows that were looked up together: where they lie, where documents begin in them, one window after the
-        # other, how many do so before each window, and how many of those within one.
+        # Windows that were looked up together: their places; where documents begin in them, one window after the
+        # other; the number of document begins before each window, and the number of these within a window.
         self._source = self._starts = np.empty(0, dtype=np.int64)
         self._before = self._inner = np.zeros(1, dtype=np.int64)
         self._next = 0
@@ -191,22 +180,22 @@ class WindowPlan:
         self._taken += skipped
 
     def _plan(self, rows: int) -> None:
-        """Look up the next windows, at least ``rows`` of them unless the order ends, also over the end of an epoch."""
-        found = [self._source[self._next :] // self._length]
-        count = len(found[0])
+        """Look up the next windows, at least ``rows`` of them unless the order ends."""
+        windows = [self._source[self._next :] // self._length]
+        count = len(windows[0])
         while count < rows and len(more := self._order.take(max(rows - count, _WINDOWS))):
-            found.append(more)
+            windows.append(more)
             count += len(more)
-        self._source, self._next = np.concatenate(found) * self._length, 0
+        self._source, self._next = np.concatenate(windows) * self._length, 0
         places = np.arange(0, count * self._length, self._length)
         self._starts, self._before = self._documents_in(self._source, places)
         within = self._starts % self._length != 0
         self._inner = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(within)])
 
     def _documents_in(self, sources: Places, places: Places) -> tuple[Places, Places]:
-        """Where documents with a token begin in the windows at ``sources``, which lie at ``places`` of a stretch.
+        """Return where documents with a token begin in windows, and the number of these before each window.
 
-        Also how many do so before each window, and in all.
+        The windows lie at ``sources`` of the flat tokens and at ``places`` of a stretch. The last number is the total.
         """
         first = self._places.searchsorted(sources)
         counts = self._places.searchsorted(sources + self._length) - first

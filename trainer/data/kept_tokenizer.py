@@ -1,12 +1,12 @@
 """Writes a tokenizer as a folder that this harness and transformers' AutoTokenizer both read, with the same ids.
 
-    tokenizer.json         of the library `tokenizers`; or tokenizer.model of SentencePiece; or the files of
-                           transformers' save_pretrained, of a tokenizer that only transformers loads
+    tokenizer.json         file of the library `tokenizers`; or tokenizer.model of SentencePiece; or the files of
+                           transformers' save_pretrained, for a tokenizer that only transformers loads
     tokenizer_config.json  the special tokens, for AutoTokenizer
     facts.json             the special ids and the fingerprint, for this harness
 
-A training, its checkpoints, pretokenized files and exported tokens carry such a folder: they can be used where the
-corpus and the cache are not.
+A training, its checkpoints, pretokenized files and exported tokens carry such a folder, so that they can be used
+without the corpus and the cache.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer.data import cache, pretrained
-from trainer.data.special_ids import special_ids
-from trainer.data.tokenizers import FOLDER, TokenizerInfo, info_of, sentencepiece_info, sentencepiece_model
+from trainer.data.tokenizers import FOLDER, TokenizerInfo, info_of, sentencepiece_info, sentencepiece_model, special_ids
 from trainer.data.train_tokenizer import FACTS, TokenizerFacts
 from trainer.errors import InputError
 from trainer.leftovers import remove
@@ -82,10 +81,10 @@ def _config(info: TokenizerInfo, name: str) -> dict[str, str | bool]:
 
 
 def _is_kept(info: TokenizerInfo, owner: Path) -> bool:
-    if not (owner / FOLDER / CONFIG).is_file():  # an earlier version wrote none
+    if not (owner / FOLDER / CONFIG).is_file():  # An earlier version wrote none.
         return False
     try:
-        found = kept(owner)
+        stored = kept(owner)
     except InputError:
         return False
-    return found is not None and found.fingerprint == info.fingerprint
+    return stored is not None and stored.fingerprint == info.fingerprint

@@ -32,18 +32,17 @@ from trainer.data.tokenizers import keep_single_threaded
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
 from trainer.ranks import ALONE, Rank
 
-# A batch leaves its worker through a helper thread, which needs the GIL several times while the worker already builds
-# its next batch in Python. At Python's default switch interval of 5 ms a finished batch can arrive tens of
-# milliseconds late.
+# A helper thread sends a worker's batch and needs the GIL several times while the worker already builds its next batch.
+# At Python's default switch interval of 5 ms a finished batch can arrive tens of milliseconds late.
 _SWITCH_INTERVAL_S = 2e-4
 
-# One wait for a batch. A worker that died is noticed when it ends (torch's own interval), and a run that was suspended
-# in the middle of it is charged for this much at most, however long it stood still.
+# Longest single wait for a batch (torch's own interval). Workers are checked after each wait. A suspended run is
+# charged for one wait at most.
 _LOOK_S = 5.0
-_TIMED_OUT = "DataLoader timed out"  # how torch's message begins
-_WORKER = "DataLoader worker (pid"  # how torch's message of a worker's end begins, which it raises anywhere
-_ENDING_S = 2.0  # for a worker whose files are gone to come to its own end
-_SPARE_LOOKS = 1  # that the alarm leaves to torch's own timeout, which says the same at less cost
+_TIMED_OUT = "DataLoader timed out"  # begin of torch's message
+_WORKER = "DataLoader worker (pid"  # begin of torch's message about an ended worker, raised anywhere in the main thread
+_ENDING_S = 2.0  # time for a worker whose files are gone to end
+_SPARE_LOOKS = 1  # waits by which the alarm follows torch's own timeout, which costs less
 
 WorkerInit = Callable[[int], None]
 
@@ -51,22 +50,21 @@ WorkerInit = Callable[[int], None]
 class LateBatch:
     """Waits for batches of ``workers`` loader workers, for ``timeout_s`` seconds each.
 
-    It counts the waits that ended in vain, each of ``look_s``: not the time that passed, of which a suspended process
-    knows nothing.
+    The limit counts timed-out waits of ``look_s`` each, not elapsed time, which includes the time of a suspension.
     """
 
     def __init__(self, workers: int, timeout_s: float, made_again: int = 0) -> None:
-        """``made_again``: how many batches each worker makes and drops before its first one, in a resumed training."""
+        """``made_again``: batches that each worker of a resumed training makes and drops before its first one."""
         self._made_again, self._first = made_again, workers if made_again else 0
         self.look_s = timeout_s / math.ceil(timeout_s / _LOOK_S)
         self._workers, self._timeout_s = workers, timeout_s
-        self._limit_s = timeout_s  # of the wait that is going on
+        self._limit_s = timeout_s  # limit of the current wait
         self._alarms = 0
         self._armed = False
         self._before: Any = None
 
     def wait(self, iterator: Iterator[Batch | InputError | LostBatchError]) -> Batch | InputError | LostBatchError:
-        """Return the next batch; LostBatchError where it does not come. DataLoader's timeout must be ``look_s``."""
+        """Return the next batch. Raises LostBatchError if it does not come. DataLoader's timeout must be ``look_s``."""
         waited_s, self._limit_s = 0.0, self._timeout_s
         if self._first:
             self._first -= 1
@@ -78,7 +76,7 @@ class LateBatch:
                     return next(iterator)
                 except (InputError, LostBatchError, StopIteration):
                     raise
-                except Exception as error:  # of a worker that is gone: also that its files or its socket are
+                except Exception as error:  # A worker that is gone also raises errors of its files and its socket.
                     waited_s += self.look_s
                     if not (isinstance(error, NotYetError) or str(error).startswith(_TIMED_OUT)):
                         if (ended := _ended(iterator, _ENDING_S)) is not None:
@@ -90,11 +88,10 @@ class LateBatch:
             self._ring_every(0)
 
     def arm(self) -> None:
-        """Also end waits of which torch's timeout knows nothing: until :meth:`disarm`, SIGALRM belongs to this.
+        """Limit the waits that have no timeout in torch, too, by SIGALRM, until :meth:`disarm`.
 
-        DataLoader fetches a batch's memory from the worker that built it, with no limit: a worker that is stopped
-        after it has announced a batch would hang it. Nothing is done outside the main thread, or where SIGALRM is in
-        use.
+        DataLoader fetches a batch's memory from its worker without a limit: a worker that is stopped after it has
+        announced a batch would hang the run. Does nothing outside the main thread, or if SIGALRM is in use.
         """
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN):
@@ -126,11 +123,11 @@ class LateBatch:
 
 
 def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
-    """Which workers have ended within ``wait_s``, and how.
+    """Return the workers that have ended within ``wait_s``, and how.
 
-    None where none has, or where torch says more: it names process numbers, and shared memory.
+    None if none has, and for SIGBUS, where torch's own message about shared memory says more.
     """
-    found, codes = [], []
+    ended, codes = [], []
     workers = list(getattr(iterator, "_workers", ()))
     if wait_s and workers and not any(process.exitcode is not None for process in workers):
         connection.wait([process.sentinel for process in workers], wait_s)
@@ -140,14 +137,14 @@ def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
         if code is not None:
             codes.append(code)
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            found.append(f"loader-{place} (process {process.pid}) {how}")
-    return EndedWorkerError(", ".join(found), codes) if found else None
+            ended.append(f"loader-{place} (process {process.pid}) {how}")
+    return EndedWorkerError(", ".join(ended), codes) if ended else None
 
 
 class Batches:
     """Iterates over batches without end. ``close()``, or leaving the with block, ends its workers.
 
-    ``position``: where the batches go on after the last one that was received.
+    ``position``: position after the last batch that was received.
     """
 
     def __init__(
@@ -158,12 +155,10 @@ class Batches:
         position: DataPosition | None = None,
         arrival: Callable[[], Arrival | None] | None = None,
     ) -> None:
-        """``late``: when a batch of the workers counts as lost; None where there are no workers. ``arrival``: of the
-        batch that came last from them.
-        """
+        """``late``: waits for the workers' batches; None without workers. ``arrival``: gives the last one's arrival."""
         self.position = position or DataPosition(1)
         self._iterator: Iterator[Batch | InputError | LostBatchError] | None = iterator
-        self._pin = pin  # only inline: DataLoader pins what its workers send
+        self._pin = pin  # only without workers: DataLoader pins its workers' batches itself
         self._late = late
         self._arrival = arrival
         if late is not None:
@@ -182,14 +177,14 @@ class Batches:
         if self._arrival is not None and (arrival := self._arrival()) is not None:
             telemetry.unpacked(*arrival)
         self.position.receive(batch.position)
-        return batch.pin_memory() if self._pin else batch  # of buffers that are pinned, nothing is left to do
+        return batch.pin_memory() if self._pin else batch
 
     def ended(self, error: Exception) -> EndedWorkerError | None:
-        """Which workers have ended, where ``error`` is what torch raises of it, at any place of the main thread."""
+        """Return the workers that have ended, if ``error`` is torch's message about an ended worker."""
         return _ended(self._iterator, _ENDING_S) if str(error).startswith(_WORKER) else None
 
     def ended_workers(self) -> EndedWorkerError | None:
-        """Which workers have ended, whatever else went wrong: torch raises that anywhere, and others hide it."""
+        """Return the workers that have ended, whatever error was raised: other errors may hide it."""
         return _ended(self._iterator)
 
     def close(self) -> None:
@@ -197,7 +192,7 @@ class Batches:
         iterator, self._iterator = self._iterator, None
         if self._late is not None:
             self._late.disarm()
-        shutdown = getattr(iterator, "_shutdown_workers", None)  # DataLoader has no public way to end them at once
+        shutdown = getattr(iterator, "_shutdown_workers", None)  # DataLoader has no public way to end them at once.
         if shutdown is not None:
             shutdown()
 
@@ -219,8 +214,8 @@ def open_batches(
     """Open the data path of ``rank`` and start its ``config.workers`` workers, which begin to prefetch at once.
 
     ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers it is not
-    called, and the first batch is built when it is asked for (a repeated batch is built here). Raises InputError where
-    there are more workers than documents. ``start``: where an earlier run was; it then follows these batches.
+    called, and the first batch is built on request (a repeated batch is built here). ``start``: position of an earlier
+    run, which these batches then advance. Raises InputError if there are more workers than documents.
     """
     start = start or DataPosition(max(1, config.workers))
     keep_single_threaded()
@@ -236,9 +231,8 @@ def open_batches(
         return Batches(_endless(pipeline), pin, position=start)
     made_again = 0 if config.source is None else -(-start.received // config.workers)
     late = LateBatch(config.workers, config.timeout_s, made_again)
-    dataset = _BatchDataset(
-        config, prepared, seed, copy(start), rank
-    )  # as it is now: this process goes on with its own
+    # A copy, as this process advances its own position.
+    dataset = _BatchDataset(config, prepared, seed, copy(start), rank)
     if config.transport == "ring":
         ring = RingBatches(
             dataset.batches,
@@ -257,14 +251,14 @@ def open_batches(
         dataset,
         batch_size=None,
         num_workers=config.workers,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         pin_memory=pin,
         prefetch_factor=config.prefetch,
         timeout=late.look_s,
         persistent_workers=True,
         multiprocessing_context=config.start_method,
         worker_init_fn=_WorkerStart(worker_init),
-        generator=torch.Generator().manual_seed(seed),  # else DataLoader draws from the model's random state
+        generator=torch.Generator().manual_seed(seed),  # Otherwise DataLoader draws from the model's random state.
     )
     iterator = iter(loader)
     return Batches(iterator, pin=False, late=late, position=start, arrival=Arrivals(iterator))
@@ -282,8 +276,8 @@ class _BatchDataset(IterableDataset[Any]):
         yield from self.batches(worker.id, worker.num_workers)
 
     def batches(self, process: int, workers: int, buffers: Buffers | None = None) -> Iterator[Batch | InputError]:
-        """The batches of loader process ``process``; ``buffers``: their memory."""
-        # An exception that crosses the process boundary grows a traceback into its message; a value does not.
+        """Yield the batches of loader process ``process``. ``buffers``: their memory."""
+        # InputError is yielded: an exception that crosses the process boundary gets a traceback in its message.
         role = self._start.role(process)
         shard = _part(self._config, role, workers, self._rank)
         where = _at(self._start, shard[0])
@@ -294,7 +288,7 @@ class _BatchDataset(IterableDataset[Any]):
 
 
 def _fields(config: DataConfig) -> tuple[str, ...]:
-    """What the batches of a path may have, of a user's source the same as of padded rows."""
+    """Return the tensors that a path's batches may have."""
     fields = ["input_ids", "labels"]
     if config.source is not None or not is_packed(config):
         fields.append("attention_mask")
@@ -304,12 +298,12 @@ def _fields(config: DataConfig) -> tuple[str, ...]:
 
 
 def _part(config: DataConfig, worker: int, workers: int, rank: Rank) -> tuple[int, int]:
-    """Which part of the documents, or of the batches of one global order, that worker of ``rank`` makes."""
+    """Return (number, count): the part of the documents, or of a global order's batches, that a worker makes."""
     return (dealt_to if config.global_order else shard_of)(worker, workers, rank.number, rank.of)
 
 
 def _at(start: DataPosition, shard: int) -> Position:
-    """Where the worker whose part of the documents is ``shard`` goes on. Positions are kept by that number."""
+    """Return the position of the worker of part ``shard``."""
     return start.of(shard)._replace(worker=shard)
 
 
@@ -320,7 +314,7 @@ class _WorkerStart:
     def __call__(self, worker: int) -> None:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
-        torch.set_num_threads(1)  # packing is too small to share, and the cores belong to the model
+        torch.set_num_threads(1)  # Packing is too small to share, and the cores belong to the model.
         keep_single_threaded()
         if self._hook is not None:
             self._hook(worker)
@@ -337,7 +331,7 @@ def _send_error(queue: Queue[Any], error: Exception, item: Any) -> None:
         info = get_worker_info()
         worker = "a loader worker" if info is None else f"loader-{info.id}"
         queue.put((number, LostBatchError(f"{worker} could not hand over a batch: {in_words(error)}")))
-    with suppress(OSError):  # The same limit may stop the log. An exception here would end the feeder thread.
+    with suppress(OSError):  # The same limit may stop the log; an exception here would end the feeder thread.
         traceback.print_exception(error)
 
 
@@ -346,5 +340,5 @@ def _endless(pipeline: BatchPipeline) -> Iterator[Batch | InputError]:
         yield batch
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

@@ -90,16 +90,15 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_data(folder: Path, manifest: Manifest) -> None:
-    """Raise InputError where the folder's files are not those that were written."""
+    """Raise InputError if the folder's files are not the ones that were written."""
     data = folder / data_file(manifest.format)
     size = data.stat().st_size if data.is_file() else -1
     if size != manifest.data_bytes or cache.file_fingerprint(data) != manifest.data_fingerprint:
-        what = (
-            "is missing" if size < 0 else f"was changed after it was written ({size} bytes, {manifest.data_bytes} then)"
-        )
-        raise InputError(f"{data}: {what}; delete the folder, and it will be made again")
-    if (found := cache.damage(folder, may_hold_more=True)) is not None:  # the user's folder may
-        raise InputError(f"{folder}: {found}; delete the folder, and it will be made again")
+        changed = f"was changed after it was written ({size} bytes, {manifest.data_bytes} then)"
+        problem = "is missing" if size < 0 else changed
+        raise InputError(f"{data}: {problem}; delete the folder, and it will be made again")
+    if (damage := cache.damage(folder, may_hold_more=True)) is not None:
+        raise InputError(f"{folder}: {damage}; delete the folder, and it will be made again")
 
 
 def data_file(format: str) -> str:

@@ -1,8 +1,8 @@
 """Masks tokens for the masked-LM objective, as a part of packing a batch.
 
-Of the tokens of a batch 15 % are to be predicted. 80 % of these are replaced by the mask token, 10 % by a token drawn
-from the vocabulary, 10 % stay (Devlin et al. 2019, "BERT", section 3.1). Each batch draws anew, from the run's seed,
-its worker and its number: so a run repeats, and pretokenized and on-the-fly runs mask alike.
+15 % of a batch's tokens are to be predicted. 80 % of these are replaced by the mask token, 10 % by a token drawn from
+the vocabulary, 10 % stay (Devlin et al. 2019, "BERT", section 3.1). The draws follow from the run's seed, the worker
+and the batch's number, so a run repeats, and pretokenized and on-the-fly runs mask alike.
 """
 
 from __future__ import annotations
@@ -20,55 +20,52 @@ if TYPE_CHECKING:
     from trainer.data.tokenizers import TokenizerInfo
 
 PREDICTED = 0.15
-REPLACED, RANDOM = 0.8, 0.1  # of the predicted ones; the others stay
+REPLACED, RANDOM = 0.8, 0.1  # shares of the predicted tokens; the others stay
 _NAMES = ("[MASK]", "<mask>")  # BERT's and RoBERTa's
-_MASK_STREAM = 0x6D61736B  # keeps these draws apart from others of the same seed
+_MASK_STREAM = 0x6D61736B  # keeps these draws apart from other draws of the same seed
 
 
 @dataclass(frozen=True)
 class Masking:
-    """How a run masks. It is picklable, so that it can be sent to workers."""
+    """Ids that a run masks with. It is picklable, so that it can be sent to workers."""
 
-    mask_id: int
-    """The tokenizer's own; of one that has none, the first id that no token has."""
-    vocab_size: int
-    """Random tokens are drawn from this many."""
-    kept_ids: tuple[int, ...]
-    """Ends and padding: never predicted."""
+    mask_id: int  # the tokenizer's own, else the first id beyond the vocabulary
+    vocab_size: int  # upper limit of random tokens
+    kept_ids: tuple[int, ...]  # special ids, such as padding, which are never predicted
 
 
 def masking_of(info: TokenizerInfo) -> Masking:
-    """How to mask what this tokenizer gives."""
+    """Return the ids to mask with for this tokenizer."""
     own = mask_id(info)
-    special = {one for one in (info.eos_id, info.bos_id, info.pad_id, own) if one is not None}
+    special = {token for token in (info.eos_id, info.bos_id, info.pad_id, own) if token is not None}
     return Masking(info.vocab_size if own is None else own, info.vocab_size, tuple(sorted(special)))
 
 
 def mask_id(info: TokenizerInfo) -> int | None:
-    """The id of the tokenizer's mask token; None where it has none."""
+    """Return the id of the tokenizer's mask token; None if it has none."""
     path = Path(info.location)
     if info.kind == "sentencepiece":
         from trainer.data.tokenizers import sentencepiece_model
 
         model: Any = sentencepiece_model(info.location)
         ids = [model.piece_to_id(name) for name in _NAMES]
-        return next((one for one in ids if one != model.unk_id()), None)
+        return next((token for token in ids if token != model.unk_id()), None)
     if path.suffix == ".json":
         content = read_json(path)
         added = content.get("added_tokens") if isinstance(content, dict) else None
-        found = {one["content"]: int(one["id"]) for one in added or ()}
-        return next((found[name] for name in _NAMES if name in found), None)
+        ids_of = {token["content"]: int(token["id"]) for token in added or ()}
+        return next((ids_of[name] for name in _NAMES if name in ids_of), None)
     from trainer.data.pretrained import load_auto
 
-    found_id = load_auto(info.location).mask_token_id
-    return None if found_id is None else int(found_id)
+    own_id = load_auto(info.location).mask_token_id
+    return None if own_id is None else int(own_id)
 
 
 class Masker:
     """Masks the batches of one worker of a run, one after the other."""
 
     def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0, every: int = 1) -> None:
-        """``batches``: the number of the first, where an earlier run masked some. ``every``: from one to the next."""
+        """``batches``: number of the first batch. ``every``: step from one batch's number to the next."""
         self._masking, self._key = masking, (_MASK_STREAM, seed, worker)
         self._batches, self._every = batches, every
 
@@ -81,16 +78,16 @@ class Masker:
         real = ~np.isin(ids, masking.kept_ids)
         if batch.attention_mask is not None:
             real &= batch.attention_mask.numpy() == 1
-        # Everything is drawn for every position: what one token becomes must not hang on what others are.
+        # Draw for every position, so that one token's draws do not depend on the others.
         predicted = (random.random(ids.shape) < PREDICTED) & real
         fate = random.random(ids.shape)
-        others = random.integers(0, masking.vocab_size, ids.shape)
+        random_ids = random.integers(0, masking.vocab_size, ids.shape)
         labels = batch.labels.numpy()
         labels[...] = np.where(predicted, ids, IGNORED)
         ids[predicted & (fate < REPLACED)] = masking.mask_id
         drawn = predicted & (fate >= REPLACED) & (fate < REPLACED + RANDOM)
-        ids[drawn] = others[drawn]
+        ids[drawn] = random_ids[drawn]
         batch.trained_tokens = int(predicted.sum())
         batch.shifted = False
-        batch.masked = batch.attention_mask is not None  # attention goes both ways: padding must be kept out of it
+        batch.masked = batch.attention_mask is not None  # Attention goes both ways, so it must skip padding.
         return batch

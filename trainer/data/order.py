@@ -1,34 +1,43 @@
 """Chooses the next documents: a seeded permutation per epoch, strided over the workers, endless or for one epoch.
 
-Several ranks share one order: worker w of rank r is shard r x workers + w of ranks x workers (:func:`shard_of`). A
-batch number k of all ranks together, each built by worker k modulo workers, then has the very documents of batch k of
-one process with as many workers and ranks x batch_size rows (padded rows; packed ones hold other cuts of them). So the
-number of ranks changes no document's place in the order, and no document is lost or comes twice in an epoch. Where the
-documents cannot be divided equally, a shard with one less begins its next epoch earlier.
-Where some documents are held out for evaluation, the order is one of the others.
+Several ranks share one order: worker w of rank r is shard r x workers + w of ranks x workers (:func:`shard_of`). Batch
+k of all ranks together, built by worker k modulo workers of each, therefore has the documents of batch k of one process
+with as many workers and ranks x batch_size rows (padded rows; packed rows cut them elsewhere). The number of ranks
+changes no document's place in the order, and an epoch loses or repeats no document. Where the shards cannot be equal, a
+shard with one document less begins its next epoch earlier. Documents held out for evaluation are not in the order.
 
-The order is the same for every data path, so that two paths see the same documents in the same order. A
-:class:`ComputedSampler` gives another order, which takes no memory however many documents (or windows) there are.
+Every data path has the same order, so two paths see the same documents in the same order. :class:`ComputedSampler`
+gives a different one, which takes no memory however many documents (or windows) there are.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from trainer.data.permutation import Permutation
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from trainer.errors import InputError
+
+Indices = NDArray[np.int64]
+ROUNDS = 6
+# Multipliers and shifts of splitmix64's finalizer (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+# generators"; the constants are Stafford's variant 13).
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_STREAM = 0x6F72646572  # keeps these draws apart from other draws of the same seed
+# Epochs in a row without a token before a pipeline gives up. One is not enough: a small shard may draw only empty
+# documents in one shuffled epoch and real ones in the next.
+EMPTY_EPOCHS = 16
+_ORDERS_AT_ONCE = 1024  # indices computed together: each then takes 0.3 us; alone it takes 100 us
 
 
 def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """The shard of worker ``worker`` of ``workers`` in rank ``rank`` of ``ranks``, and how many shards there are."""
+    """Return the shard of worker ``worker`` of ``workers`` in rank ``rank`` of ``ranks``, and the number of shards."""
     return rank * workers + worker, ranks * workers
 
 
 def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Of one global order: the first batch of that worker, and how many there are until its next one.
+    """Return (offset, stride) of this worker's batches in one global order.
 
     At step k rank r receives batch k x ranks + r, whichever of its workers made it.
     """
@@ -41,15 +50,35 @@ class IndexSampler(Protocol):
     epoch: int
     shuffled: bool
 
-    def take(self, count: int) -> NDArray[np.int64]:
-        """The next indices of one epoch, 1 to ``count`` of them; none at the end of an order that has one."""
+    def take(self, count: int) -> Indices:
+        """Return the next 1 to ``count`` indices. A call never crosses the end of an epoch.
+
+        An empty array means the end; an endless sampler never returns one.
+        """
 
     @property
     def documents_per_epoch(self) -> int:
-        """How many the shard has in each epoch."""
+        """Number of documents of this shard in each epoch."""
 
     def seek(self, place: int) -> None:
-        """Go to ``place`` of the endless sequence, counted from 0."""
+        """Go to ``place`` of the shard's endless sequence, counted from 0."""
+
+
+class EmptyEpochs:
+    """Notices an order that gives no document with a token for :data:`EMPTY_EPOCHS` epochs."""
+
+    def __init__(self, order: IndexSampler) -> None:
+        self._order, self._since = order, order.epoch
+
+    def check(self, filled: int) -> None:
+        """Take note of ``filled`` documents with a token. Raises InputError after too many epochs without one."""
+        if filled:
+            self._since = self._order.epoch
+        elif self._order.epoch - self._since > EMPTY_EPOCHS:
+            raise InputError(
+                "data.corpus: no document with a token in "
+                f"{EMPTY_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
+            )
 
 
 class ShardedSampler:
@@ -63,22 +92,17 @@ class ShardedSampler:
         worker: int = 0,
         workers: int = 1,
         endless: bool = True,
-        rows: NDArray[np.int64] | None = None,
+        rows: Indices | None = None,
     ) -> None:
         """``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._rows = rows
         self._documents, self._seed, self.shuffled = documents, seed, shuffle
         self._worker, self._workers, self._endless = worker, workers, endless
-        self.epoch = 0  # the epoch that the next index belongs to, unless it is used up
+        self.epoch = self._position = 0
         self._shard = self._make_shard(0)
-        self._position = 0
 
-    def take(self, count: int) -> NDArray[np.int64]:
-        """Return the next indices, at least 1 and at most ``count``. One call never crosses the end of an epoch.
-
-        An empty array means the end; an endless sampler never returns one.
-        """
+    def take(self, count: int) -> Indices:
         if self._position == len(self._shard) and self._endless:
             self.epoch += 1
             self._shard = self._make_shard(self.epoch)
@@ -89,28 +113,21 @@ class ShardedSampler:
 
     @property
     def documents_per_epoch(self) -> int:
-        """How many documents this shard has in each epoch."""
         return len(self._shard)
 
     def seek(self, place: int) -> None:
-        """Go to document ``place`` of the endless sequence of this shard's documents, counted from 0."""
         epoch, self._position = divmod(place, len(self._shard))
         if epoch != self.epoch:
             self.epoch = epoch
             self._shard = self._make_shard(epoch)
 
-    def _make_shard(self, epoch: int) -> NDArray[np.int64]:
-        import numpy as np
-
+    def _make_shard(self, epoch: int) -> Indices:
         if self.shuffled:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._documents)
         else:
             order = np.arange(self._documents)
         shard = order[self._worker :: self._workers]
         return shard if self._rows is None else self._rows[shard]
-
-
-_ORDERS_AT_ONCE = 1024  # indices computed together: one at a time takes 100 us, of as many as these each 0.3 us
 
 
 class ComputedSampler:
@@ -125,7 +142,7 @@ class ComputedSampler:
         worker: int = 0,
         workers: int = 1,
         endless: bool = True,
-        rows: NDArray[np.int64] | None = None,
+        rows: Indices | None = None,
     ) -> None:
         """``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
@@ -139,7 +156,7 @@ class ComputedSampler:
     def documents_per_epoch(self) -> int:
         return (self._documents - self._worker + self._workers - 1) // self._workers
 
-    def take(self, count: int) -> NDArray[np.int64]:
+    def take(self, count: int) -> Indices:
         if self._position == self.documents_per_epoch and self._endless:
             self._begin(self.epoch + 1)
         at = self._position - self._computed_from
@@ -155,17 +172,52 @@ class ComputedSampler:
             self._begin(epoch)
         self._position = position
 
-    def _compute(self, count: int) -> NDArray[np.int64]:
-        """The next indices of this epoch."""
-        import numpy as np
-
+    def _compute(self, count: int) -> Indices:
+        """Compute the next ``count`` indices of this epoch, or as many as are left."""
         last = min(self._position + count, self.documents_per_epoch)
-        found = self._order(self._worker + np.arange(self._position, last) * self._workers)
-        return found if self._rows is None else self._rows[found]
+        indices = self._order(self._worker + np.arange(self._position, last) * self._workers)
+        return indices if self._rows is None else self._rows[indices]
 
     def _begin(self, epoch: int) -> None:
-        import numpy as np
-
         self.epoch, self._position = epoch, 0
         self._order = Permutation(self._documents, (self._seed, epoch))
         self._computed, self._computed_from = np.empty(0, dtype=np.int64), 0
+
+
+class Permutation:
+    """Permutation of the numbers below ``size``, chosen by ``key`` (a seed and an epoch), without an array of them.
+
+    A Feistel network over the next power of four is a permutation whatever its round function is (Luby and Rackoff
+    1988, "How to construct pseudorandom permutations from pseudorandom functions"). A result of at least ``size`` is
+    sent through it again until it falls below, which leaves a permutation of the numbers below ``size`` (Black and
+    Rogaway 2002, "Ciphers with arbitrary finite domains", section 4: cycle walking). ``size`` is more than a quarter of
+    the domain, so a place takes fewer than four passes on average.
+    """
+
+    def __init__(self, size: int, key: tuple[int, ...]) -> None:
+        assert size >= 1
+        self._size = np.uint64(size)
+        half = max(1, -(-(size - 1).bit_length() // 2))
+        self._half, self._low = np.uint64(half), np.uint64(2**half - 1)
+        self._keys = np.random.SeedSequence([_STREAM, *key]).generate_state(ROUNDS, np.uint64)
+
+    def __call__(self, places: Indices) -> Indices:
+        """Return the numbers at ``places`` of the order, each from 0 to size - 1."""
+        numbers = self._pass(places.astype(np.uint64))
+        while len(outside := np.flatnonzero(numbers >= self._size)):
+            numbers[outside] = self._pass(numbers[outside])
+        return numbers.astype(np.int64)
+
+    def _pass(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = values >> self._half, values & self._low
+        for key in self._keys:
+            left, right = right, left ^ (_mixed(right + key) & self._low)
+        joined: NDArray[np.uint64] = (left << self._half) | right
+        return joined
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * _FIRST
+    values = (values ^ (values >> np.uint64(27))) * _SECOND
+    mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+    return mixed

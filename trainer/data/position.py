@@ -1,8 +1,8 @@
-"""Says where a data path goes on after a batch, so that a resumed training reads on as if it had never ended.
+"""Position of a data path after a batch, from which a resumed training continues as if it had never stopped.
 
-The order of the documents does not depend on how many of them are read at once. So the place of one document in its
-worker's endless sequence, and how much of it was used, say everything: what was read ahead and held back (in a
-packer, in a loader's queue) is read again.
+The order of the documents does not depend on how many are read at once. The place of one document in its worker's
+endless sequence, and how much of it was used, are therefore enough. Documents that were read ahead (in a packer or in a
+loader's queue) are read again.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Position(NamedTuple):
-    """Where worker ``worker`` goes on. It travels with each batch: a few integers.
+    """Position of worker ``worker``: a few integers that travel with each batch.
 
     ``document``: the first document that is not wholly used, counted over all epochs of the worker's shard; ``used``:
-    its tokens that batches hold already; ``per_epoch``: documents of the shard in an epoch (0 where nobody knows).
-    A source of the user's own counts batches in place of documents. ``batches``: how many the worker has made.
-    ``state``: what a user's dataset says of itself (``state_dict``), asked for where ``keeps_state``.
+    its tokens that batches hold already; ``per_epoch``: documents of the shard in an epoch (0: unknown). A user's
+    source counts batches instead of documents. ``batches``: batches that the worker has made. ``state``: state_dict of
+    a user's dataset, if ``keeps_state``.
     """
 
     worker: int = 0
@@ -35,23 +35,23 @@ class Position(NamedTuple):
 
     @property
     def epochs(self) -> float | None:
-        """How many epochs of the shard are used; None where nobody knows how long one is."""
+        """Number of epochs of the shard that are used; None if an epoch's length is unknown."""
         return self.document / self.per_epoch if self.per_epoch else None
 
 
 class Bookmark:
-    """Follows which documents' tokens have gone into batches: a few operations for each read and each batch."""
+    """Tracks which documents' tokens have gone into batches."""
 
     def __init__(self, start: Position) -> None:
         import numpy as np
 
         self.document = start.document
-        self._ends = np.empty(0, dtype=np.int64)  # of the documents that are held, counted from the first one's begin
+        self._ends = np.empty(0, dtype=np.int64)  # ends of the held documents, counted from the first one's begin
         self._added = self._start = 0
         self._packed = start.used
 
     def add(self, tokens: NDArray[Any]) -> None:
-        """The next documents were read; ``tokens``: how many each has (of a path of one document a row: 1, or 0)."""
+        """Add documents that were read. ``tokens``: length of each (in padded rows: 1 if it has a token, else 0)."""
         import numpy as np
 
         if len(tokens):
@@ -59,7 +59,7 @@ class Bookmark:
             self._ends, self._added = np.concatenate([self._ends, ends]), int(ends[-1])
 
     def pack(self, tokens: int) -> None:
-        """So many tokens went into a batch."""
+        """Advance by ``tokens`` tokens that went into a batch."""
         self._packed += tokens
         if done := int(self._ends.searchsorted(self._packed, side="right")):
             self._start = int(self._ends[done - 1])
@@ -68,17 +68,15 @@ class Bookmark:
 
     @property
     def used(self) -> int:
-        """Tokens of the first document that is not wholly used which batches hold already."""
+        """Number of tokens of ``document`` that batches hold already."""
         return self._packed - self._start
 
 
 class DataPosition:
-    """Where the batches go on: how many were received, and the latest position of each part of the documents.
+    """Position of all batches: the number received, and the latest position of each worker's part of the documents.
 
-    A part is one worker's; ``positions`` has them by the part's number among those of all ranks.
-
-    DataLoader takes a batch of each worker in turn. So the worker that the next batch comes from follows from the
-    number of batches received.
+    ``positions`` has them by the part's number among the parts of all ranks. DataLoader takes a batch of each worker in
+    order, so the number received determines the worker of the next batch.
     """
 
     def __init__(
@@ -88,35 +86,35 @@ class DataPosition:
         positions: Mapping[int, Position] | None = None,
         keeps_state: bool = False,
     ) -> None:
-        """``workers``: at least 1, the process itself where there are no loader workers; ``keeps_state``: whether a
-        user's dataset is asked for its state with every batch, only where it will be kept."""
+        """``workers``: at least 1, which stands for this process without loader workers. ``keeps_state``: True if each
+        batch carries the state of a user's dataset."""
         self.workers, self.received, self.keeps_state = workers, received, keeps_state
         self.positions = dict(positions or {})
 
     def receive(self, position: Position | None) -> None:
-        """A batch was received."""
+        """Count a batch that was received from ``position``'s worker."""
         self.received += 1
         if position is not None:
             self.positions[position.worker] = position
 
     def role(self, process: int) -> int:
-        """Which worker's part loader process ``process`` takes, so that the turns go on where they were."""
+        """Return the worker whose part loader process ``process`` takes, so that the order of workers continues."""
         return (process + self.received) % self.workers
 
     def of(self, part: int) -> Position:
-        """Where the worker of that part goes on."""
+        """Return the position of the worker of ``part``."""
         return self.positions.get(part, Position(part))._replace(keeps_state=self.keeps_state)
 
     @property
     def epochs(self) -> float | None:
-        """Whole and part epochs that every worker has used at least; None where nobody knows."""
+        """Number of epochs that every worker has used at least; None if an epoch's length is unknown."""
         if len(self.positions) < self.workers:
             return 0.0
-        found = [position.epochs for position in self.positions.values()]
-        return None if None in found else min(one for one in found if one is not None)
+        epochs = [position.epochs for position in self.positions.values()]
+        return None if None in epochs else min(count for count in epochs if count is not None)
 
     def state_dict(self) -> Any:
-        """It as plain data, and whatever a user's dataset said of itself."""
+        """Return the position as plain data, including the state of a user's dataset."""
         return {
             "workers": self.workers,
             "received": self.received,
@@ -125,20 +123,20 @@ class DataPosition:
 
     @classmethod
     def from_state(cls, state: Any, workers: int, keeps_state: bool = False) -> DataPosition:
-        """What :meth:`state_dict` gave. Raises InputError for another number of workers, or what is none."""
+        """Restore a :meth:`state_dict`. Raises InputError if it is damaged or has another number of workers."""
         try:
-            found = [Position(*one) for one in state["positions"]]
-            by_worker = {one.worker: one for one in found}
-            position = cls(int(state["workers"]), int(state["received"]), by_worker, keeps_state)
+            positions = [Position(*values) for values in state["positions"]]
+            by_worker = {position.worker: position for position in positions}
+            restored = cls(int(state["workers"]), int(state["received"]), by_worker, keeps_state)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"the checkpoint's data position cannot be read ({error!r})") from error
-        if position.workers != max(1, workers):
+        if restored.workers != max(1, workers):
             raise InputError(
-                f"data.workers: {workers}, but the checkpoint was made with {position.workers}; allowed: the same"
+                f"data.workers: {workers}, but the checkpoint was made with {restored.workers}; allowed: the same"
             )
-        return position
+        return restored
 
 
 def epochs_of(position: DataPosition) -> float | None:
-    """Return the epochs that are done at ``position``, which changes as the batches are read."""
+    """Return the number of epochs done at ``position``."""
     return position.epochs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainer.config import DataConfig, EvaluationConfig, Objective
 from trainer.data.corpus import Corpus, by_row, check_vocabulary, prepare_corpus
 from trainer.data.manifest import Format, check_data, read_manifest
-from trainer.data.pretokenize import no_separator, pretokenize, what_is_cut
+from trainer.data.pretokenize import no_separator, pretokenize, truncation_warning
 from trainer.data.split import DocumentSplit, prepare_split
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the loader needs to know about the input. It is picklable, so that it can be sent to workers."""
+    """Description of the input for the loader. It is picklable, so that it can be sent to workers."""
 
     corpus: Corpus
     tokenizer: TokenizerInfo
     pretokenized: str | None  # folder with data.parquet and manifest.json; None for text-* paths
     objective: Objective = "causal"
-    masking: Masking | None = None  # None: nothing is masked here
-    split: DocumentSplit | None = None  # None: every document is trained on
+    masking: Masking | None = None  # None: no masking
+    split: DocumentSplit | None = None  # None: all documents are for training
     held_out: Prepared | None = None  # evaluation.corpus, if given; all its documents are held out
 
     @property
     def vocab_size(self) -> int:
-        """Size of the smallest embedding table that holds every token id, that of the mask included."""
+        """Size of the smallest embedding table that holds every token id, including the mask's."""
         return max(self.tokenizer.vocab_size, 0 if self.masking is None else self.masking.mask_id + 1)
 
     def with_objective(self, objective: Objective) -> Prepared:
-        """The same for a model with that objective. A source of the user's own masks its batches itself."""
+        """Return the same input for a model with ``objective``. A user's source masks its batches itself."""
         masking = None
         if objective != "causal" and self.tokenizer.kind != "source":
             from trainer.data.masking import masking_of
@@ -56,15 +56,14 @@ def prepare(
 ) -> Prepared:
     """Build what ``config`` needs, or find it in the cache. Imports no torch, except for a hub tokenizer's first use.
 
-    ``places``: where the code of ``source`` is looked for first, if not here. ``files``: of the user's own that it
-    imports. ``evaluation``: what says which documents are held out, or where they lie. Raises InputError, one line, for
-    every input that cannot be used.
+    ``places``: folders to search first for the code of ``source``. ``files``: user's files that this code imports.
+    ``evaluation``: the documents to hold out. Raises InputError, one line, for every input that cannot be used.
     """
     if config.source is not None:
         return _of_source(config.source, places, files)
     corpus = prepare_corpus(config.corpus)
     if format_of(config) is None and corpus.content == "tokens":
-        by_row(corpus, f"data.path: {config.path}")  # says in one line what reads token ids
+        by_row(corpus, f"data.path: {config.path}")  # Raises InputError, with the paths that read token ids.
     tokenizer = prepare_tokenizer(config.tokenizer, corpus)
     prepared = _of_corpus(config, corpus, tokenizer)
     if evaluation is None:
@@ -101,22 +100,22 @@ def _ready(corpus: Corpus, tokenizer: TokenizerInfo, format: Format, sequence_le
     """Return the corpus' first pretokenized folder that the data path can read; None without such a folder."""
     wanted = format, sequence_length if format == "padded" else None, tokenizer.fingerprint, corpus.documents
     for folder in corpus.pretokenized:
-        found = read_manifest(Path(folder))
-        if (found.format, found.sequence_length, found.tokenizer_fingerprint, found.documents) == wanted:
-            check_data(Path(folder), found)
+        made = read_manifest(Path(folder))
+        if (made.format, made.sequence_length, made.tokenizer_fingerprint, made.documents) == wanted:
+            check_data(Path(folder), made)
             return folder
     return None
 
 
 def _of_source(name: str, places: Sequence[str] | None, files: Sequence[str]) -> Prepared:
-    """Of a source of the user's own only its code is known: what it reads, and how many ids there are, is not."""
+    """Describe a user's source. Only its code is known, not its documents or its vocabulary."""
     code = fingerprint("data.source", name, places, files)
     tokenizer = TokenizerInfo("source", "", 0, None, None, None, code, "")
     return Prepared(Corpus(name, (), "", 0, 0, code), tokenizer, None)
 
 
 def format_of(config: DataConfig) -> Format | None:
-    """Return the pretokenized format that the path reads; None where it reads text."""
+    """Return the pretokenized format that the path reads; None if it reads text."""
     formats: dict[str, Format] = {"tokens-padded": "padded", "tokens-stream": "token-list", "tokens-mmap": "flat"}
     return formats.get(config.path)
 
@@ -131,16 +130,16 @@ def warnings_of(config: DataConfig, prepared: Prepared) -> list[str]:
             "warning: evaluation.corpus holds the documents that are trained on: its loss says nothing about others"
         )
     if not config.path.endswith("-padded"):
-        found = no_separator(prepared.tokenizer)
+        warning = no_separator(prepared.tokenizer)
     elif prepared.pretokenized is not None:
-        found = what_is_cut(read_manifest(Path(prepared.pretokenized)))
+        warning = truncation_warning(read_manifest(Path(prepared.pretokenized)))
     else:  # The documents are not tokenized yet, so their lengths are unknown.
-        found = None
-    return warnings if found is None else [*warnings, found]
+        warning = None
+    return warnings if warning is None else [*warnings, warning]
 
 
 def check_workers(config: DataConfig, prepared: Prepared, ranks: int = 1) -> None:
-    """Raise InputError where there are more shards than documents (a source's own are not known).
+    """Raise InputError if there are more shards than documents (those of a user's source are unknown).
 
     Each loader worker of each rank has a shard of its own; so has a rank without workers.
     """

@@ -43,13 +43,13 @@ from trainer.files import write_text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TokenSource = Callable[[int], TokenGroups]  # the tokens of all documents from this number on
-Progress = Callable[[int, int], object]  # documents and bytes of text that are done, since the last call
+TokenSource = Callable[[int], TokenGroups]  # first document -> the tokens of all documents from it on
+Progress = Callable[[int, int], object]  # called with the documents and bytes of text done since the last call
 
 
 @dataclass(frozen=True)
 class ManifestOrigin:
-    """What a manifest must say of where its data come from; its fields are the manifest's."""
+    """Required values of a manifest's fields of the same names."""
 
     schema: int
     format: Format
@@ -75,15 +75,13 @@ def pretokenize(
 ) -> Pretokenized:
     """Tokenize the corpus into ``out`` (or the cache), unless the same data are there already.
 
-    Damaged data in the cache are made again. An ``out`` that holds something else is refused with the reason and never
-    overwritten. Memory is bounded whatever the corpus' size. A process that is killed has kept the finished groups of
-    documents: the next one goes on behind them, with the same result. ``workers``: threads or processes (default: one a
-    core); the result does not depend on their number. ``tokens``: what gives the groups from a document's number on,
-    where something else than this process tokenizes. ``progress(documents, text_bytes)`` is called with what is done.
+    Damaged data in the cache are made again. An ``out`` that holds something else is refused and never overwritten.
+    Memory is bounded whatever the corpus' size. A killed process leaves its finished groups of documents: the next one
+    continues after them, with the same result. ``workers``: threads or processes (default: one per core); the result
+    does not depend on it. ``tokens``: source of the tokens if this process does not tokenize.
     """
     expected = _expected(corpus, info, format, sequence_length)
     source = tokens or partial(corpus_groups, corpus, info, workers=workers)
-
     built = False
 
     def build(to: Path) -> dict[str, str]:
@@ -101,12 +99,12 @@ def pretokenize(
         target = out.absolute()
         if not target.exists():
             cache.create_folder(target, build, resumable=True)
-    # What was written a moment ago was hashed on the way: to read and hash it again would say nothing new.
+    # Data that were just written were hashed on the way and need no check.
     return Pretokenized(str(target), read_manifest(target) if built else check(target))
 
 
 def groups_of(flat: FlatTokens) -> TokenSource:
-    """Flat tokens that are there already, as the source of another format."""
+    """Return existing flat tokens as the source of another format."""
 
     def groups(start: int) -> TokenGroups:
         for ids, lengths in document_chunks(flat, start):
@@ -140,14 +138,14 @@ def no_separator(info: TokenizerInfo) -> str | None:
     )
 
 
-def what_is_cut(facts: Manifest) -> str | None:
+def truncation_warning(manifest: Manifest) -> str | None:
     """Return a warning that padded rows cut tokens; None if they cut none."""
-    if not facts.cut:
+    if not manifest.cut:
         return None
     return (
-        f"warning: rows of {facts.sequence_length} tokens cut {facts.cut:,} of the {facts.tokens:,} tokens of "
-        f"{facts.corpus} ({facts.cut / facts.tokens:.1%}); longer rows cut fewer, packed rows (*-stream, tokens-mmap) "
-        "none"
+        f"warning: rows of {manifest.sequence_length} tokens cut {manifest.cut:,} of the {manifest.tokens:,} tokens of "
+        f"{manifest.corpus} ({manifest.cut / manifest.tokens:.1%}); longer rows cut fewer, packed rows (*-stream, "
+        "tokens-mmap) none"
     )
 
 
@@ -171,11 +169,11 @@ def _expected(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_leng
 
 
 class _Tally:
-    """Counts what is written."""
+    """Counts documents and tokens. ``longest``: tokens of a row; None for whole documents."""
 
     def __init__(self, longest: int | None) -> None:
         self.documents = self.empty = self.tokens = self.rows_tokens = 0
-        self._longest = longest  # tokens of a row; None where documents are whole
+        self._longest = longest
 
     def add(self, lengths: NDArray[np.int64]) -> None:
         self.documents += len(lengths)
@@ -187,9 +185,9 @@ class _Tally:
 def _write(
     corpus: Corpus, info: TokenizerInfo, expected: ManifestOrigin, to: Path, source: TokenSource, progress: Progress
 ) -> dict[str, str]:
-    """Write the folder; the digests of those of its files that were hashed on the way.
+    """Write the folder and return digests of the files that were hashed on the way.
 
-    Every format is made from flat tokens in a journal, which is all that a killed process need not do again.
+    Every format is made from flat tokens in a journal, from which the process after a killed one continues.
     """
     kind, tally = token_type(info.vocab_size), _Tally(expected.sequence_length)
     with TokenJournal(to / cache.JOURNAL, asdict(expected), kind) as journal, _rows_writer(expected, to) as rows:
@@ -232,10 +230,9 @@ def _write(
 
 
 class _NoRows:
-    """Of flat tokens, which the journal holds already."""
+    """Writer of flat tokens: does nothing, as the journal holds them already."""
 
-    def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Nothing more."""
+    def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None: ...
 
 
 def _rows_writer(expected: ManifestOrigin, to: Path) -> AbstractContextManager[Any]:
@@ -249,6 +246,6 @@ def _rows_writer(expected: ManifestOrigin, to: Path) -> AbstractContextManager[A
 
 
 def _library(flat: bool) -> str:
-    """What wrote the file with the tokens."""
+    """Return name and version of the library that writes the tokens."""
     name = "numpy" if flat else "pyarrow"
     return f"{name} {version(name)}"

@@ -35,11 +35,11 @@ def import_tokenizer(name: str) -> Path:
     if file.is_file():
         if not (file.name == "tokenizer.json" and (file.parent / "tokenizer_config.json").is_file()):
             return _import_file(file)
-        name = str(file.parent)  # whose other files say what is special
+        name = str(file.parent)  # tokenizer_config.json there names the special tokens.
     source = _local_folder(name)
     if source is None:
         _check_hub_resolves(name)
-        load_auto(name)  # downloads it, or says in one line why it cannot
+        load_auto(name)  # Downloads it, or raises InputError.
         source = _local_folder(name)
         if source is None:
             raise InputError(f"{_KEY}: {name} was loaded but is not in the Hugging Face cache; give a directory")
@@ -53,7 +53,7 @@ def import_tokenizer(name: str) -> Path:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         location, fingerprint = None, None
         vocabulary = tokenizer.get_vocab()
-        train_tokenizer.largest_id(vocabulary, name)  # before it is saved: the library goes through every id up to it
+        train_tokenizer.largest_id(vocabulary, name)  # Check before saving: the library walks every id up to it.
         if backend is not None:
             backend.no_truncation()
             backend.no_padding()
@@ -68,7 +68,7 @@ def import_tokenizer(name: str) -> Path:
 
 
 def _has_facts(folder: Path) -> bool:
-    """Return True if facts.json describes the tokenizer in ``folder``, and not one that was changed since."""
+    """Return True if facts.json describes the tokenizer in ``folder`` as it is now."""
     try:
         train_tokenizer.read_facts(folder)
     except InputError:
@@ -77,15 +77,14 @@ def _has_facts(folder: Path) -> bool:
 
 
 def _import_file(file: Path) -> Path:
-    """Import a tokenizer.json that lies by itself. It names no special tokens: ``<|endoftext|>`` ends documents if it
-    is one of its special tokens, else nothing does."""
+    """Import a tokenizer.json without a tokenizer_config.json: only a special ``<|endoftext|>`` ends documents."""
 
     def build(to: Path) -> None:
         from tokenizers import Tokenizer
 
         try:
             tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing else
+        except Exception as error:  # The library raises plain Exceptions.
             raise InputError(f"{_KEY}: {file} is no tokenizer.json ({shorten(str(error), 200)})") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -100,7 +99,7 @@ def _import_file(file: Path) -> Path:
 
 
 def check_there(name: str) -> None:
-    """InputError where the tokenizer ``name`` is not on this machine and cannot be looked for elsewhere."""
+    """Raise InputError if the tokenizer ``name`` is not on this machine and the hub cannot be reached."""
     if not expanded(name).is_file() and _local_folder(name) is None:
         _check_hub_resolves(name)
 
@@ -116,11 +115,11 @@ def _local_folder(name: str) -> Path | None:
 
     for file in ("tokenizer_config.json", "tokenizer.json", "vocab.json", "tokenizer.model"):
         try:
-            found = try_to_load_from_cache(name, file)
+            path = try_to_load_from_cache(name, file)
         except HFValidationError as error:
             raise InputError(f"{_KEY}: {name} is neither a directory nor a name on the Hugging Face hub") from error
-        if isinstance(found, str):
-            return Path(found).parent
+        if isinstance(path, str):
+            return Path(path).parent
     return None
 
 

@@ -1,8 +1,7 @@
-"""Collects the builtin corpus: real documents from the running Python installation.
+"""Collects the builtin corpus: documentation topics, docstrings and module sources of the Python installation.
 
-They are documentation topics, docstrings and module sources of the standard library, found by parsing (nothing is
-imported). They are deduplicated and ordered by the hash of their text, which mixes the kinds; the order is the same for
-a given Python.
+They are found by parsing the standard library, without an import, then deduplicated and ordered by the hash of their
+text, which mixes the kinds. A given Python always gives the same order.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from trainer.errors import InputError
 PYTHON_DOCS_RECIPE = 1  # raise it when what is collected changes: it is part of the cache key
 
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
-_SKIPPED_PREFIXES = ("_sysconfigdata", "sitecustomize", "usercustomize", "config-")  # they describe this very machine
-_SHORTEST_DOCSTRING = 200  # characters; below it stubs ("Return True if ...") would outnumber everything else
+_SKIPPED_PREFIXES = ("_sysconfigdata", "sitecustomize", "usercustomize", "config-")  # files that describe this machine
+_SHORTEST_DOCSTRING = 200  # characters; shorter stubs ("Return True if ...") would outnumber everything else
 _FEWEST_DOCUMENTS = 100
 _HOLD_STATEMENTS = ("body", "orelse", "finalbody", "handlers", "cases")  # fields of ast's nodes
 
@@ -32,12 +31,12 @@ def stdlib() -> Path:
 
 
 def collect(root: Path) -> list[str]:
-    """Collect the documents under ``root`` in their final order. Raises InputError where no sources are installed."""
+    """Collect the documents under ``root`` in their final order. Raises InputError if no sources are installed."""
     documents: dict[bytes, str] = {}
     for text in _documents(root):
         try:
             encoded = text.encode()
-        except UnicodeEncodeError:  # a docstring with a lone surrogate has no UTF-8 form
+        except UnicodeEncodeError:  # A docstring with a lone surrogate has no UTF-8 form.
             continue
         documents.setdefault(hashlib.sha256(encoded).digest(), text)
     if len(documents) < _FEWEST_DOCUMENTS:
@@ -51,12 +50,12 @@ def collect(root: Path) -> list[str]:
 def _documents(root: Path) -> Iterator[str]:
     for path in _sources(root):
         try:
-            with tokenize.open(path) as file:  # honours the coding line
+            with tokenize.open(path) as file:  # Follows the coding line.
                 source = file.read()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # old escapes in old modules
+                warnings.simplefilter("ignore")  # Old modules have invalid escapes.
                 tree = ast.parse(source)
-        except (OSError, SyntaxError, ValueError):  # some sources are broken on purpose (lib2to3's test data)
+        except (OSError, SyntaxError, ValueError):  # Some sources are broken on purpose (lib2to3's test data).
             continue
         if path.parent.name == "pydoc_data" and path.name == "topics.py":
             yield from _strings_of_mapping(tree)
@@ -85,7 +84,7 @@ def _strings_of_mapping(tree: ast.Module) -> Iterator[str]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
-    """Of every module, class and function; only statements are visited, as no expression holds one of those."""
+    """Yield the long docstrings of modules, classes and functions. Only statements are visited."""
     left: list[ast.AST] = [tree]
     while left:
         node = left.pop()

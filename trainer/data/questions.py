@@ -1,7 +1,13 @@
-"""Reads multiple-choice questions: a context, four endings, and which of them is right. HellaSwag has this form.
+"""Reads multiple-choice questions: a context, four endings and the number of the right one, as in HellaSwag.
 
-A jsonl file has one object a line, with ``ctx`` (or ``ctx_a``, ``ctx_b`` and ``activity_label``), ``endings`` and
-``label``. A ``.bin`` file is llm.c's hellaswag_val.bin, see :mod:`trainer.data.questions_bin`.
+A jsonl file has one object per line, with ``ctx`` (or ``ctx_a``, ``ctx_b`` and ``activity_label``), ``endings`` and
+``label``. A ``.bin`` file is one of llm.c, such as hellaswag_val.bin, by its published layout (little-endian):
+
+    int32[256]   magic 20240522, version 1, number of questions, bytes of the longest one; the rest is 0
+    uint16[...]  each question: 65535, its bytes, its index, its label, its number of endings, then the length and the
+                 tokens of the context, and of each ending
+
+Its tokens are GPT-2's. Each ending's tokens include the space before it.
 """
 
 from __future__ import annotations
@@ -13,41 +19,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainer.errors import InputError, literal, one_line
 from trainer.files import expanded
 from trainer.json_types import JsonObject
 
-ENDINGS = 4  # of each question, as in HellaSwag
-MOST_LINE_BYTES = 1 << 20  # no question is longer; a file without line ends is none
+ENDINGS = 4  # endings of each question
+MOST_LINE_BYTES = 1 << 20  # A longer line is no question: the file may have no line ends.
 Prompt = Literal["ctx", "lm-eval"]
 BIN = ".bin"
+HEADER, MAGIC, VERSION = 256, 20240522, 1
+START = 65535  # first value of a question
+OTHERS = {20240520: "tokens to train on", 20240801: "tokens to train on", 20240326: "a model"}
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TextQuestion:
-    """A question as text. An ending follows the context after a space. ``place``: its file and line, for errors."""
+    """Question as text. An ending follows the context after a space. ``place``: its file and line, for errors."""
 
     place: str
     context: str
     endings: tuple[str, ...]
     label: int
-    prompt: Prompt  # which form of the text it is
+    prompt: Prompt  # form of the text
 
 
 def read_jsonl(path: str, key: str, most: int | None, prompt: Prompt | None) -> Iterator[TextQuestion]:
-    """The first ``most`` questions of a file (None: all), whose blank lines are left out.
+    """Yield the first ``most`` questions of a file (None: all). Blank lines are skipped.
 
-    ``key``: what errors call the file. ``prompt``: ``ctx`` is that field as it is, as llm.c and nanoGPT-like scripts
-    have it; ``lm-eval`` is what lm-evaluation-harness makes of the raw fields; None: ctx where a line has it.
-    Raises InputError, one line, for the first question that is none.
+    ``key``: name of the file in errors. ``prompt``: ``ctx`` takes that field unchanged, as llm.c does; ``lm-eval``
+    makes the text of the raw fields as lm-evaluation-harness does; None: ctx if the line has it. Raises InputError,
+    one line, for the first line that is no question.
     """
-    found = 0
+    count = 0
     for number, line in _lines(path, key):
-        if found == most:
+        if count == most:
             return
-        found += 1
+        count += 1
         yield _question(f"{key}: {path}:{number}", line, prompt)
-    if not found:
+    if not count:
         raise InputError(f"{key}: {path} holds no question; allowed: a line with ctx, endings and label for each")
 
 
@@ -69,29 +82,29 @@ def _lines(path: str, key: str) -> Iterator[tuple[int, bytes]]:
 
 def _question(place: str, line: bytes, prompt: Prompt | None) -> TextQuestion:
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
         raise InputError(f"{place}: no JSON ({one_line(error):.80})") from error
-    if not isinstance(found, Mapping):
+    if not isinstance(record, Mapping):
         raise InputError(f"{place}: no object; allowed: one with ctx, endings and label")
-    raw = prompt == "lm-eval" or (prompt is None and "ctx" not in found)
-    endings = found.get("endings")
+    raw = prompt == "lm-eval" or (prompt is None and "ctx" not in record)
+    endings = record.get("endings")
     if not isinstance(endings, list) or len(endings) != ENDINGS:
         count = f"{len(endings)} of them" if isinstance(endings, list) else "not a list"
-        raise InputError(f"{place}: endings: {'missing' if 'endings' not in found else count}; allowed: {ENDINGS}")
+        raise InputError(f"{place}: endings: {'missing' if 'endings' not in record else count}; allowed: {ENDINGS}")
     clean = preprocessed if raw else str
-    texts = tuple(clean(one) if isinstance(one, str) else "" for one in endings)
+    texts = tuple(clean(ending) if isinstance(ending, str) else "" for ending in endings)
     for at, text in enumerate(texts):
         if not text.strip():
             raise InputError(f"{place}: endings: number {at} (from 0) is {literal(endings[at]):.60}; allowed: text")
-    context = _raw_context(place, found) if raw else _text(place, found, "ctx")
+    context = _raw_context(place, record) if raw else _text(place, record, "ctx")
     if not context.strip():
         raise InputError(f"{place}: ctx: empty, so that nothing comes before the endings; allowed: text")
-    return TextQuestion(place, context, texts, _label(place, found.get("label")), "lm-eval" if raw else "ctx")
+    return TextQuestion(place, context, texts, _label(place, record.get("label")), "lm-eval" if raw else "ctx")
 
 
 def _label(place: str, label: object) -> int:
-    """HellaSwag's own files have a number, its copy on the hub the same as text, and none where it is kept secret."""
+    """Return the label: a number in HellaSwag's own files, a digit as text in its copy on the hub."""
     if isinstance(label, str) and re.fullmatch("[0-9]", label):
         label = int(label)
     if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < ENDINGS:
@@ -100,25 +113,102 @@ def _label(place: str, label: object) -> int:
     return label
 
 
-def _text(place: str, found: JsonObject, name: str) -> str:
-    if not isinstance(text := found.get(name), str):
-        given = f"{literal(text):.60}" if name in found else "missing"
+def _text(place: str, record: JsonObject, name: str) -> str:
+    if not isinstance(text := record.get(name), str):
+        given = f"{literal(text):.60}" if name in record else "missing"
         raise InputError(f"{place}: {name}: {given}; allowed: text")
     return text
 
 
-def _raw_context(place: str, found: JsonObject) -> str:
-    """What lm-evaluation-harness makes of HellaSwag's raw fields (its tasks/hellaswag/utils.py, version 0.4)."""
-    label, first, second = (_text(place, found, name) for name in ("activity_label", "ctx_a", "ctx_b"))
+def _raw_context(place: str, record: JsonObject) -> str:
+    """Build the context of the raw fields as lm-evaluation-harness 0.4 does (tasks/hellaswag/utils.py)."""
+    label, first, second = (_text(place, record, name) for name in ("activity_label", "ctx_a", "ctx_b"))
     return preprocessed(f"{label}: {first} {second.capitalize()}")
 
 
 def preprocessed(text: str) -> str:
-    """The text without the brackets that WikiHow's articles left in HellaSwag, as lm-evaluation-harness cleans it."""
+    """Remove the brackets that WikiHow's articles left in HellaSwag, as lm-evaluation-harness does."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
 def is_bin(path: str) -> bool:
-    """Whether the file is read as llm.c's."""
+    """Return True if the file is read as a .bin file of llm.c."""
     return Path(path).suffix == BIN
+
+
+@dataclass(frozen=True)
+class TokenQuestion:
+    """Question as token ids. ``place``: its file and index, for errors."""
+
+    place: str
+    context: Ids
+    endings: tuple[Ids, ...]
+    label: int
+
+
+def read_bin(path: str, key: str, most: int | None) -> list[TokenQuestion]:
+    """Read the first ``most`` questions of the file (None: all). Raises InputError, one line, if it is damaged."""
+    place = f"{key}: {path}"
+    try:
+        content = expanded(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{place}: cannot be read ({error.strerror or error})") from error
+    if not content:
+        raise InputError(f"{place}: empty; allowed: llm.c's hellaswag_val.bin, or a jsonl file")
+    if len(content) < 4 * HEADER:
+        raise InputError(f"{place}: cut short: {len(content)} bytes, and its header alone has {4 * HEADER}")
+    magic, version, count = (int(value) for value in np.frombuffer(content, "<i4", 3))
+    if magic != MAGIC:
+        kind = f", as of {OTHERS[magic]}" if magic in OTHERS else ""
+        raise InputError(f"{place}: begins with {magic}{kind}; a file of questions of llm.c begins with {MAGIC}")
+    if version != VERSION:
+        raise InputError(f"{place}: version {version}; allowed: {VERSION}")
+    if count < 1:
+        raise InputError(f"{place}: holds no question (its header says {count})")
+    stream = np.frombuffer(content, "<u2", (len(content) - 4 * HEADER) // 2, 4 * HEADER)
+    questions = list(_questions(place, stream, count if most is None else min(most, count), count))
+    if len(content) % 2:
+        raise InputError(f"{place}: {len(content):,} bytes; allowed: an even number, as every token has two")
+    return questions
+
+
+def _questions(place: str, stream: NDArray[np.uint16], wanted: int, count: int) -> Iterator[TokenQuestion]:
+    at = 0
+    for number in range(wanted):
+        where = f"{place}: question {number} of {count}"
+        if at + 6 > len(stream):
+            raise InputError(f"{where}: the file is cut short there")
+        start, size, index, label, endings = (int(value) for value in stream[at : at + 5])
+        if start != START or index != number:
+            raise InputError(f"{where}: begins with {start}, {index}; allowed: {START}, {number}")
+        if size % 2 or size < 12 + 2 * ENDINGS:
+            raise InputError(f"{where}: says that it has {size} bytes; allowed: an even number, enough for {ENDINGS}")
+        if at + size // 2 > len(stream):
+            raise InputError(f"{where}: the file is cut short there")
+        if endings != ENDINGS:
+            raise InputError(f"{where}: {endings} endings; allowed: {ENDINGS}")
+        if label >= ENDINGS:
+            raise InputError(f"{where}: label: {label}; allowed: 0 to {ENDINGS - 1}")
+        context, *rest = _parts(where, stream[at + 5 : at + size // 2])
+        yield TokenQuestion(where, context, tuple(rest), label)
+        at += size // 2
+    if wanted == count and at != len(stream):
+        raise InputError(f"{place}: {2 * (len(stream) - at)} bytes follow the last of the {count} questions")
+
+
+def _parts(where: str, stream: NDArray[np.uint16]) -> list[Ids]:
+    """Read the tokens of the context and of each ending, each preceded by its length. They fill ``stream``."""
+    parts, at = [], 0
+    for part in range(1 + ENDINGS):
+        length = int(stream[at]) if at < len(stream) else 0
+        name = f"ending {part - 1}" if part else "context"
+        if not length:
+            raise InputError(f"{where}: {name}: no token in it; allowed: at least one")
+        if at + 1 + length > len(stream):
+            raise InputError(f"{where}: {name}: its {length} tokens reach beyond the question")
+        parts.append(stream[at + 1 : at + 1 + length].astype(np.int64))
+        at += 1 + length
+    if at != len(stream):
+        raise InputError(f"{where}: {2 * (len(stream) - at)} bytes follow its last ending")
+    return parts

@@ -1,4 +1,4 @@
-"""Repeats a few batches forever, in place of making others (``data.replay``)."""
+"""Repeats a few batches forever instead of making new ones (``data.replay``)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,21 @@ from trainer.data.batch import Batch
 from trainer.data.position import Position
 from trainer.inject import Injector
 
-# How many batches `data.replay` repeats of a user's source. A repetition has 10 or 20 steps (`slice_steps`): each goes
-# through many of them, so that repetitions are alike. They are made before the first step: a slow source makes fewer.
+# Limits of the batches that `data.replay` repeats of a user's source. A repetition of the experiment has 10 or 20 steps
+# (`slice_steps`) and goes through many of the batches, so that repetitions are alike.
 REPEATED_BATCHES = 32
-REPEATED_BYTES = 256 * 2**20  # of their tensors, all in all
-REPEATED_S = 10.0  # that making them takes
+REPEATED_BYTES = 256 * 2**20  # size of all tensors
+REPEATED_S = 10.0  # time to make them, before the first step
 
 
 class BatchPipeline(Protocol):
-    """Yields batches one after the other, and None at the end. Only a pipeline over one epoch has an end.
-
-    Each batch says where the pipeline goes on after it (``Batch.position``).
-    """
+    """Yields batches, each with its position, and None at the end. Only a pipeline over one epoch ends."""
 
     def next_batch(self) -> Batch | None: ...
 
 
 class RepeatedBatches:
-    """Repeats a few batches forever, in their order: no data cost except the declared ones.
-
-    ``start``: where an earlier run was.
-    """
+    """Repeats a few batches forever, in their order: no data cost except declared costs. ``start``: where to resume."""
 
     def __init__(self, batches: Sequence[Batch], injector: Injector, start: Position) -> None:
         self._batches, self._injector = cycle(batches), injector
@@ -43,7 +37,7 @@ class RepeatedBatches:
             next(self._batches)
 
     def next_batch(self) -> Batch:
-        """Return a new Batch around the tensors of the next one."""
+        """Return a new Batch with the tensors of the next one."""
         for stage in telemetry.STAGES:
             if self._injector.cost_ms(stage):
                 with telemetry.span(stage):
@@ -55,9 +49,9 @@ class RepeatedBatches:
 
 
 def to_repeat(first: BatchPipeline) -> list[Batch]:
-    """The first batches of a user's source: one where all are as long, else as many as stand for the others.
+    """Return the first batches of a user's source; a single one if all have the same length.
 
-    A step costs what its batch is long: one batch of a source that pads each to its longest row stands for none.
+    The time of a step grows with its batch's length, so one batch of a source with varying lengths is not typical.
     """
     batches: list[Batch] = []
     size, until = 0, monotonic() + REPEATED_S
@@ -65,5 +59,6 @@ def to_repeat(first: BatchPipeline) -> list[Batch]:
         batch = first.next_batch()
         assert batch is not None, "a user's pipeline has no end"
         batches.append(batch)
-        size += sum(one.nbytes for one in (batch.input_ids, batch.labels, batch.attention_mask) if one is not None)
+        tensors = batch.input_ids, batch.labels, batch.attention_mask
+        size += sum(tensor.nbytes for tensor in tensors if tensor is not None)
     return batches if len({batch.input_ids.shape for batch in batches}) > 1 else batches[:1]

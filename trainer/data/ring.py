@@ -1,12 +1,13 @@
-"""Hands batches over from worker processes through memory that both sides have from the start (``transport: ring``).
+"""Hands batches over from worker processes through memory that both sides share from the start (``transport: ring``).
 
 A DataLoader worker makes new shared memory for each tensor and sends its file descriptor, which costs both sides a
-millisecond a batch. Here each worker has a few slots for whole batches. The main process says which one to fill, the
-worker fills it and answers with a message of some hundred bytes. As with DataLoader, the workers take turns, and the
-request for a worker's next batch leaves when one of its batches is received: ``prefetch`` of them are on their way.
+millisecond per batch. Here each worker has a few slots for whole batches. The main process requests one slot to be
+filled, the worker fills it and answers with a message of some hundred bytes. As with DataLoader, batches come from the
+workers in order, and a worker's next batch is requested when one of its batches is received: ``prefetch`` batches of
+each are under way.
 
-A slot is filled again once nothing in the main process holds its batch (:mod:`trainer.data.buffers`). Where a program
-keeps so many that no slot is free, the batch is copied out of its slot before it is handed over.
+A slot is filled again once nothing in the main process holds its batch (:mod:`trainer.data.buffers`). If a program
+keeps so many batches that no slot is free, a batch is copied out of its slot before it is handed over.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from trainer.data.batch import Batch
 from trainer.data.buffers import BatchBuffer, BatchBuffers, Buffers
 from trainer.errors import InputError
 
-# Slots of a worker beside those that are on their way: of the batch that is handed over, and of the one that the loop
-# still holds while it asks for the next.
+# Slots of a worker in addition to ``prefetch``: one for the batch that is handed over, and one for the batch that the
+# loop still holds while it fetches the next.
 MORE_SLOTS = 2
-_RING_END_S = 5.0  # for a worker to end after the order to, as DataLoader gives it
-_LOOK_MS = 2000  # an idle worker looks this often whether its parent is still there
-_NAME = "pt_data_worker"  # as DataLoader's workers are called: whoever looks at a run knows them by it
+_RING_END_S = 5.0  # time for a worker to end when requested, as in DataLoader
+_LOOK_MS = 2000  # interval at which an idle worker checks that its parent lives
+_NAME = "pt_data_worker"  # thread name of DataLoader's workers
 _VALUE_BYTES = 8
 
 Build = Callable[[int, int, Buffers], Iterator[Batch | InputError]]
@@ -50,11 +51,11 @@ FIELDS = ("input_ids", "labels", "attention_mask", "position_ids")
 
 
 class NotYetError(RuntimeError):
-    """No batch came within one look."""
+    """No batch came within one wait."""
 
 
 class _Filled(NamedTuple):
-    """What a worker answers: the batch in ``slot`` without its tensors. ``shapes``: of those that it has."""
+    """A worker's answer: the batch in ``slot``. ``shapes``: of its tensors; ``rest``: its other fields."""
 
     slot: int
     shapes: tuple[tuple[int, ...] | None, ...]
@@ -62,7 +63,7 @@ class _Filled(NamedTuple):
 
 
 class _Whole(NamedTuple):
-    """A batch that has no room in its slot, or is of another type: its tensors travel as numpy arrays."""
+    """A worker's answer if its batch does not fit its slot in size or type: its tensors travel as numpy arrays."""
 
     slot: int
     batch: Batch
@@ -71,8 +72,8 @@ class _Whole(NamedTuple):
 class Slots:
     """Memory for ``count`` batches of up to ``shape`` that several processes share: int64 arrays for ``fields``.
 
-    It is anonymous (memfd_create): whatever ends the processes, nothing is left behind, and the size of /dev/shm is no
-    limit. It is allocated at once, so that no worker is killed for a page that cannot be had.
+    It is anonymous (memfd_create): nothing is left behind however the processes end, and the size of /dev/shm is no
+    limit. It is allocated at once, so that no worker is killed for lack of a page.
     """
 
     def __init__(
@@ -93,14 +94,14 @@ class Slots:
                 ) from error
         mapped = mmap.mmap(descriptor, total)
         self._descriptor = descriptor
-        # Each array holds the memory by itself: a part of another one would not show in the number of its references.
+        # One array per field and slot: a view of a larger array would not show in the array's number of references.
         places = iter(range(0, total, size))
         self._arrays = [
             {field: np.ndarray(shape, np.int64, mapped, next(places)) for field in fields} for _ in range(count)
         ]
 
     def take_buffers(self) -> list[BatchBuffer]:
-        """A buffer for each slot, once: they hold the arrays alone from then on."""
+        """Return a buffer for each slot, which alone holds the slot's arrays. It can be called once."""
         arrays, self._arrays = self._arrays, []
         buffers = []
         while arrays:
@@ -114,7 +115,7 @@ class Slots:
         """Close the descriptor. The memory lives as long as its arrays."""
         os.close(self._descriptor)
 
-    def __reduce__(self) -> Any:  # for a process that is spawned
+    def __reduce__(self) -> Any:  # for spawned processes
         return _attached, (reduction.DupFd(self._descriptor), self.count, self.shape, self.fields)
 
 
@@ -123,32 +124,32 @@ def _attached(descriptor: Any, count: int, shape: tuple[int, int], fields: tuple
 
 
 class _RingWorker:
-    """A worker process as the main process sees it: its slots, and our end of its connection."""
+    """The main process's side of a worker process: its slots and its connection."""
 
     def __init__(self, process: Any, connection: Connection, slots: Slots) -> None:
         self.process, self.connection = process, connection
         self.buffers = slots.take_buffers()
-        self.arrived_ns, self.waited = 0, False  # when its last answer had come, and whether that was waited for
+        self.arrived_ns, self.waited = 0, False  # arrival of its last answer, and True if this process waited for it
         self._requested = [False] * len(self.buffers)
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
         self._poll.register(process.sentinel, select.POLLIN)
 
     def request(self) -> bool:
-        """Ask for one more batch. False where every slot is held."""
+        """Request one more batch. Return False if every slot is held."""
         for number, buffer in enumerate(self.buffers):
             if not self._requested[number] and buffer.is_free:
                 self._requested[number] = True
-                with suppress(OSError):  # of a worker that has ended: that shows when its next batch is waited for
+                with suppress(OSError):  # An ended worker is reported by the wait for its next batch.
                     self.connection.send_bytes(number.to_bytes(2, "little"))
                 return True
         return False
 
     def receive(self, look_s: float) -> Any:
-        """What it answers. Raises NotYetError, or RuntimeError where it has ended."""
-        found = self._poll.poll(0)
-        self.waited = not found
-        ready = {descriptor for descriptor, _ in found or self._poll.poll(look_s * 1000)}
+        """Return the worker's next answer. Raises NotYetError, or RuntimeError if the worker has ended."""
+        events = self._poll.poll(0)
+        self.waited = not events
+        ready = {descriptor for descriptor, _ in events or self._poll.poll(look_s * 1000)}
         if self.connection.fileno() in ready:
             self.arrived_ns = monotonic_ns()
             answer = self.connection.recv()
@@ -177,10 +178,10 @@ class RingBatches:
         look_s: float,
         pinned: bool,
     ) -> None:
-        """``build`` gives a worker its batches, ``seed`` what user code in it draws from: both as for DataLoader."""
+        """``build``: makes a worker's batches. ``seed``: seeds the workers as DataLoader does."""
         context: Any = get_context(start_method)
         self._look_s, self._next, self._pinned = look_s, 0, pinned
-        self.arrival: Arrival | None = None  # of the last batch
+        self.arrival: Arrival | None = None  # arrival of the last batch
         self._copies = BatchBuffers(*shape, mask="attention_mask" in fields, pinned=pinned)
         self._ring: list[_RingWorker] = []
         self._workers: list[Any] = []  # the processes, by DataLoader's name for them
@@ -243,7 +244,7 @@ class RingBatches:
 
 
 def _batch_in(buffer: BatchBuffer, answer: _Filled) -> Batch:
-    """The batch whose tensors lie in ``buffer``."""
+    """Build the batch whose tensors lie in ``buffer``."""
     tensors = [
         None if shape is None or array is None else torch.from_numpy(_part(array, shape))
         for array, shape in zip(buffer.all, answer.shapes, strict=True)
@@ -256,12 +257,12 @@ def _batch_in(buffer: BatchBuffer, answer: _Filled) -> Batch:
 
 
 def _part(array: Any, shape: tuple[int, ...]) -> Any:
-    """The begin of ``array`` in another shape."""
+    """Return the first values of ``array`` in another shape."""
     return array if array.shape == shape else array.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 def _copied(batch: Batch, buffers: BatchBuffers) -> Batch:
-    """The same in memory of this process alone."""
+    """Copy the batch's tensors into memory of this process alone."""
     buffer = buffers.take()
     copies: dict[str, Any] = {}
     for field, array in zip(FIELDS, buffer.all, strict=True):
@@ -280,7 +281,7 @@ def _with_tensors(batch: Batch) -> Batch:
 
 
 class _Assigned:
-    """The buffers of a worker: always the slot that the main process asked to have filled."""
+    """Buffers of a worker process: always the slot that the main process has requested."""
 
     def __init__(self, slots: Slots) -> None:
         self._buffers = slots.take_buffers()
@@ -290,17 +291,17 @@ class _Assigned:
         return self._buffers[self.slot]
 
     def fill(self, batch: Batch) -> _Filled | _Whole:
-        """Say what lies in the slot; what was built elsewhere is copied into it, if it has room there."""
+        """Copy tensors that were built elsewhere into the slot, and describe the batch for the main process."""
         tensors = [getattr(batch, field) for field in FIELDS]
         arrays = self.take().all
         for tensor, array in zip(tensors, arrays, strict=True):
             if tensor is not None and (array is None or tensor.dtype != torch.int64 or tensor.numel() > array.size):
-                numpy = {field: one.numpy() for field, one in zip(FIELDS, tensors, strict=True) if one is not None}
+                numpy = {field: part.numpy() for field, part in zip(FIELDS, tensors, strict=True) if part is not None}
                 return _Whole(self.slot, replace(batch, **numpy))
         for tensor, array in zip(tensors, arrays, strict=True):
             if tensor is not None and array is not None and tensor.data_ptr() != array.ctypes.data:
                 np.copyto(_part(array, tuple(tensor.shape)), tensor.numpy())
-        shapes = tuple(None if one is None else tuple(one.shape) for one in tensors)
+        shapes = tuple(None if tensor is None else tuple(tensor.shape) for tensor in tensors)
         rest = (batch.tokens, batch.trained_tokens, batch.samples, batch.trace)
         return _Filled(self.slot, shapes, (*rest, batch.masked, batch.shifted, batch.position))
 
@@ -314,9 +315,9 @@ def _work(
     worker_init: Callable[[int], None],
     base_seed: int,
 ) -> None:
-    """Serve one worker process to its end. It begins as one of DataLoader's (``_worker_loop``)."""
+    """Run one worker process. It is set up like a worker of DataLoader (``_worker_loop``)."""
     parent = os.getppid()
-    with suppress(KeyboardInterrupt):  # the main process raises it anyway
+    with suppress(KeyboardInterrupt):  # The main process raises it, too.
         signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
         torch.multiprocessing._set_thread_name(_NAME)
         torch.set_num_threads(1)
@@ -346,8 +347,8 @@ def _work(
                 if batches is None:
                     worker_init(number)
                     batches = iter(build(number, workers, buffers))
-                found = next(batches)
-                answer = found if isinstance(found, InputError) else buffers.fill(found)
+                batch = next(batches)
+                answer = batch if isinstance(batch, InputError) else buffers.fill(batch)
             except Exception:
                 answer = ExceptionWrapper(where=f"in loader worker process {number}")  # type: ignore[no-untyped-call]
             try:

@@ -1,6 +1,6 @@
-"""Reads rows of parquet columns by index, through scalars (as in the founding study) or Arrow's buffers (zero-copy).
+"""Reads rows of parquet columns by index, through Arrow scalars (as in the founding study) or Arrow's buffers.
 
-A source opens its files on first use, in the process that reads: a loader worker inherits only their names.
+A source opens its files on first use, in the process that reads them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trainer.data.formats.flat import FlatTokens
-    from trainer.data.packing_arrays import PaddedRows
+    from trainer.data.packing import PaddedRows
 
 Index = Sequence[int]
 
 
 class _Columns:
-    """Gives the named columns of several parquet files as one table, opened on first use."""
+    """Opens the named columns of several parquet files as one table of at least ``rows`` rows."""
 
     def __init__(self, files: Sequence[str], columns: Sequence[str], rows: int) -> None:
         self._files, self._names, self._rows = tuple(files), list(columns), rows
 
     def open(self) -> Any:
-        """Return the pyarrow Table. It is decoded once, on this thread alone, so that reading uses no hidden core."""
+        """Return the pyarrow Table, decoded on this thread alone, so that reading uses no hidden core."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -58,28 +58,37 @@ class ScalarTextSource:
         self._columns, self._column, self._table = _Columns(files, [column], rows), column, None
 
     def read(self, indices: Index) -> list[str]:
-        """The texts of these rows."""
+        """Return the texts of these rows."""
         table = self._table = self._columns.open() if self._table is None else self._table
         return [table.column(self._column)[int(index)].as_py() for index in indices]
 
 
 class ZeroCopyTextSource:
-    """Reads text straight from the column's value buffer."""
+    """Reads text from the column's value buffers. Finding rows one by one is faster than by arrays, as they are few."""
 
     def __init__(self, files: Sequence[str], column: str, rows: int) -> None:
         self._columns, self._column = _Columns(files, [column], rows), column
-        self._chunks: _Chunked | None = None
+        self._parts: list[tuple[NDArray[Any], memoryview]] = []  # (offsets, UTF-8) of each chunk
+        self._ends: list[int] = []  # row after each chunk's last one
 
     def read(self, indices: NDArray[np.int64]) -> list[str]:
-        """The texts of these rows."""
-        if self._chunks is None:
-            self._chunks = _chunked(self._columns.open(), self._column)
-        locate = self._chunks.locate
-        return [str(data[begin:end], "utf-8") for data, begin, end in map(locate, indices.tolist())]
+        """Return the texts of these rows."""
+        if not self._parts:
+            column = self._columns.open().column(self._column)
+            chunks = [chunk for chunk in column.chunks if len(chunk)]  # An empty chunk may lack its buffers.
+            self._parts = [_text_part(chunk) for chunk in chunks]
+            self._ends = list(accumulate(map(len, chunks)))
+        return [self._text(index) for index in indices.tolist()]
+
+    def _text(self, index: int) -> str:
+        chunk = bisect_right(self._ends, index)
+        offsets, data = self._parts[chunk]
+        row = index - (self._ends[chunk - 1] if chunk else 0)
+        return str(data[offsets.item(row) : offsets.item(row + 1)], "utf-8")
 
 
 class ScalarTokenSource:
-    """Reads token lists (or input ids and mask) through one Arrow scalar per row and column, as Python lists."""
+    """Reads token lists (or input ids and mask) through one Arrow scalar per row and column."""
 
     def __init__(self, files: Sequence[str], columns: Sequence[str], rows: int) -> None:
         self._columns, self._names, self._table = _Columns(files, columns, rows), tuple(columns), None
@@ -91,7 +100,7 @@ class ScalarTokenSource:
 
 
 class PaddedSource:
-    """Reads rows of a padded file as whole columns of Arrow's buffers (int32, int8)."""
+    """Reads rows of a padded file from Arrow's buffers (int32, int8)."""
 
     def __init__(self, files: Sequence[str], rows: int, length: int) -> None:
         self._columns, self._length = _Columns(files, ["input_ids", "attention_mask"], rows), length
@@ -100,15 +109,15 @@ class PaddedSource:
         self._ends: NDArray[np.int64]
 
     def read(self, indices: NDArray[np.int64]) -> PaddedRows:
-        """Input ids and attention mask of these rows, (rows, sequence length) each."""
+        """Return input ids and attention mask of these rows, (rows, sequence length) each."""
         import numpy as np
 
-        from trainer.data.packing_arrays import PaddedRows
+        from trainer.data.packing import PaddedRows
 
         if self._ids is None:
             table = self._columns.open()
             self._ids, self._masks = (self._matrices(table.column(name)) for name in ("input_ids", "attention_mask"))
-            self._ends = np.cumsum([len(one) for one in self._ids])
+            self._ends = np.cumsum([len(matrix) for matrix in self._ids])
         if len(self._ids) == 1:
             return PaddedRows(self._ids[0][indices], self._masks[0][indices])
         chunks = self._ends.searchsorted(indices, side="right")
@@ -121,23 +130,19 @@ class PaddedSource:
         return PaddedRows(ids, masks)
 
     def _matrices(self, column: Any) -> list[NDArray[Any]]:
-        found = []
-        for chunk in column.chunks:
-            if len(chunk):
-                offsets, values = _list_part(chunk)
-                found.append(values[offsets[0] : offsets[-1]].reshape(len(chunk), self._length))
-        return found
+        parts = [_list_part(chunk) for chunk in column.chunks if len(chunk)]
+        return [values[offsets[0] : offsets[-1]].reshape(-1, self._length) for offsets, values in parts]
 
 
 def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
-    """A column of token lists as flat tokens (int32): Arrow's own buffer where it came as one, else one copy of it."""
+    """Open a column of token lists as flat tokens (int32): Arrow's own buffer if there is one chunk, else a copy."""
     import numpy as np
 
     from trainer.data.formats.flat import FlatTokens
 
     table = _Columns([file], [column], rows).open()
     parts = [_list_part(chunk) for chunk in table.column(column).chunks if len(chunk)]
-    del table  # so that each part can be given back once it is copied
+    del table  # Each part can then be freed once it is copied.
     if len(parts) == 1:
         offsets, values = parts[0]
         return FlatTokens(values[offsets[0] : offsets[-1]], (offsets - offsets[0]).astype(np.int64))
@@ -154,34 +159,6 @@ def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
     return FlatTokens(tokens, places)
 
 
-class _Chunked:
-    """Finds a row in a chunked column: offsets and values of each chunk, and its first row."""
-
-    def __init__(self, parts: list[tuple[Any, Any]], lengths: list[int]) -> None:
-        self._parts = parts
-        self._ends = list(accumulate(lengths))
-        self._starts = [end - length for end, length in zip(self._ends, lengths, strict=True)]
-
-    def locate(self, index: int) -> tuple[Any, int, int]:
-        """The values of the chunk that holds row ``index``, and where those of the row begin and end.
-
-        A text becomes an object of its own in any case. Finding a few rows together by arrays would take longer.
-        """
-        chunk = bisect_right(self._ends, index)
-        offsets, values = self._parts[chunk]
-        row = index - self._starts[chunk]
-        return values, offsets.item(row), offsets.item(row + 1)
-
-
-def _chunked(table: Any, name: str) -> _Chunked:
-    import pyarrow as pa
-
-    chunks = [chunk for chunk in table.column(name).chunks if len(chunk)]  # an empty one may lack its buffers
-    is_text = [pa.types.is_string(chunk.type) or pa.types.is_large_string(chunk.type) for chunk in chunks]
-    parts = [_text_part(chunk) if text else _list_part(chunk) for chunk, text in zip(chunks, is_text, strict=True)]
-    return _Chunked(parts, [len(chunk) for chunk in chunks])
-
-
 def _text_part(chunk: Any) -> tuple[NDArray[Any], memoryview]:
     import numpy as np
     import pyarrow as pa
@@ -189,7 +166,7 @@ def _text_part(chunk: Any) -> tuple[NDArray[Any], memoryview]:
     kind = np.int64 if pa.types.is_large_string(chunk.type) else np.int32
     _, offsets, data = chunk.buffers()
     first = chunk.offset
-    text = memoryview(data) if data is not None else memoryview(b"")  # a chunk of empty strings may have no buffer
+    text = memoryview(data) if data is not None else memoryview(b"")  # A chunk of empty strings may have no buffer.
     return np.frombuffer(offsets, kind)[first : first + len(chunk) + 1], text
 
 
@@ -201,14 +178,14 @@ def _list_part(chunk: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 def text_source(
     config: DataConfig, files: Sequence[str], column: str, rows: int
 ) -> ScalarTextSource | ZeroCopyTextSource:
-    """Choose the text source that ``config.access`` asks for."""
+    """Choose the text source for ``config.access``."""
     return (ScalarTextSource if config.access == "scalar" else ZeroCopyTextSource)(files, column, rows)
 
 
 def token_source(config: DataConfig, folder: str, rows: int) -> ScalarTokenSource | PaddedSource:
-    """The source of a pretokenized folder that ``config.access`` asks for, but for packed rows with zero-copy access.
+    """Choose the source of a pretokenized folder for ``config.access``.
 
-    Those are made of flat tokens (:func:`flat_of_lists`).
+    Zero-copy access to packed rows reads flat tokens instead (:func:`flat_of_lists`).
     """
     files = [str(Path(folder) / "data.parquet")]
     if config.access == "zero-copy":

@@ -1,32 +1,38 @@
-"""Pretokenizes beyond one machine: Spark's executors tokenize shares of a corpus, this process joins them in order.
+"""Pretokenizes on several machines: Spark's executors tokenize shares of a corpus, this process joins them in order.
 
-They are joined by the code that writes any pretokenized folder, so the result is the same, byte by byte. What passes
-through Spark's driver is the number of each share. Executors need this package, and see the corpus' files.
+The code that writes any pretokenized folder joins them, so the result is the same, byte by byte. Only the number of
+each share passes through Spark's driver. Executors need this package and access to the corpus' files.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from itertools import filterfalse
 from pathlib import Path
+from typing import Any
 
 from trainer.data import cache
 from trainer.data.corpus import Corpus
-from trainer.data.shares import ShareJob, read_share
-from trainer.data.spark_driver import SparkDriver
+from trainer.data.shares import ShareJob, read_share, write_share
+from trainer.data.spark_process import SparkProcess
 from trainer.data.token_groups import TokenGroups
 from trainer.data.tokenizers import TokenizerInfo
 from trainer.errors import InputError
 from trainer.leftovers import partial_path, remove
 
 DEFAULT_TIMEOUT_S = 600.0
+_MOST_PARTITIONS = 10_000
+_WAVES = 4  # tasks per core, for a corpus that can only be read from its beginning
 
 
 class SparkTokens:
-    """Gives the tokens of a corpus' documents, tokenized by Spark: a ``TokenSource`` of ``pretokenize``.
+    """Gives a corpus' tokens, tokenized by Spark, as a ``TokenSource`` of ``pretokenize``.
 
-    Shares that a killed process left are taken as they are.
+    Finished shares of a killed process are used again.
     """
 
     def __init__(
@@ -37,10 +43,9 @@ class SparkTokens:
         master: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """``folder``: where shares lie until :meth:`close` removes them, one that all machines see.
+        """``folder``: a folder on every machine's file system, for shares until :meth:`close` removes them.
 
-        ``master``: None for the one that Spark's own configuration names.
-        ``timeout_s``: how long Spark may take to start, and to end a share.
+        ``master``: None for the master of Spark's configuration. ``timeout_s``: limit for Spark's start and each share.
         """
         if corpus.content == "tokens":
             raise InputError(f"--engine spark: {corpus.name} holds token ids: there is nothing to tokenize")
@@ -48,38 +53,37 @@ class SparkTokens:
         self.folder = partial_path(folder.absolute() / f"spark-{cache.fingerprint(key)}")
         self.job = ShareJob.of(corpus, tokenizer, self.folder)
         self._master, self._timeout_s = master, timeout_s
-        self._driver: SparkDriver | None = None
+        self._process: SparkProcess | None = None
         self._lock: int | None = None
 
     def __call__(self, start: int) -> TokenGroups:
-        """The tokens of all documents from number ``start`` on, share by share as they are finished."""
+        """Yield the tokens of all documents from number ``start`` on, share by share as they are finished."""
         first = start // self.job.documents
         self._open(range(first, self.job.count))
         for number in range(first, self.job.count):
-            if not self.job.place(number).is_dir():
-                assert self._driver is not None, "whatever is missing was asked for"
-                self._driver.wait_for(self.job.place(number))
+            if not self._is_finished(number):
+                assert self._process is not None, "a driver makes the missing shares"
+                self._process.wait_until(self.job.place(number).is_dir, self._unfinished, "finished no share")
             yield from read_share(self.job, number, max(start - number * self.job.documents, 0))
 
     @property
     def master(self) -> str | None:
-        """Spark's master, where Spark was needed and has been ready."""
-        return None if self._driver is None else self._driver.process.master
+        """Spark's master; None before Spark is ready and if it was not needed."""
+        return None if self._process is None else self._process.master
 
     def close(self, *, keep: bool = False) -> None:
-        """End Spark, and remove the shares unless there are some and another process is to go on with them."""
-        if self._driver is not None:
-            self._driver.close()
-            self._driver = None
-        made = any(self.job.place(number).is_dir() for number in range(self.job.count))
-        if self._lock is not None and not (keep and made):
-            remove(self.folder)
+        """End Spark and remove the shares. ``keep``: leave finished shares for another process to continue with."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
         if self._lock is not None:
+            if not (keep and any(map(self._is_finished, range(self.job.count)))):
+                remove(self.folder)
             os.close(self._lock)
             self._lock = None
 
     def _open(self, numbers: Iterable[int]) -> None:
-        """Start Spark for those that are not there; InputError where another process is at the same shares."""
+        """Start Spark for the missing shares. Raises InputError if another process works on the same shares."""
         if self._lock is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder, os.O_RDONLY)
@@ -89,8 +93,81 @@ class SparkTokens:
                 os.close(self._lock)
                 self._lock = None
                 raise InputError(f"{self.folder}: another process tokenizes this corpus there; wait for it") from error
-            except OSError:  # a network file system without locks
+            except OSError:  # A network file system may have no locks.
                 pass
-        missing = [number for number in numbers if not self.job.place(number).is_dir()]
-        if missing and self._driver is None:
-            self._driver = SparkDriver(self.job, missing, self._master, self._timeout_s)
+        if self._process is None and (missing := tuple(filterfalse(self._is_finished, numbers))):
+            self._process = SparkProcess(ShareWork(self.job, missing), self._master, self._timeout_s)
+
+    def _is_finished(self, number: int) -> bool:
+        return self.job.place(number).is_dir()
+
+    def _unfinished(self) -> int:
+        return sum(not self._is_finished(number) for number in range(self.job.count))
+
+
+@dataclass(frozen=True)
+class ShareWork:
+    """Shares to make, by number."""
+
+    job: ShareJob
+    missing: tuple[int, ...]
+    name: str = "harness data pretokenize"
+    java_options: str = ""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return {}
+
+    def run(self, session: Any, report: Callable[..., None]) -> None:
+        """Make the shares on executors."""
+        location = Path(self.job.tokenizer.location)
+        session.sparkContext.addFile(str(location), recursive=location.is_dir())
+        missing, parts = list(self.missing), min(len(self.missing), _MOST_PARTITIONS)
+        if (self.job.corpus.format, self.job.corpus.content) != ("parquet", "text"):
+            # Every task reads the corpus from its beginning up to its shares: few tasks with many shares each.
+            parts = min(parts, max(1, session.sparkContext.defaultParallelism) * _WAVES)
+        places = session.range(0, len(missing), 1, parts)
+        places.mapInArrow(task(self.job, missing), "share long").collect()
+
+
+def task(job: ShareJob, missing: list[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return the function for `mapInArrow`: from a column of places in ``missing`` to the numbers of the shares made.
+
+    Tokens leave an executor only through the shared folder.
+    """
+
+    def write(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for batch in batches:
+            made = [write_share(on_executor(job), missing[place]) for place in batch.column(0).to_pylist()]
+            yield pa.RecordBatch.from_arrays([pa.array(made, pa.int64())], ["share"])
+
+    return write
+
+
+_here: dict[str, ShareJob] = {}  # this executor's jobs by folder
+
+
+def on_executor(job: ShareJob) -> ShareJob:
+    """Return the job with the tokenizer file that Spark sent along, as the driver's file lies on another machine."""
+    if job.folder not in _here:
+        from pyspark import SparkFiles
+
+        info = job.tokenizer
+        asked, installed = " ".join(info.engine.split()[:2]), f"{info.library} {_version(info.library)}"
+        if installed != asked:
+            raise InputError(
+                f"an executor has {installed}, this machine {asked}: they may split text differently; install the same "
+                "version on all"
+            )
+        here = replace(info, location=SparkFiles.get(Path(info.location).name))
+        _here[job.folder] = replace(job, tokenizer=here)
+    return _here[job.folder]
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "missing"

@@ -1,7 +1,7 @@
-"""Runs a Spark driver in a process of its own, as a Java machine may hang or die: with time limits, and one clear line.
+"""Runs a Spark driver in a process of its own, with time limits and one-line errors, as a Java machine may hang or die.
 
-The driver reads its work from standard input and reports over a pipe, a JSON value a line. It and the Java machine are
-one process group, which ends with this process.
+The driver reads its work from standard input and reports over a pipe, one JSON value per line. It and the Java machine
+are one process group, which ends with this process.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ from trainer.errors import InputError, one_line
 from trainer.json_types import JsonObject
 from trainer.lifetime import die_with_parent
 
-_SPARK_LOOK_S = 0.2  # how often it is looked for what is finished
+_SPARK_LOOK_S = 0.2  # interval of polling
 _SPARK_END_S = 5.0
 _MOST_CHARACTERS = 400
 _HOW = "--engine spark"
 _ROOT = str(Path(__file__).parents[2])
-# Defaults. A setting that spark-submit, SPARK_CONF_DIR or PYSPARK_SUBMIT_ARGS gives stays as it is.
+# Defaults. Settings of spark-submit, SPARK_CONF_DIR or PYSPARK_SUBMIT_ARGS take precedence.
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.speculation": "false",
 }
-# Defaults for executors that are threads of this machine, whose name need not be known to a name server.
+# Defaults for executors that are threads of this machine, whose name may not resolve.
 LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.executorEnv.PYTHONPATH": _ROOT,
 }
-_GATEWAY = "PYSPARK_GATEWAY_PORT"  # spark-submit sets it where it has started the Java machine
+_GATEWAY = "PYSPARK_GATEWAY_PORT"  # set by spark-submit if it has started the Java machine
 
 
 class SparkWork(Protocol):
-    """What a driver does. It is picklable."""
+    """Work of a driver. It is picklable."""
 
     @property
     def name(self) -> str:
-        """Of the application, as a cluster lists it."""
+        """Name of the application in a cluster's lists."""
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Defaults in addition to :data:`SETTINGS`, if executors are threads of this machine."""
+        """Defaults in addition to :data:`LOCAL_SETTINGS`, for executors that are threads of this machine."""
 
     @property
     def java_options(self) -> str:
-        """Options of the driver's Java machine, where the driver starts it."""
+        """Options of the Java machine, if the driver starts it."""
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
-        """Do it. Each call of ``report`` with values that JSON has is an event, and a sign of life."""
+        """Do the work. Each call of ``report`` with JSON values is an event and restarts the time limit."""
 
 
 class SparkProcess:
-    """A process with a Spark driver in it. ``events``: what it has reported."""
+    """Process of a Spark driver. ``events``: its reports."""
 
     def __init__(self, work: SparkWork, master: str | None, timeout_s: float) -> None:
-        """Start the process. ``master``: None for the master of Spark's own configuration.
+        """Start the process. ``master``: None for the master of Spark's configuration.
 
         Raises InputError if PySpark or Java is missing.
         """
@@ -87,12 +87,12 @@ class SparkProcess:
             stdout=self._log,
             stderr=self._log,
             pass_fds=[write],
-            start_new_session=True,  # Ctrl-C reaches this process alone, which ends the group
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends the group.
             env=_environment(work),
         )
         os.close(write)
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has died: whoever waits says why
+        with suppress(BrokenPipeError):  # A driver that has died is reported by wait_until.
             self._process.stdin.write(pickle.dumps((work, master)))
             self._process.stdin.close()
 
@@ -102,10 +102,10 @@ class SparkProcess:
         return str(self.events[0]["master"]) if self.events else None
 
     def wait_until(self, done: Callable[[], bool], progress: Callable[[], object], unfinished: str) -> None:
-        """Return when ``done`` is true. Raises InputError where Spark fails, dies or takes too long.
+        """Return when ``done`` is true. Raises InputError if Spark fails, dies or takes too long.
 
-        The time limit begins anew whenever what ``progress`` returns changes. ``unfinished``: what Spark then has not
-        done, such as "finished no share".
+        The time limit restarts whenever the value of ``progress`` changes. ``unfinished``: predicate for the message of
+        a timeout, such as "finished no share".
         """
         since, before = time.monotonic(), progress()
         while not done():
@@ -123,8 +123,8 @@ class SparkProcess:
             if (now := progress()) != before or was_ready != bool(self.events):
                 before, since = now, time.monotonic()
             if time.monotonic() - since > self._timeout_s:
-                what = unfinished if self.events else "was not ready"
-                raise InputError(f"{_HOW}: Spark {what} within {self._timeout_s:g} s (--timeout){self._last_line()}")
+                problem = unfinished if self.events else "was not ready"
+                raise InputError(f"{_HOW}: Spark {problem} within {self._timeout_s:g} s (--timeout){self._last_line()}")
 
     def close(self) -> None:
         """End the driver and its Java machine."""
@@ -138,13 +138,13 @@ class SparkProcess:
         self._log.close()
 
     def _read_events(self) -> None:
-        """Take what the driver reports, waiting for a moment. Raises InputError of an error that it reports."""
+        """Read the driver's reports, waiting for a moment. Raises InputError for a reported error."""
         readable, _, _ = select.select([self._events], [], [], _SPARK_LOOK_S)
         if not readable:
             return
         content = os.read(self._events, 1 << 16)
         if not content:
-            time.sleep(_SPARK_LOOK_S)  # it has closed its end
+            time.sleep(_SPARK_LOOK_S)  # The driver has closed its end.
         *lines, self._partial = (self._partial + content).split(b"\n")
         for line in lines:
             event = json.loads(line)
@@ -157,7 +157,7 @@ class SparkProcess:
                 print(f"Spark's master: {self.master}", file=sys.stderr)
 
     def _last_line(self) -> str:
-        """What it wrote last that says anything, for a message."""
+        """Return the last informative line of the driver's log, for a message."""
         self._log.seek(0)
         lines = [one_line(line) for line in self._log.read().decode(errors="replace").splitlines()]
         messages = [line for line in lines if line and not line.startswith(("at ", "WARNING"))]
@@ -166,8 +166,8 @@ class SparkProcess:
 
 
 def check_installed() -> None:
-    """InputError where PySpark or Java are missing, before anything is begun."""
-    for module in ("pyspark", "pandas"):  # mapInArrow asks for pandas
+    """Raise InputError if PySpark or Java is missing."""
+    for module in ("pyspark", "pandas"):  # mapInArrow needs pandas.
         if find_spec(module) is None:
             raise InputError(f"{_HOW}: {module} is not installed; pip install 'llm-training-harness[spark]'")
     if _GATEWAY in os.environ:
@@ -180,19 +180,19 @@ def check_installed() -> None:
 
 
 def is_local(master: str) -> bool:
-    """Whether executors are threads of the driver's Java machine."""
+    """Return True if executors are threads of the driver's Java machine."""
     return master.startswith("local")
 
 
 def _environment(work: SparkWork) -> dict[str, str]:
-    found = dict(os.environ)
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, found.get("PYTHONPATH")]))
-    found["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, [found.get("SPARK_SUBMIT_OPTS"), work.java_options]))
-    return found
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, env.get("PYTHONPATH")]))
+    env["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, [env.get("SPARK_SUBMIT_OPTS"), work.java_options]))
+    return env
 
 
 def drive(events: int, parent: int) -> None:
-    """Be the driver: read the work, start Spark, do it, and report."""
+    """Run the driver: read the work, start Spark, do the work, and report."""
     die_with_parent(parent)
     with os.fdopen(events, "w") as pipe:
         lock = threading.Lock()
@@ -208,7 +208,7 @@ def drive(events: int, parent: int) -> None:
             work.run(session, report)
         except Exception as error:
             report(error=reason_of(error))
-            os._exit(1)  # nothing of Spark's own ending may take time
+            os._exit(1)  # Skip Spark's own shutdown, which may take long.
         report(done=True)
     os._exit(0)
 
@@ -217,7 +217,7 @@ def _session(work: SparkWork, master: str | None) -> Any:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    # spark-submit prepares a Java machine for its master (YARN's files, for example): it must be named at the start.
+    # Name the master at the start: spark-submit prepares the Java machine for it (YARN's files, for example).
     SparkContext._ensure_initialized(conf=SparkConf().setMaster(master) if master is not None else None)
     _stop_earlier(SparkContext._jvm)
     conf = SparkConf().setAppName(work.name)  # includes the configuration of the Java machine
@@ -234,7 +234,7 @@ def _session(work: SparkWork, master: str | None) -> Any:
 
 
 def _stop_earlier(java: Any) -> None:
-    """Stop the session that an earlier driver left in the Java machine of spark-submit, which has room for one."""
+    """Stop an earlier driver's session in the Java machine of spark-submit, which can have one."""
     before = java.org.apache.spark.sql.SparkSession.getDefaultSession()
     if before.isDefined():
         before.get().stop()
@@ -245,11 +245,11 @@ _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Exit)): (.+)$", re.M
 
 
 def reason_of(error: Exception) -> str:
-    """A failed job as one line: what an executor's code raised, which lies deep in what Spark says."""
+    """Describe a failed job in one line: the error of an executor's code, which lies deep in Spark's message."""
     text = str(error)
     if raised := _RAISED.findall(text):
         return one_line(raised[-1])
-    if others := [f"{name}: {message}" for name, message in _PYTHON.findall(text)]:
-        return one_line(others[0])[:_MOST_CHARACTERS]
+    if errors := [f"{name}: {message}" for name, message in _PYTHON.findall(text)]:
+        return one_line(errors[0])[:_MOST_CHARACTERS]
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return one_line(f"{type(error).__name__}: {first}")[:_MOST_CHARACTERS]

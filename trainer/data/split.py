@@ -1,7 +1,7 @@
-"""Holds out documents for evaluation: those whose content hashes below a bound, whatever their file, place or order.
+"""Holds out documents for evaluation: those whose content's hash is below a bound, whatever their file or order.
 
-Equal documents always fall on the same side, so a copy of a held-out document is not trained on. Pretokenized files
-hold every document; row i of each is document i of the corpus, so all data paths leave out the same ones.
+Equal documents fall on the same side, so a copy of a held-out document is not trained on. Row i of a pretokenized file
+is document i of the corpus, so all data paths leave out the same documents.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DEFAULT_FRACTION = 0.05
-BUCKETS = 1_000_000  # the fraction's resolution
+BUCKETS = 1_000_000  # resolution of the fraction
 _TRAINING, _HELD_OUT, _COUNTS = "training.npy", "held_out.npy", "split.json"
 
 
@@ -32,28 +32,28 @@ class DocumentSplit:
     """A corpus in two parts, in the cache. It is picklable, so that it can be sent to workers."""
 
     folder: str
-    training: int  # documents, empty ones included
+    training: int  # documents, including empty ones
     held_out: int
     training_empty: int
 
     def training_rows(self) -> NDArray[np.int64]:
-        """Which documents of the corpus are trained on, ascending."""
+        """Return the numbers of the training documents, ascending."""
         return _load(self.folder, _TRAINING)
 
     def held_out_rows(self) -> NDArray[np.int64]:
-        """Which are not, by their hash: the first of them are the same ones in any order of the corpus."""
+        """Return the numbers of the held-out documents, ordered by hash: the first are the same in any corpus order."""
         return _load(self.folder, _HELD_OUT)
 
 
 def content_hash(content: str | bytes) -> int:
-    """64 bits of BLAKE2b of a document, under a name of their own: no other use of a hash draws the same split."""
+    """Return 64 bits of a document's BLAKE2b, personalized so that no other use of the hash draws the same split."""
     encoded = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     digest = hashlib.blake2b(encoded, digest_size=8, person=b"held-out")
     return int.from_bytes(digest.digest(), "big")
 
 
 def held_buckets(config: EvaluationConfig, documents: int) -> int:
-    """How many of the :data:`BUCKETS` are held out."""
+    """Return how many of the :data:`BUCKETS` are held out."""
     fraction = DEFAULT_FRACTION if config.fraction is None else config.fraction
     if config.documents is not None:
         if config.documents >= documents:
@@ -66,7 +66,7 @@ def held_buckets(config: EvaluationConfig, documents: int) -> int:
 
 
 def prepare_split(config: EvaluationConfig, corpus: Corpus) -> DocumentSplit:
-    """Split ``corpus`` once and keep both parts in the cache. Raises InputError where one of them has no document."""
+    """Split ``corpus`` once and keep both parts in the cache. Raises InputError if a part has no text."""
     buckets = held_buckets(config, corpus.documents)
 
     def build(folder: Path) -> None:
@@ -91,9 +91,9 @@ def _write(corpus: Corpus, buckets: int, folder: Path) -> None:
     empty = held_empty = row = 0
     for contents in iter_contents(corpus):
         for content in contents:
-            found = content_hash(content)
-            if found % BUCKETS < buckets:
-                held.append((found, row))
+            content_id = content_hash(content)
+            if content_id % BUCKETS < buckets:
+                held.append((content_id, row))
                 held_empty += not content
             else:
                 training.append(row)

@@ -1,8 +1,7 @@
-"""Tokenizes what is read at once in one call, a call per document, or shared among threads or processes.
+"""Tokenizes documents in one call, one call per document, or shared among threads or processes (``data.tokenize``).
 
-``data.tokenize`` says which; all give the same ids. Processes are forked: the tokenizer is in their memory already, and
-its libraries run no threads of their own here (``keep_single_threaded``). Threads begin with the first batch: loader
-workers have been forked by then, and those of a worker are its own.
+All give the same ids. Processes are forked, so that the tokenizer is in their memory; the tokenizer libraries have no
+threads of their own (``keep_single_threaded``). Threads start with the first batch, after loader workers were forked.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from trainer.data.engines.base import Encoded, Engine, concatenated
 from trainer.errors import InputError, LostBatchError
 from trainer.lifetime import die_with_parent
 
-_STRATEGY_LOOK_S = 2.0  # an idle process looks this often whether its parent is still there
+_STRATEGY_LOOK_S = 2.0  # interval at which an idle process checks that its parent lives
 _STRATEGY_END_S = 5.0
 
 
 def by_strategy(tokenizer: Engine, config: DataConfig) -> Engine:
-    """``tokenizer``, called as ``config.tokenize`` says."""
+    """Wrap ``tokenizer`` in the strategy of ``config.tokenize``."""
     if config.tokenize == "batched":
         return tokenizer
     if config.tokenize == "per-sample":
         return PerSample(tokenizer)
     if config.tokenize == "threads":
         return InThreads(tokenizer, config.tokenize_threads)
-    stay = config.tokenize == "pool"
-    return InProcesses(tokenizer, config.tokenize_processes, stay=stay, timeout_s=config.timeout_s)
+    is_pool = config.tokenize == "pool"
+    return InProcesses(tokenizer, config.tokenize_processes, is_pool=is_pool, timeout_s=config.timeout_s)
 
 
 class PerSample:
-    """One call of the library for each document."""
+    """Calls the library once per document."""
 
     def __init__(self, tokenizer: Engine) -> None:
         self._tokenizer, self.encode = tokenizer, tokenizer.encode
@@ -49,9 +48,9 @@ class PerSample:
 
 
 class InThreads:
-    """Shares the documents out among threads of this process; each tokenizes its share in one call.
+    """Divides the documents among threads of this process; each tokenizes its share in one call.
 
-    The libraries let go of Python's lock while they encode. A process that was forked from this one starts its own.
+    The libraries release Python's lock while they encode. A forked process starts threads of its own.
     """
 
     def __init__(self, tokenizer: Engine, threads: int) -> None:
@@ -67,7 +66,7 @@ class InThreads:
         return concatenated(self._each(self._tokenizer.encode_flat, texts))
 
     def close(self) -> None:
-        """End the threads; the next batch starts others."""
+        """End the threads; the next batch starts new ones."""
         pool, self._pool = self._pool, None
         if pool is not None and self._process == os.getpid():
             pool.shutdown()
@@ -82,11 +81,11 @@ class InThreads:
         try:
             return [encode(shares[0]), *(other.result() for other in others)]
         finally:
-            wait(others)  # an error of one share must not leave the others running
+            wait(others)  # An error in one share must not leave the others running.
 
 
 def even_shares(texts: Sequence[str], count: int) -> list[list[str]]:
-    """At most ``count`` runs of neighbours, in order, of about as many characters each; none is empty."""
+    """Divide ``texts`` into at most ``count`` runs, in order, of about equal numbers of characters. None is empty."""
     shares: list[list[str]] = []
     total, before, share = sum(map(len, texts)), 0, -1
     for text in texts:
@@ -105,22 +104,22 @@ class _Worker(NamedTuple):
 
 
 class InProcesses:
-    """Shares the documents out among processes in turn; each tokenizes its share in one call.
+    """Divides the documents among processes; each tokenizes its share in one call.
 
-    ``stay``: they are started once and serve every batch (a pool). Otherwise each batch starts them and ends them.
+    ``is_pool``: the processes are started once and serve every batch; otherwise each batch starts and ends them.
     """
 
-    def __init__(self, tokenizer: Engine, processes: int, *, stay: bool, timeout_s: float) -> None:
+    def __init__(self, tokenizer: Engine, processes: int, *, is_pool: bool, timeout_s: float) -> None:
         self.encode = tokenizer.encode
-        self._tokenizer, self._count, self._stay, self._timeout_s = tokenizer, processes, stay, timeout_s
+        self._tokenizer, self._count, self._is_pool, self._timeout_s = tokenizer, processes, is_pool, timeout_s
         self._workers: list[_Worker] = []
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         shares = [texts[place :: self._count] for place in range(min(self._count, len(texts)))]
-        found: list[list[int]] = [[] for _ in texts]
+        encoded: list[list[int]] = [[] for _ in texts]
         for place, answer in enumerate(self._each("encode_batch", shares)):
-            found[place :: self._count] = answer
-        return found
+            encoded[place :: self._count] = answer
+        return encoded
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         return concatenated(self._each("encode_flat", even_shares(texts, self._count)))
@@ -133,11 +132,11 @@ class InProcesses:
                 self._ask(worker, method, share)
             return [self._answer(worker) for worker in self._workers[: len(shares)]]
         finally:
-            if not self._stay:
+            if not self._is_pool:
                 self.close()
 
     def close(self) -> None:
-        """End the processes; the next batch starts others."""
+        """End the processes; the next batch starts new ones."""
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.connection.close()
@@ -160,7 +159,7 @@ class InProcesses:
             raise _ended(worker) from error
 
     def _answer(self, worker: _Worker) -> Any:
-        """What it found. Raises InputError of its own, and LostBatchError where it has ended or takes too long."""
+        """Return the worker's tokens. Raises its InputError, and LostBatchError if it has ended or takes too long."""
         try:
             if not worker.connection.poll(self._timeout_s):
                 raise LostBatchError(
@@ -182,10 +181,10 @@ def _ended(worker: _Worker) -> LostBatchError:
 
 
 def _serve(connection: Connection, tokenizer: Engine, parent: int) -> None:
-    """Tokenize what comes until nothing more can come: its other end is closed, or the parent is gone."""
-    die_with_parent(parent)  # while it is suspended it could not look
+    """Tokenize what the parent sends until its end of the pipe is closed or the parent is gone."""
+    die_with_parent(parent)  # The check below cannot run while the process is suspended.
     while os.getppid() == parent:
-        # Another worker, forked later, holds the parent's end of this pipe as well: it may never be seen closed.
+        # A worker that was forked later also holds the parent's end of this pipe, which may keep it open.
         if not connection.poll(_STRATEGY_LOOK_S):
             continue
         try:

@@ -1,8 +1,12 @@
-"""Turns a corpus' documents into tokens on all cores, a bounded group of documents at a time, in their order.
+"""Tokenizes a corpus' documents on all cores, a bounded group of documents at a time, in their order.
 
-Whoever joins the groups gets the same tokens whatever the number of workers: a document is encoded by itself, and
-groups come in the order of the corpus. Nothing is forked: engines that let go of Python's lock while they encode are
-called from threads, the others from processes that start afresh.
+The tokens do not depend on the number of workers: each document is encoded by itself, and groups keep the order of the
+corpus. Nothing is forked: engines that release Python's lock while they encode run in threads, the others in spawned
+processes.
+
+A very long document is encoded in parts, as tokenizers takes 120 times a text's size in memory. A part ends where the
+text around it gives the same ids in one piece and in two: libraries split text into words first, at white space among
+others, and encode each word for itself. If no such place is found, the document is encoded whole.
 """
 
 from __future__ import annotations
@@ -21,9 +25,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, iter_encoded, iter_texts
-from trainer.data.engines.base import Encoded, Engine, with_end_of_text
+from trainer.data.engines.base import Encoded, Engine, concatenated, utf8_bytes, with_end_of_text
 from trainer.data.engines.own import Slow
-from trainer.data.long_document import encode_long
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer
 from trainer.errors import InputError
 from trainer.lifetime import die_with_parent
@@ -32,16 +35,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-GROUP_BYTES = 1 << 20  # of text in a group: 10 ms of the fastest engine, and 120 MB of memory of tokenizers
-LONG_CHARACTERS = 2 << 20  # of a document that is encoded in parts
-IN_FLIGHT_BYTES = 64 << 20  # of text that is being encoded or waits to be written; a larger document goes by itself
-_AHEAD = 16  # of that, one part more may lie ready to be encoded
+GROUP_BYTES = 1 << 20  # text of a group: 10 ms of the fastest engine, and 120 MB of memory in tokenizers
+LONG_CHARACTERS = 2 << 20  # length beyond which a document is encoded in parts
+IN_FLIGHT_BYTES = 64 << 20  # text that is being encoded or waits to be written; a larger document goes by itself
+_AHEAD = 16  # one in so many of these bytes may be read ahead in addition
 _GROUP_ENDING_S = 5.0
+PART_CHARACTERS = 1 << 20
+AROUND_CHARACTERS = 1 << 12  # text compared before and after a possible end: hundreds of words
+ENDS_TRIED = 8  # places of each kind that are tried per part
 
 
 @dataclass(frozen=True)
 class TextGroup:
-    """Documents that are encoded in one call. ``text_bytes``: of their UTF-8."""
+    """Documents that are encoded in one call. ``text_bytes``: their length in UTF-8."""
 
     texts: list[str]
     text_bytes: int
@@ -49,9 +55,9 @@ class TextGroup:
 
 @dataclass(frozen=True)
 class TokenGroup:
-    """The finished tokens of consecutive documents, end to end, each with its end-of-document id.
+    """Tokens of consecutive documents, end to end, each with its end-of-document id.
 
-    ``ids``: (tokens,) of the type in which they are stored. ``lengths``: (documents,) int64.
+    ``ids``: (tokens,) in the stored type. ``lengths``: (documents,) int64.
     """
 
     ids: NDArray[Any]
@@ -63,10 +69,10 @@ TokenGroups = Iterator[TokenGroup]
 
 
 def corpus_groups(corpus: Corpus, info: TokenizerInfo, start: int = 0, workers: int | None = None) -> TokenGroups:
-    """The tokens of the corpus' documents from number ``start`` on."""
+    """Yield the tokens of the corpus' documents from number ``start`` on."""
     if corpus.content == "tokens":
         return _stored_from(corpus, info, start)
-    return encoded_groups(text_groups(_texts_from(corpus, start)), info, workers)
+    return encoded_groups(text_groups(texts_from(corpus, start)), info, workers)
 
 
 def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
@@ -76,7 +82,7 @@ def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
     for batch in batches:
         first = 0
         for place, size in enumerate(map(utf8_bytes, batch)):
-            held = len(texts) + place - first  # empty ones among them: a long document goes by itself all the same
+            held = len(texts) + place - first  # It counts empty documents, so that a long one goes by itself.
             if held and (total + size > GROUP_BYTES or held == CORPUS_ROW_GROUP):
                 yield TextGroup(texts + batch[first:place], total)
                 texts, total, first = [], 0, place
@@ -86,17 +92,11 @@ def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
         yield TextGroup(texts, total)
 
 
-def utf8_bytes(text: str) -> int:
-    """How many bytes ``text`` takes as UTF-8."""
-    return len(text) if text.isascii() else len(text.encode())
-
-
 def encoded_groups(groups: Iterable[TextGroup], info: TokenizerInfo, workers: int | None = None) -> TokenGroups:
-    """Encode groups of documents, in their order. This is all that a machine of a cluster does with its share.
+    """Encode groups of documents, in their order.
 
-    ``workers``: threads, or processes where the engine holds Python's lock (default: as many as this process may use
-    cores). What is in flight is bounded by ``IN_FLIGHT_BYTES`` of text, and by ``workers`` + 1 groups; a little more
-    is read ahead.
+    ``workers``: threads, or processes if the engine holds Python's lock (default: one per core of this process). At
+    most ``IN_FLIGHT_BYTES`` of text and ``workers`` + 1 groups are in flight; a little more is read ahead.
     """
     count = workers or len(os.sched_getaffinity(0))
     if count == 1:
@@ -131,19 +131,19 @@ def _encoded_by_many(groups: Iterable[TextGroup], info: TokenizerInfo, count: in
         while pending:
             yield first()
     finally:
-        executor.shutdown(cancel_futures=True)  # interrupted, it waits for what is being encoded, not for the queue
+        executor.shutdown(cancel_futures=True)  # An interrupt waits for running calls only, not for the queue.
 
 
 class _ReadAhead:
-    """Groups of documents that another thread reads, while this one writes what was made of those before."""
+    """Reads groups of documents in another thread, while this one writes the tokens of earlier groups."""
 
     def __init__(self, groups: Iterable[TextGroup]) -> None:
         self._groups = iter(groups)
         self._ready: deque[TextGroup] = deque()
-        self._bytes = 0  # of their text
+        self._bytes = 0  # text of the groups in ``_ready``
         self._state = threading.Condition()
         self._error: BaseException | None = None
-        self._ended = False  # all was read, or nobody takes any more
+        self._ended = False  # True once all groups are read, or the reader of this object has left
         self._thread = threading.Thread(target=self._read, name="read corpus", daemon=True)
 
     def __enter__(self) -> _ReadAhead:
@@ -151,7 +151,7 @@ class _ReadAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread, where not all was read. One that waits for a network for long ends with the process."""
+        """End the thread. A thread that waits for a network ends with the process."""
         with self._state:
             self._ended = True
             self._state.notify_all()
@@ -193,7 +193,7 @@ class _ReadAhead:
 def _executor(engine: Engine, info: TokenizerInfo, count: int) -> tuple[Executor, Callable[[TextGroup], TokenGroup]]:
     if not isinstance(engine, Slow):
         return ThreadPoolExecutor(count, "tokenize"), lambda group: _encode(engine, info, group)
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
+    spawn = multiprocessing.get_context("spawn")  # A fork would copy threads' locks.
     return ProcessPoolExecutor(count, spawn, _begin, (info, os.getpid())), _encode_here
 
 
@@ -204,24 +204,24 @@ def _encode(engine: Engine, info: TokenizerInfo, group: TextGroup) -> TokenGroup
 
 
 def _stored(ids: Encoded, info: TokenizerInfo, text_bytes: int) -> TokenGroup:
-    """Plain ids as they are stored."""
+    """Convert plain ids to the stored form."""
     from trainer.data.formats.flat import token_type
 
     if len(ids.ids) and (largest := int(ids.ids.max())) >= info.vocab_size:
         raise InputError(
             f"data.tokenizer: {info.location} gave the id {largest}, outside of its vocabulary of {info.vocab_size:,}"
         )
-    # Narrowed first: half as much is moved when the end-of-text ids are put in.
+    # Narrow first: inserting the end-of-text ids then moves half as much.
     narrow = Encoded(ids.ids.astype(token_type(info.vocab_size)), ids.lengths)
     encoded = with_end_of_text(narrow, info.eos_id)
     return TokenGroup(encoded.ids, encoded.lengths, text_bytes)
 
 
-_here: list[tuple[Engine, TokenizerInfo]] = []  # of a process that tokenizes
+_here: list[tuple[Engine, TokenizerInfo]] = []  # engine of this spawned process
 
 
 def _begin(info: TokenizerInfo, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process.
     die_with_parent(parent)
     _here.append((load_tokenizer(info), info))
 
@@ -230,8 +230,8 @@ def _encode_here(group: TextGroup) -> TokenGroup:
     return _encode(*_here[0], group)
 
 
-def _texts_from(corpus: Corpus, start: int) -> Iterator[list[str]]:
-    """The corpus' documents without the first ``start``."""
+def texts_from(corpus: Corpus, start: int) -> Iterator[list[str]]:
+    """Yield the corpus' documents without the first ``start``."""
     for texts in iter_texts(corpus):
         if start < len(texts):
             yield texts[start:]
@@ -239,7 +239,7 @@ def _texts_from(corpus: Corpus, start: int) -> Iterator[list[str]]:
 
 
 def _stored_from(corpus: Corpus, info: TokenizerInfo, start: int) -> TokenGroups:
-    """The documents of a corpus of token ids without the first ``start``: each ends in one end-of-text id."""
+    """Yield the documents of a corpus of token ids without the first ``start``. Each ends in one end-of-text id."""
     import numpy as np
 
     for encoded in iter_encoded(corpus, eos_id=info.eos_id):
@@ -249,3 +249,46 @@ def _stored_from(corpus: Corpus, info: TokenizerInfo, start: int) -> TokenGroups
         if len(lengths):
             ids = encoded.ids[int(np.sum(encoded.lengths[:skipped])) :]
             yield _stored(Encoded(ids, lengths), info, 0)
+
+
+def encode_long(engine: Engine, text: str) -> Encoded:
+    """Return the ids of one long document, the same as ``engine.encode_flat([text])``."""
+    import numpy as np
+
+    parts = []
+    start = 0
+    for end in _ends(engine, text):
+        parts.append(engine.encode_flat([text[start:end]]))
+        start = end
+    encoded = concatenated(parts)
+    return Encoded(encoded.ids, np.array([len(encoded.ids)], np.int64))
+
+
+def _ends(engine: Engine, text: str) -> Iterator[int]:
+    """Yield the ends of the parts; the last one is the text's end."""
+    wanted = PART_CHARACTERS
+    while wanted < len(text):
+        end = next((place for place in _places(text, wanted) if _parts_are_the_whole(engine, text, place)), None)
+        if end is not None:
+            yield end
+        wanted = (wanted if end is None else end) + PART_CHARACTERS
+    yield len(text)
+
+
+def _places(text: str, start: int) -> Iterator[int]:
+    """Yield single line ends, then single spaces, from ``start`` on, within a part's length."""
+    for separator in ("\n", " "):
+        place = start - 1
+        for _ in range(ENDS_TRIED):
+            place = text.find(separator, place + 1, start + PART_CHARACTERS)
+            if place < 1:
+                break
+            if not text[place - 1].isspace() and not text[place + 1 : place + 2].isspace():
+                yield place
+
+
+def _parts_are_the_whole(engine: Engine, text: str, place: int) -> bool:
+    before = text[max(place - AROUND_CHARACTERS, 0) : place]
+    after = text[place : place + AROUND_CHARACTERS]
+    both = engine.encode_flat([before, after])
+    return bool((ids := engine.encode_flat([before + after]).ids).shape == both.ids.shape and (ids == both.ids).all())

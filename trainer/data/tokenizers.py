@@ -6,8 +6,9 @@ one, the end-of-document id (see :func:`document_tokens`).
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import TokenizerConfig, TrainTokenizer
-from trainer.data import cache, pretrained, train_sentencepiece, train_tokenizer
+from trainer.data import cache, pretrained, train_tokenizer
 from trainer.data.corpus import Corpus, check_vocabulary
 from trainer.data.engines.base import Engine
 from trainer.data.engines.choose import AS_TEXT, EngineProof, check_no_special_tokens, check_template, choose
@@ -25,12 +26,11 @@ from trainer.data.manifest import read_manifest
 from trainer.errors import InputError
 from trainer.files import expanded
 
-# By the library that a tokenizer was made for: those that may encode in its place, and what it does with special tokens
-# in text, unless it can be told.
+# Per library that a tokenizer was made for: the engines that may replace it.
 _OTHERS_OF = {"tokenizers": tuple(OTHERS), "sentencepiece": ("gigatoken",), "transformers": ()}
-FOLDER = "tokenizer"  # within what carries one: see trainer.data.kept_tokenizer
+FOLDER = "tokenizer"  # folder name within a training or tokens folder, see trainer.data.kept_tokenizer
 _POLICY = "data.tokenizer.special_tokens_in_text"
-_NATURALLY = {"sentencepiece": "as-text", "transformers": "as-special"}
+_FIXED_POLICY = {"sentencepiece": "as-text", "transformers": "as-special"}  # libraries without a choice
 
 
 @dataclass(frozen=True)
@@ -43,31 +43,28 @@ class TokenizerInfo:
     eos_id: int | None
     bos_id: int | None
     pad_id: int | None
-    fingerprint: str  # of the tokenizer's content
+    fingerprint: str  # hash of the tokenizer's content
     engine: str  # library and version that encodes; another version may split text differently
-    proof: EngineProof | None = None  # that its ids are those of the library that the tokenizer was made for
+    proof: EngineProof | None = None  # proof that ``engine`` gives the ids of the tokenizer's own library
 
     @property
     def library(self) -> str:
-        """The library that encodes."""
+        """Name of the library that encodes."""
         return self.engine.partition(" ")[0]
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
     """Find, train or import the tokenizer, and choose its engine. All is cached, so a second call is cheap.
 
-    Raises InputError where the corpus holds token ids that it does not know.
+    Raises InputError if the corpus holds token ids that the tokenizer does not have.
     """
     keep_single_threaded()
-    info = _prepare(config, corpus)
+    if corpus.pretokenized:
+        info = _of_pretokenized(config, corpus, Path(corpus.pretokenized[0]))
+    else:
+        info = _named(config, corpus)
     check_vocabulary(corpus, info.vocab_size)
     return _with_engine(info, config, corpus)
-
-
-def _prepare(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    if corpus.pretokenized:
-        return _of_pretokenized(config, corpus, Path(corpus.pretokenized[0]))
-    return _named(config, corpus)
 
 
 def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> TokenizerInfo:
@@ -98,7 +95,7 @@ def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> T
 def _named(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
     """Return the tokenizer that the keys name. ``corpus``: training data of a tokenizer that is trained."""
     if config.train is not None and config.train.kind == "sentencepiece":
-        return sentencepiece_info(train_sentencepiece.trained(corpus, config.train.vocab_size))
+        return sentencepiece_info(train_tokenizer.trained_sentencepiece(corpus, config.train.vocab_size))
     if config.train is not None:
         kind, vocab_size = config.train.kind, config.train.vocab_size
         key = [train_tokenizer.TOKENIZER_RECIPE, corpus.fingerprint, kind, vocab_size]
@@ -114,23 +111,23 @@ def _named(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
 
 
 def load_tokenizer(info: TokenizerInfo) -> Engine:
-    """Load the tokenizer into this process. Raises InputError where its file is gone, or another one by now."""
+    """Load the tokenizer into this process. Raises InputError if its file was deleted or changed."""
     keep_single_threaded()
     location = Path(info.location)
     if not location.exists():
         raise InputError(f"{info.location}: the tokenizer was deleted after it was prepared")
     if location.is_file() and cache.file_fingerprint(location) != info.fingerprint:
         raise InputError(f"{info.location}: the tokenizer was changed after it was prepared")
-    found: Engine = _engine(info, info.library, special_as_text=info.engine.endswith(AS_TEXT))
-    return found
+    loaded: Engine = _engine(info, info.library, special_as_text=info.engine.endswith(AS_TEXT))
+    return loaded
 
 
 def load_codec(info: TokenizerInfo) -> TextCodec:
     """Load the library that the tokenizer was made for, which also turns ids into text."""
     keep_single_threaded()
     library = engine(info.kind, info.location).partition(" ")[0]
-    found: TextCodec = _engine(info, library, special_as_text=False)
-    return found
+    codec: TextCodec = _engine(info, library, special_as_text=False)
+    return codec
 
 
 def _engine(info: TokenizerInfo, library: str, *, special_as_text: bool) -> Any:
@@ -144,20 +141,20 @@ def _engine(info: TokenizerInfo, library: str, *, special_as_text: bool) -> Any:
 
 
 def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """The same with the engine and the policy on special tokens that ``config`` asks for."""
+    """Return ``info`` with the engine and the policy on special tokens that ``config`` asks for."""
     policy, own = config.special_tokens_in_text, info.library
-    natural = _NATURALLY.get(own, policy)
-    if policy not in (None, "refuse", natural):
-        raise InputError(f"{_POLICY}: {own} cannot encode them {policy}; allowed: null, {natural}, refuse")
+    fixed = _FIXED_POLICY.get(own, policy)
+    if policy not in (None, "refuse", fixed):
+        raise InputError(f"{_POLICY}: {own} cannot encode them {policy}; allowed: null, {fixed}, refuse")
     as_text = policy == "as-text" and own == "tokenizers"
     if policy == "refuse":
         tokens = _engine(info, own, special_as_text=False).special_tokens()
-        policies = [_NATURALLY[own]] if own in _NATURALLY else ["as-special", "as-text"]
+        policies = [_FIXED_POLICY[own]] if own in _FIXED_POLICY else ["as-special", "as-text"]
         check_no_special_tokens(corpus, tokens, info.fingerprint, policies)
     if policy is None and own == "sentencepiece" and corpus.template is not None:
         tokens = _engine(info, own, special_as_text=False).special_tokens()
         check_template(corpus, tokens, info.fingerprint)
-    # sentencepiece never finds special tokens in text: no engine in its place may.
+    # sentencepiece never finds special tokens in text, so an engine that replaces it must not either.
     build = partial(_engine, info, special_as_text=as_text or own == "sentencepiece")
     library, proof = choose(config, corpus, own, _OTHERS_OF[own], build, [info.fingerprint, as_text])
     return replace(info, engine=f"{library} {version(library)}{AS_TEXT if as_text else ''}", proof=proof)
@@ -183,7 +180,7 @@ def engine(kind: str, location: str) -> str:
 
 
 def info_of(kind: str, folder: Path) -> TokenizerInfo:
-    """What facts.json says of the tokenizer in ``folder``. Raises InputError where it is damaged."""
+    """Describe the tokenizer in ``folder`` by its facts.json. Raises InputError if that is damaged."""
     facts = train_tokenizer.read_facts(folder)
     location = str(folder / (facts.location or "tokenizer.json"))
     kind = "sentencepiece" if location.endswith(".model") else kind
@@ -200,7 +197,7 @@ def info_of(kind: str, folder: Path) -> TokenizerInfo:
 
 
 def sentencepiece_file(location: str) -> Path:
-    """Where the model file ``location`` lies; InputError where there is none."""
+    """Return the absolute path of the model file ``location``. Raises InputError if there is no file."""
     path = expanded(location).absolute()
     if not path.is_file():
         raise InputError(f"data.tokenizer.sentencepiece: no file {location}")
@@ -208,7 +205,7 @@ def sentencepiece_file(location: str) -> Path:
 
 
 def sentencepiece_info(location: str) -> TokenizerInfo:
-    """What a SentencePiece model says of itself. Raises InputError where it is none."""
+    """Describe a SentencePiece model file. Raises InputError if it is not one."""
     path = sentencepiece_file(location)
 
     def facts() -> list[int]:
@@ -231,10 +228,45 @@ def sentencepiece_info(location: str) -> TokenizerInfo:
 
 
 def sentencepiece_model(location: str) -> Any:
-    """Load it; InputError where the file is none."""
+    """Load a SentencePiece model file. Raises InputError if it is not one."""
     import sentencepiece
 
     try:
         return sentencepiece.SentencePieceProcessor(model_file=location)
     except (RuntimeError, OSError) as error:
         raise InputError(f"data.tokenizer.sentencepiece: {location} is not a sentencepiece model") from error
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids that stand for no text. ``unknown``: id of unknown text; None if the tokenizer falls back to bytes."""
+
+    ids: frozenset[int]
+    unknown: int | None
+
+
+def special_ids(info: TokenizerInfo) -> SpecialIds:
+    """Return the tokenizer's special ids, without ids beyond its vocabulary."""
+    ids, unknown = _listed_special_ids(info)
+    known = frozenset(token for token in ids if token < info.vocab_size)
+    return SpecialIds(known, unknown if unknown is not None and 0 <= unknown < info.vocab_size else None)
+
+
+def _listed_special_ids(info: TokenizerInfo) -> tuple[Iterable[int], int | None]:
+    """Return the special ids and the id of unknown text, as the tokenizer's library lists them."""
+    if info.kind == "sentencepiece":
+        model = sentencepiece_model(info.location)
+        pieces = range(model.get_piece_size())
+        return [piece for piece in pieces if model.is_control(piece) or model.is_unknown(piece)], int(model.unk_id())
+    if not info.location.endswith(".json"):
+        tokenizer = pretrained.load_auto(info.location)
+        return tokenizer.all_special_ids, tokenizer.unk_token_id
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_file(info.location)
+    ids = [at for at, token in backend.get_added_tokens_decoder().items() if token.special]
+    content = json.loads(Path(info.location).read_text(encoding="utf-8"))["model"]
+    unknown = content.get("unk_id")  # Unigram models have the id, other models the token.
+    if unknown is None and isinstance(content.get("unk_token"), str):
+        unknown = backend.token_to_id(content["unk_token"])
+    return ids, unknown

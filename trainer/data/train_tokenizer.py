@@ -1,11 +1,12 @@
-"""Trains a tokenizer on a bounded, deterministic sample of the corpus, with the `tokenizers` library."""
+"""Trains a tokenizer on a bounded, deterministic sample of the corpus, with `tokenizers` or sentencepiece."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,27 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainer.data import cache
 from trainer.data.corpus import Corpus, iter_texts
-from trainer.data.long_word import LONGEST_WORD_BYTES, WithoutGiants
 from trainer.errors import InputError, one_line
 from trainer.files import read_json
 
 MAX_VOCABULARY = 2**27  # rows of an embedding; hundreds of times the largest vocabulary in use
-TOKENIZER_RECIPE = 2  # raise it when training changes: it is part of the cache key
+# Raise these when training changes: they are part of the cache keys.
+TOKENIZER_RECIPE = 2
+SENTENCEPIECE_RECIPE = 1
 
 FACTS = "facts.json"
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<unk>"
 
+MODEL = "sentencepiece.model"
+
 # Characters of text. BPE learns from 10 million in about 3 s on one core; unigram's EM is some ten times slower.
-_SAMPLE_CHARACTERS = {"bpe": 10_000_000, "wordpiece": 10_000_000, "unigram": 2_000_000}
-_LONGEST_CHARACTERS = 200_000  # of one document, so that a single huge one cannot be the whole sample
+_SAMPLE_CHARACTERS = {"bpe": 10_000_000, "wordpiece": 10_000_000, "unigram": 2_000_000, "sentencepiece": 1_000_000}
+_LONGEST_CHARACTERS = 200_000  # cap per document: one huge document cannot be the whole sample
+LONGEST_WORD_BYTES = 2000  # UTF-8; a sample of nothing but such words trains in half a minute, not hours
+_FEWEST_CHARACTERS = LONGEST_WORD_BYTES // 4  # minimum length of a longer word
+_BLANK = re.compile(rf"\s{{{_FEWEST_CHARACTERS}}}")  # white space is a word too
+_MAX_LINE_BYTES = 4_000  # sentencepiece's trainer drops longer lines
 
 
 def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
@@ -38,7 +46,7 @@ def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
     """
     from tokenizers.models import BPE
 
-    # What a word is does not depend on the model.
+    # Any model will do: it does not change where words end.
     splitter = (_bert if kind == "wordpiece" else _byte_level)(BPE())
     sampled = WithoutGiants(sample(corpus, _SAMPLE_CHARACTERS[kind]), splitter)
     texts = list(sampled)
@@ -50,7 +58,10 @@ def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
                 "give data.tokenizer.pretrained or data.tokenizer.sentencepiece"
             )
         print(f"data.tokenizer.train: {giants} left out of what the tokenizer learns from", file=sys.stderr)
-    tokenizer = {"bpe": _bpe, "unigram": _unigram, "wordpiece": _wordpiece}[kind](texts, vocab_size)
+    if kind == "wordpiece":
+        tokenizer = _train_wordpiece(texts, vocab_size)
+    else:
+        tokenizer = _train_byte_level(kind, texts, vocab_size)
     save(tokenizer, folder)
     write_facts(folder, tokenizer.get_vocab(), tokenizer.token_to_id(END_OF_TEXT), None, None)
 
@@ -74,14 +85,13 @@ def sample(corpus: Corpus, characters: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """The content of facts.json, beside a ``tokenizer.json``: what `TokenizerInfo` needs to know of it."""
+    """Content of facts.json: what `TokenizerInfo` needs to know of the tokenizer in the same folder."""
 
     vocab_size: int
     eos_id: int | None
     bos_id: int | None
     pad_id: int | None
-    # Path of the tokenizer, relative to the folder of facts.json; None: the ``tokenizer.json`` beside facts.json.
-    location: str | None
+    location: str | None  # path relative to the folder of facts.json; None: the ``tokenizer.json`` in that folder
     fingerprint: str
 
 
@@ -94,13 +104,10 @@ def write_facts(
     location: str | None = None,
     fingerprint: str | None = None,
 ) -> None:
-    """Write the facts that `TokenizerInfo` needs beside ``tokenizer.json``; ``location`` None means that file.
-
-    Raises InputError for a vocabulary that no model can have.
-    """
+    """Write facts.json into ``folder``. Raises InputError for a vocabulary that no model can have."""
     largest = largest_id(vocabulary, location or "the tokenizer")
     facts = TokenizerFacts(
-        vocab_size=largest + 1,  # ids may have gaps: the embedding must hold the largest
+        vocab_size=largest + 1,  # Ids may have gaps: the embedding must hold the largest one.
         eos_id=eos_id,
         bos_id=bos_id,
         pad_id=pad_id,
@@ -111,7 +118,7 @@ def write_facts(
 
 
 def largest_id(vocabulary: dict[str, int], name: str) -> int:
-    """The largest id; InputError for a vocabulary that no model can have, which names the tokenizer by ``name``."""
+    """Return the largest id. Raises InputError, with ``name``, for a vocabulary that no model can have."""
     if not vocabulary:
         raise InputError(f"data.tokenizer: the vocabulary of {name} is empty")
     token, largest = max(vocabulary.items(), key=lambda item: item[1])
@@ -124,10 +131,7 @@ def largest_id(vocabulary: dict[str, int], name: str) -> int:
 
 
 def read_facts(folder: Path) -> TokenizerFacts:
-    """Read what :func:`write_facts` wrote, this state of the code or another: keys that came later are left out.
-
-    Raises InputError where it is damaged, or where the file beside it is not the one it is about.
-    """
+    """Read facts.json. Raises InputError if it is damaged, or if the tokenizer was changed after it was written."""
     path = folder / FACTS
     try:
         facts = TypeAdapter(TokenizerFacts).validate_python(read_json(path))
@@ -158,37 +162,26 @@ def _bert(model: Any) -> Any:
     return tokenizer
 
 
-def _byte_alphabet() -> list[str]:
-    from tokenizers import pre_tokenizers
+def _train_byte_level(kind: str, texts: list[str], vocab_size: int) -> Any:
+    """Train byte-level BPE or unigram."""
+    from tokenizers import models, pre_tokenizers, trainers
 
-    return sorted(pre_tokenizers.ByteLevel.alphabet())
-
-
-def _bpe(texts: list[str], vocab_size: int) -> Any:
-    from tokenizers import models, trainers
-
-    return _trained(_byte_level(models.BPE()), trainers.BpeTrainer, texts, vocab_size)
-
-
-def _unigram(texts: list[str], vocab_size: int) -> Any:
-    from tokenizers import models, trainers
-
-    return _trained(_byte_level(models.Unigram()), trainers.UnigramTrainer, texts, vocab_size)
-
-
-def _trained(tokenizer: Any, make_trainer: Any, texts: list[str], vocab_size: int) -> Any:
-    trainer = make_trainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=_byte_alphabet(), show_progress=False
+    tokenizer = _byte_level(models.BPE() if kind == "bpe" else models.Unigram())
+    trainer = (trainers.BpeTrainer if kind == "bpe" else trainers.UnigramTrainer)(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
-def _wordpiece(texts: list[str], vocab_size: int) -> Any:
+def _train_wordpiece(texts: list[str], vocab_size: int) -> Any:
     """Train WordPiece over BERT's pre-tokenization, with case kept.
 
-    The trainer numbers its ``##x`` pieces in the order of a hash map, which differs between processes. Handing it
-    the whole alphabet as special tokens fixes the order; the model is then rebuilt without them being special.
+    The trainer numbers its ``##x`` pieces in the order of a hash map, which differs between processes. Passing the
+    whole alphabet as special tokens fixes the order. The model is then rebuilt without them being special.
     """
     from tokenizers import AddedToken, models, trainers
 
@@ -215,3 +208,80 @@ def _commonest_characters(texts: Iterator[str], most: int) -> list[str]:
         counts.update(text)
     ranked = sorted((character for character in counts if not character.isspace()), key=lambda c: (-counts[c], c))
     return sorted(ranked[:most])
+
+
+class WithoutGiants:
+    """Iterates over texts without their giant words; ``left_out`` counts these.
+
+    Each merge that training tries goes through the whole word, so its time grows with the square of a word's length: a
+    word of 200,000 letters (a genome, an encoded picture) takes 8 to 14 s, fifty of them minutes. Encoding is linear.
+    """
+
+    def __init__(self, texts: Iterable[str], tokenizer: Any) -> None:
+        """``tokenizer``: its normalizer and pre-tokenizer define where words end."""
+        self._texts = texts
+        self._normalizer, self._pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+        self.left_out = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            if not _may_hold_a_giant(text):
+                yield text
+            elif (rest := self._cut(text)).strip():
+                yield rest
+
+    def _cut(self, text: str) -> str:
+        if self._normalizer is not None:
+            text = self._normalizer.normalize_str(text)
+        kept, since = [], 0
+        for _, (start, end) in self._pre_tokenizer.pre_tokenize_str(text):
+            if end - start >= _FEWEST_CHARACTERS and len(text[start:end].encode()) > LONGEST_WORD_BYTES:
+                kept.append(text[since:start])
+                since = end
+                self.left_out += 1
+        return "\n".join([*kept, text[since:]]) if kept else text
+
+
+def _may_hold_a_giant(text: str) -> bool:
+    longest = max(map(len, text.split()), default=0)
+    return longest >= _FEWEST_CHARACTERS - 1 or _BLANK.search(text) is not None
+
+
+def trained_sentencepiece(corpus: Corpus, vocab_size: int) -> str:
+    """Return the SentencePiece unigram model of this corpus and size, trained once. Raises InputError if it fails."""
+
+    def check(folder: Path) -> None:
+        if not (folder / MODEL).is_file():
+            raise InputError(f"{folder / MODEL}: is missing")
+
+    key = [SENTENCEPIECE_RECIPE, corpus.fingerprint, vocab_size]
+    return str(
+        cache.folder("sentencepiece", key, lambda to: _train_sentencepiece(corpus, vocab_size, to), check) / MODEL
+    )
+
+
+def _train_sentencepiece(corpus: Corpus, vocab_size: int, to: Path) -> None:
+    import sentencepiece
+
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_lines(corpus),
+            model_prefix=str(to / MODEL.removesuffix(".model")),
+            vocab_size=vocab_size,
+            model_type="unigram",
+            byte_fallback=True,
+            hard_vocab_limit=False,  # A small corpus has fewer pieces.
+            num_threads=1,  # The same sample then gives the same model.
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        raise InputError(
+            f"data.tokenizer.train: sentencepiece cannot learn {vocab_size} pieces from {corpus.name}: "
+            f"{one_line(str(error))}"
+        ) from error
+    (to / MODEL.replace(".model", ".vocab")).unlink(missing_ok=True)
+
+
+def _lines(corpus: Corpus) -> Iterator[str]:
+    for text in sample(corpus, _SAMPLE_CHARACTERS["sentencepiece"]):
+        yield from (line for line in text.splitlines() if line.strip() and len(line.encode()) <= _MAX_LINE_BYTES)

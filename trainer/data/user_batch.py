@@ -1,4 +1,4 @@
-"""Makes a :class:`Batch` of what a user's collate function gives, or says in a line why it cannot be one."""
+"""Converts the result of a user's collate function to a :class:`Batch`, or raises an InputError of one line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ALLOWED = (
     "or one tensor of ids; each of shape (samples, sequence)"
 )
 ACCEPTED = ("input_ids", "labels", "attention_mask")
-# Tokenizers give these beside the ids, and no model takes them: they are left out.
+# Outputs of tokenizers that no model takes: they are left out.
 LEFT_OUT = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length")
 
 
 def as_batch(made: Any, name: str, sequence_length: int, shifted: bool = True) -> Batch:
-    """A :class:`Batch` of what the user's collate function gave. Raises InputError for anything else.
+    """Convert the result of the user's collate function to a batch. Raises InputError for an unknown form.
 
-    ``shifted`` False: of a masked-LM, whose labels are taken as they are.
+    ``shifted``: False for a masked-LM, whose labels are taken unchanged.
     """
     if isinstance(made, Batch):
         return made
@@ -34,8 +34,8 @@ def as_batch(made: Any, name: str, sequence_length: int, shifted: bool = True) -
         )
     ids, labels, mask = _parts(made, name)
     if ids.dim() != 2 or labels.shape != ids.shape or ids.is_floating_point():
-        what = f"{ids.dtype} {tuple(ids.shape)}, labels {tuple(labels.shape)}".replace("torch.", "")
-        raise InputError(f"{KEY}: {name} gives ids of {what}; allowed: {ALLOWED}")
+        given = f"{ids.dtype} {tuple(ids.shape)}, labels {tuple(labels.shape)}".replace("torch.", "")
+        raise InputError(f"{KEY}: {name} gives ids of {given}; allowed: {ALLOWED}")
     if ids.shape[1] > sequence_length:
         raise InputError(
             f"data.sequence_length: {sequence_length}, but {name} gives sequences of {ids.shape[1]}: give that"
@@ -46,7 +46,7 @@ def as_batch(made: Any, name: str, sequence_length: int, shifted: bool = True) -
 
 
 def _is_needed(mask: torch.Tensor, labels: torch.Tensor) -> bool:
-    """Whether a causal model's loss depends on the mask: text follows padding, or a label is predicted from padding."""
+    """Return True if a causal model's loss depends on the mask: padding precedes text or a label."""
     padding = mask[:, :-1] == 0
     return bool((padding & ((mask[:, 1:] != 0) | (labels[:, 1:] != IGNORED))).any())
 
@@ -55,14 +55,14 @@ def _parts(made: Any, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     if isinstance(made, Mapping) or hasattr(made, "keys"):
         ids, labels, mask = (made.get(key) for key in ("input_ids", "labels", "attention_mask"))
         if isinstance(ids, torch.Tensor):
-            if others := [str(key) for key in made.keys() if key not in ACCEPTED + LEFT_OUT]:  # noqa: SIM118
+            if unknown := [str(key) for key in made.keys() if key not in ACCEPTED + LEFT_OUT]:  # noqa: SIM118
                 raise InputError(
-                    f"{KEY}: {name} gives batches with {', '.join(others)}, which no model is given here; accepted: "
+                    f"{KEY}: {name} gives batches with {', '.join(unknown)}, which no model is given here; accepted: "
                     f"{', '.join(ACCEPTED)}; left out: {', '.join(LEFT_OUT)}"
                 )
-            for key, one in (("labels", labels), ("attention_mask", mask)):
-                if one is not None and not (isinstance(one, torch.Tensor) and one.shape == ids.shape):
-                    shape = tuple(getattr(one, "shape", ())) or type(one).__name__
+            for key, value in (("labels", labels), ("attention_mask", mask)):
+                if value is not None and not (isinstance(value, torch.Tensor) and value.shape == ids.shape):
+                    shape = tuple(getattr(value, "shape", ())) or type(value).__name__
                     raise InputError(
                         f"{KEY}: {name} gives {key} of {shape}; allowed: that of its ids, {tuple(ids.shape)}"
                     )
@@ -72,9 +72,9 @@ def _parts(made: Any, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
         raise InputError(f"{KEY}: {name} gives batches with {', '.join(map(str, made))}; allowed: {ALLOWED}")
     if isinstance(made, torch.Tensor):
         return made, made, None
-    if isinstance(made, list | tuple) and len(made) == 2 and all(isinstance(one, torch.Tensor) for one in made):
+    if isinstance(made, list | tuple) and len(made) == 2 and all(isinstance(part, torch.Tensor) for part in made):
         ids, targets = made
-        # targets[:, t] is predicted from t; here labels[:, t] is predicted from t - 1, so the last one is left out.
+        # targets[:, t] is predicted from t, but labels[:, t] from t - 1, so the last target is left out.
         ignored = torch.full_like(targets[:, :1], IGNORED)
         return ids, torch.cat([ignored, targets[:, :-1]], dim=1), None
     raise InputError(f"{KEY}: {name} gives batches of type {type(made).__name__}; allowed: {ALLOWED}")

@@ -1,12 +1,11 @@
-"""Makes batches of a data source that the user wrote (``data.source``), with the stages that the ledger knows.
+"""Makes batches of a data source that the user wrote (``data.source``), with the stages of the ledger.
 
-    read       what the dataset does for the items of a batch
+    read       the dataset's work for the items of a batch
     tokenize   a tokenizer's calls within it (tokenizers, transformers, tiktoken, sentencepiece)
     pack       collating
 
-Of a DataLoader its dataset, its order, drop_last, its collate function and its worker_init_fn are taken. Workers,
-prefetch and pinning are the scenario's, so that they can be varied; a worker makes every n-th batch of one order, as a
-DataLoader's does.
+A DataLoader's dataset, order, drop_last, collate function and worker_init_fn are used. Workers, prefetch and pinning
+come from the scenario, so that they can be varied. A worker makes every n-th batch of one order, as in a DataLoader.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -45,13 +43,13 @@ from trainer.errors import InputError
 from trainer.inject import Injector
 from trainer.user_code import call, failed
 
-# Batches of indices drawn together, so that the random states are changed once for all of them. One of 8 takes 300 B.
+# Batches of indices drawn at once: the random states are then changed once for all. A batch of 8 takes 300 bytes.
 MOST_DRAWN = 100_000
 
 
 @dataclass(frozen=True)
 class Order:
-    """The indices of each batch of an epoch. ``batches``: how many there are; None where nobody knows, or no end is."""
+    """Indices of each batch of an epoch. ``batches``: their number; None if it is unknown or the order is endless."""
 
     begin: Callable[[], Iterator[list[Any]]]
     batches: int | None
@@ -59,21 +57,21 @@ class Order:
 
 @dataclass(frozen=True)
 class UserSource:
-    """What the user's function gave. ``order``: None for an iterable dataset."""
+    """Result of the user's function. ``order``: None for an iterable dataset."""
 
     dataset: Any
     order: Order | None
     collate: Callable[[Any], Any]
     batch_size: int | None
-    """Items in a batch of an iterable dataset; None where each item is a batch."""
+    """Items in a batch of an iterable dataset; None if each item is a batch."""
     drop_last: bool = False
-    """Whether the last batch of an iterable dataset is left out where it has fewer items."""
+    """True if a last batch with fewer items is dropped (iterable datasets)."""
     worker_init: Callable[[int], object] | None = None
-    """What each worker calls first, as a DataLoader's does."""
+    """Function that each worker calls first, as in a DataLoader."""
 
 
 def open_source(config: DataConfig, seed: int) -> UserSource:
-    """Call the user's function. Raises InputError where it fails, or gives something else."""
+    """Call the user's function. Raises InputError if it fails or returns something else than a data source."""
     assert config.source is not None
     offered = {"seed": seed, "batch_size": config.batch_size, "sequence_length": config.sequence_length}
     given = call(KEY, config.source, config.arguments, offered)
@@ -101,7 +99,7 @@ def _of_loader(loader: DataLoader[Any]) -> UserSource:
     if isinstance(loader.dataset, IterableDataset):
         start = loader.worker_init_fn
         return UserSource(loader.dataset, None, loader.collate_fn, loader.batch_size, loader.drop_last, start)
-    if loader.batch_sampler is None:  # each item is a batch
+    if loader.batch_sampler is None:  # Each item is a batch.
         order = Order(lambda: ([index] for index in loader.sampler), _length_of(loader.sampler))
         return UserSource(loader.dataset, order, _only, None, worker_init=loader.worker_init_fn)
     sampler = loader.batch_sampler
@@ -112,7 +110,7 @@ def _of_loader(loader: DataLoader[Any]) -> UserSource:
 def _length_of(sampler: Any) -> int | None:
     try:
         return len(sampler)
-    except Exception:  # torch's samplers need none, and DataLoader does not ask
+    except Exception:  # A sampler needs no length in torch.
         return None
 
 
@@ -121,14 +119,14 @@ def _only(items: list[Any]) -> Any:
 
 
 class Randomness:
-    """A random state of its own for torch, numpy and Python's ``random``, in place of this process's within ``with``.
+    """Context with a random state of its own for torch, numpy and Python's ``random``.
 
-    So what is drawn in it is the same in every process, whatever that process drew before; and it goes on where it was.
+    Draws within it are the same in every process, whatever the process drew before. The next ``with`` continues them.
     """
 
     def __init__(self, seed: int) -> None:
         self._others = _random_states()
-        torch.default_generator.manual_seed(seed % 2**63)  # torch.manual_seed also sets those of devices
+        torch.default_generator.manual_seed(seed % 2**63)  # torch.manual_seed also changes the devices' generators.
         set_bit_generator(np.random.MT19937(seed % 2**32))
         random.seed(seed)
         self._own = _random_states()
@@ -138,19 +136,17 @@ class Randomness:
         self._others = _random_states()
         _set_random_states(self._own)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._own = _random_states()
         _set_random_states(self._others)
 
     def pass_on(self) -> None:
-        """Let numpy and ``random`` go on outside as they were left within: what was seeded there is drawn from here."""
+        """Continue the context's states of numpy and ``random`` outside, where the user's code may have seeded them."""
         _set_random_states((torch.random.get_rng_state(), *self._own[1:]))
 
 
 def _random_states() -> tuple[Any, Any, Any]:
-    # numpy's generator itself: reading and setting its state takes 0.3 ms, for each batch of an order without an end.
+    # numpy's generator object: reading and setting its state instead takes 0.3 ms.
     return torch.random.get_rng_state(), get_bit_generator(), random.getstate()
 
 
@@ -174,32 +170,32 @@ class UserPipeline:
         shifted: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
-        """``shifted``: whether the model shifts the labels; of a masked-LM it does not."""
+        """``shifted``: True if the model shifts the labels, False for a masked-LM."""
         assert config.source is not None
         self._name, self._seed = config.source, seed
         self._worker, self._workers = worker, workers
         self._injector, self._extra = injector, config.extra_reads
         self._length, self._shifted = config.sequence_length, shifted
         randomness = Randomness(seed)
-        with randomness:  # a split of the rows that nobody seeded must be the same in every worker
+        with randomness:  # An unseeded split of the rows must be the same in every worker.
             self._source = open_source(config, seed)
         if (here := get_worker_info()) is None and marked and workers > 1 and self._source.order is None:
-            # Of several ranks without workers. Nothing tells its code which part is theirs: all would read all of it.
+            # Ranks without workers: the user's code cannot learn which part is theirs, so all would read all of it.
             raise InputError(
                 f"{KEY}: {self._name} gave an iterable dataset, which {workers} ranks divide by the get_worker_info "
                 "of their loader workers; allowed: data.workers of at least 1, launch with nproc 1, or a dataset with "
                 "__getitem__"
             )
-        if here is None:  # torch's own state is the model's
+        if here is None:  # torch's own state belongs to the model.
             randomness.pass_on()
-        else:  # which goes on with the states that torch gave it
-            # A resumed training's loader processes take other workers' parts: what is drawn belongs to the part.
+        else:
+            # A resumed training's loader processes may take other workers' parts; the draws belong to the part.
             self._begin_worker(here.seed - here.id + worker, reseed=worker != here.id)
         if self._extra and self._source.order is None:
             raise InputError(
                 f"data.extra_reads: {self._name} gave an iterable dataset, which reads nothing twice (controls: dose)"
             )
-        self._span: Callable[[str], AbstractContextManager[None]] = telemetry.span if marked else _unmarked
+        self._span: Callable[[str], AbstractContextManager[Any]] = telemetry.span if marked else nullcontext
         self._marked = marked
         if marked:
             encoders.watch()
@@ -210,7 +206,7 @@ class UserPipeline:
             self._resume(start)
 
     def _resume(self, start: Position) -> None:
-        """Go to where an earlier run was: by the dataset's own state, else by making its batches and dropping them."""
+        """Go to where an earlier run stopped: by the dataset's own state, else by making and dropping its batches."""
         dataset = self._source.dataset
         self._injector.skip(start.batches, more=1 + self._extra)
         if start.state is not None and self._source.order is None and hasattr(dataset, "load_state_dict"):
@@ -224,7 +220,7 @@ class UserPipeline:
                 file=sys.stderr,
             )
         injector, self._injector = self._injector, Injector(None, 0)
-        span, self._span = self._span, _unmarked
+        span, self._span = self._span, nullcontext
         with encoders.making:
             for _ in range(start.batches):
                 wanted = self._guarded(lambda: next(self._wanted))
@@ -232,10 +228,10 @@ class UserPipeline:
                     self._make(wanted)
         self._injector, self._span = injector, span
         self._batches = start.batches
-        telemetry.take()  # nobody asked for what that took
+        telemetry.take()  # Discard the spans of the dropped batches.
 
     def _after(self) -> Position:
-        """Where it goes on after a batch; counted in batches, as nobody knows what the user's documents are."""
+        """Return the position after a batch. It counts batches, as the user's documents are unknown."""
         self._batches += 1
         order, state = self._source.order, None
         if self._saves:
@@ -244,21 +240,20 @@ class UserPipeline:
         return Position(self._worker, self._batches, 0, self._batches, per_epoch, state, self._saves)
 
     def _begin_worker(self, seed: int, reseed: bool = False) -> None:
-        """What a DataLoader does in each worker: the user's code finds his own dataset there, not ours."""
-        if reseed:  # as torch.utils.data._utils.worker does
+        """Set up the worker as a DataLoader does: ``get_worker_info`` returns the user's dataset."""
+        if reseed:  # as in torch.utils.data._utils.worker
             torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(torch_worker._generate_state(seed - self._worker, self._worker))  # type: ignore[no-untyped-call]
-        found = torch_worker.WorkerInfo(
+        torch_worker._worker_info = torch_worker.WorkerInfo(
             id=self._worker, num_workers=self._workers, seed=seed, dataset=self._source.dataset
         )
-        torch_worker._worker_info = found
         start = self._source.worker_init
         if start is not None:
             self._guarded(lambda: start(self._worker))
 
     def next_batch(self) -> Batch:
-        """The next batch, with its declared costs spent and its trace."""
+        """Make the next batch: spend the declared costs inside its stages and attach its trace."""
         with encoders.making:
             with self._span("read"):
                 wanted = self._guarded(lambda: next(self._wanted))
@@ -271,15 +266,15 @@ class UserPipeline:
         return batch
 
     def of_first_epoch(self, most: int) -> list[Batch]:
-        """Its first batches, at most ``most``, and none twice."""
-        found: list[Batch] = []
-        wanted = self._epoch(0)
-        while len(found) < most and (one := self._guarded(lambda: next(wanted, None))) is not None:
-            found.append(self._make(one))
-        return found
+        """Return the first batches of an epoch, at most ``most``."""
+        batches: list[Batch] = []
+        epoch = self._epoch(0)
+        while len(batches) < most and (wanted := self._guarded(lambda: next(epoch, None))) is not None:
+            batches.append(self._make(wanted))
+        return batches
 
     def _make(self, wanted: list[Any]) -> Batch:
-        """A batch of these indices; of an iterable dataset, of these items."""
+        """Make a batch of these indices, or of these items of an iterable dataset."""
         with self._span("read"):
             items = wanted if self._source.order is None else self._guarded(lambda: self._read(wanted))
             self._injector.spend("read")
@@ -295,9 +290,9 @@ class UserPipeline:
 
     def _read(self, indices: list[Any]) -> list[Any]:
         dataset = self._source.dataset
-        together = getattr(dataset, "__getitems__", None)  # as DataLoader does
-        found: list[Any] = together(indices) if together is not None else [dataset[index] for index in indices]
-        return found
+        together = getattr(dataset, "__getitems__", None)  # DataLoader prefers it, too.
+        items: list[Any] = together(indices) if together is not None else [dataset[index] for index in indices]
+        return items
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
         try:
@@ -310,11 +305,11 @@ class UserPipeline:
     def _endless(self) -> Iterator[list[Any]]:
         epoch = 0
         while True:
-            found = False
+            is_empty = True
             for wanted in self._epoch(epoch):
-                found = True
+                is_empty = False
                 yield wanted
-            if not found:
+            if is_empty:
                 share = f" for worker {self._worker} of {self._workers}" if self._workers > 1 else ""
                 raise InputError(f"{KEY}: {self._name} gave no batch{share} in epoch {epoch}")
             epoch += 1
@@ -331,12 +326,12 @@ class UserPipeline:
         yield from islice(self._order(epoch), self._worker, None, self._workers)
 
     def _order(self, epoch: int) -> Iterator[list[Any]]:
-        """One epoch's batches of indices, the same in every worker, whatever the sampler draws them from and when."""
+        """Yield one epoch's batches of indices, the same in every worker however the sampler draws them."""
         assert self._source.order is not None
         randomness = Randomness(self._seed * 1_000_003 + epoch)
         with randomness:
             order = self._source.order.begin()
-        # Of an order without an end only the next batch may be drawn.
+        # An endless order is drawn batch by batch.
         at_once = max(1, min(self._source.order.batches or 1, MOST_DRAWN))
         while True:
             with randomness:
@@ -344,7 +339,3 @@ class UserPipeline:
             yield from drawn
             if len(drawn) < at_once:
                 return
-
-
-def _unmarked(_: str) -> AbstractContextManager[None]:
-    return nullcontext()

@@ -1,8 +1,8 @@
 """``python -m trainer.data.user_trial``: makes the first batch of a user's source, in a process of its own.
 
 It reads a data configuration from standard input, as JSON, and prints ``{"largest_id", "smallest_id",
-"trained_tokens", "threads", "files"}`` or ``{"error"}``: the tokenizers that were called in threads of the source, and
-the files in the working directory that it imported. What the user's code prints goes to standard error.
+"trained_tokens", "threads", "files"}`` or ``{"error"}``. ``threads``: the tokenizers called in threads of the source;
+``files``: the imported files in the working directory. The user's code prints to standard error.
 
 ``python -m trainer.data.user_trial KEY MODULE:FUNCTION`` only imports that, and prints ``{"files"}`` or ``{"error"}``.
 """
@@ -22,24 +22,23 @@ from trainer.user_code import find, own_files
 
 def main(key: str | None = None, name: str = "") -> int:
     """Try the source once, or import ``name``."""
-    here = Path.cwd()  # the user's code may go elsewhere
+    here = Path.cwd()  # The user's code may change it.
     out = os.dup(1)
     os.dup2(2, 1)
-    found: dict[str, object]
+    result: dict[str, object] = {}
     try:
         if key is None:
-            found = _try_source()
+            result = _try_source()
         else:
             find(key, name)
-            found = {}
-        found["files"] = own_files(here)
+        result["files"] = own_files(here)
     except InputError as error:
-        found = {"error": str(error)}
+        result = {"error": str(error)}
     with os.fdopen(out, "w") as answer:
-        json.dump(found, answer)
+        json.dump(result, answer)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads that the user's code has left must not keep it
+    os._exit(0)  # Threads of the user's code must not keep the process alive.
 
 
 def _try_source() -> dict[str, object]:

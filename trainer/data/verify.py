@@ -28,25 +28,25 @@ _BY_ACCESS = ("text-padded", "tokens-padded", "text-stream", "tokens-stream")
 _PATHS = (*((path, access) for path in _BY_ACCESS for access in ("scalar", "zero-copy")), ("tokens-mmap", "zero-copy"))
 _FORMATS: tuple[Format, ...] = ("token-list", "padded", "flat")
 Rows = dict[str, NDArray[np.int64]]
-Shown = Callable[[str, int], AbstractContextManager[Progress]]  # (stage, its documents) -> what counts those done
+Shown = Callable[[str, int], AbstractContextManager[Progress]]  # (stage, its documents) -> its progress
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Counts what was compared and names the first difference (None: everything is identical)."""
+    """Counts of what was compared, and the first difference (None: everything is identical)."""
 
     documents: int
     empty: int  # documents without a token, skipped by every path
-    tokens: int  # of all documents, end-of-document ids included
-    truncated_tokens: int  # what padded rows cut off
-    remainder_tokens: int  # what the packed paths carry into the next epoch
-    batches: int  # compared, over all paths
-    paths: tuple[str, ...]  # compared, as path/access
+    tokens: int  # tokens of all documents, including end-of-document ids
+    truncated_tokens: int  # tokens cut off by padded rows
+    remainder_tokens: int  # tokens that packed paths carry into the next epoch
+    batches: int  # batches compared, over all paths
+    paths: tuple[str, ...]  # paths compared, as path/access
     difference: str | None
 
     @property
     def identical(self) -> bool:
-        """Whether no difference was found."""
+        """True if no difference was found."""
         return self.difference is None
 
 
@@ -57,7 +57,7 @@ class _DifferenceError(Exception):
 def verify(config: DataConfig, shown: Shown = lambda *_: nullcontext(lambda *_: None)) -> VerifyReport:
     """Compare all data paths under ``config``'s corpus, tokenizer, sequence length and batch size.
 
-    It takes about five tokenizations of the corpus. ``shown`` is entered for each stage: it shows how far that is.
+    It takes about five tokenizations of the corpus. ``shown`` is entered for each stage, to show its progress.
     """
     corpus = by_row(prepare_corpus(config.corpus), "harness data verify")
     info = prepare_tokenizer(config.tokenizer, corpus)
@@ -74,17 +74,17 @@ def verify(config: DataConfig, shown: Shown = lambda *_: nullcontext(lambda *_: 
         for path, access in _PATHS:
             name = path if path == "tokens-mmap" else f"{path}/{access}"
             update = {"path": path, "access": access, "shuffle": False, "workers": 0, "replay": False}
-            one = config.model_copy(update=update)
-            needed = format_of(one)
+            variant = config.model_copy(update=update)
+            needed = format_of(variant)
             prepared = Prepared(corpus, info, None if needed is None else made[needed].folder)
             by = f" by {info.engine}" if needed is None else ""
             with shown(f"comparing batches of {name}{by}", corpus.documents) as progress:
-                count, left = _compare_epoch(name, one, prepared, whole, padded.manifest.rows_tokens, progress)
+                count, rest = _compare_epoch(name, variant, prepared, whole, padded.manifest.rows_tokens, progress)
             batches += count
-            remainder = max(remainder, left)
+            remainder = max(remainder, rest)
             compared.append(name)
-    except _DifferenceError as found:
-        difference = str(found)
+    except _DifferenceError as error:
+        difference = str(error)
     return VerifyReport(
         documents=manifest.documents,
         empty=manifest.empty,
@@ -123,13 +123,13 @@ def _compare_documents(
             kept = tokens[:length]
             ids = kept + [pad_id] * (length - len(kept))
             mask = [1] * len(kept) + [0] * (length - len(kept))
-            for name, expected, found in zip(
+            for name, expected, stored_row in zip(
                 ("tokens", "input_ids", "attention_mask", "flat tokens"),
                 (tokens, ids, mask, tokens),
                 next(stored, (None,) * 4),
                 strict=True,
             ):
-                if found != expected:
+                if stored_row != expected:
                     raise _DifferenceError(f"document {index}: stored {name} differ from tokenizing it afresh")
             total += len(tokens)
             index += 1
@@ -143,7 +143,7 @@ def _compare_documents(
 def _compare_epoch(
     name: str, config: DataConfig, prepared: Prepared, whole: Pretokenized, padded_tokens: int, progress: Progress
 ) -> tuple[int, int]:
-    """Compare one epoch. Returns (batches compared, remainder in tokens at its end)."""
+    """Compare the batches of one epoch. Return (batches compared, remainder in tokens at its end)."""
     packed = is_packed(config)
     documents = (tokens for tokens in _counted(_rows(whole.data, "tokens"), progress) if tokens)
     rows = (_packed_rows if packed else _padded_rows)(documents, config.sequence_length, padding_id(prepared.tokenizer))
@@ -166,17 +166,17 @@ def _compare_epoch(
 
 
 def _compare_batch(where: str, batch: Batch, rows: Iterator[Rows], packed: bool) -> None:
-    found = {"input_ids": batch.input_ids, "labels": batch.labels}
+    tensors = {"input_ids": batch.input_ids, "labels": batch.labels}
     if not packed:
         if batch.attention_mask is None:
             raise _DifferenceError(f"{where}: no attention mask")
-        found["attention_mask"] = batch.attention_mask
+        tensors["attention_mask"] = batch.attention_mask
     trained = 0
     for sample in range(batch.samples):
         expected = next(rows, None)
         if expected is None:
             raise _DifferenceError(f"{where}: row {sample} is one too many")
-        for name, tensor in found.items():
+        for name, tensor in tensors.items():
             differs = np.flatnonzero(tensor[sample].numpy() != expected[name])
             if len(differs):
                 at = int(differs[0])
@@ -203,9 +203,9 @@ def _rows(data: Path, column: str) -> Iterator[list[int]]:
 
 
 def _flat_rows(flat: Pretokenized) -> Iterator[list[int]]:
-    found = flat.flat()
-    for number in range(found.documents):
-        yield found.document(number).tolist()
+    tokens = flat.flat()
+    for number in range(tokens.documents):
+        yield tokens.document(number).tolist()
 
 
 def _padded_rows(documents: Iterator[list[int]], length: int, pad_id: int) -> Iterator[Rows]:

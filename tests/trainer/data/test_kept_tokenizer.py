@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.kept_tokenizer import keep, kept
-from trainer.data.special_ids import special_ids
-from trainer.data.tokenizers import FOLDER, TokenizerInfo, load_tokenizer, prepare_tokenizer
+from trainer.data.tokenizers import FOLDER, TokenizerInfo, load_tokenizer, prepare_tokenizer, special_ids
 
 KINDS = ("bpe", "unigram", "wordpiece", "sentencepiece", "tokenizer.json", "model file", "of transformers alone")
 

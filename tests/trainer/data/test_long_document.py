@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.conftest import WORDS, make_texts
 from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
-from trainer.data import long_document
+from trainer.data import token_groups
 from trainer.data.corpus import prepare_corpus
 from trainer.data.engines.base import Encoded, Engine, flat
-from trainer.data.long_document import encode_long
+from trainer.data.token_groups import encode_long
 from trainer.data.tokenizers import load_tokenizer, prepare_tokenizer
 
 KINDS = ("bpe", "unigram", "wordpiece", "sentencepiece")
@@ -43,8 +43,8 @@ class Counting:
 
 
 def small(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(long_document, "PART_CHARACTERS", 200)
-    patch.setattr(long_document, "AROUND_CHARACTERS", 60)
+    patch.setattr(token_groups, "PART_CHARACTERS", 200)
+    patch.setattr(token_groups, "AROUND_CHARACTERS", 60)
 
 
 def test_the_ids_are_those_of_the_whole_and_no_part_is_long(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from tests.trainer.data.conftest import write_parquet
 from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
 from trainer.data import train_tokenizer
 from trainer.data.corpus import prepare_corpus
-from trainer.data.long_word import LONGEST_WORD_BYTES, WithoutGiants
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
+from trainer.data.train_tokenizer import LONGEST_WORD_BYTES, WithoutGiants
 from trainer.errors import InputError
 
 Kind = Literal["bpe", "wordpiece"]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.buffers import BatchBuffers
 from trainer.data.engines.base import flat as end_to_end
-from trainer.data.packing import make_packer
-from trainer.data.packing_arrays import ArrayPacked, ArrayPadded, PaddedRows
+from trainer.data.packing import ArrayPacked, ArrayPadded, PaddedRows, make_packer
 
 Documents = list[list[int]]
 DOCUMENTS = st.lists(st.lists(st.integers(1, 40_000), min_size=1, max_size=30), min_size=1, max_size=25)

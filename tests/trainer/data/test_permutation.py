@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.order import ComputedSampler
-from trainer.data.permutation import Permutation
+from trainer.data.order import ComputedSampler, Permutation
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**62), st.integers(0, 5))

@@ -23,14 +23,12 @@ import harness.__main__ as entry
 from tests.commands import harness
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.config import CorpusConfig, TokenizerConfig
-from trainer.data import shares
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.manifest import Format, Pretokenized
 from trainer.data.pretokenize import pretokenize
 from trainer.data.shares import documents, read_share, write_share
-from trainer.data.spark import SparkTokens
-from trainer.data.spark_driver import SparkDriver, task
-from trainer.data.spark_process import check_installed, is_local, reason_of
+from trainer.data.spark import ShareWork, SparkTokens, task
+from trainer.data.spark_process import SparkProcess, check_installed, is_local, reason_of
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
 
@@ -104,7 +102,9 @@ def test_documents_from_the_middle_are_read_without_the_row_groups_before_them(
         found = [text for some in documents(corpus, first, last - first) for text in some]
         assert found == texts[first:last]
     # What is no parquet is read from its beginning, by whatever reads that corpus.
-    monkeypatch.setattr(shares, "iter_texts", lambda _: iter([texts[:7], texts[7:1500], texts[1500:]]))
+    monkeypatch.setattr(
+        "trainer.data.token_groups.iter_texts", lambda _: iter([texts[:7], texts[7:1500], texts[1500:]])
+    )
     as_jsonl = replace(corpus, files=("a.jsonl",), format="jsonl")
     assert [text for some in documents(as_jsonl, 5, 1600) for text in some] == texts[5:1605]
 
@@ -171,7 +171,7 @@ def test_a_spark_that_does_not_start_leaves_no_folder(
         def __init__(self, *_: object) -> None:
             raise InputError("--engine spark: Spark was not ready")
 
-    monkeypatch.setattr("trainer.data.spark.SparkDriver", Unreachable)
+    monkeypatch.setattr("trainer.data.spark.SparkProcess", Unreachable)
     tokens = SparkTokens(corpus, info, tmp_path)
     with pytest.raises(InputError, match="was not ready"):
         list(tokens(0))
@@ -298,13 +298,13 @@ def test_a_java_machine_that_dies_or_hangs_is_one_line_and_gone(
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path, script)))
     job = SparkTokens(corpus, info, tmp_path).job
     Path(job.folder).mkdir()
-    driver = SparkDriver(job, [0], "local", timeout_s)
+    driver = SparkProcess(ShareWork(job, (0,)), "local", timeout_s)
     with pytest.raises(InputError) as error:
-        driver.wait_for(job.place(0))
+        driver.wait_until(job.place(0).is_dir, lambda: 0, "finished no share")
     assert "\n" not in str(error.value)
     error.match(f"^{line}$")
     driver.close()
-    assert not _group(driver.process._process.pid)
+    assert not _group(driver._process.pid)
 
 
 def _group(leader: int) -> list[int]:

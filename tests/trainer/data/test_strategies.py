@@ -77,7 +77,7 @@ def test_batches_are_the_same() -> None:
 def test_a_pool_stays_and_processes_do_not() -> None:
     info = prepare(config("batched")).tokenizer
     for stay in (True, False):
-        found = InProcesses(load_tokenizer(info), 2, stay=stay, timeout_s=60)
+        found = InProcesses(load_tokenizer(info), 2, is_pool=stay, timeout_s=60)
         found.encode_batch(TEXTS)
         first = [one.process.pid for one in found._workers]
         found.encode_batch(TEXTS)
@@ -91,7 +91,7 @@ def test_a_pool_stays_and_processes_do_not() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_was_killed_is_named() -> None:
-    found = InProcesses(load_tokenizer(prepare(config("batched")).tokenizer), 2, stay=True, timeout_s=60)
+    found = InProcesses(load_tokenizer(prepare(config("batched")).tokenizer), 2, is_pool=True, timeout_s=60)
     found.encode_batch(TEXTS)
     victim = found._workers[1].process
     os.kill(victim.pid, signal.SIGKILL)
@@ -102,7 +102,7 @@ def test_a_process_that_was_killed_is_named() -> None:
 
 
 def _begin(tell: Any, info: Any) -> None:
-    found = InProcesses(load_tokenizer(info), 2, stay=True, timeout_s=60)
+    found = InProcesses(load_tokenizer(info), 2, is_pool=True, timeout_s=60)
     found.encode_batch(TEXTS)
     tell.send([one.process.pid for one in found._workers])
     signal.pause()
@@ -133,7 +133,7 @@ def test_what_cannot_be_encoded_is_the_same_error_in_a_process() -> None:
         def encode_batch(self, texts: list[str]) -> list[list[int]]:
             return [self.encode(text) for text in texts]
 
-    found = InProcesses(Refuses(), 1, stay=True, timeout_s=60)
+    found = InProcesses(Refuses(), 1, is_pool=True, timeout_s=60)
     with pytest.raises(InputError, match=r"^cannot encode this$"):
         found.encode_batch(["this"])
     found.close()

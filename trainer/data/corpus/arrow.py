@@ -12,11 +12,11 @@ from trainer.data.corpus.base import first_line
 from trainer.errors import InputError
 
 _FILE_MAGIC = b"ARROW1"
-_MOST_PADDING = 64  # bytes between the data of a file, its end mark included, and its footer
+_MOST_PADDING = 64  # bytes between a file's data, including the end mark, and its footer
 
 
 def schema(name: str) -> Any:
-    """The file's Arrow schema."""
+    """Return the file's Arrow schema."""
     with _opened(name) as (_, reader):
         return reader.schema
 
@@ -28,9 +28,9 @@ def read(name: str, column: str) -> Iterator[Any]:
 
 
 def batches(name: str) -> Iterator[Any]:
-    """Yield the file's record batches. Raises InputError where the file holds less or more than it should."""
+    """Yield the file's record batches. Raises InputError if the file is cut short or continues after its end."""
     with _opened(name) as (file, reader):
-        count = getattr(reader, "num_record_batches", None)  # of a file; a stream is read to its end
+        count = getattr(reader, "num_record_batches", None)  # None for a stream
         if count is None:
             yield from _to_the_end(name, file, reader)
         else:
@@ -40,7 +40,7 @@ def batches(name: str) -> Iterator[Any]:
 
 
 def _to_the_end(name: str, file: Any, reader: Any) -> Iterator[Any]:
-    """Yield a stream's batches. Raises InputError where its end mark is missing, or is not the end of the file."""
+    """Yield a stream's batches. Raises InputError if its end mark is missing, or is not the end of the file."""
     while True:
         before = file.tell()
         try:
@@ -61,7 +61,7 @@ def _to_the_end(name: str, file: Any, reader: Any) -> Iterator[Any]:
 
 
 def _check_one_file(name: str, file: Any) -> None:
-    """Raise InputError where several Arrow files stand in one: the footer at the end is that of the last alone."""
+    """Raise InputError if several Arrow files were joined: the footer at the end describes the last one alone."""
     size = file.size()
     tail = file.read_at(10, size - 10)  # the footer's length and the closing magic
     length = struct.unpack("<i", tail[:4])[0]
@@ -77,7 +77,7 @@ def _check_one_file(name: str, file: Any) -> None:
 def _blocks(footer: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield (offset, bytes of metadata, bytes of the body) of each batch that a footer, a flatbuffer, lists.
 
-    Arrow has verified the flatbuffer when it opened the file. Fields 2 and 3 of a footer are vectors of 24-byte blocks.
+    Arrow has verified the flatbuffer on opening the file. Fields 2 and 3 of a footer are vectors of 24-byte blocks.
     """
     table = struct.unpack_from("<I", footer)[0]
     fields = table - struct.unpack_from("<i", footer, table)[0]

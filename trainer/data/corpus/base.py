@@ -1,4 +1,4 @@
-"""Defines a corpus: which files its documents lie in, how they are read, and what is known of them."""
+"""Definition of a corpus: its files, how they are read, and counts of its documents."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# flat: tokens.bin of harness data pretokenize, which no key names: see trainer.data.corpus.pretokenized
+# flat: tokens.bin of harness data pretokenize; it has no scenario key, see trainer.data.corpus.pretokenized
 Format = Literal["parquet", "jsonl", "text", "arrow", "flat"]
-Identity = str | list[str | int]  # of a file: its content's fingerprint or, where it is remote, what changes with it
-Content = Literal["text", "tokens", "chat"]  # strings; lists of token ids; lists of messages, which a template renders
+Identity = str | list[str | int]  # a local file's fingerprint, or places.identity of a remote file
+Content = Literal["text", "tokens", "chat"]  # strings; lists of token ids; lists of messages, rendered by a template
 Split = Literal["file", "line", "blank-line"]
 # Reasons that a file or a folder is not read; finding.REASONS has the text of each.
 Reason = Literal["hidden", "output", "repeated", "folder", "special", "format", "suffix", "unnamed"]
 
 CORPUS_ROW_GROUP = 1000  # rows per row group of every parquet file this package writes
-MAX_ROW_GROUP_BYTES = 16 * 2**20  # of documents that are handed on together, unless a single one is larger
+MAX_ROW_GROUP_BYTES = 16 * 2**20  # documents that are passed on together, unless a single one is larger
 LARGEST_DOCUMENT = 2**31 - 1  # bytes: the offsets of Arrow's strings and lists are int32
-MOST_CHARACTERS = 300  # of another library's message in one of ours
+MOST_CHARACTERS = 300  # of another library's error message
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template's text, and the tokens that it may write. It is picklable."""
+    """A Jinja template for chats. It is picklable. ``tokens``: values of bos_token and so on that it may use."""
 
     source: str
-    tokens: tuple[tuple[str, str], ...]  # bos_token and its like
+    tokens: tuple[tuple[str, str], ...]
     name: str
 
 
@@ -45,21 +45,19 @@ class Corpus:
     name: str
     files: tuple[str, ...]  # absolute paths, or URLs
     column: str
-    documents: int  # rows used, empty ones included
-    empty: int  # how many of these are the empty string: counted here, skipped by every data path
-    fingerprint: str  # of the files' content, the column, the number of documents, and how they are read
+    documents: int  # rows used, including empty ones
+    empty: int  # empty documents, which every data path skips
+    fingerprint: str  # hash of the files' content, the column, the number of documents, and how they are read
     format: Format = "parquet"
     content: Content = "text"
-    split: Split = "file"  # what a document of a text file is
-    template: ChatTemplate | None = None  # of a column of chats
-    largest_id: int | None = None  # of a column of token ids
-    largest_at: str = ""  # where that id is, for messages
+    split: Split = "file"  # unit of a text file that is one document
+    template: ChatTemplate | None = None  # only for chats
+    largest_id: int | None = None  # only for token ids
+    largest_at: str = ""  # place of that id, for messages
     text_bytes: int | None = None  # length of the documents in UTF-8; None for token ids and chats
-    masked: bool = False  # The column attention_mask marks the token ids that are padding.
-    pretokenized: tuple[
-        str, ...
-    ] = ()  # folders of harness data pretokenize that hold these documents, the read one first
-    known: tuple[Identity, ...] = ()  # each of the files when it was checked; () of a copy in the cache
+    masked: bool = False  # True if the column attention_mask marks the token ids that are padding
+    pretokenized: tuple[str, ...] = ()  # pretokenized folders with these documents; the first one is read
+    known: tuple[Identity, ...] = ()  # identities of the files when they were checked; () for a copy in the cache
     passed_over: tuple[PassedOver, ...] = ()  # files of the folder or glob that are not read
     rows_expected: int | None = None  # rows of a whole split of save_to_disk, by its dataset_info.json
 
@@ -76,5 +74,5 @@ def bounded(values: Any, rows: int) -> Iterator[Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """Another library's message in a line that a terminal can show."""
+    """Return the first line of another library's message, shortened."""
     return (str(error).splitlines() or [type(error).__name__])[0][:MOST_CHARACTERS]

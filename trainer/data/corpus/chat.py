@@ -1,4 +1,4 @@
-"""Renders chats with a Jinja template, in the sandbox of transformers: a template reaches nothing but its chat."""
+"""Renders chats with a Jinja template, in the sandbox of transformers: a template can only read its chat."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from trainer.files import expanded
 KEY = "data.corpus.chat_template"
 _FILE, _CONFIG, _TOKENIZER = "chat_template.jinja", "tokenizer_config.json", "tokenizer.json"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_LONGEST_BYTES = 2**20  # of a template; the longest in use have some ten thousand
-# Some templates write today's date. A corpus must not change from day to day: it is always the one that the templates
-# of Llama 3 write where they are given none. (A macro hides the function; the newline ends its line.)
-_DATE = "26 Jul 2024"
-_NO_CLOCK = "{% macro strftime_now(format) %}" + _DATE + "{% endmacro %}\n"
+_LONGEST_BYTES = 2**20  # maximum size of a template; the longest in use have some ten thousand
+# Some templates write today's date, but a corpus must not change from day to day. This macro replaces the clock by the
+# default date of Llama 3's templates.
+_NO_CLOCK = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 
 
 def load_template(location: str) -> ChatTemplate:
-    """The template in ``location``: a Jinja file, or a tokenizer's folder.
+    """Load the template in ``location``: a Jinja file, or a tokenizer's folder.
 
-    Special tokens are those of the tokenizer in that folder, or beside that file. Raises InputError where there is no
-    template, or where it names a special token and nothing says which one that is.
+    The special tokens come from the tokenizer in the same folder. Raises InputError if there is no template, or if it
+    names a special token whose value is unknown.
     """
     path = expanded(location).absolute()
     if not path.exists():
@@ -40,7 +39,7 @@ def load_template(location: str) -> ChatTemplate:
 
 
 def _special_tokens(location: str, folder: Path, config: dict[str, Any], source: str) -> tuple[tuple[str, str], ...]:
-    """The special tokens that a template may name. What its tokenizer_config.json leaves out, its class may say."""
+    """Return the special tokens that the template names, from tokenizer_config.json or the tokenizer's class."""
     named = set(re.findall(r"\w+", source))
     missing = [name for name in _TOKENS if name in named and name not in config]
     if missing:
@@ -58,34 +57,33 @@ def _of_tokenizer(location: str, folder: Path, names: Sequence[str]) -> dict[str
     from trainer.data.auto_tokenizer import load_auto
 
     remedy = f"give the tokenizer's folder, or put a {_CONFIG} that says it (null: none) beside the template"
-    what = f"{KEY}: {location} names {', '.join(names)}, and"
+    problem = f"{KEY}: {location} names {', '.join(names)}, and"
     if not any((folder / name).is_file() for name in (_CONFIG, _TOKENIZER)):
-        raise InputError(f"{what} no tokenizer lies beside it; {remedy}")
+        raise InputError(f"{problem} no tokenizer lies beside it; {remedy}")
     try:
         return dict(load_auto(str(folder)).special_tokens_map)
     except InputError as error:
-        raise InputError(f"{what} the tokenizer beside it cannot be loaded; {remedy}") from error
+        raise InputError(f"{problem} the tokenizer beside it cannot be loaded; {remedy}") from error
 
 
 def _of_folder(folder: Path, config: dict[str, Any]) -> str | None:
     if (folder / _FILE).is_file():
         return _text(folder / _FILE)
-    found = config.get("chat_template")
-    if isinstance(found, list):  # several, by name
-        found = next(
-            (one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), 0
-        )
-    return found if isinstance(found, str) else None
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several templates by name
+        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
+        template = next((entry.get("template") for entry in named), None)
+    return template if isinstance(template, str) else None
 
 
 def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_bytes())
+        config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({one_line(error)})") from error
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _text(path: Path) -> str:
@@ -100,9 +98,9 @@ def _text(path: Path) -> str:
 
 
 def rendered(template: ChatTemplate, chats: Sequence[Any], name: str, first: int) -> list[str]:
-    """Each chat as text. ``name`` and ``first``: the file and row of the first one, for messages.
+    """Render each chat as text. ``name`` and ``first``: file and row of the first chat, for messages.
 
-    Raises InputError for a row that is no list of messages, or that the template refuses.
+    Raises InputError for a row that is no list of messages, or for which the template fails.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -114,7 +112,7 @@ def rendered(template: ChatTemplate, chats: Sequence[Any], name: str, first: int
         try:
             (text,), _ = render_jinja_template(conversations=[chat], chat_template=source, **tokens)
             text.encode()
-        except Exception as error:  # of Jinja a dozen kinds, and whatever an expression of the template raises
+        except Exception as error:  # Jinja has a dozen kinds, and an expression of the template may raise any.
             reason = one_line(error)[:MOST_CHARACTERS] or type(error).__name__
             raise InputError(f"{name}, row {row} (from 0): the template {template.name} fails: {reason}") from error
         texts.append(text)
@@ -122,10 +120,10 @@ def rendered(template: ChatTemplate, chats: Sequence[Any], name: str, first: int
 
 
 def _check(chat: Any, where: str) -> None:
-    if not isinstance(chat, list) or not all(isinstance(one, dict) for one in chat):
+    if not isinstance(chat, list) or not all(isinstance(message, dict) for message in chat):
         raise InputError(f"{where}: not a list of messages; allowed: {{role, content}} each")
     for number, message in enumerate(chat):
         missing = [key for key in ("role", "content") if key not in message]
-        if "role" in missing or (missing and "tool_calls" not in message):  # a call of a tool may have no content
+        if "role" in missing or (missing and "tool_calls" not in message):  # A tool call may have no content.
             has = ", ".join(map(repr, message)) or "none"
             raise InputError(f"{where}: message {number} has no {missing[0]!r}; its keys: {has}")

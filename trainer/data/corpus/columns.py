@@ -18,20 +18,20 @@ _KINDS: dict[Content, str] = {
 
 
 def content_of(name: str, format: Format, column: str) -> Content:
-    """What the file's column holds. Raises InputError where there is no such column, or it holds something else."""
+    """Return the content of the file's column. Raises InputError if there is no such column, or for other types."""
     if format == "text":
         return "text"
     if format == "jsonl":
         return jsonl.content(name, column)
     kind = column_type(name, format, column)
-    found = _content(kind)
-    if found is None:
+    content = _content(kind)
+    if content is None:
         raise InputError(f"{name}: column {column!r} is {kind}; allowed: {', '.join(_KINDS.values())}")
-    return found
+    return content
 
 
 def column_type(name: str, format: Format, column: str) -> Any:
-    """The Arrow type of a Parquet or Arrow file's column. Raises InputError where it is not there, or there twice."""
+    """Return the Arrow type of a Parquet or Arrow file's column. Raises InputError unless it is there once."""
     schema = (parquet if format == "parquet" else arrow).schema(name)
     try:
         names = schema.names
@@ -58,8 +58,8 @@ def read(
 ) -> Iterator[Any]:
     """Yield the documents in order: Arrow arrays of strings or lists of integers, or lists of lists of messages.
 
-    Every array is checked as a whole (offsets, UTF-8): no bit of a damaged file reaches a tokenizer unseen.
-    ``masked``: of lists of token ids, without those whose mask is 0.
+    Every array is validated (offsets, UTF-8), so that no damaged data reach a tokenizer. ``masked``: leave out token
+    ids whose mask is 0.
     """
     if format == "text":
         yield from text.read(name, split)
@@ -94,15 +94,15 @@ def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[
         if _content(kind) != content:
             raise InputError(f"{name}: column {column!r} is {kind}, not {_KINDS[content]}")
     for batch in parquet.batches(name, list(columns)) if format == "parquet" else arrow.batches(name):
-        found = []
+        arrays = []
         for column in columns:
             values = batch.column(batch.schema.get_field_index(column))
             try:
                 values.validate(full=True)
-                found.append(_plain(values))
+                arrays.append(_plain(values))
             except (pa.ArrowException, UnicodeDecodeError) as error:
                 raise InputError(f"{name}: damaged {format} file ({first_line(error)})") from error
-        yield found
+        yield arrays
 
 
 def _unmasked(name: str, first: int, ids: Any, mask: Any) -> Any:
@@ -113,11 +113,11 @@ def _unmasked(name: str, first: int, ids: Any, mask: Any) -> Any:
 
     if ids.null_count or ids.flatten().null_count:  # Counting the tokens refuses nulls.
         return ids
-    lengths, of_mask = (
-        pc.fill_null(pc.list_value_length(one), -1).to_numpy(zero_copy_only=False) for one in (ids, mask)
+    lengths, mask_lengths = (
+        pc.fill_null(pc.list_value_length(lists), -1).to_numpy(zero_copy_only=False) for lists in (ids, mask)
     )
     kept = mask.flatten()
-    wrong = lengths != of_mask
+    wrong = lengths != mask_lengths
     if not wrong.any():
         ends = np.cumsum(lengths)
         marks = pc.fill_null(kept, -1).to_numpy(zero_copy_only=False)
@@ -151,7 +151,7 @@ def _content(kind: Any) -> Content | None:
 
 
 def _plain(values: Any) -> Any:
-    """The same values without a dictionary, a view or a fixed size."""
+    """Convert dictionaries, views and lists of fixed size to plain strings and lists."""
     import pyarrow as pa
 
     kind = values.type
@@ -166,11 +166,11 @@ def _plain(values: Any) -> Any:
 
 
 def _messages(values: Any) -> list[Any]:
-    """Rows of Python objects. A key that a message lacks is null in a table: it is left out, as JSON has it."""
-    return [None if chat is None else [_without_nulls(one) for one in chat] for chat in values.to_pylist()]
+    """Return the chats as Python objects, without the nulls that a table has for keys that a message lacks."""
+    return [None if chat is None else _without_nulls(chat) for chat in values.to_pylist()]
 
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value

@@ -73,9 +73,9 @@ class Matched:
 def described(passed_over: Collection[PassedOver]) -> str:
     """Return counts, reasons and first names, on one line."""
     parts = []
-    for one in passed_over:
-        more = ", ..." if one.count > len(one.names) else ""
-        parts.append(f"{one.count:,} {REASONS[one.reason]} ({', '.join(map(visible, one.names))}{more})")
+    for group in passed_over:
+        more = ", ..." if group.count > len(group.names) else ""
+        parts.append(f"{group.count:,} {REASONS[group.reason]} ({', '.join(map(visible, group.names))}{more})")
     return "; ".join(parts)
 
 
@@ -112,12 +112,12 @@ def matching(pattern: str, key: str) -> Matched:
             tally.add("output", f"{output}/")
         elif kind == "special" or not deep:
             tally.add("special" if kind == "special" else "folder", os.path.relpath(name, root))
-    found = _once(files, root, tally)
-    if not found:
+    matches = _once(files, root, tally)
+    if not matches:
         passed = f"; passed over: {described(tally.result())}" if tally.result() else ""
         wild = set(_WILD) & set(pattern) or key != places.KEY
         raise InputError(f"{key}: no file matches {pattern}{passed}" if wild else f"{key}: no {pattern}")
-    return Matched(found, tally=tally, pattern=True)
+    return Matched(matches, tally=tally, pattern=True)
 
 
 def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], key: str) -> Iterator[str]:
@@ -133,9 +133,9 @@ def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], k
         elif os.path.isdir(name):  # noqa: PTH112
             yield from _expanded_glob(name, rest, above, key)
         return
-    inside = [one for one in _entries(folder, key) if first.startswith(".") or not one.name.startswith(".")]
+    inside = [entry for entry in _entries(folder, key) if first.startswith(".") or not entry.name.startswith(".")]
     if first != "**":
-        inside = [one for one in inside if fnmatch.fnmatchcase(one.name, first)]
+        inside = [entry for entry in inside if fnmatch.fnmatchcase(entry.name, first)]
     elif rest:
         yield from _expanded_glob(folder, rest, above, key)
     above |= {os.path.realpath(folder)}
@@ -143,7 +143,7 @@ def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], k
         if not rest:
             yield entry.path
         if rest and entry.is_symlink():
-            _kind(entry.path, key)  # It may stand for a folder with files of the corpus.
+            _kind(entry.path, key)  # A broken link may stand for a folder with files of the corpus.
         if (rest or first == "**") and entry.is_dir() and os.path.realpath(entry.path) not in above:
             yield from _expanded_glob(entry.path, parts if first == "**" else rest, above, key)
 
@@ -151,7 +151,7 @@ def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], k
 def _entries(folder: str, key: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda one: one.name)
+            return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(f"{key}: {error.filename}: cannot be read ({error.strerror})") from error
 
@@ -280,17 +280,17 @@ def _remote(url: str) -> Matched:
             root = PurePosixPath(path)
             below = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
             names = []
-            for one in below:
-                relative = PurePosixPath(one.path).relative_to(root)
-                if one.type == fs.FileType.File and _is_hidden(relative.parts):
+            for info in below:
+                relative = PurePosixPath(info.path).relative_to(root)
+                if info.type == fs.FileType.File and _is_hidden(relative.parts):
                     tally.add("hidden", str(relative))
-                elif one.type == fs.FileType.File:
+                elif info.type == fs.FileType.File:
                     names.append(str(relative))
             files = _without_outputs(sorted(names), tally)
             if not files:
                 raise _empty(url, tally)
-            found = tuple(places.url_of(scheme, str(root / name)) for name in files)
-            return Matched(found, url.rstrip("/"), tally, pattern=True)
+            urls = tuple(places.url_of(scheme, str(root / name)) for name in files)
+            return Matched(urls, url.rstrip("/"), tally, pattern=True)
         if not set(_WILD) & set(path):
             # fsspec reports a web server that does not answer as a missing file.
             raise InputError(f"{places.KEY}: no {url}{', or no answer in time' * (scheme in places.WEB)}")
@@ -298,13 +298,13 @@ def _remote(url: str) -> Matched:
 
         matches = sorted(set(ArrowFSWrapper(filesystem).glob(path)))
         infos = filesystem.get_file_info(matches)
-    if not any(one.type == fs.FileType.File for one in infos):
+    if not any(info.type == fs.FileType.File for info in infos):
         raise InputError(f"{places.KEY}: no file matches {url}")
     if "**" not in path:
-        for one in infos:
-            if one.type == fs.FileType.Directory:
-                tally.add("folder", one.path)
-    files = sorted(places.url_of(scheme, one.path) for one in infos if one.type == fs.FileType.File)
+        for info in infos:
+            if info.type == fs.FileType.Directory:
+                tally.add("folder", info.path)
+    files = sorted(places.url_of(scheme, info.path) for info in infos if info.type == fs.FileType.File)
     return Matched(tuple(files), tally=tally, pattern=True)
 
 

@@ -1,4 +1,4 @@
-"""Tells formats by file name and, where the name does not say it, by content; chooses a folder's files."""
+"""Recognizes formats by file name, else by content, and chooses a folder's files."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SUFFIXES: dict[str, Format] = {
     ".rst": "text",
 }
 _TABLES: tuple[Format, ...] = ("parquet", "arrow", "jsonl")
-_PEEKED = 4096  # bytes of a file whose name does not say what it is
-_FIRST_ROW = 2**20  # bytes of a .json file among which its first line must end
+_PEEKED = 4096  # bytes read of a file whose name does not give its format
+_FIRST_ROW = 2**20  # bytes of a .json file within which its first line must end
 _STATE, _SPLITS, _INFO = "state.json", "dataset_dict.json", "dataset_info.json"  # files of Hugging Face's save_to_disk
 
 
@@ -53,32 +53,32 @@ class Chosen:
 
 
 def choose(pattern: str, asked: Literal["auto"] | Format, column: str) -> Chosen:
-    """Return the files that ``pattern`` names, and their format. Raises InputError where they have none or several.
+    """Return the files that ``pattern`` names, and their format. Raises InputError unless they have one format.
 
-    A folder gives its files of one kind: where there are tables (Parquet, Arrow, JSONL), text files beside them are
-    passed over. Asked for text, it gives every file that is not hidden. A folder of ``save_to_disk`` gives its data
-    files. A file that may hold documents in a form that is not read is an error.
+    A folder gives its files of one format: if there are tables (Parquet, Arrow, JSONL), text files are passed over.
+    With ``asked`` text, it gives every file that is not hidden. A folder of ``save_to_disk`` gives its data files. A
+    file that may hold documents in an unsupported form is an error.
     """
-    found = finding.find(pattern)
-    if found.folder is not None:
-        saved = _saved_to_disk(found.folder, found)
+    matched = finding.find(pattern)
+    if matched.folder is not None:
+        saved = _saved_to_disk(matched.folder, matched)
         if saved is not None:
             if asked not in ("auto", "arrow"):
                 raise InputError(f"{_KEY}: {asked}, but {pattern} was written by save_to_disk; allowed: auto, arrow")
             return saved
-        files, format = _of_folder(pattern, found, asked, column)
+        files, format = _of_folder(pattern, matched, asked, column)
     elif asked != "auto":
-        files, format = found.files, asked
+        files, format = matched.files, asked
     else:
-        formats = {name: format_of(name) for name in found.files}
+        formats = {name: format_of(name) for name in matched.files}
         if len(set(formats.values())) > 1:
             raise _mixed(pattern, list(formats.values()))
-        files, format = found.files, next(iter(formats.values()))
-    return Chosen(files, format, found.tally.result(), found.pattern)
+        files, format = matched.files, next(iter(formats.values()))
+    return Chosen(files, format, matched.tally.result(), matched.pattern)
 
 
 def by_name(name: str) -> Format | None:
-    """What the file's name says, without the suffix of a compression."""
+    """Return the format by the file's name, without a compression's suffix; None if unknown."""
     path = PurePosixPath(name.lower())
     if path.suffix in COMPRESSED:
         inner = SUFFIXES.get(path.with_suffix("").suffix)
@@ -87,7 +87,7 @@ def by_name(name: str) -> Format | None:
 
 
 def format_of(name: str) -> Format:
-    """What the file's name or its first bytes say. Raises InputError where it is none of the formats."""
+    """Return the format by the file's name or its first bytes. Raises InputError if it is none of the formats."""
     return by_name(name) or _by_content(name)
 
 
@@ -101,7 +101,7 @@ def _by_content(name: str) -> Format:
     try:
         text = head.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 3:  # a character that the cut fell into is none that is wrong
+        if error.start < len(head) - 3:  # A character that is cut at the end is no error.
             raise InputError(
                 f"{name}: neither Parquet, Arrow nor UTF-8 text; allowed: {', '.join(get_args(Format))}, each also by "
                 f"{_KEY}"
@@ -111,20 +111,20 @@ def _by_content(name: str) -> Format:
 
 
 def _of_folder(
-    pattern: str, found: Matched, asked: Literal["auto"] | Format, column: str
+    pattern: str, matched: Matched, asked: Literal["auto"] | Format, column: str
 ) -> tuple[tuple[str, ...], Format]:
     if asked == "text":
-        return found.files, "text"
+        return matched.files, "text"
     named: dict[Format, list[str]] = {}
     plain_json = []
-    for name in found.files:
-        if name.lower().endswith(".json"):  # may as well say what the folder's other files are
+    for name in matched.files:
+        if name.lower().endswith(".json"):  # It may hold rows, or metadata of the other files.
             plain_json.append(name)
         elif (format := by_name(name)) is not None:
             named.setdefault(format, []).append(name)
         else:
             _check_packed(name)
-            found.tally.add("suffix", _relative(name, found))
+            matched.tally.add("suffix", _relative(name, matched))
     if plain_json and "jsonl" not in named and (asked == "jsonl" or not named):
         named["jsonl"], plain_json = plain_json, []
     chosen = _format_of_folder(pattern, named, asked)
@@ -132,10 +132,10 @@ def _of_folder(
         if asked in ("auto", "jsonl") and _holds_rows(name, column):
             raise InputError(
                 f"{places.KEY}: {name}: holds rows with the column {column!r}, and so do files with the suffix of "
-                f"{chosen} beside it; which ones are the corpus? give a glob, such as {found.folder}/*.json*"
+                f"{chosen} beside it; which ones are the corpus? give a glob, such as {matched.folder}/*.json*"
             )
     for name in (*plain_json, *(name for format in named if format != chosen for name in named[format])):
-        found.tally.add("format", _relative(name, found))
+        matched.tally.add("format", _relative(name, matched))
     return tuple(named[chosen]), chosen
 
 
@@ -166,8 +166,8 @@ def _check_packed(name: str) -> None:
         )
 
 
-def _relative(name: str, found: Matched) -> str:
-    return name.removeprefix(f"{found.folder}/")
+def _relative(name: str, matched: Matched) -> str:
+    return name.removeprefix(f"{matched.folder}/")
 
 
 def _holds_rows(name: str, column: str) -> bool:
@@ -183,19 +183,19 @@ def _holds_rows(name: str, column: str) -> bool:
 
 
 def _mixed(pattern: str, formats: Sequence[Format]) -> InputError:
-    counts = ", ".join(f"{formats.count(one)} {one}" for one in dict.fromkeys(formats))
+    counts = ", ".join(f"{formats.count(format)} {format}" for format in dict.fromkeys(formats))
     return InputError(
         f"{_KEY}: {pattern} has files of several formats ({counts}); name those of one, or say which format all have"
     )
 
 
-def _saved_to_disk(folder: str, found: Matched) -> Chosen | None:
+def _saved_to_disk(folder: str, matched: Matched) -> Chosen | None:
     """Return the data files, in order, of a dataset that Hugging Face's ``save_to_disk`` wrote; None for others."""
-    files = found.files
+    files = matched.files
     join = "/".join if places.is_remote(folder) else lambda parts: str(PurePosixPath(*parts))
     if (splits := join((folder, _SPLITS))) in files:
         content = _json(splits)
-        names = [str(one) for one in content.get("splits", [])] if isinstance(content, dict) else []
+        names = [str(entry) for entry in content.get("splits", [])] if isinstance(content, dict) else []
         raise InputError(
             f"{places.KEY}: {folder} holds the splits {', '.join(map(literal, names)) or '(none)'}; give one of them, "
             f"such as {join((folder, names[0] if names else 'train'))}"
@@ -205,35 +205,32 @@ def _saved_to_disk(folder: str, found: Matched) -> Chosen | None:
         return None
     content = _json(state)
     data = content.get("_data_files") if isinstance(content, dict) else None
-    named = [one.get("filename") for one in data if isinstance(one, dict)] if isinstance(data, list) else []
+    named = [entry.get("filename") for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
     if data == []:
         raise InputError(f"{places.KEY}: {folder} was written by save_to_disk of a dataset without rows")
-    if not named or not all(isinstance(one, str) and PurePosixPath(one).name == one for one in named):
-        if data is None:  # a state.json of something else
+    if not named or not all(isinstance(entry, str) and PurePosixPath(entry).name == entry for entry in named):
+        if data is None:  # Another program wrote this state.json.
             return None
         raise InputError(f"{state}: names no data files, as save_to_disk would write them")
     if isinstance(content, dict) and content.get("_indices_data_files"):
         raise InputError(f"{state}: its rows are chosen by a file of indices; save it anew after flatten_indices()")
-    saved = tuple(join((folder, str(one))) for one in named)
-    if missing := [one for one in saved if one not in files]:
+    saved = tuple(join((folder, str(entry))) for entry in named)
+    if missing := [entry for entry in saved if entry not in files]:
         raise InputError(f"{state}: names {missing[0]}, which is not there")
     for name in files:
         if name not in (*saved, state, join((folder, _INFO))):
-            found.tally.add("unnamed", _relative(name, found))
+            matched.tally.add("unnamed", _relative(name, matched))
     split = content.get("_split") if isinstance(content, dict) else None
     rows = _rows_of_split(join((folder, _INFO)), split) if join((folder, _INFO)) in files else None
-    return Chosen(saved, "arrow", found.tally.result(), pattern=True, rows=rows)
+    return Chosen(saved, "arrow", matched.tally.result(), pattern=True, rows=rows)
 
 
 def _rows_of_split(info: str, split: object) -> int | None:
-    """Return how many rows the split has in ``dataset_info.json``; None where it does not say it.
-
-    A split such as ``train[:10%]`` is not named there.
-    """
+    """Return the number of rows of the split in ``dataset_info.json``; None if unknown, as for ``train[:10%]``."""
     content = _json(info)
     splits = content.get("splits") if isinstance(content, dict) else None
-    one = splits.get(split) if isinstance(splits, dict) else None
-    rows = one.get("num_examples") if isinstance(one, dict) else None
+    facts = splits.get(split) if isinstance(splits, dict) else None
+    rows = facts.get("num_examples") if isinstance(facts, dict) else None
     return rows if isinstance(rows, int) and not isinstance(rows, bool) else None
 
 

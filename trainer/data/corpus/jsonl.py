@@ -1,6 +1,6 @@
-"""Reads JSON Lines: an object a line. Arrow parses block by block; what it refuses is gone through line by line.
+"""Reads JSON Lines: one object per line. Arrow parses block by block; a block that it refuses is parsed line by line.
 
-The second way says which row is wrong and what is wrong with it. It also reads what JSON allows and Arrow does not.
+Parsing by line finds the wrong row and its error. It also reads JSON that Arrow does not support.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def content(name: str, column: str) -> Content:
-    """What the column holds, by the first row whose value is neither null nor an empty list."""
+    """Return the column's content, by the first row whose value is neither null nor an empty list."""
     keys: list[str] = []
     lists = False
     for block in lines.blocks(name):
-        for row, found in _objects(name, block, 0):
-            keys = keys or list(found)[:_SHOWN_KEYS]
-            value = found.get(column)
+        for row, record in _objects(name, block, 0):
+            keys = keys or list(record)[:_SHOWN_KEYS]
+            value = record.get(column)
             if isinstance(value, str):
                 return "text"
             if isinstance(value, list):
@@ -34,11 +34,11 @@ def content(name: str, column: str) -> Content:
                 lists = True
             elif value is not None:
                 raise _wrong(name, row, column, value, "a string, a list of token ids or a list of messages")
-            if column not in found:
+            if column not in record:
                 raise InputError(
                     f"{name}, row {row} (from 0): no column {column!r}; it has {', '.join(map(repr, keys)) or 'none'}"
                 )
-    return "tokens" if lists else "text"  # nothing but empty lists and nulls, which are refused where rows are counted
+    return "tokens" if lists else "text"  # only empty lists and nulls, which counting refuses
 
 
 def has(name: str, column: str) -> bool:
@@ -58,11 +58,11 @@ def read(name: str, column: str, content: Content) -> Iterator[Any]:
 
 
 def objects(name: str) -> Iterator[tuple[int, JsonObject]]:
-    """Yield each row with its object. Raises InputError for a line that is none."""
+    """Yield each row with its object. Raises InputError for a line without one."""
     first = 0
     for block in lines.blocks(name):
-        for row, found in _objects(name, block, first):
-            yield row, found
+        for row, record in _objects(name, block, first):
+            yield row, record
             first = row + 1
 
 
@@ -75,7 +75,7 @@ def rows(name: str) -> Iterator[list[bytes]]:
 
 
 def _parsed(block: bytes, column: str, content: Content) -> Any:
-    """The column by Arrow's reader; None where it refuses the block or does not see a row in each line."""
+    """Parse the column by Arrow; None if it refuses the block or does not find a row in each line."""
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -97,39 +97,39 @@ def _parsed(block: bytes, column: str, content: Content) -> Any:
 def _values(name: str, block: bytes, first: int, column: str, content: Content) -> Any:
     import pyarrow as pa
 
-    found: list[Any] = []
-    for row, one in _objects(name, block, first):
-        if (key := _repeated_key(one, column)) is not None:
+    values: list[Any] = []
+    for row, record in _objects(name, block, first):
+        if (key := _repeated_key(record, column)) is not None:
             raise InputError(f"{name}, row {row} (from 0): key {key!r} occurs twice in one object; give it once")
-        value = one.get(column)
-        if value is None and column not in one:
+        value = record.get(column)
+        if value is None and column not in record:
             raise InputError(f"{name}, row {row} (from 0): no column {column!r}")
         if value is not None:
             _check(name, row, column, value, content)
-        found.append(value)
+        values.append(value)
     if content == "chat":
-        return found
+        return values
     try:
-        return pa.array(found, pa.string() if content == "text" else pa.list_(pa.int64()))
-    except (pa.ArrowException, OverflowError) as error:  # an id that is no 64-bit integer
+        return pa.array(values, pa.string() if content == "text" else pa.list_(pa.int64()))
+    except (pa.ArrowException, OverflowError) as error:  # an id beyond 64 bits
         raise InputError(f"{name}: column {column!r}: {one_line(error)}") from error
 
 
 def _objects(name: str, block: bytes, first: int) -> Iterator[tuple[int, _Object]]:
-    """Each line's object with its row. Blank lines are no rows."""
+    """Yield each line's object with its row. Blank lines are not rows."""
     row = first
     for line in block.split(b"\n"):
         if not line.strip():
             continue
         try:
-            found = json.loads(line.removeprefix(_BOM) if row == 0 else line, object_pairs_hook=_Object)
+            record = json.loads(line.removeprefix(_BOM) if row == 0 else line, object_pairs_hook=_Object)
         except (ValueError, RecursionError) as error:
             reason = "nested too deep" if isinstance(error, RecursionError) else one_line(error)
             hint = "; a .json file must have an object a line, too" if row == 0 else ""
             raise InputError(f"{name}, row {row} (from 0): not JSON ({reason}){hint}") from error
-        if not isinstance(found, _Object):
-            raise InputError(f"{name}, row {row} (from 0): {_kind(found)}, not an object; give an object a line")
-        yield row, found
+        if not isinstance(record, _Object):
+            raise InputError(f"{name}, row {row} (from 0): {_kind(record)}, not an object; give an object a line")
+        yield row, record
         row += 1
 
 
@@ -145,11 +145,11 @@ class _Object(dict[str, Any]):
             self.repeated = frozenset(key for key in self if keys.count(key) > 1)
 
 
-def _repeated_key(found: _Object, column: str) -> str | None:
-    """Return a key that stands twice: the column, or one within its value, such as a message's role."""
-    if column in found.repeated:
+def _repeated_key(record: _Object, column: str) -> str | None:
+    """Return a key that occurs twice: the column, or a key within its value, such as a message's role."""
+    if column in record.repeated:
         return column
-    left = [found.get(column)]
+    left = [record.get(column)]
     while left:
         value = left.pop()
         if isinstance(value, _Object):
@@ -173,11 +173,10 @@ def _check(name: str, row: int, column: str, value: object, content: Content) ->
                 f"(\\u{ord(value[error.start]):04x}), which no UTF-8 text has"
             ) from error
     elif not isinstance(value, list):
-        what = "token ids" if content == "tokens" else "messages"
-        raise _wrong(name, row, column, value, f"a list of {what}, as in other rows")
-    elif content == "tokens" and not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
-        odd = next(one for one in value if not isinstance(one, int) or isinstance(one, bool))
-        raise _wrong(name, row, column, odd, "whole numbers, the token ids")
+        items = "token ids" if content == "tokens" else "messages"
+        raise _wrong(name, row, column, value, f"a list of {items}, as in other rows")
+    elif content == "tokens" and (odd := [item for item in value if type(item) is not int]):
+        raise _wrong(name, row, column, odd[0], "whole numbers, the token ids")
 
 
 def _wrong(name: str, row: int, column: str, value: object, allowed: str) -> InputError:

@@ -1,4 +1,4 @@
-"""Reads files of bytes in blocks that end at a line's end, decompressed where they are gzip, Zstandard or bzip2."""
+"""Reads files in blocks of whole lines, decompressed if they are gzip, Zstandard or bzip2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.data.corpus.base import LARGEST_DOCUMENT
 from trainer.errors import InputError
 
 BLOCK = 8 * 2**20  # bytes
-# gzip, Zstandard, and bzip2 of something or of nothing
+# First bytes of each compression; bzip2 has two, for content and for an empty file.
 _MAGIC = {
     rb"\x1f\x8b": "gzip",
     rb"\x28\xb5\x2f\xfd": "zstd",
@@ -21,7 +21,7 @@ _LONGEST_MAGIC = 10  # bytes
 
 
 def open_stream(name: str) -> Any:
-    """The file's bytes, decompressed; by its first bytes, whatever its name is. Close it after use."""
+    """Open the file's bytes, decompressed if its first bytes say so. Close the stream after use."""
     import pyarrow as pa
 
     file = places.open_file(name)
@@ -32,7 +32,7 @@ def open_stream(name: str) -> Any:
 
 
 def read(name: str, stream: Any, most: int) -> bytes:
-    """The next bytes, ``most`` of them where there are as many. Raises InputError where the file is damaged."""
+    """Read the next ``most`` bytes, or as many as there are. Raises InputError if the file is damaged."""
     import pyarrow as pa
 
     parts = []

@@ -10,7 +10,7 @@ from trainer.data.corpus import places
 from trainer.data.corpus.base import CORPUS_ROW_GROUP, MAX_ROW_GROUP_BYTES, first_line
 from trainer.errors import InputError
 
-_READ_BUFFER_BYTES = 8 * 2**20  # of one read over the network
+_READ_BUFFER_BYTES = 8 * 2**20  # one read over the network
 _LOCAL_BUFFER_BYTES = 2**20
 
 
@@ -27,7 +27,7 @@ def open_parquet(name: str) -> Any:
             file.seek(0)
             raise _not_parquet(name, file.read(4), error) from error
     try:
-        # Pages of a mapped file, and row groups that are read ahead, would stay in memory until its end.
+        # Without mapping and reading ahead: their pages and row groups would stay in memory until the file's end.
         return pq.ParquetFile(name, buffer_size=_LOCAL_BUFFER_BYTES, pre_buffer=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
         with Path(name).open("rb") as file:
@@ -46,7 +46,7 @@ def _not_parquet(name: str, head: bytes, error: BaseException) -> InputError:
 
 
 def schema(name: str) -> Any:
-    """The file's Arrow schema."""
+    """Return the file's Arrow schema."""
     import pyarrow as pa
 
     try:
@@ -56,7 +56,7 @@ def schema(name: str) -> Any:
 
 
 def batches(name: str, columns: list[str]) -> Iterator[Any]:
-    """Yield the columns as record batches: fewer rows at a time where they are large."""
+    """Yield the columns as record batches, with fewer rows if they are large."""
     import pyarrow as pa
 
     file = open_parquet(name)
@@ -67,8 +67,8 @@ def batches(name: str, columns: list[str]) -> Iterator[Any]:
         raise damaged(name, error) from error
 
 
-def tables(name: str, skip: int) -> Iterator[Any]:
-    """Yield the file's rows, all columns of them, without the first ``skip``, whose row groups are not read."""
+def tables(name: str, skip: int, columns: list[str] | None = None) -> Iterator[Any]:
+    """Yield the file's rows (``columns`` None: all) without the first ``skip``, whose row groups are not read."""
     import pyarrow as pa
 
     file = open_parquet(name)
@@ -78,7 +78,7 @@ def tables(name: str, skip: int) -> Iterator[Any]:
             if skip >= file.metadata.row_group(number).num_rows:
                 skip -= file.metadata.row_group(number).num_rows
                 continue
-            for batch in file.iter_batches(rows, [number], use_threads=False):
+            for batch in file.iter_batches(rows, [number], columns=columns, use_threads=False):
                 if skip < len(batch):
                     yield pa.Table.from_batches([batch.slice(skip)])
                 skip = max(skip - len(batch), 0)

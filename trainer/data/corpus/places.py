@@ -1,7 +1,7 @@
-"""Opens a corpus' files: here, or behind a URL (S3 and its like by pyarrow, other schemes by fsspec).
+"""Opens a corpus' files: local ones, or behind a URL (S3, GCS, Azure and HDFS by pyarrow, other schemes by fsspec).
 
-A local file is known by its content. A remote one is known by its size and its ETag (its time of change, where the
-server gives no ETag); its documents are hashed while they are checked.
+A local file is identified by its content, a remote one by its size and its ETag (or its time of change, if the server
+gives no ETag). Documents of remote files are hashed while they are checked.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from trainer.data.corpus.base import first_line
 from trainer.errors import MACHINE_FAULTS, InputError
 
 KEY = "data.corpus.path"
-# What pyarrow opens by itself, without a package of the service.
+# Schemes that pyarrow opens by itself.
 _NATIVE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _CONNECT_S, _ATTEMPTS = 10, 3
-_SILENT_S = 60  # of a server behind http(s)://, whose package would wait for 5 minutes, at each question anew
+_SILENT_S = 60  # timeout of an http(s) server; its package's own is 5 minutes per request
 WEB = ("http", "https")
 
 
 def scheme_of(path: str) -> str | None:
-    """``s3`` of ``s3://bucket/file``; None for a path of this machine."""
+    """Return the scheme, such as ``s3`` of ``s3://bucket/file``; None for a path of this machine."""
     scheme, mark, _ = path.partition("://")
     return scheme.lower() if mark and scheme.isascii() and scheme.replace("+", "").isalnum() else None
 
 
 def is_remote(path: str) -> bool:
-    """Whether it is behind a URL. A ``file://`` URL is a path of this machine."""
+    """Return True for a URL, except for ``file://``, which is a path of this machine."""
     return scheme_of(path) not in (None, "file")
 
 
 def local(path: str) -> str:
-    """A ``file://`` URL as the path that it stands for; any other path as it is."""
+    """Convert a ``file://`` URL to a path; return any other path unchanged."""
     if scheme_of(path) != "file":
         return path
     parts = path.split("://", 1)[1]
@@ -54,14 +54,14 @@ def url_of(scheme: str, path: str) -> str:
 
 
 def check_scheme(path: str) -> None:
-    """InputError for a URL that nothing here can open, without a look at the network."""
+    """Raise InputError for a URL that no installed package can open, without using the network."""
     if is_remote(path):
         with one_line_errors(path):
             resolved(path)
 
 
 def filesystem_of(url: str, key: str) -> tuple[Any, str]:
-    """The pyarrow filesystem behind ``url`` and the path within it; InputError, naming ``key``, where there is none."""
+    """Return the pyarrow filesystem of ``url`` and the path within it. Raises InputError, with ``key``, for neither."""
     import pyarrow.fs as fs
 
     try:
@@ -76,9 +76,9 @@ def filesystem_of(url: str, key: str) -> tuple[Any, str]:
 
 
 def open_file(name: str, mapped: bool = False) -> Any:
-    """A pyarrow file with random access. Raises InputError where it cannot be opened.
+    """Open a pyarrow file with random access. Raises InputError if it cannot be opened.
 
-    ``mapped``: into memory, where it is local: arrays are views of it then. Its pages count as this process' memory.
+    ``mapped``: map a local file into memory. Arrays are then views of it, and its pages count as this process' memory.
     """
     import pyarrow as pa
 
@@ -87,7 +87,7 @@ def open_file(name: str, mapped: bool = False) -> Any:
             filesystem, path = resolved(name)
             return filesystem.open_input_file(path)
     try:
-        if mapped and Path(name).stat().st_size:  # an empty file cannot be mapped
+        if mapped and Path(name).stat().st_size:  # An empty file cannot be mapped.
             return pa.memory_map(name)
         return pa.OSFile(name)
     except OSError as error:
@@ -95,7 +95,7 @@ def open_file(name: str, mapped: bool = False) -> Any:
 
 
 def unreadable(name: str, error: BaseException) -> Exception:
-    """What to raise where ``name`` cannot be read: the machine's own fault as it is, else an InputError."""
+    """Return the error to raise if ``name`` cannot be read: a machine's fault unchanged, else an InputError."""
     if isinstance(error, OSError) and error.errno in MACHINE_FAULTS and error.errno != errno.EIO:
         return error
     reason = error.strerror if isinstance(error, OSError) and error.strerror else _reason(error)
@@ -103,12 +103,12 @@ def unreadable(name: str, error: BaseException) -> Exception:
 
 
 def _reason(error: BaseException) -> str:
-    silent = isinstance(error, TimeoutError) and not str(error)  # fsspec's say nothing
+    silent = isinstance(error, TimeoutError) and not str(error)  # fsspec's timeouts have no message.
     return "no answer in time" if silent else first_line(error)
 
 
 def identity(url: str) -> list[str | int]:
-    """What changes where a remote file does: its address, size, and ETag or time of change."""
+    """Return the identity of a remote file: its address, size, and ETag or time of change."""
     with one_line_errors(url):
         filesystem, path = resolved(url)
         with filesystem.open_input_file(path) as file:
@@ -156,7 +156,7 @@ def resolved(url: str) -> tuple[Any, str]:
 
 @lru_cache(maxsize=8)
 def _s3(endpoint: str) -> Any:
-    """``endpoint``: of a server that is not Amazon's; "" for Amazon's own."""
+    """Return the S3 filesystem. ``endpoint``: address of the server; "" for Amazon's."""
     import pyarrow.fs as fs
 
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
@@ -186,7 +186,7 @@ def _of_fsspec(scheme: str) -> Any:
 
 
 def _limits(scheme: str) -> dict[str, Any]:
-    """Settings of fsspec's file system with which a server that never answers is given up soon."""
+    """Return settings of fsspec's file system that limit the wait for a silent server."""
     if scheme not in WEB:
         return {}
     from aiohttp import ClientTimeout
@@ -196,10 +196,10 @@ def _limits(scheme: str) -> dict[str, Any]:
 
 @contextmanager
 def one_line_errors(url: str) -> Iterator[None]:
-    """Turn what a server or its library raises into one line that names the address."""
+    """Turn errors of a server or its library into an InputError of one line with the address."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # each filesystem has errors of its own
+    except Exception as error:  # Each filesystem has its own kinds.
         raise InputError(f"{url}: cannot be read ({_reason(error)})") from error

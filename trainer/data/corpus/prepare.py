@@ -1,4 +1,4 @@
-"""Finds the corpus and checks it once: every document is read before any run is paid for."""
+"""Finds the corpus and checks it once: every document is read before the first run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainer.config import CorpusConfig
 from trainer.data import cache, python_docs
 from trainer.data.corpus import chat, columns, finding, formats, places, pretokenized
 from trainer.data.corpus.base import CORPUS_ROW_GROUP, Content, Corpus, Format, Identity
-from trainer.data.corpus.reading import pieces
+from trainer.data.corpus.reading import check_unchanged, identities, pieces
 from trainer.data.formats.flat import PLACES
 from trainer.data.manifest import Pretokenized, check_data
 from trainer.errors import InputError, visible
 from trainer.files import expanded
 
 _PARQUET = "data.corpus.parquet"
-_LARGEST_ID = 2**31 - 1  # a model's embedding has a row for each id
+_LARGEST_ID = 2**31 - 1  # A model's embedding has a row for each id.
 _DOCUMENTS: dict[Content, str] = {
     "text": "every document must be a string (an empty one is allowed)",
     "tokens": "every document must be a list of token ids (an empty one is allowed)",
@@ -29,10 +29,10 @@ _DOCUMENTS: dict[Content, str] = {
 
 
 def prepare_corpus(config: CorpusConfig) -> Corpus:
-    """Find the corpus, or build the builtin one, and check it once. Raises InputError where it cannot be used.
+    """Find the corpus, or build the builtin one, and check it once. Raises InputError if it cannot be used.
 
-    Its files are hashed at each call, which takes less time than a run's reading them; the check is remembered. A
-    remote file is asked for its size and ETag at each call, and its documents are hashed when it is checked.
+    Each call hashes the local files, which takes less time than a run's reading; the check's result is cached. A remote
+    file's size and ETag are requested at each call, and its documents are hashed when it is checked.
     """
     cache.clean()
     corpus, key, known = _named(config)
@@ -42,48 +42,37 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
         template = None if corpus.template is None else [corpus.template.source, corpus.template.tokens]
         reading = [corpus.format, corpus.content, corpus.split, template]
         if corpus.split == "blank-line":
-            reading.append("a last line of white space is blank")  # an earlier version kept some
-        if corpus.masked:  # an earlier version took padding for tokens
+            reading.append("a last line of white space is blank")  # An earlier version kept some.
+        if corpus.masked:  # An earlier version took padding for tokens.
             reading.append(columns.MASK)
         if corpus.format == "flat":
             reading.append(cache.file_fingerprint(Path(corpus.files[0]).with_name(PLACES)))
 
     def check() -> list[Any]:
-        found = _check(corpus, key, config.documents, remote)
+        counts = _check(corpus, key, config.documents, remote)
         check_unchanged(replace(corpus, known=tuple(known)))
-        return list(asdict(found).values())
+        return list(asdict(counts).values())
 
-    # Earlier versions accepted files that this one refuses, and kept less of a check: their records do not count.
+    # Records of earlier versions, which accepted more files and kept fewer counts, must not match.
     checked = [{"arrow": "to its end mark", "jsonl": "no key twice"}.get(corpus.format), "bytes of text"]
     remembered = cache.remember("corpus", [known, corpus.column, config.documents, *reading, *checked], check)
-    found = _Checked(*remembered)
-    if corpus.rows_expected not in (None, found.documents) and config.documents is None:
-        _say(
-            f"{key}: {corpus.name}: {found.documents:,} rows, and {corpus.rows_expected:,} in dataset_info.json: a "
+    counts = _Checked(*remembered)
+    if corpus.rows_expected not in (None, counts.documents) and config.documents is None:
+        _print_once(
+            f"{key}: {corpus.name}: {counts.documents:,} rows, and {corpus.rows_expected:,} in dataset_info.json: a "
             "selection was saved, or rows are missing; load it with datasets to compare"
         )
-    contents = [found.digest] if remote else known
-    fingerprint = cache.fingerprint(contents, corpus.column, found.documents, *reading)
+    contents = [counts.digest] if remote else known
     return replace(
         corpus,
-        documents=found.documents,
-        empty=found.empty,
-        fingerprint=fingerprint,
-        largest_id=found.largest_id,
-        largest_at=found.largest_at,
-        text_bytes=found.text_bytes,
+        documents=counts.documents,
+        empty=counts.empty,
+        fingerprint=cache.fingerprint(contents, corpus.column, counts.documents, *reading),
+        largest_id=counts.largest_id,
+        largest_at=counts.largest_at,
+        text_bytes=counts.text_bytes,
         known=tuple(known),
     )
-
-
-def check_unchanged(corpus: Corpus) -> None:
-    """InputError where a file is no longer what it was when the corpus was checked.
-
-    Whoever keeps what was made of the documents calls it when they are read: it would be kept as that of others.
-    """
-    for name, before in zip(corpus.files, corpus.known, strict=bool(corpus.known)):
-        if _identities((name,)) != [before]:
-            raise InputError(f"{name}: was changed while it was read; run it again when nobody writes it")
 
 
 def matching_files(pattern: str) -> list[Path]:
@@ -101,7 +90,7 @@ def _of_parquet(pattern: str) -> finding.Matched:
 
 
 def check_there(config: CorpusConfig) -> None:
-    """InputError where its files are not there. Of a URL only the scheme is looked at, not the network."""
+    """Raise InputError if the corpus' files do not exist. For a URL only the scheme is checked, not the network."""
     if config.parquet is not None:
         matching_files(config.parquet)
     if config.path is not None:
@@ -114,27 +103,28 @@ def check_there(config: CorpusConfig) -> None:
 
 
 def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
-    """The corpus before anything of it is counted, the key that names it, and what its files are known by."""
+    """Return the corpus without its counts, the scenario key that names it, and its files' identities."""
     if config.builtin is not None:
         files: tuple[str, ...] = (str(_builtin_file()),)
-        return _uncounted(config.builtin, files, "text"), "data.corpus.builtin", _identities(files)
+        return _uncounted(config.builtin, files, "text"), "data.corpus.builtin", identities(files)
     if config.parquet is not None:
         matched = _of_parquet(config.parquet)
         corpus = _uncounted(Path(config.parquet).name, matched.files, config.column)
         corpus = replace(corpus, passed_over=matched.tally.result())
-        _show(config.parquet, corpus, _PARQUET, matched.pattern)
-        return corpus, _PARQUET, _identities(matched.files)
+        if matched.pattern:
+            _print_files(config.parquet, corpus, _PARQUET)
+        return corpus, _PARQUET, identities(matched.files)
     assert config.path is not None
     if made := pretokenized.find(config.path):
         corpus = _of_pretokenized(config, made)
-        return corpus, places.KEY, _identities(corpus.files)
+        return corpus, places.KEY, identities(corpus.files)
     chosen = formats.choose(config.path, config.format, config.column)
     if chosen.format != "text" and config.split != "file":
         raise InputError(f"data.corpus.split: {config.split} divides text files, and {config.path} is {chosen.format}")
-    known = _identities(chosen.files)
+    known = identities(chosen.files)
     content: Content = cache.remember(
         "column",
-        # An earlier version took lists that begin with an empty one for token ids.
+        # An earlier version's records for JSON Lines must not match: it took empty lists for token ids.
         [known[0], chosen.format, config.column, *(["empty lists say nothing"] if chosen.format == "jsonl" else [])],
         lambda: columns.content_of(chosen.files[0], chosen.format, config.column),
     )
@@ -164,7 +154,8 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
         passed_over=chosen.passed_over,
         rows_expected=chosen.rows,
     )
-    _show(config.path, corpus, places.KEY, chosen.pattern)
+    if chosen.pattern:
+        _print_files(config.path, corpus, places.KEY)
     return corpus, places.KEY, known
 
 
@@ -179,24 +170,22 @@ def _is_masked(files: Sequence[str], format: Format) -> bool:
     return all(marked)
 
 
-_shown: set[str] = set()  # lines that this process has printed
+_printed: set[str] = set()  # lines that this process has printed
 
 
-def _show(pattern: str, corpus: Corpus, key: str, is_pattern: bool) -> None:
-    """Print which files of a folder or a glob are read and which are passed over, once in each process."""
-    if not is_pattern:
-        return
+def _print_files(pattern: str, corpus: Corpus, key: str) -> None:
+    """Print which files of a folder or a glob are read and which are passed over, once per process."""
     files = len(corpus.files)
     first = ", ".join(visible(Path(name).name) for name in corpus.files[: finding.MOST_NAMES])
     line = f"{key}: {visible(pattern)}: {files:,} file{'s' * (files > 1)} read ({first}{', ...' * (files > 3)})"
     if corpus.passed_over:
         line += f"; passed over: {finding.described(corpus.passed_over)}"
-    _say(line)
+    _print_once(line)
 
 
-def _say(line: str) -> None:
-    if line not in _shown:
-        _shown.add(line)
+def _print_once(line: str) -> None:
+    if line not in _printed:
+        _printed.add(line)
         print(line, file=sys.stderr)
 
 
@@ -211,7 +200,7 @@ def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corp
         raise InputError(f"data.corpus.column: {config.column}, but the tokens in {first.folder} are {column}")
     check_data(Path(first.folder), first.manifest)
     if first.manifest.cut:
-        _say(
+        _print_once(
             f"{places.KEY}: {config.path}: padded rows without {first.manifest.cut:,} of {first.manifest.tokens:,} "
             "tokens: each cut document is used as a whole one; give the folder of whole documents (flat) instead"
         )
@@ -221,7 +210,7 @@ def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corp
         format=format,
         content="tokens",
         masked=first.manifest.format == "padded",
-        pretokenized=tuple(one.folder for one in made),
+        pretokenized=tuple(part.folder for part in made),
     )
 
 
@@ -243,19 +232,15 @@ def _builtin_file() -> Path:
     return cache.folder("corpus", key, build) / "data.parquet"
 
 
-def _identities(files: tuple[str, ...]) -> list[Identity]:
-    return [places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name)) for name in files]
-
-
 @dataclass(frozen=True)
 class _Checked:
-    """What one pass over all documents found."""
+    """Counts of one pass over all documents."""
 
     documents: int
     empty: int
     largest_id: int | None = None
     largest_at: str = ""
-    digest: str = ""  # of the documents; of remote ones alone
+    digest: str = ""  # hash of the documents; only for remote files
     text_bytes: int | None = None  # length of the documents in UTF-8; None for token ids
 
 
@@ -284,22 +269,22 @@ def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checke
             f"from 0); {_DOCUMENTS[corpus.content]}"
         )
     if documents == empty:
-        what = "no documents" if not documents else f"{documents} documents, all of them empty"
+        content = "no documents" if not documents else f"{documents} documents, all of them empty"
         where = "" if corpus.format == "text" else f"column {corpus.column!r} of "
-        raise InputError(f"{key}: empty corpus: {what} in {where}{', '.join(corpus.files[:3])}")
+        raise InputError(f"{key}: empty corpus: {content} in {where}{', '.join(corpus.files[:3])}")
     known_bytes = text_bytes if corpus.content == "text" else None
     return _Checked(documents, empty, ids.largest, ids.place, digest.text() if hashed else "", known_bytes)
 
 
 class _LargestId:
-    """Finds the largest token id, and where it is."""
+    """Finds the largest token id and its place."""
 
     def __init__(self) -> None:
         self.largest: int | None = None
         self.place = ""
 
     def add(self, name: str, row: int, values: Any) -> None:
-        """Look at lists of ids from ``row`` of the file on. Raises InputError for an id that can be none."""
+        """Add lists of ids from ``row`` of the file on. Raises InputError for an invalid id."""
         import pyarrow.compute as pc
 
         flat = values.flatten()
@@ -312,7 +297,7 @@ class _LargestId:
             raise InputError(f"{place(flat.is_null().index(True).as_py())}: a token id is null")
         bounds = pc.min_max(flat).as_py()
         least, most = bounds["min"], bounds["max"]
-        if least is None:  # empty documents alone
+        if least is None:  # All documents are empty.
             return
         odd = least if least < 0 else most if most > _LARGEST_ID else None
         if odd is not None:
@@ -329,7 +314,7 @@ def _lengths(values: Any, content: Content) -> Any:
 
 
 class _Digest:
-    """Hashes documents one after the other: their bytes, and their lengths apart, whatever arrays they come in."""
+    """Hashes the documents' bytes and lengths, independently of their division into arrays."""
 
     def __init__(self) -> None:
         self._bytes, self._lengths = hashlib.sha256(), hashlib.sha256()

@@ -1,7 +1,7 @@
-"""Takes what `harness data pretokenize --out` wrote for a corpus of token ids, as the founding study does.
+"""Reads folders of `harness data pretokenize --out` as a corpus of token ids, as in the founding study.
 
-The folder given is one format's, or the one that has several: then whole documents (flat, token-list) come before
-padded rows, and a data path that needs another format of them finds it there, too.
+The folder has one format, or a folder for each of several formats. Whole documents (flat, token-list) are preferred to
+padded rows. A data path that needs one of the other formats uses that folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from trainer.data.corpus import places
 from trainer.data.formats.exchange import document_chunks
-from trainer.data.manifest import MANIFEST, Manifest, Pretokenized, read_manifest
+from trainer.data.manifest import MANIFEST, Pretokenized, read_manifest
 from trainer.errors import InputError
 from trainer.files import expanded
 
@@ -30,15 +30,16 @@ def find(path: str) -> list[Pretokenized]:
     if places.is_remote(path):
         return []
     folder = expanded(places.local(path)).absolute()
-    here = (folder / MANIFEST).is_file()
-    made = [found for one in ([folder] if here else (folder / name for name in COLUMNS)) for found in _read(one)]
-    for one in made[1:]:
+    is_single = (folder / MANIFEST).is_file()
+    folders = [folder] if is_single else [folder / name for name in COLUMNS]
+    made = [part for candidate in folders if (part := _read(candidate)) is not None]
+    for part in made[1:]:
         for key in ("corpus_fingerprint", "tokenizer_fingerprint", "eos_id", "documents"):
-            first, other = getattr(made[0].manifest, key), getattr(one.manifest, key)
-            if first != other:
+            first, second = getattr(made[0].manifest, key), getattr(part.manifest, key)
+            if first != second:
                 raise InputError(
                     f"{places.KEY}: {path} holds tokens of several origins: {key} is {first!r} in {made[0].folder} and "
-                    f"{other!r} in {one.folder}; give one of them"
+                    f"{second!r} in {part.folder}; give one of them"
                 )
     return made
 
@@ -52,11 +53,9 @@ def read_flat(name: str) -> Iterator[Any]:
         yield pa.LargeListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]), pa.array(ids))
 
 
-def _read(folder: Path) -> list[Pretokenized]:
-    if not (folder / MANIFEST).is_file():
-        return []
+def _read(folder: Path) -> Pretokenized | None:
     try:
-        manifest: Manifest = read_manifest(folder)
-    except InputError:  # Another program wrote this manifest.
-        return []
-    return [Pretokenized(str(folder), manifest)] if manifest.format in COLUMNS else []
+        manifest = read_manifest(folder)
+    except InputError:  # There is no manifest, or another program wrote it.
+        return None
+    return Pretokenized(str(folder), manifest) if manifest.format in COLUMNS else None

@@ -1,12 +1,15 @@
-"""Streams a corpus' documents in order, with memory for some of them only: texts, tokens or bytes."""
+"""Streams a corpus' documents in order, with bounded memory, or makes them readable by row number."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.data.corpus import columns
-from trainer.data.corpus.base import CORPUS_ROW_GROUP, MAX_ROW_GROUP_BYTES, Corpus, bounded
+from trainer.data import cache
+from trainer.data.corpus import columns, places
+from trainer.data.corpus.base import CORPUS_ROW_GROUP, MAX_ROW_GROUP_BYTES, Corpus, Identity, bounded
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trainer.data.engines.base import Encoded
+
+_RECIPE = 1  # Raise it when the content of by_row's copy changes: it is part of the cache key.
 
 
 def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, Any]]:
@@ -38,7 +43,7 @@ def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, An
 
 
 def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[str]]:
-    """Yield the documents in order, in lists of at most ``rows``: of fewer where they are large.
+    """Yield the documents in order, in lists of at most ``rows``, fewer if they are large.
 
     Raises InputError for a corpus of token ids, which has no text.
     """
@@ -53,9 +58,9 @@ def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[st
 
 
 def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | None = None) -> Iterator[Encoded]:
-    """Yield the documents of a corpus of token ids in order, at most ``rows`` at a time, as they are stored.
+    """Yield the documents of a corpus of token ids in order, at most ``rows`` at a time.
 
-    ``eos_id``: taken off the end of a document that ends with it, for readers who append one to every document.
+    ``eos_id``: removed from the end of each document, for readers that append one to every document.
     """
     import numpy as np
     import pyarrow as pa
@@ -72,7 +77,7 @@ def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | Non
 
 
 def iter_contents(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[bytes]]:
-    """Yield what each document is known by: its text as UTF-8, or its token ids as little-endian uint32."""
+    """Yield each document as bytes: its text as UTF-8, or its token ids as little-endian uint32."""
     if corpus.content != "tokens":
         for texts in iter_texts(corpus, rows):
             yield [text.encode() for text in texts]
@@ -83,7 +88,7 @@ def iter_contents(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list
 
 
 def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
-    """InputError where a corpus of token ids has one that the tokenizer does not know."""
+    """Raise InputError if a corpus of token ids has an id that the tokenizer does not have."""
     if corpus.largest_id is not None and corpus.largest_id >= vocab_size:
         raise InputError(
             f"data.corpus: {corpus.largest_at}: column {corpus.column!r} holds the id {corpus.largest_id:,}, and the "
@@ -92,7 +97,7 @@ def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
 
 
 def _groups(corpus: Corpus, rows: int) -> Iterator[list[Any]]:
-    """Arrow arrays, as many together as have ``rows`` rows or :data:`MAX_ROW_GROUP_BYTES`."""
+    """Group the corpus' Arrow arrays to ``rows`` rows or :data:`MAX_ROW_GROUP_BYTES` each."""
     group: list[Any] = []
     count = size = 0
     for _, _, values in pieces(corpus, corpus.documents):
@@ -119,8 +124,8 @@ def _rendered(corpus: Corpus, chats: list[Any], name: str, row: int) -> Any:
     from trainer.data.corpus.chat import rendered
 
     assert corpus.template is not None
-    if any(one is None for one in chats):  # refused by whoever counts; a template would say something else of it
-        return pa.array([None if one is None else "" for one in chats], pa.large_string())
+    if None in chats:  # The check of the corpus refuses nulls with a better message than a template.
+        return pa.array([None if chat is None else "" for chat in chats], pa.large_string())
     return pa.array(rendered(corpus.template, chats, name, row), pa.large_string())
 
 
@@ -133,3 +138,63 @@ def _without_end(encoded: Encoded, eos_id: int) -> Encoded:
     ended: NDArray[np.bool_] = encoded.lengths > 0
     ended[ended] = encoded.ids[ends[ended]] == eos_id
     return Encoded(np.delete(encoded.ids, ends[ended]), encoded.lengths - ended)
+
+
+def identities(files: tuple[str, ...]) -> list[Identity]:
+    """Return what identifies each file's state: a local file's fingerprint, or a remote file's size and ETag."""
+    return [places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name)) for name in files]
+
+
+def check_unchanged(corpus: Corpus) -> None:
+    """Raise InputError if a file has changed since the corpus was checked.
+
+    Call it after reading the documents, before their results are cached under the corpus' fingerprint.
+    """
+    for name, before in zip(corpus.files, corpus.known, strict=bool(corpus.known)):
+        if identities((name,)) != [before]:
+            raise InputError(f"{name}: was changed while it was read; run it again when nobody writes it")
+
+
+def by_row(corpus: Corpus, who: str) -> Corpus:
+    """Return the corpus in files that ``trainer.data.sources`` can read by row. ``who``: name of the reader in errors.
+
+    The copy is made once, with bounded memory. Raises InputError for a corpus of token ids.
+    """
+    if corpus.content == "tokens":
+        raise InputError(
+            f"{who} tokenizes text, and column {corpus.column!r} of {corpus.name} holds token ids; allowed: data.path "
+            "tokens-padded, tokens-stream, tokens-mmap"
+        )
+    is_parquet = (corpus.format, corpus.content) == ("parquet", "text")
+    if is_parquet and all(_has_strings(name, corpus.column) for name in corpus.files):
+        return corpus
+    folder = cache.folder("corpus", ["by row", _RECIPE, corpus.fingerprint], lambda to: _write(corpus, to))
+    files = (str(folder / "data.parquet"),)
+    return replace(corpus, files=files, column="text", format="parquet", content="text", template=None, known=())
+
+
+def _has_strings(name: str, column: str) -> bool:
+    """Return True for a local file with a column of plain strings."""
+    import pyarrow as pa
+
+    if places.is_remote(name):
+        return False
+    kind = columns.column_type(name, "parquet", column)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _write(corpus: Corpus, folder: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([("text", pa.string())])
+    documents = 0
+    with pq.ParquetWriter(folder / "data.parquet", schema, compression="snappy") as writer:
+        for texts in iter_texts(corpus):
+            writer.write_table(
+                pa.table({"text": pa.array(texts, pa.string())}, schema), row_group_size=CORPUS_ROW_GROUP
+            )
+            documents += len(texts)
+    if documents != corpus.documents:
+        raise InputError(f"{corpus.name}: {documents} documents, {corpus.documents} when it was checked; run it again")
+    check_unchanged(corpus)

@@ -1,31 +1,37 @@
-"""Counts what a corpus is made of under a tokenizer: lengths, padding against packing, special tokens, duplicates.
+"""Statistics of a corpus under a tokenizer: lengths, padding and packing, special tokens, exact duplicates.
 
-One pass over the documents, with memory for some of them only.
+They take one pass over the documents, with bounded memory. Hashes of many documents go to temporary files, each with a
+share of all hashes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.corpus.base import Corpus, PassedOver
-from trainer.data.corpus.duplicates import DuplicateCounter
 from trainer.data.corpus.reading import iter_contents, iter_texts
-from trainer.data.special_ids import special_ids
 from trainer.data.token_groups import TokenGroups, corpus_groups, encoded_groups, text_groups
-from trainer.data.tokenizers import TokenizerInfo
+from trainer.data.tokenizers import TokenizerInfo, special_ids
 
 SEQUENCE_LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
-_EXACT = 65_536  # tokens: documents of fewer are counted by their exact length
-_FINENESS = 64  # above: bins a factor of 2 ** (1 / 64) wide, 1.1 %
+_EXACT = 65_536  # tokens; shorter documents are counted by their exact length
+_FINENESS = 64  # bins per factor of two for longer documents: 1.1 % each
+_PARTS = 64
+_HELD = 1_000_000  # hashes in memory (24 MB); more go to files, 24 bytes per document
+_ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("size", "<i8")])
 
 
 @dataclass(frozen=True)
 class LengthBin:
-    """Documents of ``low`` to ``high`` tokens (both included), and how many tokens they have together."""
+    """Number of documents of ``low`` to ``high`` tokens (inclusive), and their tokens."""
 
     low: int
     high: int
@@ -35,9 +41,9 @@ class LengthBin:
 
 @dataclass(frozen=True)
 class AtLength:
-    """What rows of ``sequence_length`` would hold: padded (a document each, cut off there) and packed (end to end).
+    """Rows of ``sequence_length``: padded (one document each, truncated) and packed (end to end).
 
-    A share of padding is of the positions in all rows; a share that is cut off is of all tokens.
+    ``padding_share`` is relative to the positions of all rows, ``cut_off_share`` to all tokens.
     """
 
     sequence_length: int
@@ -45,12 +51,12 @@ class AtLength:
     padding_share: float
     cut_off_share: float
     packed_rows: int
-    packed_padding_share: float  # of the last row, as the others are full
+    packed_padding_share: float  # padding of the last row, as the other rows are full
 
 
 @dataclass(frozen=True)
 class CorpusStatistics:
-    """Counts tokens with the end-of-text that each document gets, where the tokenizer has one, unless it says text."""
+    """Statistics of a corpus. Tokens include each document's end-of-text id, except where a name says text."""
 
     corpus: str
     format: str
@@ -61,34 +67,34 @@ class CorpusStatistics:
     vocab_size: int
     documents: int
     empty: int
-    text_bytes: int | None  # as UTF-8; None for a corpus of token ids
+    text_bytes: int | None  # UTF-8; None for a corpus of token ids
     tokens: int
-    text_tokens: int  # without those that end documents
-    tokens_per_byte: float | None  # of text
-    mean_tokens: float  # of documents that have a token, as are all that follow
+    text_tokens: int
+    tokens_per_byte: float | None  # text tokens per byte of text
+    mean_tokens: float  # mean length of the documents that have a token; the next four count the same documents
     median_tokens: int
-    tokens_90_percent: int  # 90 % of the documents have at most so many
+    tokens_90_percent: int  # 90th percentile
     tokens_99_percent: int
     longest_tokens: int
     bins: tuple[LengthBin, ...]
     at: tuple[AtLength, ...]
-    unknown_share: float | None  # of text tokens; None where the tokenizer has no token for what it does not know
-    special_share: float  # of text tokens: special tokens that stand in the text itself
-    vocabulary_used_share: float  # of the tokenizer's ids
-    duplicate_documents: int  # that an equal one precedes; empty ones left out
-    duplicate_share: float  # of the documents that are not empty
+    unknown_share: float | None  # share of text tokens; None if the tokenizer has no token for unknown text
+    special_share: float  # share of text tokens that are special tokens in the text itself
+    vocabulary_used_share: float  # share of the tokenizer's ids
+    duplicate_documents: int  # non-empty documents that are equal to an earlier one
+    duplicate_share: float  # share of the non-empty documents
     duplicate_bytes_share: float
     passed_over: tuple[PassedOver, ...] = ()  # files that were not read
 
 
 class _Lengths:
-    """How many documents have how many tokens: exactly, or to 1.1 % where they are long."""
+    """Histogram of document lengths in tokens: exact, or to 1.1 % for long documents."""
 
     def __init__(self, sequence_lengths: Sequence[int]) -> None:
         self.exact = np.zeros(_EXACT, dtype=np.int64)
-        self.long: dict[int, int] = {}  # upper end of the bin: documents
-        self.kept = dict.fromkeys(sequence_lengths, 0)
-        self.bins: dict[int, list[int]] = {}
+        self.long: dict[int, int] = {}  # upper end of a bin -> documents
+        self.kept = dict.fromkeys(sequence_lengths, 0)  # sequence length -> tokens that padded rows keep
+        self.bins: dict[int, list[int]] = {}  # power of two -> [documents, tokens]
         self.tokens = self.longest = 0
 
     def add(self, lengths: NDArray[np.int64]) -> None:
@@ -104,20 +110,20 @@ class _Lengths:
             self.long[top] = self.long.get(top, 0) + 1
         for limit in self.kept:
             self.kept[limit] += int(np.minimum(lengths, limit).sum())
-        powers = np.frexp(lengths)[1] - 1  # 1, 2-3, 4-7, ...: exact, as floats hold such integers
+        powers = np.frexp(lengths)[1] - 1  # bins 1, 2-3, 4-7, ...
         counts = np.bincount(powers)
         sums = np.bincount(powers, weights=lengths)
         for power in np.flatnonzero(counts).tolist():
-            one = self.bins.setdefault(power, [0, 0])
-            one[0] += int(counts[power])
-            one[1] += int(sums[power])
+            total = self.bins.setdefault(power, [0, 0])
+            total[0] += int(counts[power])
+            total[1] += int(sums[power])
 
     @property
     def documents(self) -> int:
         return int(self.exact.sum()) + sum(self.long.values())
 
     def quantile(self, share: float) -> int:
-        """The length that ``share`` of the documents do not exceed."""
+        """Return the length that ``share`` of the documents do not exceed."""
         wanted = max(1, int(np.ceil(share * self.documents)))
         below = np.cumsum(self.exact)
         if wanted <= below[-1]:
@@ -127,7 +133,7 @@ class _Lengths:
             left -= self.long[top]
             if left <= 0:
                 return min(top, self.longest)
-        raise AssertionError("a share of at most 1")
+        raise AssertionError("share must be at most 1")
 
 
 def statistics_of(
@@ -136,7 +142,7 @@ def statistics_of(
     sequence_lengths: Sequence[int] = SEQUENCE_LENGTHS,
     progress: Callable[[int], None] = lambda _: None,
 ) -> CorpusStatistics:
-    """Read the corpus once and count. ``progress`` is called with the number of documents that are done."""
+    """Read the corpus once and count. ``progress`` is called with the number of documents done."""
     lengths, bytes_ = _Lengths(sorted(set(sequence_lengths))), 0
     used = np.zeros(info.vocab_size, dtype=np.int64)
     documents = 0
@@ -177,7 +183,7 @@ def statistics_of(
         tokens_90_percent=lengths.quantile(0.9),
         tokens_99_percent=lengths.quantile(0.99),
         longest_tokens=lengths.longest,
-        bins=tuple(LengthBin(2**power, 2 ** (power + 1) - 1, *found) for power, found in sorted(lengths.bins.items())),
+        bins=tuple(LengthBin(2**power, 2 ** (power + 1) - 1, *total) for power, total in sorted(lengths.bins.items())),
         at=tuple(_at(limit, kept, filled, lengths.tokens) for limit, kept in lengths.kept.items()),
         unknown_share=unknown,
         special_share=stray / max(text_tokens, 1),
@@ -190,7 +196,7 @@ def statistics_of(
 
 
 def _groups(corpus: Corpus, info: TokenizerInfo, duplicates: DuplicateCounter) -> TokenGroups:
-    """The corpus' tokens; each document's content is handed to ``duplicates`` on its way."""
+    """Yield the corpus' tokens, and pass each document's content to ``duplicates``."""
     if corpus.content == "tokens":
         for contents in iter_contents(corpus):
             duplicates.add(contents)
@@ -215,3 +221,73 @@ def _at(limit: int, kept: int, documents: int, tokens: int) -> AtLength:
         packed_rows=packed,
         packed_padding_share=1 - tokens / (packed * limit) if packed else 0.0,
     )
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Number of documents that are equal to an earlier one, and their bytes. Empty documents are not counted."""
+
+    documents: int
+    bytes: int
+
+
+class DuplicateCounter:
+    """Counts exact duplicates by 128 bits of BLAKE2b. As a context, it removes its unnamed temporary files."""
+
+    def __init__(self) -> None:
+        self.bytes = 0  # length of all contents
+        self._held: list[bytes] = []
+        self._files: list[IO[bytes]] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> DuplicateCounter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def add(self, contents: Iterable[bytes]) -> None:
+        """Add the contents of some documents."""
+        for content in contents:
+            if content:
+                self.bytes += len(content)
+                digest = hashlib.blake2b(content, digest_size=16).digest()
+                self._held.append(digest + len(content).to_bytes(8, "little"))
+        if len(self._held) >= _HELD:
+            self._spill()
+
+    def count(self) -> Duplicates:
+        """Count the duplicates among all added documents."""
+        if not self._files:
+            return _count(self._rows())
+        self._spill()
+        documents = size = 0
+        for file in self._files:
+            file.seek(0)
+            part = _count(np.frombuffer(file.read(), _ROW))
+            documents += part.documents
+            size += part.bytes
+        return Duplicates(documents, size)
+
+    def _rows(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+        return np.frombuffer(b"".join(self._held), _ROW)
+
+    def _spill(self) -> None:
+        if not self._files:
+            make = tempfile.TemporaryFile
+            self._files = [self._stack.enter_context(make()) for _ in range(_PARTS)]
+        rows = self._rows()
+        part = rows["high"] % _PARTS
+        for number, file in enumerate(self._files):
+            file.write(rows[part == number].tobytes())
+        self._held = []
+
+
+def _count(rows: np.ndarray[tuple[int], np.dtype[np.void]]) -> Duplicates:
+    """Count the rows with the hash of another row."""
+    if not len(rows):
+        return Duplicates(0, 0)
+    order = np.lexsort((rows["low"], rows["high"]))
+    high, low = rows["high"][order], rows["low"][order]
+    again = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+    return Duplicates(int(again.sum()), int(rows["size"][order][1:][again].sum()))

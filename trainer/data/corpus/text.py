@@ -17,8 +17,8 @@ _BLANK_LINES = re.compile(rb"\n(?:[ \t\r\f\v]*\n)+")
 def read(name: str, split: Split) -> Iterator[Any]:
     """Yield the file's documents as Arrow arrays of strings.
 
-    ``line``: without its line end; a blank line is an empty document. ``blank-line``: without the line ends around it;
-    there are no empty ones. A byte order mark at the file's start is no part of a document.
+    ``line``: a blank line is an empty document. ``blank-line``: no document is empty. Line ends around a document and a
+    byte order mark at the file's start are not part of it.
     """
     import pyarrow as pa
 
@@ -42,14 +42,14 @@ def _whole(name: str) -> Iterator[list[bytes]]:
 
 def _lines(name: str) -> Iterator[list[bytes]]:
     for number, block in enumerate(lines.blocks(name)):
-        found = (block.removeprefix(_BOM) if number == 0 else block).split(b"\n")
-        if not found[-1]:
-            found.pop()
-        yield [line.removesuffix(b"\r") for line in found]
+        parts = (block.removeprefix(_BOM) if number == 0 else block).split(b"\n")
+        if not parts[-1]:
+            parts.pop()
+        yield [line.removesuffix(b"\r") for line in parts]
 
 
 def _paragraphs(name: str) -> Iterator[list[bytes]]:
-    held, size = [b"\n"], 0  # of a paragraph that may go on; before it a line's end, so that blank lines are seen
+    held, size = [b"\n"], 0  # begin of a paragraph that may continue, after a line end so that blank lines match
     for number, block in enumerate(lines.blocks(name)):
         block = block.removeprefix(_BOM) if number == 0 else block
         held.append(block)
@@ -61,12 +61,12 @@ def _paragraphs(name: str) -> Iterator[list[bytes]]:
             *whole, last = _BLANK_LINES.split(b"".join(held))
             yield _with_text(whole)
             held, size = [b"\n", last], len(last)
-    # With a line end, so that a last line of white space is blank whether or not the file ends in one.
+    # The added line end makes a last line of white space blank even without one.
     yield _with_text(_BLANK_LINES.split(b"".join(held) + b"\n"))
 
 
 def _with_text(paragraphs: list[bytes]) -> list[bytes]:
-    return [one for paragraph in paragraphs if (one := paragraph.strip(b"\r\n")).strip()]
+    return [text for paragraph in paragraphs if (text := paragraph.strip(b"\r\n")).strip()]
 
 
 def _not_text(name: str, documents: list[bytes], row: int, split: Split) -> InputError:

@@ -1,4 +1,4 @@
-"""Defines what every tokenization engine offers: documents in, token ids out."""
+"""Interface of all tokenization engines: documents in, token ids out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Several documents' tokens, end to end: no Python object for a token or a document.
-
-    ``ids``: (tokens,) uint32. ``lengths``: (documents,) int64, which add up to ``len(ids)``.
-    """
+    """Tokens of several documents, end to end. ``ids``: (tokens,) uint32. ``lengths``: (documents,) int64."""
 
     ids: NDArray[np.uint32]
     lengths: NDArray[np.int64]
@@ -27,17 +24,22 @@ class Engine(Protocol):
     """Encodes text to plain token ids, without special tokens. One instance may serve several threads at once."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one document."""
+        """Return the ids of one document."""
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each document."""
+        """Return the ids of each document."""
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """The same ids end to end, by the fastest way that the engine has."""
+        """Return the ids of all documents end to end, by the engine's fastest way."""
+
+
+def utf8_bytes(text: str) -> int:
+    """Return the length of ``text`` in bytes of UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def flat(encoded: Sequence[Sequence[int]]) -> Encoded:
-    """The same ids end to end, of lists."""
+    """Join the documents' lists of ids."""
     import numpy as np
 
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
@@ -46,7 +48,7 @@ def flat(encoded: Sequence[Sequence[int]]) -> Encoded:
 
 
 def joined(encoded: Sequence[NDArray[Any]]) -> Encoded:
-    """The same ids end to end, of an array for each document."""
+    """Join the documents' arrays of ids."""
     import numpy as np
 
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
@@ -55,7 +57,7 @@ def joined(encoded: Sequence[NDArray[Any]]) -> Encoded:
 
 
 def lists(encoded: Encoded) -> list[list[int]]:
-    """The same ids as a list for each document."""
+    """Return the ids as a list for each document."""
     import numpy as np
 
     ids, ends = encoded.ids.tolist(), np.cumsum(encoded.lengths).tolist()
@@ -63,7 +65,7 @@ def lists(encoded: Encoded) -> list[list[int]]:
 
 
 def concatenated(parts: Sequence[Encoded]) -> Encoded:
-    """Several as one, in order."""
+    """Join several groups of documents, in order."""
     import numpy as np
 
     if not parts:
@@ -71,7 +73,7 @@ def concatenated(parts: Sequence[Encoded]) -> Encoded:
     return Encoded(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]))
 
 
-_FEW_TEXTS = 48  # documents, which are copied one by one: all at once would take longer
+_FEW_TEXTS = 48  # Up to so many documents, copying each is faster than np.insert.
 
 
 def _with_each(encoded: Encoded, lengths: NDArray[np.int64], eos_id: int) -> Encoded:

@@ -1,4 +1,4 @@
-"""Reads a byte-level BPE tokenizer.json as merge ranks, a split pattern and added tokens, as tiktoken wants them."""
+"""Reads a byte-level BPE tokenizer.json as merge ranks, a split pattern and added tokens, for tiktoken."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 
 from trainer.errors import InputError, literal
 
-# How GPT-2 splits text, which `pre_tokenizers.ByteLevel` does without being asked.
+# GPT-2's split pattern, the default of `pre_tokenizers.ByteLevel`.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True)
 class ByteLevelBpe:
-    """``ranks``: bytes by the priority of the merge that makes them. ``ids``: the id of each rank and added token."""
+    """A byte-level BPE tokenizer. ``ranks``: priority of the merge that makes each piece of bytes.
+
+    ``ids``: id of each rank, then of each added token.
+    """
 
     ranks: dict[bytes, int]
-    added: dict[str, int]  # numbered on from the ranks
-    special: frozenset[str]  # of the added ones
+    added: dict[str, int]  # numbers that continue the ranks
+    special: frozenset[str]  # added tokens that are special
     ids: list[int]
     pattern: str
 
@@ -28,11 +31,11 @@ class ByteLevelBpe:
 
 
 class CannotExpressError(InputError):
-    """An engine cannot do what this tokenizer does. The message says why, without naming the engine."""
+    """An engine cannot reproduce this tokenizer. The message gives the reason without the engine's name."""
 
 
 def read(text: str) -> ByteLevelBpe:
-    """Of the text of a tokenizer.json. Raises CannotExpressError where it is not plain byte-level BPE."""
+    """Parse the text of a tokenizer.json. Raises CannotExpressError if it is not plain byte-level BPE."""
     content = json.loads(text)
     model = content["model"]
     if model.get("type") != "BPE":
@@ -46,11 +49,11 @@ def read(text: str) -> ByteLevelBpe:
     vocabulary: dict[str, int] = model["vocab"]
     added = _added(content.get("added_tokens") or [])
     pieces = _ranked(vocabulary, model["merges"])
-    if model.get("ignore_merges"):  # then a word of the vocabulary is one token, whether or not merges lead there
+    if model.get("ignore_merges"):  # A word of the vocabulary is then one token even if no merges lead to it.
         known = {*pieces, *(token["content"] for token in added)}
-        others = [piece for piece in vocabulary if piece not in known and _is_bytes(piece)]
-        if others:
-            raise CannotExpressError(f"{len(others)} of its words come from no merge, such as {literal(others[0])}")
+        unmerged = [piece for piece in vocabulary if piece not in known and _is_bytes(piece)]
+        if unmerged:
+            raise CannotExpressError(f"{len(unmerged)} of its words come from no merge, such as {literal(unmerged[0])}")
     ranks: dict[bytes, int] = {}
     for piece in pieces:
         ranks[_bytes(piece)] = len(ranks)
@@ -67,12 +70,12 @@ def read(text: str) -> ByteLevelBpe:
 
 
 def _ranked(vocabulary: dict[str, int], merges: list[Any]) -> list[str]:
-    """The pieces in the order of their priority: bytes, which no merge makes, first. No text becomes any other."""
+    """Return all pieces that text can become, by priority: single bytes first, then the results of merges."""
     made: dict[str, None] = {}
     for merge in merges:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         made.setdefault(left + right)
-    letters = [piece for piece in vocabulary if len(piece) == 1 and piece in _BYTES]
+    letters = [piece for piece in vocabulary if len(piece) == 1 and piece in BYTE_OF]
     unknown = next((piece for piece in made if piece not in vocabulary or not _is_bytes(piece)), None)
     if unknown is not None:
         raise CannotExpressError(f"a merge makes {literal(unknown)}, which is no token of bytes")
@@ -106,29 +109,29 @@ def _added(tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if token.get(key):
                 raise CannotExpressError(f"its token {literal(token['content'])} has {key}")
     contents = [token["content"] for token in tokens]
-    for one in contents:
-        if within := next((other for other in contents if one in other and one != other), None):
-            raise CannotExpressError(f"its token {literal(one)} is part of its token {literal(within)}")
+    for token in contents:
+        if longer := next((candidate for candidate in contents if token in candidate and token != candidate), None):
+            raise CannotExpressError(f"its token {literal(token)} is part of its token {literal(longer)}")
     return tokens
 
 
 def _kind(step: dict[str, Any]) -> str:
-    return ", ".join(_kind(one) for one in step["normalizers"]) if "normalizers" in step else str(step.get("type"))
+    return ", ".join(map(_kind, step["normalizers"])) if "normalizers" in step else str(step.get("type"))
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for (bytes_to_unicode of GPT-2's encoder.py)."""
+    """Return the byte of each character in byte-level vocabularies (bytes_to_unicode of GPT-2's encoder.py)."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(256 + at): byte for at, byte in enumerate(hidden)}
 
 
-_BYTES = _bytes_of_characters()
+BYTE_OF = _bytes_of_characters()
 
 
 def _is_bytes(piece: str) -> bool:
-    return all(character in _BYTES for character in piece)
+    return all(character in BYTE_OF for character in piece)
 
 
 def _bytes(piece: str) -> bytes:
-    return bytes(_BYTES[character] for character in piece)
+    return bytes(BYTE_OF[character] for character in piece)

@@ -1,7 +1,7 @@
-"""Decides which engine encodes: the tokenizer's own library, the one that is asked for, or the fastest.
+"""Chooses the engine that encodes: the tokenizer's own library, the requested one, or the fastest.
 
-Any other than the tokenizer's own is used only once it has proved that its ids are the same. The proof is remembered in
-the cache by everything that it depends on.
+Another library than the tokenizer's own is used only after a proof that its ids are the same. The cache keeps the proof
+under everything that it depends on.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from trainer.data.engines.proof import Proof, prove
 from trainer.errors import InputError, literal, one_line
 
 KEY = "data.tokenizer.engine"
-CHOICE_VERSION = 1  # raise it with any change of how engines are built or compared
-AS_TEXT = ", special tokens as text"  # ends an engine's name where it is so
+CHOICE_VERSION = 1  # Raise it with any change of how engines are built or compared.
+AS_TEXT = ", special tokens as text"  # suffix of an engine's name if it encodes special tokens as text
 
-Build = Callable[[str], Any]  # the engine of a library, by its name
+Build = Callable[[str], Any]  # library's name -> its engine
 
 
 @dataclass(frozen=True)
 class EngineProof:
-    """That an engine's ids are the reference's. It is picklable, and part of a run's record."""
+    """Result of comparing engines with the reference. It is picklable, and part of a run's record."""
 
     reference: str  # library and version
     documents: int
     bytes: int
     hard_cases: int
     whole_corpus: bool
-    mb_per_cpu_s: tuple[tuple[str, float], ...]  # of each that proved itself, the reference among them, in one thread
-    refused: tuple[tuple[str, str], ...]  # the others, and why
+    mb_per_cpu_s: tuple[tuple[str, float], ...]  # speed in one thread of the reference and of each engine that agrees
+    refused: tuple[tuple[str, str], ...]  # the other engines, each with the reason
 
     @property
     def text(self) -> str:
-        """The same in words, of which a run's record consists."""
-        speeds = sorted(self.mb_per_cpu_s, key=lambda one: -one[1])
+        """The proof as text, for a run's record."""
+        speeds = sorted(self.mb_per_cpu_s, key=lambda item: -item[1])
         refused = [f"{name} is out: {reason}" for name, reason in self.refused]
         if len(speeds) < 2:
             return "; ".join(["no other engine gives its ids", *refused])
-        of = "all" if self.whole_corpus else "a sample of"
+        extent = "all" if self.whole_corpus else "a sample of"
         text = (
-            f"proved to give the ids of {self.reference} on {of} the corpus ({self.documents:,} documents, "
+            f"proved to give the ids of {self.reference} on {extent} the corpus ({self.documents:,} documents, "
             f"{self.bytes / 1e6:.1f} MB) and on {self.hard_cases:,} other texts; MB of new text per CPU second: "
             + ", ".join(f"{name} {speed:.1f}" for name, speed in speeds)
         )
@@ -61,10 +61,10 @@ class EngineProof:
 def choose(
     config: TokenizerConfig, corpus: Corpus, own: str, others: Iterable[str], build: Build, key: object
 ) -> tuple[str, EngineProof | None]:
-    """The library that encodes, and the proof that it may: None where it is the tokenizer's ``own``.
+    """Return the library that encodes, and its proof; None for the tokenizer's ``own`` library.
 
-    ``others``: the libraries that might. ``key``: of the tokenizer. Raises InputError where the one that is asked for
-    cannot.
+    ``others``: libraries that may replace it. ``key``: cache key of the tokenizer. Raises InputError if the requested
+    library cannot be used.
     """
     asked: str | None = config.engine
     others = tuple(others)
@@ -96,7 +96,7 @@ def choose(
     if asked != "auto" and asked in proof.refused:
         raise InputError(f"{KEY}: {asked} cannot take the place of {own}: {proof.refused[asked]}")
     fastest = max(proof.mb_per_cpu_s, key=lambda name: proof.mb_per_cpu_s[name], default=own)
-    found = EngineProof(
+    kept = EngineProof(
         reference=versions[0],
         documents=proof.documents,
         bytes=proof.bytes,
@@ -105,11 +105,11 @@ def choose(
         mb_per_cpu_s=tuple(sorted(proof.mb_per_cpu_s.items())),
         refused=tuple(sorted(proof.refused.items())),
     )
-    return (fastest if asked == "auto" else asked), found
+    return (fastest if asked == "auto" else asked), kept
 
 
 def installed(library: str) -> bool:
-    """Whether it is, without importing it."""
+    """Return True if the library is installed, without importing it."""
     try:
         version(library)
     except PackageNotFoundError:
@@ -118,13 +118,12 @@ def installed(library: str) -> bool:
 
 
 def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object, policies: Sequence[str]) -> None:
-    """Raise InputError where a document's text holds one of ``tokens`` (``special_tokens_in_text: refuse``).
+    """Raise InputError if a document's text contains one of ``tokens`` (``special_tokens_in_text: refuse``).
 
-    ``policies``: those that the tokenizer can follow instead.
+    ``policies``: policies that the tokenizer can follow instead.
     """
-
-    if (found := _holding(corpus, tokens, key)) is not None:
-        count, document, token = found
+    if (match := _holding(corpus, tokens, key)) is not None:
+        count, document, token = match
         raise InputError(
             f"data.tokenizer.special_tokens_in_text: refuse: {count} document{'s' * (count != 1)} of {corpus.name} hold"
             f"{'s' * (count == 1)} a special token as text, the first is document {document}: {literal(token)}; "
@@ -133,28 +132,28 @@ def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object, poli
 
 
 def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
-    """Raise InputError where a chat template writes one of ``tokens``, which the tokenizer takes for text."""
+    """Raise InputError if a chat template writes one of ``tokens``, which the tokenizer encodes as text."""
     template = corpus.template
     if template is None:
         return
     named = {value for name, value in template.tokens if name in template.source}
     written = [token for token in tokens if token in named or token in template.source]
-    if written and (found := _holding(corpus, written, key)) is not None:
+    if written and (match := _holding(corpus, written, key)) is not None:
         raise InputError(
-            f"data.corpus.chat_template: {template.name} writes {literal(found[2])}, of which sentencepiece makes ids "
+            f"data.corpus.chat_template: {template.name} writes {literal(match[2])}, of which sentencepiece makes ids "
             "of its characters; give the tokenizer's folder or its tokenizer.json (data.tokenizer.pretrained), or "
             "data.tokenizer.special_tokens_in_text: as-text"
         )
 
 
 def _holding(corpus: Corpus, tokens: list[str], key: object) -> tuple[int, int, str] | None:
-    """How many documents hold one of ``tokens`` as text, the first of them, and its token; None where none does."""
+    """Return how many documents contain one of ``tokens`` as text, the first document and its token; None for none."""
 
     def search() -> list[Any]:
         count, first, document = 0, None, 0
         for texts in iter_texts(corpus):
             for text in texts:
-                if (token := next((one for one in tokens if one in text), None)) is not None:
+                if (token := next((candidate for candidate in tokens if candidate in text), None)) is not None:
                     count += 1
                     first = first or [document, token]
                 document += 1
@@ -184,7 +183,7 @@ def _proof(own: str, candidates: list[str], build: Build, corpus: Corpus, *, who
 
 
 def _processor() -> list[Any]:
-    """What the speeds hold for, and the code that libraries choose by the processor's instructions."""
+    """Describe the processor, on which speeds and the libraries' choice of instructions depend."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

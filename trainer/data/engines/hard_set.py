@@ -1,14 +1,14 @@
-"""Texts on which tokenizers are known to disagree; the same ones in every version of this file's ``HARD_SET_VERSION``.
+"""Texts on which tokenizers are known to disagree.
 
-An engine must encode each of them as the reference does, whatever the corpus is (see ``proof.py``). A lone surrogate is
-not among them: no UTF-8 text holds one.
+An engine must encode each of them as the reference does, whatever the corpus is (see ``proof.py``). Lone surrogates are
+left out, as no UTF-8 text contains one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-HARD_SET_VERSION = 1  # raise it with any change of the texts: it is part of what a proof is remembered by
+HARD_SET_VERSION = 1  # Raise it with any change of the texts: it is part of a proof's cache key.
 
 _LINE = "The quick brown fox doesn't jump over 13 lazy dogs, naïve façades or 日本語 and Ωmega; x_1 += y[i]**2 # ok\n"
 
@@ -75,7 +75,7 @@ HARD: dict[str, str] = {
 
 
 def special_cases(tokens: Sequence[str]) -> dict[str, str]:
-    """Texts that hold a tokenizer's own special tokens literally, alone, in pieces and next to everything."""
+    """Return texts that contain a tokenizer's special tokens literally: alone, in pieces and next to other text."""
     cases = {}
     for number, token in enumerate(tokens[:8]):
         half = len(token) // 2

@@ -1,7 +1,7 @@
 """Encodes with libraries that a tokenizer was not made for: tiktoken, gigatoken and fastokens, each an extra.
 
-They read the same tokenizer.json (gigatoken some sentencepiece models, too) and are much faster. None is used before it
-has proved that its ids are the same (``proof.py``).
+They read the same tokenizer.json (gigatoken also some sentencepiece models) and are much faster. Each must first prove
+that its ids are the same (``proof.py``).
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from trainer.data.engines.base import Encoded, flat, joined, lists
 from trainer.data.engines.byte_level import CannotExpressError
 from trainer.errors import InputError, one_line
 
-# Characters of a batch from which gigatoken's encode_batch pays: making and reading its array takes a while.
-_BATCH_CHARACTERS = 1 << 19
+_BATCH_CHARACTERS = 1 << 19  # batch size from which gigatoken's encode_batch is worth the cost of its array
 
 _REMEDY = "; without data.tokenizer.engine the tokenizer's own library encodes it"
 
 
 class _FromFlat:
-    """One document, and lists, by the same call as many end to end: what was proved of it holds for all."""
+    """Encodes single documents and lists by ``encode_flat``, so that its proof covers all methods."""
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         raise NotImplementedError
@@ -38,7 +37,7 @@ class _FromFlat:
 
 
 class Tiktoken(_FromFlat):
-    """Encodes with tiktoken, document by document, each into a buffer. Other threads may run meanwhile."""
+    """Encodes with tiktoken, document by document. It releases Python's lock."""
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
         import numpy as np
@@ -64,9 +63,8 @@ class Tiktoken(_FromFlat):
 class Gigatoken(_FromFlat):
     """Encodes with gigatoken in the calling thread: its own threads would not survive a fork.
 
-    One of its tokenizers serves one thread at a time and raises in any other ("Already borrowed"). So each call takes
-    one that is idle, or makes another. Document by document it holds Python's lock, and threads take turns; of a batch
-    it lets go of it.
+    One of its tokenizers serves one thread at a time and raises in any other ("Already borrowed"), so each call takes
+    an idle tokenizer or makes another one. ``encode`` holds Python's lock, ``encode_batch`` releases it.
     """
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
@@ -90,7 +88,7 @@ class Gigatoken(_FromFlat):
                 tokenizer = self._make(self._json)
             try:
                 if together:
-                    return _of_awkward(tokenizer.encode_batch(list(texts), parallel=False))
+                    return _from_awkward(tokenizer.encode_batch(list(texts), parallel=False))
                 return joined([tokenizer.encode(text) for text in texts])
             finally:
                 self._idle.append(tokenizer)
@@ -100,8 +98,8 @@ class Fastokens(_FromFlat):
     """Encodes with fastokens in the calling thread: its own threads would not survive a fork."""
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
-        os.environ["FASTOKENS_BPE_THREADS"] = "1"  # read once, by its first tokenizer
-        from fastokens._native import Tokenizer  # the package's own class, without its patches of transformers
+        os.environ["FASTOKENS_BPE_THREADS"] = "1"  # Its first tokenizer reads it.
+        from fastokens._native import Tokenizer  # This class does not patch transformers.
 
         self._as_text = special_as_text
         with _one_line("fastokens"):
@@ -118,8 +116,8 @@ class Fastokens(_FromFlat):
         return Encoded(np.frombuffer(ids, dtype="<u4"), lengths)
 
 
-def _of_awkward(array: Any) -> Encoded:
-    """The lists of an awkward array, end to end, as they lie in its buffers (ListOffsetArray: offsets and content)."""
+def _from_awkward(array: Any) -> Encoded:
+    """Take the lists of an awkward array from its buffers (ListOffsetArray: offsets and content)."""
     import numpy as np
 
     offsets, content = np.asarray(array.layout.offsets.data), np.asarray(array.layout.content.data)
@@ -127,7 +125,7 @@ def _of_awkward(array: Any) -> Encoded:
 
 
 def _content(location: str) -> dict[str, Any]:
-    """Of a tokenizer.json, without what would cut or fill documents. Raises CannotExpressError for one with chance."""
+    """Read a tokenizer.json without truncation and padding. Raises CannotExpressError if it drops merges at random."""
     content: dict[str, Any] = json.loads(Path(location).read_bytes())
     content["truncation"] = content["padding"] = None
     if content["model"].get("dropout"):
@@ -136,7 +134,7 @@ def _content(location: str) -> dict[str, Any]:
 
 
 def _content_of_pieces(location: str) -> dict[str, Any]:
-    """The tokenizer.json that gigatoken itself makes of a sentencepiece model, where it can."""
+    """Convert a sentencepiece model to a tokenizer.json by gigatoken. Raises CannotExpressError if it cannot."""
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     try:
@@ -148,7 +146,7 @@ def _content_of_pieces(location: str) -> dict[str, Any]:
 
 @contextmanager
 def _one_line(library: str, remedy: str = "") -> Iterator[None]:
-    """InputError in place of whatever the library raises; its panics are no Exceptions."""
+    """Turn any error of the library into an InputError. Rust panics are not Exceptions."""
     try:
         yield
     except (InputError, MemoryError):

@@ -1,6 +1,6 @@
 """Encodes with the library that a tokenizer was made for: `tokenizers`, sentencepiece or transformers.
 
-These are the references: another engine is used only where its ids are theirs.
+These are the references: another engine is used only if its ids are the same.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from trainer.errors import InputError, one_line
 
 
 class Reference(Engine, Protocol):
-    """What an engine must prove itself against, and what it takes to show where it fails."""
+    """Engine that others are compared with, and methods to describe a difference."""
 
     def special_tokens(self) -> list[str]:
-        """The tokens that stand for no text, as they are written."""
+        """Return the written form of the tokens that stand for no text."""
 
     def token_texts(self) -> list[str]:
-        """Each token of the vocabulary, decoded alone: parts of a character become the replacement character."""
+        """Return each token of the vocabulary, decoded alone: a part of a character becomes U+FFFD."""
 
     def place(self, text: str, position: int) -> int:
-        """About which character token ``position`` of ``text`` begins at."""
+        """Return the approximate character of ``text`` at which token ``position`` begins."""
 
 
 class TextCodec(Protocol):
     """Turns text into ids and ids into text."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one document, without special tokens."""
+        """Return the ids of one document, without special tokens."""
 
     def decode(self, ids: list[int]) -> str:
-        """The text of ids, special tokens as they are written (a sentencepiece model leaves its control tokens out)."""
+        """Return the text of ids, with special tokens in written form (sentencepiece omits its control tokens)."""
 
 
 class Fast:
@@ -43,7 +43,7 @@ class Fast:
 
         self._location = location
         self._tokenizer = tokenizers.Tokenizer.from_file(location)
-        self._tokenizer.no_truncation()  # a saved tokenizer may carry both; documents are cut by packing alone
+        self._tokenizer.no_truncation()  # A saved tokenizer may have both; only packing cuts documents.
         self._tokenizer.no_padding()
         if special_as_text:
             self._tokenizer.encode_special_tokens = True
@@ -61,7 +61,7 @@ class Fast:
             raise self._cannot(error) from error
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        return flat(self.encode_batch(list(texts)))  # the library has no other way out than lists
+        return flat(self.encode_batch(list(texts)))  # The library can only give lists.
 
     def special_tokens(self) -> list[str]:
         added = self._tokenizer.get_added_tokens_decoder()
@@ -69,7 +69,7 @@ class Fast:
 
     def token_texts(self) -> list[str]:
         ids = sorted(set(self._tokenizer.get_vocab().values()))
-        return list(self._tokenizer.decode_batch([[one] for one in ids], skip_special_tokens=False))
+        return list(self._tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False))
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
@@ -79,12 +79,12 @@ class Fast:
         return int(offsets[position][0]) if position < len(offsets) else len(text)
 
     def _cannot(self, error: Exception) -> InputError:
-        """The library raises plain Exceptions: of a word that a vocabulary without an unknown token lacks, say."""
+        """Return an error for the library's plain Exception, such as a word that the vocabulary lacks."""
         return InputError(f"data.tokenizer: {self._location} cannot encode the corpus: {one_line(str(error))}")
 
 
 class SentencePiece:
-    """Encodes with the sentencepiece library, in this thread alone. It takes special tokens in text for text."""
+    """Encodes with the sentencepiece library, in this thread alone. It encodes special tokens in text as text."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -96,16 +96,16 @@ class SentencePiece:
         return list(self._model.encode(texts, out_type=int, num_threads=1))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        if not hasattr(self._model, "EncodeAsNumpy"):  # before 0.2.2
+        if not hasattr(self._model, "EncodeAsNumpy"):  # sentencepiece before 0.2.2
             return flat(self.encode_batch(list(texts)))
         return joined(self._model.EncodeAsNumpy(list(texts), num_threads=1))
 
     def special_tokens(self) -> list[str]:
         model = self._model
-        return [model.id_to_piece(one) for one in range(model.get_piece_size()) if model.is_control(one)]
+        return [model.id_to_piece(token) for token in range(model.get_piece_size()) if model.is_control(token)]
 
     def token_texts(self) -> list[str]:
-        return [str(self._model.decode([one])) for one in range(self._model.get_piece_size())]
+        return [str(self._model.decode([token])) for token in range(self._model.get_piece_size())]
 
     def decode(self, ids: list[int]) -> str:
         return str(self._model.decode(ids))

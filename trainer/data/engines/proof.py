@@ -1,9 +1,9 @@
 """Proves that an engine's ids are the reference tokenizer's, and measures how fast each is on text it has not seen.
 
-One difference refuses an engine. The text is compared in parts: each part is encoded by the reference and by every
-engine that is still in, in an order that rotates, and the CPU time that each takes is one measurement (on a busy
-machine the wall's would tell engines apart by chance). So nobody is timed on text that it has encoded before: a cache
-of words would make it look faster than it is on a corpus.
+One difference refuses an engine. The text is compared in parts. The reference and all engines without a difference
+encode each part, in an order that rotates, and the CPU time of each is one measurement (wall time would depend on other
+programs). No engine is timed on text that it has encoded before: a cache of words would make it look faster than it is
+on a corpus.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from time import process_time_ns
 
 import numpy as np
 
-from trainer.data.engines.base import Encoded, Engine, concatenated, joined
+from trainer.data.engines.base import Encoded, Engine, concatenated, joined, utf8_bytes
 from trainer.data.engines.hard_set import HARD, special_cases
 from trainer.data.engines.own import Reference
-from trainer.data.engines.sample import Excerpt, byte_length, parts
+from trainer.data.engines.sample import Excerpt, parts
 from trainer.errors import InputError, literal
 
-_REPEATED_BYTES = 4_000_000  # of text that is encoded a second time, by several threads at once
-_THREADS = 2  # one of them from the other end
-_AROUND = 24  # characters of text on either side of a difference
-_MOST_IDS = 4  # of a difference that are shown
+_REPEATED_BYTES = 4_000_000  # text that several threads encode a second time at once
+_THREADS = 2  # one of them starts at the other end
+_AROUND = 24  # characters shown on either side of a difference
+_MOST_IDS = 4  # ids shown of a difference
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared, how fast each engine was, and why each of the others is refused."""
+    """Amount of text compared, the speed of each engine, and the reason of each refusal."""
 
     documents: int = 0
-    bytes: int = 0  # of their text that was compared
-    hard_cases: int = 0  # texts beside the corpus that the reference encodes, tokens of the vocabulary among them
+    bytes: int = 0  # text of these documents that was compared
+    hard_cases: int = 0  # further texts that the reference encodes, including each token of the vocabulary
     mb_per_cpu_s: Mapping[str, float] = field(default_factory=dict)  # median over the parts
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -42,7 +42,7 @@ class Proof:
 def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pieces: Iterable[Excerpt]) -> Proof:
     """Compare each of ``candidates`` with ``reference``, called ``name``, on the hard set and on ``pieces``.
 
-    It ends where all are refused. Raises InputError where the reference itself cannot encode.
+    It stops when all are refused. Raises InputError if the reference itself cannot encode.
     """
     trial = _Trial(reference, dict(candidates))
     hard = {**HARD, **special_cases(reference.special_tokens())}
@@ -55,15 +55,15 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
     proved = len(texts)
     tokens = reference.token_texts() if trial.engines else []
     trial.compare([f"token {number} of the vocabulary" for number in range(len(tokens))], tokens)
-    speeds: dict[str, list[float]] = {one: [] for one in (name, *candidates)}
+    speeds: dict[str, list[float]] = {engine: [] for engine in (name, *candidates)}
     documents = compared = 0
-    last = None  # document, of which several excerpts may follow one another
+    last = None  # document of the previous excerpt: one document may have several
     for rotation, part in enumerate(parts(pieces) if trial.engines else ()):
         own = [piece.text for piece in part]
-        size = sum(map(byte_length, own))
+        size = sum(map(utf8_bytes, own))
         ids, took_ns = trial.compare([piece.place for piece in part], own, rotation)
-        for one, ns in took_ns.items():
-            speeds[one or name].append(size * 1e3 / max(ns, 1))
+        for engine, ns in took_ns.items():
+            speeds[engine or name].append(size * 1e3 / max(ns, 1))
         if compared < _REPEATED_BYTES:
             texts += own
             expected.append(ids)
@@ -75,45 +75,45 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
             break
     trial.repeat_in_threads(texts, concatenated(expected))
     trial.repeat_one_by_one(texts, concatenated(expected))
-    left = {one: found for one, found in speeds.items() if found and one not in trial.refused}
-    mb_per_cpu_s = {one: round(median(found), 2) for one, found in left.items()}
+    left = {engine: rates for engine, rates in speeds.items() if rates and engine not in trial.refused}
+    mb_per_cpu_s = {engine: round(median(rates), 2) for engine, rates in left.items()}
     return Proof(documents, compared, proved + len(tokens), mb_per_cpu_s, trial.refused)
 
 
 class _Trial:
-    """The engines that are still in. One that differs, or raises, leaves with its reason in ``refused``."""
+    """Engines without a difference so far. An engine that differs or raises moves to ``refused``, with the reason."""
 
     def __init__(self, reference: Reference, engines: dict[str, Engine]) -> None:
         self._reference, self.engines = reference, engines
         self.refused: dict[str, str] = {}
 
     def compare(self, places: Sequence[str], texts: list[str], rotation: int = 0) -> tuple[Encoded, dict[str, int]]:
-        """Encode them by each, in an order that ``rotation`` rotates.
+        """Encode ``texts`` by each engine, in an order that ``rotation`` rotates.
 
-        Returns the reference's ids, and how long each that agrees took, in ns; "" is the reference.
+        Return the reference's ids, and the time in ns of each engine that agrees; "" is the reference.
         """
         order = ["", *self.engines]
-        found: dict[str, Encoded] = {}
+        encoded: dict[str, Encoded] = {}
         took_ns: dict[str, int] = {}
         for name in order[rotation % len(order) :] + order[: rotation % len(order)]:
             engine: Engine = self.engines[name] if name else self._reference
             begun = process_time_ns()
             try:
-                found[name] = engine.encode_flat(texts)
+                encoded[name] = engine.encode_flat(texts)
             except InputError as error:
                 if not name:
                     raise
                 self._refuse(name, f"{error} ({' to '.join(dict.fromkeys((places[0], places[-1])))})")
             took_ns[name] = process_time_ns() - begun
-        expected = found[""]
+        expected = encoded[""]
         for name in list(self.engines):
-            if (at := _first_difference(expected, found[name])) is not None:
-                ours, theirs = (_document(one, at) for one in (found[name], expected))
+            if (at := _first_difference(expected, encoded[name])) is not None:
+                ours, theirs = (_document(ids, at) for ids in (encoded[name], expected))
                 self._refuse(name, f"{places[at]}: {self._message(texts[at], ours, theirs)}")
         return expected, {name: ns for name, ns in took_ns.items() if not name or name in self.engines}
 
     def compare_one(self, place: str, text: str) -> Encoded | None:
-        """The same for one text, by all three methods. One that the reference refuses proves nothing: None."""
+        """Compare one text by all three methods. Return None for a text that the reference refuses."""
         if not self.engines:
             return None
         try:
@@ -132,30 +132,30 @@ class _Trial:
         return ids
 
     def repeat_in_threads(self, texts: list[str], expected: Encoded) -> None:
-        """Encode the same text again, now that engines know its words, in threads that do it at the same time.
+        """Encode the same text again, with the words in the engines' caches, in threads at the same time.
 
-        One of them begins at the other end, so that long texts meet short ones.
+        One thread begins at the other end, so that long texts meet short ones.
         """
         backward = _reversed(expected)
         for name, engine in list(self.engines.items() if texts else ()):
             with ThreadPoolExecutor(_THREADS) as pool:
                 try:
-                    found = list(pool.map(engine.encode_flat, (texts, texts[::-1])))
+                    encoded = list(pool.map(engine.encode_flat, (texts, texts[::-1])))
                 except InputError as error:
                     self._refuse(name, f"{error} (in {_THREADS} threads at once)")
                     continue
-            if any(_first_difference(*pair) is not None for pair in zip((expected, backward), found, strict=True)):
+            if any(_first_difference(*pair) is not None for pair in zip((expected, backward), encoded, strict=True)):
                 self._refuse(name, f"its ids change when {_THREADS} threads encode the same text once more")
 
     def repeat_one_by_one(self, texts: list[str], expected: Encoded) -> None:
-        """Encode the same text once more, each by itself: an engine may encode a few in another way than many."""
+        """Encode the same texts once more, one per call: an engine may encode a few in another way than many."""
         for name, engine in list(self.engines.items()):
             try:
-                found = concatenated([engine.encode_flat([text]) for text in texts])
+                encoded = concatenated([engine.encode_flat([text]) for text in texts])
             except InputError as error:
                 self._refuse(name, f"{error} (one text at a time)")
                 continue
-            if (at := _first_difference(expected, found)) is not None:
+            if (at := _first_difference(expected, encoded)) is not None:
                 self._refuse(name, f"its ids change when {literal(texts[at][:_AROUND])} is encoded by itself")
 
     def _refuse(self, name: str, reason: str) -> None:
@@ -163,7 +163,7 @@ class _Trial:
         del self.engines[name]
 
     def _message(self, text: str, ours: list[int], theirs: list[int]) -> str:
-        same = (one == other for one, other in zip(ours, theirs, strict=False))
+        same = (own == expected for own, expected in zip(ours, theirs, strict=False))
         position = next((at for at, agrees in enumerate(same) if not agrees), min(len(ours), len(theirs)))
         place = self._reference.place(text, position)
         around = text[max(0, place - _AROUND) : place + _AROUND]
@@ -188,15 +188,17 @@ def _reversed(encoded: Encoded) -> Encoded:
     return joined(np.split(encoded.ids, ends)[::-1]) if len(encoded.lengths) else encoded
 
 
-def _first_difference(expected: Encoded, found: Encoded) -> int | None:
-    """The first document whose ids are not the same; None where all are."""
-    if np.array_equal(expected.lengths, found.lengths) and np.array_equal(expected.ids, found.ids):
+def _first_difference(expected: Encoded, encoded: Encoded) -> int | None:
+    """Return the first document with different ids; None if all are the same."""
+    if np.array_equal(expected.lengths, encoded.lengths) and np.array_equal(expected.ids, encoded.ids):
         return None
-    if len(expected.lengths) != len(found.lengths):
-        return min(len(expected.lengths), len(found.lengths)) - 1
-    firsts = [int(np.argmax(expected.lengths != found.lengths))] if (expected.lengths != found.lengths).any() else []
-    least = min(len(expected.ids), len(found.ids))
-    differs = expected.ids[:least] != found.ids[:least]
+    if len(expected.lengths) != len(encoded.lengths):
+        return min(len(expected.lengths), len(encoded.lengths)) - 1
+    firsts = (
+        [int(np.argmax(expected.lengths != encoded.lengths))] if (expected.lengths != encoded.lengths).any() else []
+    )
+    least = min(len(expected.ids), len(encoded.ids))
+    differs = expected.ids[:least] != encoded.ids[:least]
     if differs.any():
         ends = np.cumsum(expected.lengths)
         firsts.append(int(np.searchsorted(ends, int(np.argmax(differs)), side="right")))

@@ -1,4 +1,4 @@
-"""Chooses the text of a corpus on which an engine must prove itself: always the same of the same corpus."""
+"""Chooses the text of a corpus on which an engine must prove itself. The same corpus always gives the same text."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from trainer.data.corpus import Corpus, iter_texts
+from trainer.data.engines.base import utf8_bytes
 
-SAMPLE_VERSION = 1  # raise it when another text is chosen: it is part of what a proof is remembered by
-SAMPLE_BYTES = 4_000_000  # at most, and at least half of it where the corpus has as much
-PIECE_CHARACTERS = 65_536  # longer documents are cut into such pieces, of which each may be chosen
-RARE_CHARACTERS = 500_000  # besides the sample, at most
-WINDOW_CHARACTERS = 200  # on either side of a character that no document before had
-_SEARCHED_CHARACTERS = 100_000_000  # for those: about 4 s
+SAMPLE_VERSION = 1  # Raise it when the choice changes: it is part of a proof's cache key.
+SAMPLE_BYTES = 4_000_000  # maximum; a larger corpus gives at least half of it
+PIECE_CHARACTERS = 65_536  # length of the pieces into which longer documents are cut
+RARE_CHARACTERS = 500_000  # maximum of the windows around new characters, in addition to the sample
+WINDOW_CHARACTERS = 200  # text on either side of a new character
+_SEARCHED_CHARACTERS = 100_000_000  # text that is searched for new characters: about 4 s
 _PART_BYTES = 500_000
 
 
 class Excerpt(NamedTuple):
-    """A document, or some of a long one: from its character ``start`` on."""
+    """A document, or a part of a long one that begins at its character ``start``."""
 
     document: int
     start: int
@@ -25,12 +26,12 @@ class Excerpt(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it stands, for people."""
+        """Name of the excerpt's place, for messages."""
         return f"document {self.document}" + (f" from character {self.start}" if self.start else "")
 
 
 def sample(corpus: Corpus) -> list[Excerpt]:
-    """Every k-th piece of the corpus, k a power of 2, and of the others the places where a character first appears."""
+    """Return every k-th piece of the corpus, k a power of 2, and windows where a character first appears."""
     kept: list[Excerpt] = []
     rare = _RareCharacters()
     stride, size = 1, 0
@@ -38,11 +39,11 @@ def sample(corpus: Corpus) -> list[Excerpt]:
         rare.search(piece)
         if number % stride == 0:
             kept.append(piece)
-            size += byte_length(piece.text)
+            size += utf8_bytes(piece.text)
             while size > SAMPLE_BYTES and len(kept) > 1:
                 stride *= 2
                 kept = kept[::2]
-                size = sum(byte_length(one.text) for one in kept)
+                size = sum(utf8_bytes(excerpt.text) for excerpt in kept)
     return sorted({*kept, *rare.found})
 
 
@@ -69,7 +70,7 @@ class _RareCharacters:
 
 
 def whole(corpus: Corpus) -> Iterator[Excerpt]:
-    """Every document, uncut."""
+    """Yield every document, uncut."""
     document = 0
     for texts in iter_texts(corpus):
         for text in texts:
@@ -78,22 +79,17 @@ def whole(corpus: Corpus) -> Iterator[Excerpt]:
 
 
 def parts(pieces: Iterable[Excerpt]) -> Iterator[list[Excerpt]]:
-    """Neighbours together, about half a megabyte each."""
+    """Group neighbouring excerpts to about half a megabyte each."""
     held: list[Excerpt] = []
     size = 0
     for piece in pieces:
         held.append(piece)
-        size += byte_length(piece.text)
+        size += utf8_bytes(piece.text)
         if size >= _PART_BYTES:
             yield held
             held, size = [], 0
     if held:
         yield held
-
-
-def byte_length(text: str) -> int:
-    """Of its UTF-8."""
-    return len(text) if text.isascii() else len(text.encode())
 
 
 def _pieces(corpus: Corpus) -> Iterator[Excerpt]:

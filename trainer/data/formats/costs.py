@@ -1,4 +1,4 @@
-"""Measures what each format takes: bytes, and seconds to write and to read a corpus' tokens."""
+"""Measures the size of each format, and the seconds to write and to read a corpus' tokens in it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trainer.data.formats.flat import FlatTokens, FlatWriter, open_flat, token_t
 from trainer.data.formats.parquet import PaddedWriter, TokenListWriter
 from trainer.errors import InputError
 
-_TOKENS_AT_ONCE = 1 << 20  # tokens that are widened at once
+_TOKENS_AT_ONCE = 1 << 20  # widened at once
 
 
 @dataclass(frozen=True)
 class FormatCost:
-    """One line of the table. Seconds are medians; ``reason``: why a format cannot hold these tokens."""
+    """Costs of one format. Seconds are medians. ``reason``: reason that the format cannot hold these tokens."""
 
     format: str
-    tokens: int  # stored: rows that are cut hold fewer
+    tokens: int  # stored tokens: padded rows cut some
     size_bytes: int
     write_s: float
     read_s: float
@@ -37,7 +37,7 @@ class FormatCost:
 
 @dataclass(frozen=True)
 class _Way:
-    """How a format is written into a folder, and read to the last token, as arrays."""
+    """Functions that open a format's writer in a folder, and read its last token and all before as arrays."""
 
     write: Callable[[Path], AbstractContextManager[Any]]
     read: Callable[[Path], int]
@@ -48,7 +48,7 @@ def costs(
 ) -> Iterator[FormatCost]:
     """Write and read the tokens in every format, ``repeats`` times each, in a folder that is removed.
 
-    Everything is in the memory of the operating system by then: these are costs of the format, not of the disk.
+    The files are in the operating system's cache, so the costs are those of the format, not of the disk.
     """
     kind = token_type(vocabulary.size)
     ways = {
@@ -96,7 +96,7 @@ def _exchanged(format: ExchangeFormat, vocabulary: Vocabulary) -> _Way:
 
 
 def _touch(tokens: Any) -> int:
-    """Read all of them, as a loader that widens them does; returns how many there are."""
+    """Read all tokens, widened as by a loader. Return their number."""
     for start in range(0, len(tokens), _TOKENS_AT_ONCE):
         np.asarray(tokens[start : start + _TOKENS_AT_ONCE]).astype(np.int64).sum()
     return len(tokens)

@@ -1,10 +1,23 @@
-"""What the file formats of other trainers have in common: tokens without places, cut into documents by an id."""
+"""Reads and writes the token files of llm.c and nanoGPT, which an end-of-text id divides into documents.
+
+llm.c (https://github.com/karpathy/llm.c, dev/data/data_common.py): shards with a header of 256 int32 (magic 20240520,
+version 1, number of tokens) and that many uint16 ids, little-endian. The end-of-text id stands before each document. A
+shard holds 100 million tokens, and documents continue in the next shard; shard 0 is the validation data.
+
+nanoGPT (https://github.com/karpathy/nanoGPT, data/openwebtext/prepare.py): ``train.bin`` and ``val.bin`` with uint16
+ids end to end, little-endian, without a header. The end-of-text id follows each document. The hash of a document's
+tokens decides its file, so a copy of a document in val.bin is never in train.bin.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,28 +27,30 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CHUNK_TOKENS = 1 << 24  # at once: 32 MiB of uint16
+CHUNK_TOKENS = 1 << 24  # 32 MiB of uint16
 CHUNK_DOCUMENTS = 1 << 16
+MAGIC, VERSION = 20240520, 1
+HEADER = 256  # int32 values
+SHARD_TOKENS = 100_000_000
+_HEADER_BYTES = HEADER * 4
+VALIDATION_SHARE = 0.0005  # nanoGPT's share for OpenWebText
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Tokens without places, as other trainers store them: how documents are told apart, and what is not known."""
+    """Tokens of another trainer's files, without the places of documents."""
 
-    parts: tuple[NDArray[Any], ...]  # one after the other, mapped into memory
-    eos_first: bool  # the end-of-text id stands before each document, not after it
+    parts: tuple[NDArray[Any], ...]  # one per file, in order, mapped into memory
+    eos_first: bool  # True if the end-of-text id stands before each document, not after it
 
     @property
     def tokens(self) -> int:
-        """In all parts."""
+        """Number of tokens in all parts."""
         return sum(len(part) for part in self.parts)
 
 
 def document_chunks(flat: FlatTokens, start: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """The documents from number ``start`` on, as many at once as fit into little memory.
-
-    Their tokens end to end, and their lengths.
-    """
+    """Yield the documents from number ``start`` on, some at a time: their tokens end to end, and their lengths."""
     document = start
     while document < flat.documents:
         first = int(flat.places[document])
@@ -47,7 +62,7 @@ def document_chunks(flat: FlatTokens, start: int = 0) -> Iterator[tuple[NDArray[
 
 
 def check_uint16(name: str, vocab_size: int) -> None:
-    """Raise InputError where a vocabulary does not fit a format of 16-bit ids."""
+    """Raise InputError if a vocabulary does not fit a format of 16-bit ids."""
     if vocab_size > 2**16:
         raise InputError(
             f"{name}: its ids are uint16, at most 65,536; this vocabulary has {vocab_size:,}: choose flat (uint32), or "
@@ -58,17 +73,17 @@ def check_uint16(name: str, vocab_size: int) -> None:
 def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
     """Cut a stream into documents at its end-of-text ids, each of which then ends its document.
 
-    Without an id everything is one document. What stands before the first end-of-text (where it stands before each
-    document) or after the last one is a document too, which was cut: it gets the end-of-text id that it lacks.
+    Without an id everything is one document. Tokens before the first end-of-text id (``eos_first``) or after the last
+    one are a document that was cut: it gets the missing end-of-text id.
     """
     held: list[NDArray[Any]] = []
-    started = not stream.eos_first  # an end-of-text id ends something only where something has begun
+    started = not stream.eos_first
     for part in stream.parts:
         for start in range(0, len(part), CHUNK_TOKENS):
             chunk = np.asarray(part[start : start + CHUNK_TOKENS])
             ends = np.flatnonzero(chunk == eos_id) + 1 if eos_id is not None else np.empty(0, np.int64)
             if not started and len(chunk):
-                # The first id begins the first document and ends none.
+                # With eos_first, the first id begins the first document and ends none.
                 started = True
                 if len(ends) and ends[0] == 1:
                     chunk, ends = chunk[1:], ends[1:] - 1
@@ -83,3 +98,149 @@ def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[A
     if len(rest):
         closed = rest if eos_id is None else np.append(rest, np.asarray(eos_id, rest.dtype))
         yield closed, np.array([len(closed)])
+
+
+class LlmcWriter:
+    """Writes documents, each of which ends in ``eos_id`` or is empty, into shards ``NAME_val_000000.bin`` and so on."""
+
+    def __init__(
+        self, folder: Path, name: str, vocab_size: int, eos_id: int | None, shard_tokens: int = SHARD_TOKENS
+    ) -> None:
+        check_uint16("llmc", vocab_size)
+        if eos_id is None:
+            raise InputError(
+                "llmc: an end-of-text id stands before each document, and this tokenizer has none; choose nanogpt"
+            )
+        self._folder, self._name, self._eos_id, self._shard_tokens = folder, name, eos_id, shard_tokens
+        self._file: IO[bytes] | None = None
+        self._in_shard = 0
+        self.files: list[Path] = []
+
+    def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """Append documents. Empty ones leave no trace."""
+        if not len(ids):
+            return
+        # Each document's end-of-text id moves to its front: as all end in it, everything moves by one.
+        moved = np.empty(len(ids), "<u2")
+        moved[0], moved[1:] = self._eos_id, ids[:-1]
+        while len(moved):
+            if self._file is None or self._in_shard == self._shard_tokens:
+                self._next_shard()
+            assert self._file is not None
+            part = moved[: self._shard_tokens - self._in_shard]
+            self._file.write(part.data.cast("B"))
+            self._in_shard += len(part)
+            moved = moved[len(part) :]
+
+    def close(self) -> None:
+        """Write the header of the last shard."""
+        if self._file is not None:
+            self._file.seek(0)
+            self._file.write(_header(self._in_shard))
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> LlmcWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        elif self._file is not None:
+            with suppress(OSError):  # Keep the first error.
+                self._file.close()
+
+    def _next_shard(self) -> None:
+        self.close()
+        number = len(self.files)
+        path = self._folder / f"{self._name}_{'train' if number else 'val'}_{number:06d}.bin"
+        self._file = path.open("wb")
+        self._file.write(bytes(_HEADER_BYTES))
+        self._in_shard = 0
+        self.files.append(path)
+
+
+def read_llmc(files: Sequence[Path]) -> Stream:
+    """Map llm.c's shards, in this order. Raises InputError if one is something else or cut short."""
+    return Stream(tuple(map(_shard, files)), eos_first=True)
+
+
+def _shard(path: Path) -> NDArray[Any]:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = np.frombuffer(file.read(_HEADER_BYTES), "<i4", count=-1) if size >= _HEADER_BYTES else None
+        if header is None or header[0] != MAGIC:
+            raise InputError(f"{path}: not a .bin of llm.c (its first int32 must be {MAGIC})")
+        if header[1] != VERSION:
+            raise InputError(f"{path}: version {header[1]} of llm.c's .bin; allowed: {VERSION} (uint16 ids)")
+        if size != _HEADER_BYTES + 2 * int(header[2]):
+            raise InputError(
+                f"{path}: {size:,} bytes, where its header speaks of {header[2]:,} tokens: cut short, or more than that"
+            )
+        return np.memmap(path, "<u2", "r", offset=_HEADER_BYTES) if header[2] else np.empty(0, "<u2")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _header(tokens: int) -> bytes:
+    header = np.zeros(HEADER, "<i4")
+    header[:3] = MAGIC, VERSION, tokens
+    return header.tobytes()
+
+
+class NanogptWriter:
+    """Writes documents into ``train.bin`` and ``val.bin``. Empty ones leave no trace."""
+
+    def __init__(self, folder: Path, vocab_size: int, validation_share: float = VALIDATION_SHARE) -> None:
+        check_uint16("nanogpt", vocab_size)
+        self._limit = int(validation_share * 2**64)
+        self.files = [folder / "train.bin", folder / "val.bin"]
+        self._open = ExitStack()
+        self._train: IO[bytes] = self._open.enter_context(self.files[0].open("wb"))
+        self._val: IO[bytes] = self._open.enter_context(self.files[1].open("wb"))
+
+    def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """Append documents: their ids end to end, and how many each has."""
+        values = np.ascontiguousarray(ids, "<u2")
+        ends = np.cumsum(lengths)
+        train = np.ones(len(values), bool)
+        if self._limit:
+            for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True):
+                train[start:end] = not self._is_validation(values[start:end])
+        self._train.write(values[train].tobytes())
+        self._val.write(values[~train].tobytes())
+
+    def close(self) -> None:
+        """Close both files."""
+        self._open.close()
+
+    def __enter__(self) -> NanogptWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self.close()
+        except OSError:
+            if error is None:  # Keep the first error.
+                raise
+
+    def _is_validation(self, document: NDArray[Any]) -> bool:
+        return int.from_bytes(hashlib.blake2b(document.data, digest_size=8).digest()) < self._limit
+
+
+def read_nanogpt(files: Sequence[Path]) -> Stream:
+    """Map nanoGPT's files, in this order. Raises InputError if one cannot hold 16-bit ids."""
+    return Stream(tuple(map(_mapped, files)), eos_first=False)
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    try:
+        size = path.stat().st_size
+        if size % 2:
+            raise InputError(
+                f"{path}: {size:,} bytes are no whole number of uint16 ids: no .bin of nanoGPT, or cut short"
+            )
+        return np.memmap(path, "<u2", "r") if size else np.empty(0, "<u2")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error

@@ -1,4 +1,4 @@
-"""Writes flat tokens as the files of other trainers, and such files as a column of token ids that any path reads."""
+"""Exports flat tokens to the files of other trainers, and imports such files as a column of token ids."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from trainer.data import cache
-from trainer.data.formats.exchange import Stream, document_chunks, documents_of
+from trainer.data.formats.exchange import (
+    SHARD_TOKENS,
+    VALIDATION_SHARE,
+    LlmcWriter,
+    NanogptWriter,
+    Stream,
+    document_chunks,
+    documents_of,
+    read_llmc,
+    read_nanogpt,
+)
 from trainer.data.formats.flat import FlatTokens
-from trainer.data.formats.llmc import SHARD_TOKENS, LlmcWriter, read_llmc
-from trainer.data.formats.nanogpt import VALIDATION_SHARE, NanogptWriter, read_nanogpt
 from trainer.data.formats.parquet import TokenListWriter
 from trainer.errors import InputError
 from trainer.files import expanded, write_atomically, write_text
@@ -28,7 +36,7 @@ EXPORT = "export.json"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a format must know of a tokenizer. ``size``: its largest id + 1."""
+    """Facts of a tokenizer for a format. ``size``: its largest id + 1."""
 
     size: int
     eos_id: int | None
@@ -36,7 +44,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Division:
-    """How an export divides tokens. ``shard_tokens``: of llmc; ``validation_share``: of nanoGPT's documents."""
+    """Division of an export. ``shard_tokens``: of llmc; ``validation_share``: of documents (nanoGPT)."""
 
     name: str = "tokens"
     shard_tokens: int = SHARD_TOKENS
@@ -45,29 +53,29 @@ class Division:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written; a folder's export.json holds it."""
+    """Description of an exported folder, the content of its export.json."""
 
     format: ExchangeFormat
     files: tuple[str, ...]
     tokens: int
     documents: int
-    empty: int  # documents without a token, of which no trace is left
+    empty: int  # documents without a token, which these formats cannot express
     eos_id: int | None
     tokenizer_fingerprint: str
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What was recovered of another trainer's files."""
+    """Result of importing another trainer's files."""
 
     documents: int
-    tokens: int  # in the column, with the end-of-text id that each document now ends in
-    cut: bool  # the first document begins before these files, or the last one goes on behind them
-    lost: tuple[str, ...]  # a sentence for each thing that the files do not say
+    tokens: int  # tokens of the column, including each document's end-of-text id
+    cut: bool  # True if the first document begins before these files, or the last one continues after them
+    lost: tuple[str, ...]  # facts that the files do not contain
 
 
 def writer(format: ExchangeFormat, folder: Path, vocabulary: Vocabulary, division: Division) -> Any:
-    """What writes documents in this format. Raises InputError where it cannot hold such tokens."""
+    """Return a writer of this format. Raises InputError if the format cannot hold such tokens."""
     if format == "llmc":
         return LlmcWriter(folder, division.name, vocabulary.size, vocabulary.eos_id, division.shard_tokens)
     return NanogptWriter(folder, vocabulary.size, division.validation_share)
@@ -81,7 +89,7 @@ def export(
     out: Path,
     division: Division | None = None,
 ) -> Exported:
-    """Write all documents into the new folder ``out``: whole, or not there."""
+    """Write all documents into the new folder ``out``, which appears when it is whole."""
     target = expanded(out).absolute()
     if target.exists():
         raise InputError(f"{out}: there is something already; choose a new folder")
@@ -92,7 +100,7 @@ def export(
             for ids, lengths in document_chunks(flat):
                 files.add(ids, lengths)
         lengths = np.diff(flat.places)
-        found = Exported(
+        exported = Exported(
             format,
             tuple(path.name for path in files.files),
             len(flat.tokens),
@@ -101,22 +109,22 @@ def export(
             vocabulary.eos_id,
             tokenizer_fingerprint,
         )
-        write_text(to / EXPORT, json.dumps(asdict(found), indent=1) + "\n")
-        written.append(found)
+        write_text(to / EXPORT, json.dumps(asdict(exported), indent=1) + "\n")
+        written.append(exported)
 
     cache.create_folder(target, build)
     return written[0]
 
 
 def read(format: ExchangeFormat, files: Sequence[Path]) -> Stream:
-    """Map files of this format, in this order. Raises InputError where one is none, or cut short."""
+    """Map files of this format, in this order. Raises InputError if one is of another format or cut short."""
     return (read_llmc if format == "llmc" else read_nanogpt)(files)
 
 
 def import_tokens(format: ExchangeFormat, files: Sequence[Path], vocabulary: Vocabulary, out: Path) -> Imported:
-    """Write files' documents into ``out``, a parquet file with a column ``tokens``: a corpus of token ids.
+    """Write the files' documents into ``out``, a parquet file with a column ``tokens``: a corpus of token ids.
 
-    Raises InputError where the files hold an id that the tokenizer does not know: another one made them.
+    Raises InputError if the files contain an id that the tokenizer does not have.
     """
     stream = read(format, files)
     documents = tokens = 0

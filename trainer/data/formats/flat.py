@@ -1,6 +1,6 @@
 """Reads and writes flat tokens: all documents end to end in one file, which is mapped into memory, and their places.
 
-A folder holds ``tokens.bin`` (little-endian uint16, or uint32 where the vocabulary is larger than 65,536) and
+A folder holds ``tokens.bin`` (little-endian uint16, or uint32 if the vocabulary is larger than 65,536) and
 ``documents.bin`` (little-endian int64, documents + 1 of them): document i is tokens[places[i]:places[i + 1]].
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,13 +23,13 @@ PLACES = "documents.bin"
 
 
 def token_type(vocab_size: int) -> np.dtype[Any]:
-    """The smaller of uint16 and uint32 that holds every id."""
+    """Return uint16 if it holds every id, else uint32."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
 @dataclass(frozen=True)
 class FlatTokens:
-    """A folder of flat tokens, mapped into memory. ``tokens``: (tokens,) read-only; ``places``: (documents + 1,)."""
+    """Folder of flat tokens, mapped into memory. ``tokens``: (tokens,) read-only; ``places``: (documents + 1,)."""
 
     tokens: NDArray[Any]
     places: NDArray[np.int64]
@@ -40,12 +39,12 @@ class FlatTokens:
         return len(self.places) - 1
 
     def document(self, number: int) -> NDArray[Any]:
-        """A view of the tokens of document ``number``, counted from 0."""
+        """Return a view of the tokens of document ``number``, counted from 0."""
         return self.tokens[self.places[number] : self.places[number + 1]]
 
 
 def open_flat(folder: Path, dtype: np.dtype[Any]) -> FlatTokens:
-    """Map the folder's files. Raises InputError where they are cut short or do not belong to each other."""
+    """Map the folder's files. Raises InputError if they are cut short or do not belong together."""
     places = _mapped(folder / PLACES, np.dtype("<i8"))
     tokens = _mapped(folder / TOKENS, dtype)
     if not len(places) or places[0] != 0 or places[-1] != len(tokens):
@@ -59,13 +58,13 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         size = path.stat().st_size
         if size % dtype.itemsize:
             raise InputError(f"{path}: {size:,} bytes are no whole number of {dtype.itemsize}-byte values")
-        return np.memmap(path, dtype, "r") if size else np.empty(0, dtype)  # an empty file cannot be mapped
+        return np.memmap(path, dtype, "r") if size else np.empty(0, dtype)  # An empty file cannot be mapped.
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 class FlatWriter:
-    """Writes documents one after the other into a folder's two files. Nothing but their places stays in memory."""
+    """Writes documents one after the other into a folder's two files, with bounded memory."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
         self._dtype, self._last = dtype, 0
@@ -76,7 +75,7 @@ class FlatWriter:
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64] | Sequence[int]) -> None:
         """Append documents: their ids end to end, and how many each has."""
         ends = self._last + np.cumsum(np.asarray(lengths, "<i8"), dtype="<i8")
-        # Not by tofile, whose error of a full disk does not say that it is one.
+        # Not tofile: its error for a full disk has no errno.
         for file, values in ((self._tokens, np.ascontiguousarray(ids, self._dtype)), (self._places, ends)):
             file.write(values.data.cast("B") if len(values) else b"")
         if len(ends):
@@ -89,5 +88,5 @@ class FlatWriter:
     def __enter__(self) -> FlatWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

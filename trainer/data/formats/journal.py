@@ -1,7 +1,7 @@
-"""Keeps flat tokens that are being written so that they survive a kill: finished groups of documents are kept.
+"""Writes flat tokens with a journal, so that finished groups of documents survive a kill.
 
-A journal says after each group how many documents and tokens there are, and the digests of both files up to there.
-Whoever opens it again reads what these vouch for, cuts off the rest, and writes on.
+The journal has a line after each group: the numbers of documents and tokens so far, and the digests of both files up to
+there. The next process reads the groups whose digests agree, cuts off the rest, and continues.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,10 +28,10 @@ _VERSION = 1
 
 
 class TokenJournal:
-    """Flat tokens in ``folder``, written group by group, with what a killed process left there.
+    """Flat tokens in ``folder``, written group by group, after the groups that a killed process left there.
 
-    ``origin``: what they are made from; what was begun from anything else is removed. First all of :meth:`kept` is
-    read, then groups are added.
+    ``origin``: description of the source; a journal of another source is removed. Read all of :meth:`kept` before the
+    first :meth:`add`.
     """
 
     def __init__(self, folder: Path, origin: JsonObject, dtype: np.dtype[Any]) -> None:
@@ -55,18 +54,18 @@ class TokenJournal:
         self._hashes[1].update(first)
 
     def kept(self) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-        """What is there already: ids and lengths of each group. What is damaged or half written is cut off."""
+        """Yield ids and lengths of each group that is there already, then cut off damaged and half-written data."""
         for line in self._kept:
             group = self._read(line)
             if group is None:
                 break
             yield group
         for file in (self._tokens, self._places, self._journal):
-            file.seek(0, os.SEEK_CUR)  # between reading and writing
+            file.seek(0, os.SEEK_CUR)  # required between reading and writing
             file.truncate()
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append a group of documents. A process that is killed from here on has kept it."""
+        """Append a group of documents, which then survives a kill of the process."""
         ids = np.ascontiguousarray(ids, self._dtype)
         places = (self.tokens + np.cumsum(lengths)).astype("<i8")
         for file, digest, values in zip((self._tokens, self._places), self._hashes, (ids, places), strict=True):
@@ -80,7 +79,7 @@ class TokenJournal:
         self._journal.flush()
 
     def finish(self) -> dict[str, str]:
-        """Close the files, and put both where the journal's folder lies. Returns the digest of each."""
+        """Close the files and put both next to the journal's folder. Return the digest of each."""
         self.close()
         digests = {}
         for name, digest in zip((TOKENS, PLACES), self._hashes, strict=True):
@@ -91,13 +90,13 @@ class TokenJournal:
     def close(self) -> None:
         """Close the files; they stay."""
         for file in (self._tokens, self._places, self._journal):
-            with suppress(OSError):  # a full disk: what could not be written is cut off the next time
+            with suppress(OSError):  # The next process cuts off what a full disk left half written.
                 file.close()
 
     def __enter__(self) -> TokenJournal:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _lines(self) -> list[str]:
@@ -105,29 +104,25 @@ class TokenJournal:
             content = (self._folder / JOURNAL).read_text(errors="replace")
         except OSError:
             return []
-        return content.split("\n")[:-1]  # the last one is empty, or half written
+        return content.split("\n")[:-1]  # The last one is empty or half written.
 
     def _line(self) -> str:
         digests = [digest.hexdigest() for digest in self._hashes]
         return json.dumps([self.documents, self.tokens, *digests]) + "\n"
 
     def _read(self, line: str) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """The next group, where the files hold what the line says of it."""
+        """Read the next group; None, with nothing read, if the files do not agree with the journal's line."""
         try:
             documents, tokens = (int(value) for value in json.loads(line)[:2])
         except (ValueError, TypeError, OverflowError, RecursionError):
             return None
-        before = (
-            self._tokens.seek(0, os.SEEK_CUR),
-            self._places.seek(0, os.SEEK_CUR),
-            self.documents,
-            self.tokens,
-            self._hashes,
-        )
+        files = self._tokens, self._places
+        positions = [file.seek(0, os.SEEK_CUR) for file in files]
+        before = self.documents, self.tokens, self._hashes
         sizes = (tokens - self.tokens) * self._dtype.itemsize, (documents - self.documents) * 8
-        left = [os.fstat(file.fileno()).st_size - place for file, place in zip(self._files, before[:2], strict=True)]
+        left = [os.fstat(file.fileno()).st_size - position for file, position in zip(files, positions, strict=True)]
         if all(0 <= size <= most for size, most in zip(sizes, left, strict=True)):
-            contents = [file.read(size) for file, size in zip(self._files, sizes, strict=True)]
+            contents = [file.read(size) for file, size in zip(files, sizes, strict=True)]
             self._hashes = [digest.copy() for digest in self._hashes]
             for digest, content in zip(self._hashes, contents, strict=True):
                 digest.update(content)
@@ -135,15 +130,11 @@ class TokenJournal:
             if self._line() == line + "\n":
                 self._journal.seek(len(line.encode()) + 1, os.SEEK_CUR)
                 places = np.frombuffer(contents[1], "<i8")
-                return np.frombuffer(contents[0], self._dtype), np.diff(places, prepend=before[3])
-        self._tokens.seek(before[0])
-        self._places.seek(before[1])
-        self.documents, self.tokens, self._hashes = before[2:]
+                return np.frombuffer(contents[0], self._dtype), np.diff(places, prepend=before[1])
+        for file, position in zip(files, positions, strict=True):
+            file.seek(position)
+        self.documents, self.tokens, self._hashes = before
         return None
-
-    @property
-    def _files(self) -> tuple[IO[bytes], IO[bytes]]:
-        return self._tokens, self._places
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -152,9 +143,9 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _put(path: Path, place: Path) -> None:
-    """A second name for the file: the journal's stays, and is good for another start, until the folder is whole."""
+    """Give the file a second name. The first stays, so that the journal is valid until the folder is whole."""
     remove(place)
     try:
         place.hardlink_to(path)
-    except OSError:  # a file system without
+    except OSError:  # a file system without hard links
         path.rename(place)

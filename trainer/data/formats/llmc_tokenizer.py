@@ -1,4 +1,4 @@
-"""Writes the tokenizer file of llm.c (https://github.com/karpathy/llm.c, llmc/tokenizer.h), by which it prints samples.
+"""Writes the tokenizer file with which llm.c prints samples (https://github.com/karpathy/llm.c, llmc/tokenizer.h).
 
 A header of 256 int32 (magic 20240328, version 2, number of ids, end-of-text id), little-endian, then for each id one
 byte with a length from 1 to 255, and that many bytes of text. llm.c prints ids by putting their bytes end to end.
@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.special_ids import special_ids
-from trainer.data.tokenizers import TokenizerInfo, sentencepiece_model
+from trainer.data.engines.byte_level import BYTE_OF
+from trainer.data.tokenizers import TokenizerInfo, sentencepiece_model, special_ids
 from trainer.errors import InputError, one_line
 from trainer.files import expanded, write_atomically
 
 MAGIC, VERSION = 20240328, 2
 TOKENIZER_HEADER = 256  # int32 values
-MAX_TOKEN_BYTES = 255  # bytes of a token: its length is one byte
+MAX_TOKEN_BYTES = 255  # a token's length is one byte in the file
 _SPACE = "\u2581"  # SentencePiece's sign for a space
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -37,7 +37,7 @@ class WrittenTokenizer:
 
 
 def write_tokenizer(info: TokenizerInfo, out: Path) -> WrittenTokenizer:
-    """Write the file. Raises InputError where llm.c could not read or use it."""
+    """Write the file. Raises InputError if llm.c could not read or use it."""
     if info.eos_id is None:
         raise InputError(f"{info.location}: it has no end-of-text id, with which llm.c begins each sample")
     tokens: list[bytes] = [b""] * info.vocab_size
@@ -51,7 +51,7 @@ def write_tokenizer(info: TokenizerInfo, out: Path) -> WrittenTokenizer:
     unused = tokens.count(b"")
     header = np.zeros(TOKENIZER_HEADER, "<i4")
     header[:4] = MAGIC, VERSION, info.vocab_size, info.eos_id
-    # llm.c refuses an empty token. A model never chooses an id that stands for none.
+    # llm.c refuses an empty token, so ids without a token get a placeholder. A model never chooses them.
     named = [token or f"<|unused {at}|>".encode() for at, token in enumerate(tokens)]
     content = header.tobytes() + b"".join(bytes([len(token)]) + token for token in named)
 
@@ -99,8 +99,8 @@ def _decoding(decoder: Any, location: str) -> Any:
 
 
 def _of_piece(piece: str) -> bytes:
-    found = _BYTE.fullmatch(piece)
-    return bytes([int(found[1], 16)]) if found is not None else piece.replace(_SPACE, " ").encode()
+    byte = _BYTE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte is not None else piece.replace(_SPACE, " ").encode()
 
 
 def _of_word_piece(token: str) -> bytes:
@@ -109,16 +109,6 @@ def _of_word_piece(token: str) -> bytes:
 
 def _of_byte_level(token: str) -> bytes:
     try:
-        return bytes(_BYTE_OF[letter] for letter in token)
+        return bytes(BYTE_OF[letter] for letter in token)
     except KeyError:  # The vocabulary has this token as plain text.
         return token.encode()
-
-
-def _byte_of_letter() -> dict[str, int]:
-    """Return the bytes by their letters in byte-level tokenizers. Printable bytes are their own letters."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_of_letter()

@@ -1,7 +1,7 @@
 """Writes tokens as the founding study's parquet files: Snappy, row groups of 1000 documents.
 
-A row group has fewer documents where they are so long that a thousand would not fit into little memory. No Python
-object is made for a token: Arrow's lists take the arrays as they are.
+A row group has fewer documents if they are so long that a thousand would need much memory. Arrow's lists take the
+arrays without a Python object for a token.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from trainer.data.corpus import CORPUS_ROW_GROUP
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_VALUES = 1 << 24  # of a row group, unless its last document alone has more: 64 MiB of int32
+MOST_VALUES = 1 << 24  # values of a row group (64 MiB of int32), unless its last document alone has more
 
 
 class _ParquetWriter:
-    """Collects documents to row groups, whose bounds depend on the documents alone, and writes them."""
+    """Collects documents in row groups, whose bounds depend on the documents alone, and writes them."""
 
     def __init__(self, path: Path, fields: dict[str, Any], rows: int) -> None:
         import pyarrow as pa
@@ -64,7 +64,7 @@ class _ParquetWriter:
         if error is None:
             self.close()
         else:
-            with suppress(Exception):  # of a full disk, say: the first error is the one to show
+            with suppress(Exception):  # Keep the first error, of a full disk for example.
                 self._file.close()
 
     def _kept(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -83,7 +83,7 @@ class _ParquetWriter:
 
 
 class TokenListWriter(_ParquetWriter):
-    """Column ``tokens`` (list<int32>): each document whole."""
+    """Writes a column ``tokens`` (list<int32>) of whole documents."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
@@ -95,7 +95,7 @@ class TokenListWriter(_ParquetWriter):
 
 
 class PaddedWriter(_ParquetWriter):
-    """Columns ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>), cut and filled up to ``length``."""
+    """Writes columns ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>), cut and padded to ``length``."""
 
     def __init__(self, path: Path, length: int, pad_id: int) -> None:
         import pyarrow as pa

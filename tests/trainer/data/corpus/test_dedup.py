@@ -385,9 +385,9 @@ def test_the_result_does_not_depend_on_threads_shares_or_spills(
     first = run(corpus, tmp_path / "first", DEFAULTS)
     assert run(corpus, tmp_path / "threads", DEFAULTS, workers=3).result == first.result
     assert content(tmp_path / "threads") == content(tmp_path / "first")
-    monkeypatch.setattr(sketches, "CORPUS_ROW_GROUP", 30)
+    monkeypatch.setattr("trainer.data.shares.CORPUS_ROW_GROUP", 30)
     monkeypatch.setattr(sketches, "_SKETCH_SHARES", 7)
-    monkeypatch.setattr("trainer.data.corpus.dedup.spills._HELD_BYTES", 4000)
+    monkeypatch.setattr("trainer.data.corpus.dedup.local._HELD_BYTES", 4000)
     monkeypatch.setattr("trainer.data.corpus.dedup.local._STEP", 90)
     assert run(corpus, tmp_path / "shares", DEFAULTS).result == first.result
     assert len(list((tmp_path / "shares" / "kept").iterdir())) == 6

@@ -22,8 +22,7 @@ from tests.commands import harness
 from tests.trainer.data.corpus.corpora import jsonl, parquet, texts_in_files
 from trainer.config import CorpusConfig
 from trainer.data.corpus import Corpus, prepare_corpus
-from trainer.data.corpus.dedup.clusters import Clusters, cluster_quality
-from trainer.data.corpus.dedup.quality import read_labels
+from trainer.data.corpus.dedup.quality import Clusters, cluster_quality, read_labels
 from trainer.errors import InputError
 
 Rows = list[dict[str, Any]]

@@ -226,10 +226,10 @@ def test_nothing_half_written_stays_where_a_copy_fails(
         yield texts[:10]
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trainer.data.corpus.rows.iter_texts", cut)
+    monkeypatch.setattr("trainer.data.corpus.reading.iter_texts", cut)
     with pytest.raises(OSError, match="No space left on device; HARNESS_CACHE=DIR chooses another cache"):
         by_row(corpus, "data.path")
-    monkeypatch.setattr("trainer.data.corpus.rows.iter_texts", lambda _: iter([texts[:10]]))
+    monkeypatch.setattr("trainer.data.corpus.reading.iter_texts", lambda _: iter([texts[:10]]))
     with pytest.raises(InputError, match="10 documents, 60 when it was checked; run it again"):
         by_row(corpus, "data.path")
     assert not list((fresh_cache / "corpus").iterdir())

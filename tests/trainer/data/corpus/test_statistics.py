@@ -16,11 +16,9 @@ from tests.trainer.data.conftest import make_texts
 from tests.trainer.data.corpus.corpora import WRITERS, jsonl, parquet
 from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
 from trainer.data.corpus import prepare_corpus
-from trainer.data.corpus.duplicates import DuplicateCounter
-from trainer.data.corpus.statistics import _EXACT, CorpusStatistics, _Lengths, statistics_of
+from trainer.data.corpus.statistics import _EXACT, CorpusStatistics, DuplicateCounter, _Lengths, statistics_of
 from trainer.data.pretokenize import pretokenize
-from trainer.data.special_ids import special_ids
-from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
+from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer, special_ids
 
 LENGTHS = (2, 16, 64, 1000)
 
@@ -143,7 +141,7 @@ def test_quantiles_are_exact_or_within_their_fineness(values: list[int]) -> None
 
 @pytest.mark.parametrize("held", [1, 7, 10_000])
 def test_duplicates_are_counted_in_memory_as_in_files(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
-    monkeypatch.setattr("trainer.data.corpus.duplicates._HELD", held)
+    monkeypatch.setattr("trainer.data.corpus.statistics._HELD", held)
     draw = random.Random(0)
     contents = [str(draw.randrange(400)).encode() * draw.randrange(3) for _ in range(1000)]
     with DuplicateCounter() as counter:

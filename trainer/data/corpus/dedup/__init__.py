@@ -1,1 +1,1 @@
-"""Near-duplicates of a corpus: shingles, MinHash, bands, exact verification, components; what is kept and removed."""
+"""Removes near-duplicates from a corpus: shingles, MinHash, bands, exact verification, connected components."""

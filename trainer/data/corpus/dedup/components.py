@@ -1,8 +1,9 @@
-"""Which documents hang together, which one of each such group is kept, and because of what the others are removed."""
+"""Groups documents by pairs of near-duplicates, and decides which document of each group is kept."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,9 @@ KEPT_RULE = "of each group the longest document (most characters) is kept; of se
 
 @dataclass(frozen=True)
 class Removals:
-    """Removed documents in the corpus' order, the one that is kept of their group, and their most similar neighbour.
+    """Removed documents in the corpus' order, each with the kept document of its group and its nearest neighbour.
 
-    A neighbour is a document that verification found similar enough; of several as similar, the first.
+    The nearest neighbour is the most similar document among the verified pairs; of equally similar ones, the first.
     """
 
     removed: Integers
@@ -25,15 +26,22 @@ class Removals:
     similarities: NDArray[np.float64]  # to the neighbour
 
     def between(self, first: int, end: int) -> Removals:
-        """Those of documents from ``first`` to the one before ``end``."""
+        """Return the removals of documents ``first`` to ``end`` - 1."""
         low, high = np.searchsorted(self.removed, [first, end])
         return Removals(
             self.removed[low:high], self.kept[low:high], self.neighbours[low:high], self.similarities[low:high]
         )
 
 
+def first_of_runs(*columns: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return True for each row that differs in a column from the row before it."""
+    first = np.ones(len(columns[0]), np.bool_)
+    first[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return first
+
+
 def components(left: Integers, right: Integers) -> tuple[Integers, Integers]:
-    """(document, the first document of its group) for all that are in an edge, sorted by document (union-find)."""
+    """Return the documents of all edges, sorted, and the first document of each one's group (union-find)."""
     nodes = np.unique(np.concatenate([left, right]))
     parent = list(range(len(nodes)))
 
@@ -44,26 +52,23 @@ def components(left: Integers, right: Integers) -> tuple[Integers, Integers]:
         return node
 
     ends = np.searchsorted(nodes, left).tolist(), np.searchsorted(nodes, right).tolist()
-    for one, other in zip(*ends, strict=True):
-        one, other = root(one), root(other)
-        if one != other:
-            parent[max(one, other)] = min(one, other)
+    for low, high in zip(*ends, strict=True):
+        low, high = root(low), root(high)
+        if low != high:
+            parent[max(low, high)] = min(low, high)
     return nodes, nodes[[root(node) for node in range(len(nodes))]]
 
 
 def removals(left: Integers, right: Integers, similarities: NDArray[np.float64], characters: Integers) -> Removals:
-    """Decide by the rule :data:`KEPT_RULE`. ``characters``: of every document of the corpus."""
+    """Apply the rule :data:`KEPT_RULE`. ``characters``: length of every document of the corpus."""
     nodes, groups = components(left, right)
     order = np.lexsort((nodes, -characters[nodes], groups))
-    first = np.ones(len(order), np.bool_)
-    first[1:] = groups[order][1:] != groups[order][:-1]
-    kept_of = nodes[order][first]  # by group, in order
-    kept = kept_of[np.searchsorted(groups[order][first], groups)]
+    first = first_of_runs(groups[order])
+    kept = nodes[order][first][np.searchsorted(groups[order][first], groups)]
     gone = nodes != kept
-    ends, others = np.concatenate([left, right]), np.concatenate([right, left])
+    ends, opposite = np.concatenate([left, right]), np.concatenate([right, left])
     both = np.concatenate([similarities, similarities])
-    order = np.lexsort((others, -both, ends))
-    best = np.ones(len(order), np.bool_)
-    best[1:] = ends[order][1:] != ends[order][:-1]
-    neighbours, values = others[order][best], both[order][best]  # by node, as every node is an end
+    order = np.lexsort((opposite, -both, ends))
+    best = first_of_runs(ends[order])  # one per node, as every node is an end
+    neighbours, values = opposite[order][best], both[order][best]
     return Removals(nodes[gone], kept[gone], neighbours[gone], values[gone])

@@ -1,10 +1,10 @@
-"""Makes a corpus of which it is known what is a near-duplicate of what: by a seed, the same bytes at any time.
+"""Makes a corpus with labelled near-duplicates. A seed always gives the same bytes.
 
-Its documents are sentences of made-up words, of which common ones are common. Near-duplicates are made of an original:
+Its documents are sentences of made-up words, with word frequencies as in a language. Near-duplicates of an original are
 exact copies, other line ends and capitals, edited words, truncations, and the text within a page's header and footer.
-Others only look like it: texts that share half of their words with another one, and texts within the same header and
-footer. Every one is measured: what is labelled a near-duplicate has a Jaccard similarity to its original of at least
-0.8, and what is not, of at most 0.75, in shingles of five words.
+Other documents only look similar: texts that share half of their words with another one, and texts within the same
+header and footer. Each similarity is measured: a labelled near-duplicate has a Jaccard similarity to its original of at
+least 0.8 in shingles of five words, any other document of at most 0.75.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from trainer.data.corpus.dedup.shingles import STEP, Shingler, Shingling, mixed
 from trainer.errors import InputError
 
 SHINGLING = Shingling("word", 5)
-LEAST_SIMILAR = 0.8  # of a labelled near-duplicate to its original
-MOST_SIMILAR = 0.75  # of what is not labelled one
+LEAST_SIMILAR = 0.8  # minimum similarity of a labelled near-duplicate to its original
+MOST_SIMILAR = 0.75  # maximum similarity of other documents
 DUPLICATES = ("copy", "reformatted", "edit", "truncation", "boilerplate")
-DISTINCT = ("original", "single", "related", "page")
 MOST_DOCUMENTS = 100_000_000
 CORPUS_FILE, LABELS_FILE = "corpus.parquet", "labels.parquet"
 _VOCABULARY = 30_000
 _FEWEST, _MOST = 60, 400  # words of an original
-_MOST_COPIES = 4  # of an original
+_MOST_COPIES = 4  # variants of an original
 _SITES = 40  # different headers and footers
 _FIRST = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "ch", "st", "tr")
 _SYLLABLES = [first + vowel for first in _FIRST for vowel in "aeiou"]
@@ -43,7 +42,7 @@ _SYLLABLES = [first + vowel for first in _FIRST for vowel in "aeiou"]
 
 @dataclass(frozen=True)
 class Planned:
-    """A document before it is written: its kind, and the number of its original, which tells its text."""
+    """A document before it is written: its kind, and the number of its original, which determines its text."""
 
     kind: str
     origin: int
@@ -62,16 +61,16 @@ class Labelled:
 
 
 class _Draws:
-    """Random numbers of one document: the same ones whatever was drawn for another."""
+    """Random numbers of one document, independent of the draws for other documents."""
 
     def __init__(self, seed: int, *place: int) -> None:
         state = seed
-        for one in place:
-            state = _scrambled(state * 31 + one)
+        for part in place:
+            state = _scrambled(state * 31 + part)
         self._state = state % 2**64
 
     def many(self, count: int) -> NDArray[np.float64]:
-        """Numbers from 0 to below 1."""
+        """Return ``count`` numbers from 0 to below 1."""
         steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(self._state)
         self._state = (self._state + count * STEP) % 2**64
         return (mixed(steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -85,7 +84,7 @@ class _Draws:
 
 
 def _scrambled(value: int) -> int:
-    """``mixed`` of one number, in Python's own integers."""
+    """Return ``mixed`` of one number, in Python's integers."""
     value %= 2**64
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
@@ -93,16 +92,16 @@ def _scrambled(value: int) -> int:
 
 
 def check_count(count: int) -> None:
-    """InputError for a number of documents that cannot be made."""
+    """Raise InputError for a number of documents that cannot be made."""
     if not 2 <= count <= MOST_DOCUMENTS:
         raise InputError(f"--make-labelled {count}: allowed: 2 to {MOST_DOCUMENTS:,} documents")
 
 
 def labelled(count: int, seed: int) -> Iterator[Labelled]:
-    """The documents in the order of their rows."""
+    """Yield the documents in the order of their rows."""
     plan = _plan(count, seed)
     order = np.argsort(mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(_scrambled(seed))))
-    rows = np.empty(count, np.int64)  # of the documents of the plan
+    rows = np.empty(count, np.int64)  # row of each document of the plan
     rows[order] = np.arange(count)
     maker = _LabelledMaker(seed)
     for row, place in enumerate(order.tolist()):
@@ -111,7 +110,7 @@ def labelled(count: int, seed: int) -> Iterator[Labelled]:
 
 
 def _plan(count: int, seed: int) -> list[Planned]:
-    """What each document is, originals before what is made of them."""
+    """Plan each document. Originals come before their variants."""
     plan: list[Planned] = []
     while len(plan) < count:
         origin = len(plan)
@@ -132,15 +131,13 @@ class _LabelledMaker:
         self._shingler = Shingler(SHINGLING)
 
     def document(self, planned: Planned) -> tuple[str, str, float]:
-        """Its text, its kind and its similarity to the original."""
+        """Return the document's text, kind and similarity to the original."""
         original = self._original(planned.origin)
         draws = _Draws(self._seed, 2, planned.origin, planned.variant)
-        if planned.kind in ("original", "single"):
+        if planned.kind in ("original", "single", "copy"):
             return " ".join(original), planned.kind, 1.0
         if planned.kind == "page":
             return self._within_page(original, draws, len(original) // 2), planned.kind, 1.0
-        if planned.kind == "copy":
-            return " ".join(original), planned.kind, 1.0
         if planned.kind == "reformatted":
             text = "\n".join(" ".join(original[at : at + 9]) for at in range(0, len(original), 9))
             return text.upper() if draws.one() < 0.3 else f"  {text}\n", planned.kind, 1.0
@@ -153,25 +150,25 @@ class _LabelledMaker:
     def _measured(
         self, planned: Planned, original: list[str], strengths: list[float], draws: _Draws
     ) -> tuple[str, str, float]:
-        """The first that is as similar as its kind has to be."""
+        """Return the first variant that is as similar as its kind must be."""
         for strength in strengths:
             text = self._changed(planned.kind, original, strength, draws)
             sets = self._shingler.sets([" ".join(original), text])
-            one, other = np.split(sets.hashes, [sets.lengths[0]])
-            similarity = jaccard(one, other)
+            first, second = np.split(sets.hashes, [sets.lengths[0]])
+            similarity = jaccard(first, second)
             if similarity <= MOST_SIMILAR if planned.kind == "related" else similarity >= LEAST_SIMILAR:
                 return text, planned.kind, similarity
         return " ".join(original), "copy", 1.0
 
     def _changed(self, kind: str, original: list[str], strength: float, draws: _Draws) -> str:
-        if kind == "related":  # its beginning, then a text of its own
-            other = self._text(draws, len(original))
-            return " ".join(original[: int(len(original) * strength)] + other[int(len(original) * strength) :])
+        if kind == "related":  # the original's beginning, then another text
+            unrelated = self._text(draws, len(original))
+            return " ".join(original[: int(len(original) * strength)] + unrelated[int(len(original) * strength) :])
         if kind == "truncation":
             return " ".join(original[: max(1, int(len(original) * (1 - strength)))])
         if kind == "boilerplate":
             return self._within_page(original, draws, max(2, int(len(original) * strength)))
-        changed = list(original)  # an edit changes up to five shingles of each document
+        changed = list(original)  # Each edit changes up to five shingles.
         for _ in range(max(1, int(strength / (2 - strength) * len(original) / 5))):
             place, how = draws.below(len(changed)), draws.below(3)
             if how == 0:
@@ -191,12 +188,12 @@ class _LabelledMaker:
         return self._text(draws, _FEWEST + draws.below(_MOST - _FEWEST))
 
     def _text(self, draws: _Draws, count: int) -> list[str]:
-        """Words in sentences; the rank of a word is the third power of a uniform number."""
+        """Draw words in sentences. The rank of a word is the third power of a uniform number."""
         drawn = draws.many(count)
-        found = list(map(_word, (drawn * drawn * drawn * _VOCABULARY).astype(np.int64).tolist()))
+        text = list(map(_word, (drawn * drawn * drawn * _VOCABULARY).astype(np.int64).tolist()))
         for place in range(9, count, 14):
-            found[place] += "."
-        return found
+            text[place] += "."
+        return text
 
 
 @lru_cache(maxsize=_VOCABULARY)
@@ -209,9 +206,9 @@ def _word(rank: int) -> str:
 
 
 def write_labelled(out: Path, count: int, seed: int) -> None:
-    """Make the folder ``out`` with :data:`CORPUS_FILE` and :data:`LABELS_FILE`, which names the corpus by its digest.
+    """Write the folder ``out`` with :data:`CORPUS_FILE` and :data:`LABELS_FILE`, which has the corpus' digest.
 
-    It appears when it is whole. Raises InputError where something lies there.
+    The folder appears when it is whole. Raises InputError if ``out`` exists.
     """
     check_new(out)
     check_count(count)
@@ -231,10 +228,11 @@ def _write_files(folder: Path, count: int, seed: int) -> None:
     with pq.ParquetWriter(folder / CORPUS_FILE, schema, compression="snappy") as writer:
         documents = labelled(count, seed)
         while held := list(islice(documents, CORPUS_ROW_GROUP)):
-            texts = [one.text for one in held]
-            ids = [f"document-{one.row:09}" for one in held]
+            texts = [document.text for document in held]
+            ids = [f"document-{document.row:09}" for document in held]
             writer.write_table(pa.table([ids, texts, list(map(len, texts))], schema=schema), CORPUS_ROW_GROUP)
-            columns = zip(*((one.row, one.kind, one.origin, one.similarity) for one in held), strict=True)
+            rows = ((document.row, document.kind, document.origin, document.similarity) for document in held)
+            columns = zip(*rows, strict=True)
             arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
             labels.append(pa.record_batch(arrays, list(names)))
     with (folder / CORPUS_FILE).open("rb") as file:

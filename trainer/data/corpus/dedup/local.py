@@ -1,28 +1,30 @@
-"""Finds near-duplicates on this machine: what grows with the corpus lies in files of a work folder.
+"""Finds near-duplicates on this machine, with files in a work folder for data that grow with the corpus.
 
-In memory are about 10 bytes a document, and about 200 a pair of documents that are near-duplicates.
+Memory holds about 10 bytes per document, and about 200 per pair of near-duplicates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.corpus.dedup import pairs
-from trainer.data.corpus.dedup.components import Removals, removals
+from trainer.data.corpus.dedup.components import Removals, first_of_runs, removals
 from trainer.data.corpus.dedup.parts import write_parts
 from trainer.data.corpus.dedup.sketches import DedupJob, Integers, Sets, TextStream, sketched
-from trainer.data.corpus.dedup.spills import SPILL_PARTS, Spill
 from trainer.data.corpus.dedup.whole_rows import RowStream
 from trainer.data.corpus.reading import iter_texts
 
 _KEYS = np.dtype([("key", "<u8"), ("row", "<i8")])
 _DIGESTS = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<i8")])
 _PAIRS = np.dtype([("left", "<i8"), ("right", "<i8")])
-_TOP_BITS = np.uint64(58)  # the highest 6 bits of a hash choose one of 64 files
+_TOP_BITS = np.uint64(58)  # shift that leaves the highest 6 bits of a hash, which choose one of 64 files
+SPILL_PARTS = 64
+_HELD_BYTES = 8 << 20  # rows in memory before they are divided and written
 _STEP = 65_536  # rows whose pairs are made at once
 Edges = tuple[Integers, Integers, NDArray[np.float64]]
 Counts = dict[str, int]
@@ -31,9 +33,9 @@ Counts = dict[str, int]
 def run(
     job: DedupJob, workers: int, stage: Callable[[str], None], progress: Callable[[int], None]
 ) -> tuple[Counts, Edges]:
-    """Write all parts of the result. Returns what was counted, and the pairs that are similar enough.
+    """Write all parts of the result. Return counts, and the pairs above the threshold.
 
-    ``stage`` is called with the name of each, ``progress`` with the number of documents that are sketched.
+    ``stage`` is called with the name of each stage, ``progress`` with the number of sketched documents.
     """
     work = Path(job.work)
     characters = np.zeros(job.corpus.documents, np.int64)
@@ -41,15 +43,15 @@ def run(
     with (
         Spill(work / "keys", _KEYS) as keys,
         Spill(work / "digests", _DIGESTS) as digests,
-        Spill(work / "pairs", _PAIRS) as found,
+        Spill(work / "pairs", _PAIRS) as candidate_pairs,
     ):
         without = _sketch(job, workers, characters, keys, digests, progress)
         stage("pairs")
         identical, repeated = _identical(digests, job.corpus.documents)
-        crowded = _pairs(job, keys, repeated, found)
+        crowded = _pairs(job, keys, repeated, candidate_pairs)
         stage("verify")
         sets = Sets(job)
-        candidates, verified = _verified(job, found, sets)
+        candidates, verified = _verified(job, candidate_pairs, sets)
     stage("decide")
     left, right, similarities = (np.concatenate(both) for both in zip(identical, verified, strict=True))
     gone = removals(left, right, similarities, characters)
@@ -68,7 +70,7 @@ def run(
 def _sketch(
     job: DedupJob, workers: int, characters: Integers, keys: Spill, digests: Spill, progress: Callable[[int], None]
 ) -> int:
-    """Sketch all documents, in order; how many have no shingles."""
+    """Sketch all documents, in order. Return the number of documents without shingles."""
     without, texts = 0, TextStream(iter_texts(job.corpus))
     for number in range(job.count):
         first, end = job.bounds(number)
@@ -86,30 +88,29 @@ def _sketch(
 
 
 def _identical(digests: Spill, documents: int) -> tuple[Edges, NDArray[np.bool_]]:
-    """Each document whose shingles are those of an earlier one, with the first such; and which these are."""
+    """Pair each document that has the shingles of an earlier one with the first such. Also return these as a mask."""
     repeated = np.zeros(documents, np.bool_)
-    firsts, others = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    firsts, repeats = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for number in range(SPILL_PARTS):
         rows = digests.read(number)
         rows = rows[np.lexsort((rows["row"], rows["low"], rows["high"]))]
-        new = np.ones(len(rows), np.bool_)
-        new[1:] = (rows["high"][1:] != rows["high"][:-1]) | (rows["low"][1:] != rows["low"][:-1])
+        new = first_of_runs(rows["high"], rows["low"])
         first = rows["row"][new][np.cumsum(new) - 1] if len(rows) else rows["row"]
         firsts.append(first[~new])
-        others.append(rows["row"][~new])
-        repeated[others[-1]] = True
-    left, right = np.concatenate(firsts), np.concatenate(others)
+        repeats.append(rows["row"][~new])
+        repeated[repeats[-1]] = True
+    left, right = np.concatenate(firsts), np.concatenate(repeats)
     return (left, right, np.ones(len(left))), repeated
 
 
-def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], found: Spill) -> int:
-    """Write down the pairs of all buckets; how many documents stand in one that is too large to compare all."""
+def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], spill: Spill) -> int:
+    """Write the pairs of all buckets. Return the number of documents in a bucket too large to compare all pairs."""
     crowded = np.zeros(job.corpus.documents, np.bool_)
     for number in range(SPILL_PARTS):
         rows = keys.read(number)
         rows = rows[~repeated[rows["row"]]]
         rows = rows[np.lexsort((rows["row"], rows["key"]))]
-        shared = np.zeros(len(rows), np.bool_)  # with another document
+        shared = np.zeros(len(rows), np.bool_)  # True if another document has the same key
         equal = rows["key"][1:] == rows["key"][:-1]
         shared[1:] |= equal
         shared[:-1] |= equal
@@ -120,16 +121,16 @@ def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], found: Spill
             out = right == pairs.CROWDED
             crowded[left[out]] = True
             left, right = pairs.distinct_pairs(left[~out], right[~out])
-            found.add(left * SPILL_PARTS // job.corpus.documents, left=left, right=right)
+            spill.add(left * SPILL_PARTS // job.corpus.documents, left=left, right=right)
     return int(crowded.sum())
 
 
-def _verified(job: DedupJob, found: Spill, sets: Sets) -> tuple[int, Edges]:
-    """How many pairs there are, and those that are similar enough."""
+def _verified(job: DedupJob, spill: Spill, sets: Sets) -> tuple[int, Edges]:
+    """Return the number of candidate pairs, and the pairs above the threshold."""
     threshold, candidates = job.settings.threshold, 0
     edges: list[Edges] = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
     for number in range(SPILL_PARTS):
-        rows = found.read(number)
+        rows = spill.read(number)
         left, right = pairs.distinct_pairs(rows["left"], rows["right"])
         candidates += len(left)
         values = pairs.similarities(sets, left, right, threshold)
@@ -144,3 +145,52 @@ def _write(job: DedupJob, gone: Removals, sets: Sets) -> None:
     for number in range(job.count):
         first, end = job.bounds(number)
         write_parts(job, number, rows.take(first, end - first), gone.between(first, end), sets)
+
+
+class Spill:
+    """Structured rows in :data:`SPILL_PARTS` files of a folder, so that memory is bounded."""
+
+    def __init__(self, folder: Path, dtype: np.dtype[np.void]) -> None:
+        folder.mkdir(parents=True)
+        self._dtype = dtype
+        self._files: list[IO[bytes]] = [(folder / f"{number:02}.bin").open("w+b") for number in range(SPILL_PARTS)]
+        self._held: list[NDArray[np.void]] = []
+        self._held_parts: list[NDArray[np.integer[Any]]] = []
+        self._held_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close()
+
+    def add(self, parts: NDArray[np.integer[Any]], **columns: NDArray[Any]) -> None:
+        """Add rows, given by column. ``parts``: the number of each row's file."""
+        rows = np.empty(len(parts), self._dtype)
+        for name, values in columns.items():
+            rows[name] = values
+        self._held.append(rows)
+        self._held_parts.append(parts)
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= _HELD_BYTES:
+            self._write()
+
+    def read(self, number: int) -> NDArray[np.void]:
+        """Return all rows of a file, in the order in which they were added."""
+        self._write()
+        self._files[number].seek(0)
+        rows = np.frombuffer(self._files[number].read(), self._dtype)
+        self._files[number].seek(0, 2)
+        return rows
+
+    def _write(self) -> None:
+        if not self._held:
+            return
+        rows, parts = np.concatenate(self._held), np.concatenate(self._held_parts)
+        self._held, self._held_parts, self._held_bytes = [], [], 0
+        order = np.argsort(parts, kind="stable")
+        rows, bounds = rows[order], np.searchsorted(parts[order], np.arange(SPILL_PARTS + 1))
+        for number, file in enumerate(self._files):
+            if bounds[number] < bounds[number + 1]:
+                file.write(rows[bounds[number] : bounds[number + 1]].tobytes())

@@ -1,11 +1,11 @@
-"""MinHash signatures and their bands: which documents may be near-duplicates (Broder 1997; Indyk and Motwani 1998).
+"""MinHash signatures and their bands, which select candidate pairs (Broder 1997; Indyk and Motwani 1998).
 
-A signature has a place for each permutation of all shingles, and holds the least of the set there: two sets have the
-same one with a probability of their Jaccard similarity. Documents are candidates where all rows of one of their bands
-agree. The places are filled by fast similarity sketching (Dahlgaard, Knudsen and Thorup 2017, arXiv:1704.04370): in a
-round each shingle goes to one place, and only those that are empty after some rounds are given all shingles. That
-takes a few hashes of a shingle instead of one for each permutation, and estimates as well. The places of a set are not
-independent of each other: the S-curve is that of independent ones, and at the threshold no more pairs are missed.
+A signature has one place per permutation of all shingles, with the least shingle of the set: the probability that two
+sets agree in a place is their Jaccard similarity. Two documents are candidates if all rows of one of their bands agree.
+The places are filled by fast similarity sketching (Dahlgaard, Knudsen and Thorup 2017, arXiv:1704.04370): in each round
+a shingle goes to one place, and only places that are empty after some rounds get all shingles. That takes a few hashes
+per shingle instead of one per permutation, and estimates as well. The places of a set are not independent, but no more
+pairs at the threshold are missed than by the S-curve of independent places.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from trainer.data.corpus.dedup.shingles import STEP, Hashes, ShingleSets, mixed
 from trainer.errors import InputError
 
 PERMUTATIONS = 128
-FOUND = 0.99  # of the pairs right at the threshold must become candidates; of more similar ones more do
+FOUND = 0.99  # share of the pairs at the threshold that must become candidates
 MOST_PERMUTATIONS = 4096
-_MIXING_ROUNDS = 8  # of 100 shingles, 800 places are drawn: few of 128 stay empty
-_PART = 1 << 20  # shingles of one document that are worked on at once
+_MIXING_ROUNDS = 8  # 100 shingles then draw 800 places: few of 128 stay empty
+_PART = 1 << 20  # shingles of one document that are processed at once
 _EMPTY = np.uint64(2**64 - 1)
 _LOW = np.uint64(2**32 - 1)
 
@@ -41,31 +41,31 @@ class Banding:
         return self.bands * self.rows
 
     def probability(self, similarity: float) -> float:
-        """That a pair of this Jaccard similarity is a candidate: 1 - (1 - s**rows)**bands, the S-curve."""
+        """Probability that a pair of this Jaccard similarity is a candidate: the S-curve 1 - (1 - s**rows)**bands."""
         agreeing = similarity**self.rows
         return 1.0 if agreeing >= 1 else -math.expm1(self.bands * math.log1p(-agreeing))
 
     def missed(self, similarity: float) -> float:
-        """That it is none: (1 - s**rows)**bands, exact where 1 - probability would be rounded to 0."""
+        """Probability that it is no candidate: (1 - s**rows)**bands, exact even if close to 0."""
         return float((1.0 - similarity**self.rows) ** self.bands)
 
     @property
     def steepest(self) -> float:
-        """The similarity around which the S-curve rises: (1 / bands)**(1 / rows)."""
+        """Similarity around which the S-curve rises: (1 / bands)**(1 / rows)."""
         return float((1.0 / self.bands) ** (1.0 / self.rows))
 
 
 def check_threshold(threshold: float) -> None:
-    """InputError for a similarity that no pair or every pair reaches."""
+    """Raise InputError for a similarity that no pair or every pair reaches."""
     if not 0.0 < threshold < 1.0:
         raise InputError(f"--threshold {threshold:g}: allowed: more than 0, less than 1")
 
 
 def banding_for(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
-    """The most rows with which :data:`FOUND` of the pairs at the threshold are candidates, and the bands that fit.
+    """Return the banding with the most rows that finds :data:`FOUND` of the pairs at the threshold.
 
-    More rows mean fewer candidates that verification then refuses; more bands, fewer pairs that are missed. Raises
-    InputError where even bands of one row find too few.
+    More rows give fewer candidates for verification to refuse; more bands miss fewer pairs. Raises InputError if even
+    bands of one row find too few.
     """
     check_threshold(threshold)
     if not 1 <= permutations <= MOST_PERMUTATIONS:
@@ -74,17 +74,17 @@ def banding_for(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
         banding = Banding(permutations // rows, rows)
         if banding.probability(threshold) >= FOUND:
             return banding
-    found = Banding(permutations, 1).probability(threshold)
+    share = Banding(permutations, 1).probability(threshold)
     needed = int(np.ceil(np.log1p(-FOUND) / np.log1p(-threshold)))
     more = f"give at least {needed:,}" if needed <= MOST_PERMUTATIONS else f"no {MOST_PERMUTATIONS:,} would be enough"
     raise InputError(
         f"--threshold {threshold:g} with --permutations {permutations}: {permutations} bands of one row would find "
-        f"{found:.1%} of the pairs at the threshold, and {FOUND:.0%} are asked for; {more}"
+        f"{share:.1%} of the pairs at the threshold, and {FOUND:.0%} are asked for; {more}"
     )
 
 
 def given_banding(bands: int, rows: int) -> Banding:
-    """Bands that somebody chose. Raises InputError where they are none, or take too many permutations."""
+    """Return the banding that the user chose. Raises InputError if it is empty or takes too many permutations."""
     if bands < 1 or rows < 1 or bands * rows > MOST_PERMUTATIONS:
         raise InputError(
             f"--bands {bands} --rows {rows}: allowed: each at least 1, and bands x rows at most {MOST_PERMUTATIONS:,}"
@@ -93,7 +93,7 @@ def given_banding(bands: int, rows: int) -> Banding:
 
 
 class MinHash:
-    """Computes what the bands of sets are known by. Its hash functions follow from the seed."""
+    """Computes signatures and band keys of sets. Its hash functions follow from the seed."""
 
     def __init__(self, banding: Banding, seed: int) -> None:
         self._banding = banding
@@ -101,27 +101,27 @@ class MinHash:
         self._salts = mixed(mixed(numbers + mixed(np.array([seed], np.int64).view(np.uint64))))
 
     def signatures(self, sets: ShingleSets) -> Hashes:
-        """(documents, permutations). No set may be empty.
+        """Return the signatures, (documents, permutations). No set may be empty.
 
-        A large set is worked on in parts: the least of a set is the least of its parts' least.
+        A large set is processed in parts: its least shingle is the least of its parts' least.
         """
         if len(sets.lengths) == 1 and len(sets.hashes) > _PART:
-            parts = [self._whole(ShingleSets(one, np.array([len(one)]))) for one in _parts(sets)]
+            parts = [self._whole(ShingleSets(part, np.array([len(part)]))) for part in _parts(sets)]
             least: Hashes = np.minimum.reduce(parts)
             return least
         return self._whole(sets)
 
     def _whole(self, sets: ShingleSets) -> Hashes:
         documents, places = len(sets.lengths), self._banding.permutations
-        found = np.full(documents * places, _EMPTY)
-        table = found.reshape(documents, places)
+        least = np.full(documents * places, _EMPTY)
+        table = least.reshape(documents, places)
         hashes = sets.hashes
         owners = np.repeat(np.arange(documents, dtype=np.int64) * places, sets.lengths)
         for number in range(_MIXING_ROUNDS):
             drawn = mixed(hashes ^ self._salts[number])
             place = ((drawn >> np.uint64(32)) * np.uint64(places)) >> np.uint64(32)
-            # An earlier round is less than every later one.
-            np.minimum.at(found, owners + place.astype(np.int64), (drawn & _LOW) | np.uint64(number << 32))
+            # Values of an earlier round are less than those of every later one.
+            np.minimum.at(least, owners + place.astype(np.int64), (drawn & _LOW) | np.uint64(number << 32))
             open_ = (table == _EMPTY).any(axis=1)
             kept = open_[owners // places]
             if not kept.all():
@@ -131,34 +131,34 @@ class MinHash:
         for empty in range(places):
             kept = table[owners // places, empty] == _EMPTY
             values = mixed(hashes[kept] ^ self._salts[_MIXING_ROUNDS + empty]) & _LOW
-            np.minimum.at(found, owners[kept] + empty, values | np.uint64(_MIXING_ROUNDS << 32))
+            np.minimum.at(least, owners[kept] + empty, values | np.uint64(_MIXING_ROUNDS << 32))
         return table
 
     def keys(self, sets: ShingleSets) -> Hashes:
-        """(documents, bands): equal keys in any column are equal bands. No set may be empty.
+        """Return the band keys, (documents, bands): equal bands have equal keys. No set may be empty.
 
-        A key holds for its band alone: those of different bands differ, but for a chance of 2**-64.
+        Keys of different bands differ, except with a probability of 2**-64.
         """
         signatures = self.signatures(sets)
-        found = np.empty((len(signatures), self._banding.bands), np.uint64)
+        table = np.empty((len(signatures), self._banding.bands), np.uint64)
         for band in range(self._banding.bands):
             key = np.full(len(signatures), (band + 1) * STEP % 2**64, np.uint64)
             for place in range(band * self._banding.rows, (band + 1) * self._banding.rows):
                 key = mixed(key + signatures[:, place])
-            found[:, band] = key
-        return found
+            table[:, band] = key
+        return table
 
 
 def digests(sets: ShingleSets) -> NDArray[np.uint64]:
-    """(documents, 2): 128 bits that are equal where the sets are. No set may be empty."""
+    """Return digests, (documents, 2): 128 bits that are equal if the sets are. No set may be empty."""
     if not len(sets.lengths):
         return np.empty((0, 2), np.uint64)
     salts = (np.uint64(STEP), ~np.uint64(STEP))
     if len(sets.lengths) == 1:
-        sums = [np.sum([mixed(one ^ salt).sum() for one in _parts(sets)], keepdims=True) for salt in salts]
+        sums = [np.sum([mixed(part ^ salt).sum() for part in _parts(sets)], keepdims=True) for salt in salts]
     else:
         sums = [np.add.reduceat(mixed(sets.hashes ^ salt), sets.starts) for salt in salts]
-    return np.stack([mixed(one + sets.lengths.astype(np.uint64)) for one in sums], axis=1)
+    return np.stack([mixed(total + sets.lengths.astype(np.uint64)) for total in sums], axis=1)
 
 
 def _parts(sets: ShingleSets) -> Iterator[Hashes]:

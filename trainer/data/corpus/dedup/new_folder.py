@@ -1,4 +1,4 @@
-"""A folder that appears under its name when it is whole: until then it lies beside it under a temporary one."""
+"""Creates a folder under a temporary name and renames it when it is whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REMEDY = "--out DIR chooses another folder"
 
 
 def check_new(out: Path) -> None:
-    """InputError where something lies at ``out``; an empty folder may."""
+    """Raise InputError if ``out`` exists and is not an empty folder."""
     if out.is_dir() and not out.is_symlink() and not os.listdir(out):  # noqa: PTH208
         return
     if out.exists() or out.is_symlink():
@@ -25,9 +25,9 @@ def check_new(out: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Give a folder to write into, which gets the name ``out`` where the block ends without an error.
+    """Give a folder to write into, which gets the name ``out`` if the block ends without an error.
 
-    What killed processes left beside it is removed first.
+    Temporary folders of killed processes are removed first.
     """
     remove_leftovers_of(out)
     folder = temporary_path(out)
@@ -40,7 +40,7 @@ def new_folder(out: Path) -> Iterator[Path]:
             yield folder
         except OSError as error:
             if error.errno in _FULL:
-                error.filename = str(out)  # which of the disks is full?
+                error.filename = str(out)  # It shows which disk is full.
             raise
         try:
             folder.rename(out)

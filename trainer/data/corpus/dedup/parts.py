@@ -1,6 +1,6 @@
 """Writes a file of kept rows and a Parquet file of removals for each share.
 
-Rows of JSON Lines are written as their original lines, rows of other formats as Parquet.
+Rows of JSON Lines keep their original lines; rows of other formats become Parquet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def part(job: DedupJob, folder: str, number: int) -> Path:
 
 
 def check_parts(job: DedupJob) -> None:
-    """InputError where a share's files are not here, although whoever wrote them saw the folder's name."""
+    """Raise InputError if a share's files are missing: an executor wrote them into a folder of another machine."""
     for folder in (KEPT, REMOVED):
         for number in range(job.count):
             if not part(job, folder, number).is_file():
@@ -94,7 +94,7 @@ def _rows_writer(job: DedupJob, file: Path) -> Iterator[Callable[[Any], None]]:
 
 
 def _in_place(path: Path, write: Callable[[Path], None]) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # a task may be tried twice, on two machines
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # A task may be tried twice, on two machines.
     try:
         write(temporary)
         temporary.replace(path)

@@ -1,25 +1,39 @@
-"""Precision and recall of what was removed, against the labels of a corpus that ``labelled`` made."""
+"""Precision and recall of the removals, against labels.
+
+Labels come from ``labelled``, or give the cluster of each document by id or row. Documents of one cluster are
+near-duplicates of each other. A document with an empty cluster is a cluster by itself. A document without a label is
+not counted, but it may connect the documents of a group.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from trainer.data import cache
-from trainer.data.corpus.base import Corpus
-from trainer.data.corpus.dedup.clusters import Clusters, pairs_of, read_clusters
+from trainer.data.corpus import arrow, formats, jsonl, parquet
+from trainer.data.corpus.base import Corpus, first_line
+from trainer.data.corpus.dedup.components import components
 from trainer.data.corpus.dedup.labelled import DUPLICATES
+from trainer.data.corpus.dedup.local import Edges
 from trainer.data.corpus.dedup.sketches import Integers
-from trainer.errors import InputError
+from trainer.data.corpus.dedup.whole_rows import LINE, rows_from, schema_of
+from trainer.errors import InputError, literal
+from trainer.json_types import JsonObject
 
 _COLUMNS = ["row", "kind", "origin_row", "jaccard"]
+_STEPS = 20  # thresholds are multiples of 1 / 20
+_TABLES = (".csv", ".tsv")
+_ALLOWED = "a column cluster and one of id and row, in Parquet, Arrow, JSON Lines, .csv or .tsv"
 
 
 @dataclass(frozen=True)
 class KindCount:
-    """Documents of a kind: how many there are, and how many were found in one group with their original."""
+    """Number of documents of a kind, and of those in one group with their original."""
 
     kind: str
     documents: int
@@ -29,10 +43,10 @@ class KindCount:
 
 @dataclass(frozen=True)
 class Quality:
-    """Of documents: a labelled near-duplicate is found where it is in one group with its original.
+    """Counts of documents. ``found``: labelled near-duplicates in one group with their original.
 
-    A removal is right where the document that is kept instead has the same original. ``precision`` and ``recall`` of
-    pairs count all pairs of documents with one label against all pairs within one group.
+    ``right``: removals whose kept document has the same original. ``pair_precision`` and ``pair_recall`` compare all
+    pairs of documents with one label with all pairs within one group.
     """
 
     labelled: int
@@ -54,7 +68,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Labels:
-    """Of each row: its kind, the row of its original and their similarity."""
+    """Labels of ``labelled`` for each row: its kind, the row of its original and their similarity."""
 
     kinds: np.ndarray[tuple[int], np.dtype[np.str_]]
     origins: Integers
@@ -62,13 +76,13 @@ class Labels:
 
     @property
     def clusters(self) -> Clusters:
-        """Return an original and its near-duplicates as one cluster."""
+        """The same labels as clusters of an original and its near-duplicates."""
         rows = np.arange(len(self.origins))
         return Clusters(np.where(np.isin(self.kinds, DUPLICATES), self.origins, rows))
 
 
 def read_labels(path: Path, corpus: Corpus) -> Labels | Clusters:
-    """Read what ``labelled`` wrote, or clusters of any origin. Raises InputError for labels of another corpus."""
+    """Read labels of ``labelled``, or clusters. Raises InputError for labels of another corpus."""
     if not _is_own(path):
         return read_clusters(path, corpus)
     import pyarrow as pa
@@ -103,7 +117,7 @@ def _is_own(path: Path) -> bool:
 
 
 def quality_of(labels: Labels, removed: Integers, kept: Integers) -> Quality:
-    """Compare what was removed, and what was kept instead, with the labels."""
+    """Compare the removed documents, and the documents kept instead, with the labels."""
     count = len(labels.origins)
     group = np.arange(count)
     group[removed] = kept
@@ -112,17 +126,196 @@ def quality_of(labels: Labels, removed: Integers, kept: Integers) -> Quality:
     together = group == group[labels.origins]
     kinds = []
     for kind in sorted(set(labels.kinds.tolist())):
-        of = labels.kinds == kind
-        grouped = int((together & of & (labels.origins != np.arange(count))).sum())
-        kinds.append(KindCount(kind, int(of.sum()), grouped, float(labels.similarities[of].min())))
+        of_kind = labels.kinds == kind
+        grouped = int((together & of_kind & (labels.origins != np.arange(count))).sum())
+        kinds.append(KindCount(kind, int(of_kind.sum()), grouped, float(labels.similarities[of_kind].min())))
     both = pairs_of(true * count + group)
-    found, wanted = pairs_of(group), pairs_of(true)
+    grouped_pairs, wanted = pairs_of(group), pairs_of(true)
     return Quality(
         labelled=int(duplicate.sum()),
         found=int((duplicate & together).sum()),
         removed=len(removed),
         right=int((true[removed] == true[kept]).sum()),
-        pair_precision=both / found if found else None,
+        pair_precision=both / grouped_pairs if grouped_pairs else None,
         pair_recall=both / wanted if wanted else None,
         kinds=tuple(kinds),
     )
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Number of the cluster of each row of the corpus; -1 for a row without a label.
+
+    ``unknown``: number of labels whose id no document of the corpus has.
+    """
+
+    of: Integers
+    unknown: int = 0
+
+
+@dataclass(frozen=True)
+class AtThreshold:
+    """Result of removing near-duplicates at a similarity of ``threshold``, measured by pairs of labelled documents.
+
+    ``removed``: documents. ``found``: pairs within one group. ``right``: those of these pairs within one cluster.
+    """
+
+    threshold: float
+    removed: int
+    found: int
+    right: int
+    precision: float | None
+    recall: float | None
+
+
+@dataclass(frozen=True)
+class ClusterQuality:
+    """Counts of documents with and without a label, of clusters with several documents, and of pairs within clusters.
+
+    ``unknown``: labels whose id no document of the corpus has. ``at``: the result at each threshold.
+    """
+
+    labelled: int
+    unlabelled: int
+    unknown: int
+    clusters: int
+    pairs: int
+    at: tuple[AtThreshold, ...]
+
+
+def read_clusters(path: Path, corpus: Corpus) -> Clusters:
+    """Read clusters. Raises InputError if there are none, or if they contradict each other or the corpus."""
+    key = f"--labels {path}"
+    rows = _labels(path, key)
+    if not rows:
+        raise InputError(f"{key}: no labels; allowed: {_ALLOWED}")
+    by = [name for name in ("row", "id") if name in rows[0]]
+    if len(by) != 1 or "cluster" not in rows[0]:
+        raise InputError(f"{key}: its columns are {', '.join(map(literal, rows[0]))}; allowed: {_ALLOWED}")
+    places = _Rows(corpus, key) if by == ["row"] else _Ids(corpus, key)
+    cluster_of, unknown = np.full(corpus.documents, -1, np.int64), 0
+    numbers: dict[str, int] = {}
+    for at, label in enumerate(rows):
+        place = places.of(label.get(by[0]), at)
+        if place is None:
+            unknown += 1
+            continue
+        if cluster_of[place] >= 0:
+            raise InputError(f"{key}, row {at} (from 0): a second label of {by[0]} {literal(label[by[0]])}; give one")
+        cluster = label.get("cluster")
+        name = f"alone {at}" if cluster in (None, "") else f"cluster {_text(cluster, key, at, 'cluster')}"
+        cluster_of[place] = numbers.setdefault(name, len(numbers))
+    if unknown == len(rows):
+        raise InputError(f"{key}: no document of {corpus.name} has an id of its {unknown:,} labels")
+    return Clusters(cluster_of, unknown)
+
+
+def cluster_quality(clusters: Clusters, edges: Edges, threshold: float) -> ClusterQuality:
+    """Compare the groups at the threshold and at every twentieth above it with the clusters."""
+    left, right, similarities = edges
+    labelled = np.flatnonzero(clusters.of >= 0)
+    truth = clusters.of[labelled]
+    wanted = pairs_of(truth)
+    steps = {threshold, *(step / _STEPS for step in range(1, _STEPS + 1) if step / _STEPS > threshold)}
+    at = []
+    for step in sorted(steps):
+        enough = similarities >= step
+        group = np.arange(len(clusters.of))
+        removed = 0
+        if enough.any():
+            nodes, groups = components(left[enough], right[enough])
+            group[nodes] = groups
+            removed = len(nodes) - len(np.unique(groups))
+        grouped, correct = pairs_of(group[labelled]), pairs_of(truth * len(group) + group[labelled])
+        precision, recall = correct / grouped if grouped else None, correct / wanted if wanted else None
+        at.append(AtThreshold(step, removed, grouped, correct, precision, recall))
+    _, sizes = np.unique(truth, return_counts=True)
+    return ClusterQuality(
+        labelled=len(labelled),
+        unlabelled=len(clusters.of) - len(labelled),
+        unknown=clusters.unknown,
+        clusters=int((sizes > 1).sum()),
+        pairs=wanted,
+        at=tuple(at),
+    )
+
+
+def pairs_of(values: Integers) -> int:
+    """Return the number of pairs of equal values."""
+    _, sizes = np.unique(values, return_counts=True)
+    return int((sizes * (sizes - 1) // 2).sum())
+
+
+def _labels(path: Path, key: str) -> Sequence[JsonObject]:
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
+    if not path.is_file():
+        raise InputError(f"{key}: no such file")
+    if path.suffix.lower() in _TABLES:
+        try:
+            parsing = pc.ParseOptions(delimiter="," if path.suffix.lower() == ".csv" else "\t")
+            with pc.open_csv(path, parse_options=parsing) as first:
+                strings = {name: pa.string() for name in first.schema.names}  # An id such as 007 is a string.
+            options = pc.ConvertOptions(column_types=strings, null_values=[""], strings_can_be_null=True)
+            rows: list[JsonObject] = pc.read_csv(path, parse_options=parsing, convert_options=options).to_pylist()
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise InputError(f"{key}: cannot be read as {path.suffix.lower()} ({first_line(error)})") from error
+        return rows
+    format = formats.format_of(str(path))
+    if format == "jsonl":
+        return [row for _, row in jsonl.objects(str(path))]
+    if format == "text":
+        raise InputError(f"{key}: is text; allowed: {_ALLOWED}")
+    if format == "arrow":
+        return [row for batch in arrow.batches(str(path)) for row in batch.to_pylist()]
+    return [row for table in parquet.tables(str(path), 0) for row in table.to_pylist()]
+
+
+def _text(value: object, key: str, at: int, column: str) -> str:
+    """Return the name of a cluster or an id as text, so that 7 equals "7"."""
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return str(value)
+    raise InputError(f"{key}, row {at} (from 0): {column} is {literal(value)}; allowed: a string or a whole number")
+
+
+class _Rows:
+    """Finds documents by their row in the corpus, from 0."""
+
+    def __init__(self, corpus: Corpus, key: str) -> None:
+        self._documents, self._key = corpus.documents, key
+
+    def of(self, value: object, at: int) -> int | None:
+        text = _text(value, self._key, at, "row")
+        row = int(text) if text.isdecimal() and len(text) < 20 else -1
+        if not 0 <= row < self._documents:
+            raise InputError(
+                f"{self._key}, row {at} (from 0): row {text[:40]} is none of the corpus; allowed: 0 to "
+                f"{self._documents - 1:,}"
+            )
+        return row
+
+
+class _Ids:
+    """Finds documents by the corpus' own column ``id``."""
+
+    def __init__(self, corpus: Corpus, key: str) -> None:
+        self._key = key
+        self._rows: dict[str, int] = {}
+        for row, value in enumerate(_ids(corpus, key)):
+            text = _text(value, f"{corpus.name}, for {key}", row, "id")
+            if self._rows.setdefault(text, row) != row:
+                raise InputError(f"{key}: two documents of {corpus.name} have the id {literal(value)}; label by row")
+
+    def of(self, value: object, at: int) -> int | None:
+        return self._rows.get(_text(value, self._key, at, "id"))
+
+
+def _ids(corpus: Corpus, key: str) -> Iterator[object]:
+    for table in rows_from(corpus, schema_of(corpus), 0, corpus.documents):
+        if corpus.format == "jsonl":
+            yield from (json.loads(line).get("id") for line in table.column(LINE).to_pylist())
+        elif "id" in table.column_names:
+            yield from table.column("id").to_pylist()
+        else:
+            raise InputError(f"{key}: labels by id, and {corpus.name} has no column id; label by row")

@@ -34,26 +34,26 @@ class SparkOptions:
 
 @dataclass(frozen=True)
 class DedupResult:
-    """What was found. Documents are counted, but for ``candidates`` and ``verified``: pairs."""
+    """Counts of documents, except ``candidates`` and ``verified``, which are pairs."""
 
     corpus: str
     fingerprint: str
     engine: Engine
     documents: int
-    without_shingles: int  # empty ones: they are kept
-    identical: int  # whose shingles are those of an earlier document
-    candidates: int  # pairs that share a band, of documents with different shingles
-    verified: int  # of these, that are at least as similar as the threshold
-    crowded: int  # documents in a bucket so large that they were not compared with all before them
+    without_shingles: int  # empty documents, which are kept
+    identical: int  # documents with the same shingles as an earlier document
+    candidates: int  # pairs that share a band and have different shingles
+    verified: int  # candidates at least as similar as the threshold
+    crowded: int  # documents not compared with all before them, as their bucket is too large
     removed: int
-    groups: int  # of near-duplicates, of each of which one is kept
-    rounds: int | None  # of Spark, to join groups
+    groups: int  # groups of near-duplicates; one document of each is kept
+    rounds: int | None  # Spark's rounds of joining groups; None for the local engine
     master: str | None = None  # Spark's master
 
 
 @dataclass(frozen=True)
 class DedupOutcome:
-    """Result, row numbers of the removed documents, and row number of the kept document of each removed one's group.
+    """Result, rows of the removed documents, and for each of these the row of the kept document of its group.
 
     ``edges``: pairs above the threshold, if requested.
     """
@@ -76,12 +76,11 @@ def deduplicate(
     stage: Callable[[str], None] = lambda _: None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> DedupOutcome:
-    """Write ``out``: ``kept/``, ``removed/`` and what ``finish`` adds to the folder before it gets its name.
+    """Write ``out`` with ``kept/``, ``removed/`` and the files that ``finish`` adds.
 
-    Until then it lies beside ``out`` under a temporary name, with what is only needed meanwhile (8 bytes of each
-    shingle): a killed process leaves nothing else, and the next one removes it. ``spark`` chooses that engine.
-    ``workers``: threads of the local one (default: as many as this process may use cores). ``with_edges``: keep the
-    pairs that are similar enough, in memory (24 bytes each).
+    The folder has a temporary name and temporary files (8 bytes per shingle) until it is whole. The next process
+    removes a killed one's. ``spark`` chooses that engine. ``workers``: threads of the local engine (default: one per
+    core of this process). ``with_edges``: keep the pairs above the threshold in memory (24 bytes each).
     """
     if corpus.content != "text":
         raise InputError(
@@ -133,7 +132,7 @@ def _outcome(job: DedupJob, counts: dict[str, int], master: str | None) -> Dedup
 
 
 def removals_in(folder: Path) -> tuple[Integers, Integers]:
-    """(removed, kept) as ``removed/`` of a result lists them. Raises InputError where it cannot be read."""
+    """Read the rows (removed, kept) from ``removed/`` of a result. Raises InputError if it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

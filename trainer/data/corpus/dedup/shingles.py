@@ -1,9 +1,9 @@
-"""Turns documents into sets of shingles, each a 64-bit hash: runs of words or of characters (Broder 1997).
+"""Turns documents into sets of shingles, runs of words or of characters (Broder 1997), as 64-bit hashes.
 
-The kind and amount of white space make no difference. :class:`Shingling` says whether case and Unicode form do. A
-document shorter than a shingle is one shingle as a
-whole; one without a character that is no white space has none. Two different shingles have the same hash with a
-probability of 2**-64: of a document of a million shingles, that concerns one comparison in ten million.
+The kind and amount of white space make no difference; :class:`Shingling` chooses whether case and Unicode form do. A
+document shorter than a shingle is one shingle as a whole; a document of white space has none. Two different shingles
+have the same hash with a probability of 2**-64, which concerns one in ten million comparisons of documents with a
+million shingles.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Kind = Literal["word", "char"]
 Form = Literal["nfc", "nfkc", "none"]
 Case = Literal["lower", "fold", "keep"]
 _FORMS: dict[Form, Literal["NFC", "NFKC"]] = {"nfc": "NFC", "nfkc": "NFKC"}
-LARGEST_SIZE = 64  # words or characters: a longer shingle hardly ever survives an edit
-_PIECE = 1 << 20  # characters of a document that are worked on at once
-_WHOLE = 1 << 16  # characters within which a piece of characters ends at white space
-_MOST_HELD = 1 << 20  # words whose hash is remembered (about 150 MB)
-_MERGED = 1 << 22  # shingles of a long document before they are merged
+LARGEST_SIZE = 64  # words or characters; a longer shingle hardly ever survives an edit
+_PIECE = 1 << 20  # characters of a document that are processed at once
+_WHOLE = 1 << 16  # characters within which a piece looks for white space to end at
+_MOST_HELD = 1 << 20  # cached word hashes (about 150 MB)
+_MERGED = 1 << 22  # shingles of a long document that are held before they are merged
 _SPACE = re.compile(r"\s")
 STEP = 0x9E3779B97F4A7C15  # the golden ratio, as SplitMix64 steps by
 
@@ -56,41 +56,41 @@ class Shingling:
 
 
 def mixed(values: Hashes) -> Hashes:
-    """A new array in which every bit depends on all bits of the value (the finalizer of SplitMix64, a bijection)."""
-    found = values ^ (values >> np.uint64(30))
-    found *= np.uint64(0xBF58476D1CE4E5B9)
-    found ^= found >> np.uint64(27)
-    found *= np.uint64(0x94D049BB133111EB)
-    found ^= found >> np.uint64(31)
-    return found
+    """Return hashes in which every bit depends on all bits of the value (the finalizer of SplitMix64, a bijection)."""
+    hashes = values ^ (values >> np.uint64(30))
+    hashes *= np.uint64(0xBF58476D1CE4E5B9)
+    hashes ^= hashes >> np.uint64(27)
+    hashes *= np.uint64(0x94D049BB133111EB)
+    hashes ^= hashes >> np.uint64(31)
+    return hashes
 
 
 @dataclass(frozen=True)
 class ShingleSets:
-    """Sets of shingles end to end. Each is sorted, and has each of its shingles once. ``lengths``: (documents,)."""
+    """Sets of shingles end to end, each sorted and without repetition. ``lengths``: (documents,)."""
 
     hashes: Hashes
     lengths: NDArray[np.int64]
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = np.cumsum(self.lengths) - self.lengths
-        return found
+        starts: NDArray[np.int64] = np.cumsum(self.lengths) - self.lengths
+        return starts
 
     def filled(self) -> ShingleSets:
-        """Those that are not empty."""
+        """Return the non-empty sets."""
         return ShingleSets(self.hashes, self.lengths[self.lengths > 0])
 
 
 class Shingler:
-    """Makes sets of shingles. It remembers the hashes of words, and may be called by several threads."""
+    """Makes sets of shingles. It caches the hashes of words, and several threads may call it."""
 
     def __init__(self, shingling: Shingling) -> None:
         self._shingling = shingling
         self._known = _WordHashes()
 
     def sets(self, texts: Sequence[str]) -> ShingleSets:
-        """The sets of documents; a long one is worked on in pieces, the others together."""
+        """Return the documents' sets. A long document is processed in pieces, the others together."""
         texts = self._normal(texts)
         if len(self._known) > _MOST_HELD:
             self._known.clear()
@@ -104,7 +104,7 @@ class Shingler:
         if len(parts) == 1:
             return parts[0]
         return ShingleSets(
-            np.concatenate([one.hashes for one in parts]), np.concatenate([one.lengths for one in parts])
+            np.concatenate([part.hashes for part in parts]), np.concatenate([part.lengths for part in parts])
         )
 
     def _normal(self, texts: Sequence[str]) -> Sequence[str]:
@@ -131,7 +131,7 @@ class Shingler:
             within = np.arange(size, len(units) + 1) <= np.repeat(ends, lengths)[: len(units) - size + 1]
             hashes[np.repeat(~whole, counts)] = _combined(units, size)[within]
         if short := np.flatnonzero(whole & (lengths > 0)).tolist():
-            shorter = [_combined(units[ends[one] - lengths[one] : ends[one]], int(lengths[one])) for one in short]
+            shorter = [_combined(units[ends[row] - lengths[row] : ends[row]], int(lengths[row])) for row in short]
             hashes[np.repeat(whole, counts)] = np.concatenate(shorter)
         first = np.ones(len(hashes), np.bool_)
         starts = np.cumsum(counts) - counts
@@ -145,13 +145,13 @@ class Shingler:
         return ShingleSets(hashes[first], before[starts + counts] - before[starts])
 
     def _units(self, texts: Sequence[str]) -> tuple[Hashes, NDArray[np.int64]]:
-        """The words' hashes, or the characters, of all documents end to end, and how many each has."""
+        """Return the hashes of words, or the characters, of all documents end to end, and the number of each."""
         split = [self._cased(text).split() for text in texts]
         if self._shingling.kind == "word":
             lengths = np.fromiter(map(len, split), np.int64, len(split))
             units = np.fromiter(map(self._known.__getitem__, chain.from_iterable(split)), np.uint64, int(lengths.sum()))
             return units, lengths
-        plain = [" ".join(one) for one in split]
+        plain = [" ".join(parts) for parts in split]
         return _points("".join(plain)), np.fromiter(map(len, plain), np.int64, len(plain))
 
     def _long(self, text: str) -> ShingleSets:
@@ -160,8 +160,8 @@ class Shingler:
         parts: list[Hashes] = []
         carried = np.empty(0, np.uint64)
         held, limit = 0, _MERGED
-        for found in units:
-            run = np.concatenate([carried, found])
+        for piece in units:
+            run = np.concatenate([carried, piece])
             if len(run) >= size:
                 parts.append(np.unique(_combined(run, size)))
                 held += len(parts[-1])
@@ -172,15 +172,15 @@ class Shingler:
                 parts = [np.unique(np.concatenate(parts))]
                 held = len(parts[0])
                 limit = max(_MERGED, 2 * held)
-        if not parts and len(carried):  # shorter than a shingle
+        if not parts and len(carried):  # The document is shorter than a shingle.
             parts.append(_combined(carried, len(carried)))
         whole = np.unique(np.concatenate(parts)) if parts else carried
         return ShingleSets(whole, np.array([len(whole)]))
 
     def _word_pieces(self, text: str) -> Iterator[Hashes]:
         for piece in _pieces(text, whole=True):
-            found = self._cased(piece).split()
-            yield np.fromiter(map(self._known.__getitem__, found), np.uint64, len(found))
+            units = self._cased(piece).split()
+            yield np.fromiter(map(self._known.__getitem__, units), np.uint64, len(units))
 
     def _character_pieces(self, text: str) -> Iterator[Hashes]:
         begun = apart = False  # True if earlier pieces had text; True if white space followed that text
@@ -193,14 +193,14 @@ class Shingler:
 
 
 class _WordHashes(dict[str, int]):
-    """The first 64 bits of each word's BLAKE2b."""
+    """Cache of the first 64 bits of each word's BLAKE2b."""
 
     def __missing__(self, word: str) -> int:
         content = word.encode("utf-8", "surrogatepass")
-        found = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+        digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
         if len(word) < 100:
-            self[word] = found
-        return found
+            self[word] = digest
+        return digest
 
 
 def _points(text: str) -> Hashes:
@@ -208,13 +208,13 @@ def _points(text: str) -> Hashes:
 
 
 def _pieces(text: str, whole: bool) -> Iterator[str]:
-    """The text in parts that end before white space; ``whole`` never cuts a word, else a very long one is cut."""
+    """Cut the text into pieces that end before white space. ``whole``: never cut a word, even a very long one."""
     start = 0
     while len(text) - start > _PIECE:
         end = start + _PIECE
-        found = _SPACE.search(text, end) if whole else _SPACE.search(text, end, min(end + _WHOLE, len(text)))
-        if found is not None:
-            end = found.start()
+        space = _SPACE.search(text, end) if whole else _SPACE.search(text, end, min(end + _WHOLE, len(text)))
+        if space is not None:
+            end = space.start()
         elif whole:
             break
         yield text[start:end]
@@ -223,10 +223,10 @@ def _pieces(text: str, whole: bool) -> Iterator[str]:
 
 
 def _combined(units: Hashes, size: int) -> Hashes:
-    """A hash of each run of ``size`` units, in their order."""
+    """Return a hash of each run of ``size`` units, in their order."""
     count = len(units) - size + 1
-    found = np.full(count, size * STEP % 2**64, np.uint64)
+    hashes = np.full(count, size * STEP % 2**64, np.uint64)
     for place in range(size):
-        found += units[place : place + count]
-        found = mixed(found)
-    return found
+        hashes += units[place : place + count]
+        hashes = mixed(hashes)
+    return hashes

@@ -1,8 +1,8 @@
-"""Finds near-duplicates on Spark: a cluster's executors, or threads of this machine; the same code does both.
+"""Finds near-duplicates on Spark, with a cluster's executors or threads of this machine.
 
-What passes through Spark are numbers: rows, hashes of bands, pairs and similarities. Texts and shingles are read and
-written by executors, in the corpus' files and in folders that all machines see. Nothing of it comes to the driver:
-each stage is a table that executors write, and the driver counts rows by observing them.
+Only numbers pass through Spark: rows, hashes of bands, pairs and similarities. Executors read and write texts and
+shingles in the corpus' files and in folders that all machines see. Each stage is a table that executors write; the
+driver only gets the number of its rows, by an observation.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trainer.data.corpus.dedup.sketches import DedupJob
 from trainer.data.spark_process import SparkProcess
 from trainer.errors import InputError
 
-MOST_ROUNDS = 60  # of joining groups: log2 of the longest chain would do, twice
-_DOCUMENTS = 20_000  # of a partition of each table of numbers
+MOST_ROUNDS = 60  # rounds of joining groups: twice log2 of the longest possible chain
+_DOCUMENTS = 20_000  # documents per partition of each table of numbers
 _MAX_DEDUP_PARTITIONS = 4000
-_DEDUP_WAVES = 4  # runs of shares for each core, where a corpus cannot be read from its middle
-_DEDUP_LOOK_S = 2.0
+_DEDUP_WAVES = 4  # tasks per core, for a corpus that can only be read from its beginning
+_DEDUP_LOOK_S = 2.0  # interval at which finished tasks are counted
 _LOCAL = "local"  # folder of Spark's own files, on this machine
 _TABLES = "tables"  # folder of what executors write
 _EDGES = "left long, right long, jaccard double"
@@ -36,7 +36,7 @@ Counts = dict[str, int]
 
 @dataclass(frozen=True)
 class SparkStage:
-    """What Spark did for a table: how many jobs, by which physical plan."""
+    """Spark's work for a table: the number of jobs and the physical plan."""
 
     name: str
     jobs: int
@@ -46,9 +46,9 @@ class SparkStage:
 def run(
     job: DedupJob, master: str | None, timeout_s: float, stage: Callable[[str], None]
 ) -> tuple[Counts, tuple[SparkStage, ...], str]:
-    """Write all parts of the result; what was counted, the stages, and Spark's master.
+    """Write all parts of the result. Return counts, the stages, and Spark's master.
 
-    ``stage`` is called as each begins. Raises InputError where Spark fails, or ends no task for ``timeout_s``.
+    ``stage`` is called as each stage begins. Raises InputError if Spark fails, or ends no task for ``timeout_s``.
     """
     (Path(job.work) / _LOCAL).mkdir()
     process = SparkProcess(DedupWork(job), master, timeout_s)
@@ -63,21 +63,21 @@ def run(
         return shown
 
     def done() -> bool:
-        return (bool(process.events) and "counts" in process.events[-1]) or any("done" in one for one in process.events)
+        return any("counts" in event or "done" in event for event in process.events)
 
     try:
         process.wait_until(done, progress, "ended no task")
-        progress()  # of what came together with the end
+        progress()  # Report stages that came together with the end.
         events: list[Any] = list(process.events)
-        counts: Counts = next(one["counts"] for one in events if "counts" in one)
-        stages = tuple(SparkStage(**one["stage"]) for one in events if "stage" in one)
+        counts: Counts = next(event["counts"] for event in events if "counts" in event)
+        stages = tuple(SparkStage(**event["stage"]) for event in events if "stage" in event)
     finally:
         process.close()
     return counts, stages, str(process.master)
 
 
 def edges(job: DedupJob) -> Edges:
-    """Return the pairs that are similar enough, from the tables that executors wrote. They fit in memory."""
+    """Read the pairs above the threshold from the tables that executors wrote. They must fit in memory."""
     import pyarrow.parquet as pq
 
     tables = [pq.read_table(Path(job.work) / _TABLES / name) for name in ("identical", "verify")]
@@ -89,14 +89,14 @@ def edges(job: DedupJob) -> Edges:
 
 @dataclass(frozen=True)
 class DedupWork:
-    """All of it, as a driver does it."""
+    """The driver's work: all stages of a deduplication."""
 
     job: DedupJob
     name: str = "harness data dedup"
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What Spark itself leaves behind is removed with the work folder."""
+        """Settings that put Spark's own files into the work folder, with which they are removed."""
         local = self._local
         return {"spark.local.dir": local, "spark.sql.warehouse.dir": f"{local}/warehouse"} if local else {}
 
@@ -111,7 +111,7 @@ class DedupWork:
         return "" if set(',"') & set(local) else local
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
-        """Table by table."""
+        """Write table by table."""
         with _signs_of_life(session, report):
             report(counts=_SparkTables(session, self.job, report).make())
 
@@ -122,19 +122,20 @@ class _SparkTables:
         cores = max(1, session.sparkContext.defaultParallelism)
         self._partitions = max(cores, min(job.corpus.documents // _DOCUMENTS, _MAX_DEDUP_PARTITIONS))
         session.conf.set("spark.sql.shuffle.partitions", str(self._partitions))
-        session.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")  # what is broadcast passes through the driver
-        # Local Parquet is read from its middle, any other corpus from its beginning: a task has a run of shares of it.
+        session.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")  # Broadcasts would pass through the driver.
+        # Local Parquet can be read from its middle, any other corpus only from its beginning: a task has several
+        # consecutive shares of it.
         whole = job.corpus.format == "parquet" and not any("://" in name for name in job.corpus.files)
         self._run_length = 1 if whole else max(1, -(-job.count // (cores * _DEDUP_WAVES)))
 
     def make(self) -> Counts:
-        """Write the result; what was counted."""
+        """Write the result and return counts."""
         from pyspark.sql import functions as f
 
         job = self._job
         numbers = self._session.range(0, job.count, 1, -(-job.count // self._run_length))
         filled = {"documents": f.count(f.lit(1))}
-        sketches, found = self._written(
+        sketches, filled_counts = self._written(
             "sketch", numbers.mapInArrow(tasks.sketch(job), tasks.SKETCH), tasks.SKETCH, filled
         )
         identical, same = self._written("identical", self._identical(sketches), _EDGES, filled)
@@ -146,7 +147,7 @@ class _SparkTables:
         removed, _ = self._written("decide", self._removed(stars, edges, sketches), tasks.REMOVED, filled)
         self._written("write", self._parts(removed), "number long", filled)
         return {
-            "without_shingles": job.corpus.documents - found["documents"],
+            "without_shingles": job.corpus.documents - filled_counts["documents"],
             "identical": same["documents"],
             "candidates": near["pairs"],
             "verified": similar["documents"],
@@ -155,7 +156,7 @@ class _SparkTables:
         }
 
     def _written(self, name: str, frame: Any, schema: str, observed: Mapping[str, Any]) -> tuple[Any, dict[str, int]]:
-        """The table as executors have written it, and what was observed of its rows meanwhile."""
+        """Let executors write a table. Return the written table, and the observed values of its rows."""
         from pyspark.sql import Observation
 
         context = self._session.sparkContext
@@ -168,18 +169,18 @@ class _SparkTables:
         frame.write.mode("overwrite").parquet(path)
         jobs = len(context.statusTracker().getJobIdsForGroup(name))
         self._report(stage={"name": name, "jobs": jobs, "plan": plan})
-        found = {key: int(value) for key, value in observation.get.items()}
+        values = {key: int(value) for key, value in observation.get.items()}
         pattern = re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
-        return self._session.read.schema(schema).parquet(pattern), found
+        return self._session.read.schema(schema).parquet(pattern), values
 
     def _identical(self, sketches: Any) -> Any:
-        """Each document whose shingles are those of an earlier one, with the first such."""
+        """Pair each document that has the shingles of an earlier one with the first such."""
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
         first = f.min("row").over(Window.partitionBy("high", "low"))
-        found = sketches.select("row", first.alias("first")).where("row > first")
-        return found.select(f.col("first").alias("left"), f.col("row").alias("right"), f.lit(1.0).alias("jaccard"))
+        repeats = sketches.select("row", first.alias("first")).where("row > first")
+        return repeats.select(f.col("first").alias("left"), f.col("row").alias("right"), f.lit(1.0).alias("jaccard"))
 
     def _pairs(self, sketches: Any, identical: Any) -> Any:
         from pyspark.sql import functions as f
@@ -197,9 +198,9 @@ class _SparkTables:
         return pairs.mapInArrow(tasks.verify(self._job), _EDGES)
 
     def _components(self, edges: Any) -> tuple[Any, int]:
-        """(document, the first of its group) for all others of each group, and the rounds that it took.
+        """Return (document, first of its group) for all other documents of each group, and the number of rounds.
 
-        Large-star and small-star in turns (Kiveris et al. 2014, "Connected Components in MapReduce and Beyond").
+        Large-star and small-star alternate (Kiveris et al. 2014, "Connected Components in MapReduce and Beyond").
         """
         from pyspark.sql import functions as f
 
@@ -214,7 +215,7 @@ class _SparkTables:
         raise InputError(f"groups of documents are not found within {MOST_ROUNDS} rounds")
 
     def _removed(self, stars: Any, edges: Any, sketches: Any) -> Any:
-        """By the rule of ``components.KEPT_RULE``."""
+        """Choose the removed documents by ``components.KEPT_RULE``."""
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
@@ -233,7 +234,7 @@ class _SparkTables:
         return joined.select(number, "row", "kept", neighbour, f.col("nearest.jaccard").alias("jaccard"))
 
     def _parts(self, removed: Any) -> Any:
-        """One row for each share as well, so that one of which nothing is removed is written, too."""
+        """Write each share's files. A mark per share makes sure that shares without removals are written, too."""
         from pyspark.sql import functions as f
 
         nothing = [f.lit(-1).cast("long").alias(name) for name in ("row", "kept", "neighbour")]
@@ -247,7 +248,7 @@ class _SparkTables:
 
 
 def _joined(stars: Any) -> Any:
-    """One round: every neighbour above a document is joined to the least one, then every one below it."""
+    """Do one round: join every neighbour above a document to the least neighbour, then every neighbour below it."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -269,7 +270,7 @@ def _joined(stars: Any) -> Any:
 
 
 class _signs_of_life:  # noqa: N801  # a context
-    """Reports how many tasks have ended, whenever some have: so that a long stage is not taken for a dead one."""
+    """Reports the number of finished tasks whenever it changes, so that a long stage does not time out."""
 
     def __init__(self, session: Any, report: Callable[..., None]) -> None:
         self._tracker, self._report = session.sparkContext.statusTracker(), report
@@ -284,7 +285,7 @@ class _signs_of_life:  # noqa: N801  # a context
     def _run(self) -> None:
         before: list[tuple[int, int]] = []
         while not self._ended.wait(_DEDUP_LOOK_S):
-            with suppress(Exception):  # Spark is ending
+            with suppress(Exception):  # Spark may be shutting down.
                 now = list(self._tasks())
                 if now != before:
                     before = now

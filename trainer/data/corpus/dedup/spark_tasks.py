@@ -1,4 +1,4 @@
-"""What Spark's executors do with Arrow batches: sketch, pair, verify and write, by the code of the local engine."""
+"""Tasks of Spark's executors on Arrow batches, by the code of the local engine: sketch, pair, verify and write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REMOVED = "number long, row long, kept long, neighbour long, jaccard double"
 
 
 def sketch(job: DedupJob) -> Task:
-    """Of batches of shares' numbers: a row for each document that has shingles; the shingles go to the work folder."""
+    """Return the task from shares' numbers to a row per document with shingles, which go to the work folder."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -32,29 +32,29 @@ def sketch(job: DedupJob) -> Task:
                 texts = TextStream(documents(job.corpus, first, end - first))
                 for number in numbers:
                     low, high = job.bounds(number)
-                    for found in sketched(job, number, texts.take(high - low)):
-                        bands = found.keys.shape[1]
-                        offsets = np.arange(0, found.keys.size + 1, bands, dtype=np.int32)
-                        keys = pa.ListArray.from_arrays(offsets, pa.array(found.keys.view(np.int64).ravel()))
-                        digests = found.digests.view(np.int64)
-                        columns = [found.filled, found.characters[found.filled - found.first], *digests.T]
-                        arrays = [*(pa.array(np.ascontiguousarray(one)) for one in columns), keys]
+                    for part in sketched(job, number, texts.take(high - low)):
+                        bands = part.keys.shape[1]
+                        offsets = np.arange(0, part.keys.size + 1, bands, dtype=np.int32)
+                        keys = pa.ListArray.from_arrays(offsets, pa.array(part.keys.view(np.int64).ravel()))
+                        digests = part.digests.view(np.int64)
+                        columns = [part.filled, part.characters[part.filled - part.first], *digests.T]
+                        arrays = [*(pa.array(np.ascontiguousarray(column)) for column in columns), keys]
                         yield pa.RecordBatch.from_arrays(arrays, ["row", "characters", "high", "low", "keys"])
 
     return run
 
 
 def _runs(numbers: list[int]) -> Iterator[list[int]]:
-    """Consecutive numbers together."""
-    for _, run in groupby(enumerate(numbers), lambda one: one[1] - one[0]):
+    """Group consecutive numbers."""
+    for _, run in groupby(enumerate(numbers), lambda item: item[1] - item[0]):
         yield [number for _, number in run]
 
 
 def bucket_pairs() -> Task:
-    """Of (key, row) that come sorted: (left, right)."""
+    """Return the task from sorted (key, row) to pairs (left, right)."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        columns = ((_integers(one.column(0)).view(np.uint64), _integers(one.column(1))) for one in batches)
+        columns = ((_integers(batch.column(0)).view(np.uint64), _integers(batch.column(1))) for batch in batches)
         for left, right in pairs.bucket_pairs(columns):
             yield _batch({"left": left, "right": right})
 
@@ -62,21 +62,21 @@ def bucket_pairs() -> Task:
 
 
 def verify(job: DedupJob) -> Task:
-    """Of (left, right): those that are similar enough, with their similarity."""
+    """Return the task from (left, right) to the pairs above the threshold, with their similarity."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         sets = Sets(job)
         for batch in batches:
             left, right = _integers(batch.column(0)), _integers(batch.column(1))
-            found = pairs.similarities(sets, left, right, job.settings.threshold)
-            enough = found >= job.settings.threshold
-            yield _batch({"left": left[enough], "right": right[enough], "jaccard": found[enough]})
+            values = pairs.similarities(sets, left, right, job.settings.threshold)
+            enough = values >= job.settings.threshold
+            yield _batch({"left": left[enough], "right": right[enough], "jaccard": values[enough]})
 
     return run
 
 
 def write(job: DedupJob) -> Task:
-    """Of removals that come sorted, with a row of -1 for each share: the numbers of the shares that are written."""
+    """Return the task from sorted removals, with a mark (row -1) per share, to the numbers of the written shares."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         rows, sets = RowStream(job.corpus, job.schema), Sets(job)
@@ -106,17 +106,17 @@ def _shares(batches: Iterator[Any]) -> Iterator[tuple[int, Removals]]:
 
 
 def _share(held: list[Any]) -> tuple[int, Removals]:
-    columns = [np.concatenate([one.column(place).to_numpy() for one in held]) for place in range(5)]
-    removed, kept, neighbours, values = (one[columns[1] >= 0] for one in columns[1:])
+    columns = [np.concatenate([batch.column(place).to_numpy() for batch in held]) for place in range(5)]
+    removed, kept, neighbours, values = (column[columns[1] >= 0] for column in columns[1:])
     return int(columns[0][0]), Removals(removed, kept, neighbours, values)
 
 
 def _integers(column: Any) -> Integers:
-    found: Integers = np.asarray(column.to_numpy(zero_copy_only=False), np.int64)
-    return found
+    values: Integers = np.asarray(column.to_numpy(zero_copy_only=False), np.int64)
+    return values
 
 
 def _batch(columns: dict[str, Any]) -> Any:
     import pyarrow as pa
 
-    return pa.RecordBatch.from_arrays([pa.array(one) for one in columns.values()], list(columns))
+    return pa.RecordBatch.from_arrays(list(map(pa.array, columns.values())), list(columns))

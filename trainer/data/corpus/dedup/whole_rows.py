@@ -1,6 +1,6 @@
-"""Reads whole rows of a corpus, all columns of them, a bounded number at a time, under one schema.
+"""Reads whole rows of a corpus, with all columns, a bounded number at a time, under one schema.
 
-A row of JSON Lines is its line, as bytes: a table would change numbers that its types do not hold.
+A row of JSON Lines is its line, as bytes: a table would change numbers that do not fit its types.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trainer.data.corpus import arrow, jsonl, parquet, text
 from trainer.data.corpus.base import CORPUS_ROW_GROUP, Corpus, bounded, first_line
 from trainer.errors import InputError
 
-LINE = "line"  # the one column of JSON Lines
+LINE = "line"  # the only column of JSON Lines
 
 
 def schema_of(corpus: Corpus) -> Any:
@@ -23,20 +23,20 @@ def schema_of(corpus: Corpus) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = None
+    merged = None
     for name in corpus.files:
         schema = _schema(corpus, name)
         try:
-            found = schema if found is None else pa.unify_schemas([found, schema], promote_options="permissive")
+            merged = schema if merged is None else pa.unify_schemas([merged, schema], promote_options="permissive")
         except pa.ArrowException as error:
             raise InputError(
                 f"{name}: its columns are not those of the rows before ({first_line(error)}); rows of one type can "
                 "be written"
             ) from error
-    assert found is not None, "a corpus has files"
-    if len(set(found.names)) < len(found.names):
-        raise InputError(f"{corpus.name}: several columns of one name ({', '.join(found.names)}); names must differ")
-    schema = pa.schema([field.with_type(_stored(field.type)) for field in found])
+    assert merged is not None, "a corpus has files"
+    if len(set(merged.names)) < len(merged.names):
+        raise InputError(f"{corpus.name}: several columns of one name ({', '.join(merged.names)}); names must differ")
+    schema = pa.schema([field.with_type(_stored(field.type)) for field in merged])
     try:
         pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
     except pa.ArrowException as error:
@@ -45,7 +45,7 @@ def schema_of(corpus: Corpus) -> Any:
 
 
 def _stored(kind: Any) -> Any:
-    """The type in which a column is written: views, which not every reader of Parquet knows, as plain strings."""
+    """Return the type in which a column is written: plain strings for views, which some Parquet readers lack."""
     import pyarrow as pa
 
     if pa.types.is_string_view(kind):
@@ -67,16 +67,16 @@ def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[A
     """Yield ``count`` rows from document ``first`` on as Arrow tables. Parquet's row groups before it are not read."""
     skip, left = first, count
     for name in corpus.files:
-        found: Iterator[Any]
+        tables: Iterator[Any]
         if corpus.format == "parquet":
             total = parquet.open_parquet(name).metadata.num_rows
             if skip >= total:
                 skip -= total
                 continue
-            found, skip = parquet.tables(name, skip), 0
+            tables, skip = parquet.tables(name, skip), 0
         else:
-            found = _tables(corpus, name)
-        for table in found:
+            tables = _tables(corpus, name)
+        for table in tables:
             taken = table.slice(skip, left)
             skip = max(skip - table.num_rows, 0)
             left -= taken.num_rows
@@ -87,11 +87,11 @@ def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[A
 
 
 class RowStream:
-    """Gives the rows of share after share; of consecutive shares, a file is read once."""
+    """Gives the rows of shares. It reads a file only once for consecutive shares."""
 
     def __init__(self, corpus: Corpus, schema: Any) -> None:
         self._corpus, self._schema = corpus, schema
-        self._at = -1  # the document that comes next
+        self._at = -1  # next document
         self._tables: Iterator[Any] = iter(())
         self._rest: Any = None
 
@@ -127,7 +127,7 @@ def _tables(corpus: Corpus, name: str) -> Iterator[Any]:
 
 
 def _under(schema: Any, table: Any, name: str) -> Any:
-    """The table with the schema's columns, in its order and types."""
+    """Convert the table to the schema's columns, order and types."""
     import pyarrow as pa
 
     try:
