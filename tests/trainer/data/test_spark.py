@@ -23,7 +23,6 @@ import harness.__main__ as entry
 from tests.commands import harness
 from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.config import CorpusConfig, TokenizerConfig
-from trainer.data import shares
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.manifest import Format, Pretokenized
 from trainer.data.pretokenize import pretokenize
@@ -103,7 +102,9 @@ def test_documents_from_the_middle_are_read_without_the_row_groups_before_them(
         found = [text for some in documents(corpus, first, last - first) for text in some]
         assert found == texts[first:last]
     # What is no parquet is read from its beginning, by whatever reads that corpus.
-    monkeypatch.setattr(shares, "iter_texts", lambda _: iter([texts[:7], texts[7:1500], texts[1500:]]))
+    monkeypatch.setattr(
+        "trainer.data.token_groups.iter_texts", lambda _: iter([texts[:7], texts[7:1500], texts[1500:]])
+    )
     as_jsonl = replace(corpus, files=("a.jsonl",), format="jsonl")
     assert [text for some in documents(as_jsonl, 5, 1600) for text in some] == texts[5:1605]
 
